@@ -1,0 +1,99 @@
+"""Every exception that Foretoken raises on purpose, as one tree.
+
+    ForetokenError                 exit 1  HTTP 500
+    +-- ConfigError                exit 2  HTTP 400  a setting of the engine or of a command
+    |   +-- NotYetError            exit 2  HTTP 501  a known setting whose part is not built yet
+    +-- RequestError               exit 2  HTTP 400  one request is wrong; its neighbours go on
+    |   +-- ParameterError         exit 2  HTTP 400  a sampling parameter
+    |   +-- PromptError            exit 2  HTTP 400  an empty, over-long or invalid prompt
+    |   +-- CapacityError          exit 2  HTTP 413  a single request that can never fit the KV cache
+    +-- ModelError                 exit 3  HTTP 500  something on disk is not what it should be
+        +-- ModelNotFoundError     exit 3  HTTP 404
+        +-- CheckpointError        exit 3  HTTP 500  missing, unused, truncated or misshapen tensors
+        +-- UnsupportedModelError  exit 3  HTTP 501
+        +-- TokenizerError         exit 3  HTTP 500
+
+User mistakes carry three facts: the field, what was given, and what is allowed. Broken invariants
+are not here: they are `assert`s with both numbers.
+"""
+
+
+class ForetokenError(Exception):
+    """Base of the tree; `exit_code` and `http_status` say how each face of the package answers."""
+
+    exit_code = 1
+    http_status = 500
+
+
+class _FieldError(ForetokenError):
+    """A user mistake about one named field."""
+
+    def __init__(self, field: str, given: object, allowed: str) -> None:
+        """Name the `field`, what was `given` (shown by repr) and what is `allowed` (prose)."""
+        self.field = field
+        self.given = given
+        self.allowed = allowed
+        shown = repr(given)
+        if len(shown) > 200:
+            shown = shown[:197] + "..."
+        super().__init__(f"{field}: got {shown}; allowed: {allowed}")
+
+
+class ConfigError(_FieldError):
+    """A setting of the engine, of a drafter or of a command is wrong."""
+
+    exit_code = 2
+    http_status = 400
+
+
+class NotYetError(ConfigError):
+    """A setting that is understood, but whose part of Foretoken is not built yet."""
+
+    http_status = 501
+
+
+class RequestError(_FieldError):
+    """One request is wrong. Other requests of the same batch go on."""
+
+    exit_code = 2
+    http_status = 400
+
+
+class ParameterError(RequestError):
+    """A sampling parameter is out of its range."""
+
+
+class PromptError(RequestError):
+    """A prompt is empty, too long, of the wrong type, or has token ids out of range."""
+
+
+class CapacityError(RequestError):
+    """A single request needs more KV cache than there is in total."""
+
+    http_status = 413
+
+
+class ModelError(_FieldError):
+    """Something about a model on disk is not what it should be."""
+
+    exit_code = 3
+
+
+class ModelNotFoundError(ModelError):
+    """No packaged model, folder or hub id of that name."""
+
+    http_status = 404
+
+
+class CheckpointError(ModelError):
+    """Tensors are missing, unused, truncated, or have the wrong shape."""
+
+
+class UnsupportedModelError(ModelError):
+    """An architecture or a feature of one that Foretoken does not run."""
+
+    http_status = 501
+
+
+class TokenizerError(ModelError):
+    """The tokenizer is missing or cannot be read."""

@@ -1,0 +1,68 @@
+"""Device-side values of one step: what a model is given, what it returns, what was drafted.
+
+Shape letters: T tokens of the step, B spans, R rows of logits, V vocabulary, D hidden size,
+P pages of the longest span, K drafts of all spans together.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanLayout:
+    """Where one span lies: positions [start, start + num_tokens) of a paged sequence."""
+
+    start: int
+    num_tokens: int
+    page_table: list[int]
+    """Pages of the sequence; read only, covers at least start + num_tokens positions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInput:
+    """One forward: ragged spans laid end to end."""
+
+    tokens_T: Tensor
+    """int64."""
+    positions_T: Tensor
+    """int64, position of each token in its sequence."""
+    slots_T: Tensor
+    """int64, page * page_size + offset: where the token's key and value are written."""
+    spans: tuple[SpanLayout, ...]
+    rows_R: Tensor | None
+    """int64 indices into T of the rows that need logits; None means every row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOutput:
+    """Logits of the rows asked for."""
+
+    logits_RV: Tensor
+    """float32."""
+    hidden_RD: Tensor
+    """Final hidden state (after the last norm) of the same rows, in the model's dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Proposed tokens of one step, one tuple per span of the batch (empty: nothing drafted)."""
+
+    ids: tuple[tuple[int, ...], ...]
+    probs_KV: Tensor | None = None
+    """float32 distribution each token was drawn from, spans in order; None: one-hot drafts."""
+    drafter: str = "none"
+    """Name of the drafter, for provenance and metrics."""
+
+    @classmethod
+    def empty(cls, num_spans: int) -> "Draft":
+        """No drafts for any span."""
+        return cls(ids=((),) * num_spans)
+
+    def check(self) -> None:
+        """Assert that probabilities and ids belong together."""
+        if self.probs_KV is not None:
+            total = sum(len(ids) for ids in self.ids)
+            assert self.probs_KV.shape[0] == total, (self.probs_KV.shape[0], total)
+            assert self.probs_KV.dtype == torch.float32, self.probs_KV.dtype

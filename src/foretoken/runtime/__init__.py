@@ -1,0 +1,1 @@
+"""Sequences, batches, the scheduler, the runner and the verifier: the parts of one step."""

@@ -1,0 +1,82 @@
+"""What one step runs: spans of tokens, one per sequence, some of them followed by drafts.
+
+Prefill, decode and verification are one thing. A span covers committed tokens
+[start, start + length) of its sequence and then its drafts. If it reaches the newest committed
+token it samples: one row of logits for that token and one per draft.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from foretoken.models.tensors import Draft
+from foretoken.runtime.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One sequence's part of a step. Rows = prompt_rows + sample_rows, in position order."""
+
+    sequence: Sequence
+    start: int
+    length: int
+    draft_budget: int = 0
+    """Most drafts this span may carry; its pages are already reserved."""
+    draft_ids: tuple[int, ...] = ()
+    samples: bool
+    """Whether the span reaches the newest committed token."""
+    wants_prompt_logprobs: bool = False
+    """Whether every committed position of the span needs logits."""
+
+    @property
+    def num_drafts(self) -> int:
+        """Draft tokens in the span."""
+        return len(self.draft_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the forward: committed tokens and drafts."""
+        return self.length + len(self.draft_ids)
+
+    @property
+    def sample_rows(self) -> int:
+        """Rows of logits that choose tokens: the newest token's and one per draft."""
+        return 1 + len(self.draft_ids) if self.samples else 0
+
+    @property
+    def prompt_rows(self) -> int:
+        """Rows of logits before those, for prompt logprobs."""
+        return self.length - int(self.samples) if self.wants_prompt_logprobs else 0
+
+    @property
+    def input_ids(self) -> list[int]:
+        """Token ids of the forward, drafts last; length num_tokens."""
+        tokens = self.sequence.token_ids[self.start : self.start + self.length]
+        tokens.extend(self.draft_ids)
+        return tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The spans of a step; `draft` is None until the proposer has been asked."""
+
+    spans: tuple[Span, ...]
+    draft: Draft | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the forward."""
+        return sum(span.num_tokens for span in self.spans)
+
+    @property
+    def num_drafts(self) -> int:
+        """Draft tokens over all spans."""
+        return sum(span.num_drafts for span in self.spans)
+
+    def with_draft(self, draft: Draft) -> Self:
+        """The same spans carrying `draft`; asserts that no budget is exceeded."""
+        assert len(draft.ids) == len(self.spans), (len(draft.ids), len(self.spans))
+        spans = []
+        for span, ids in zip(self.spans, draft.ids, strict=True):
+            assert len(ids) <= span.draft_budget, (len(ids), span.draft_budget)
+            spans.append(replace(span, draft_ids=ids) if ids else span)
+        return replace(self, spans=tuple(spans), draft=draft)

@@ -1,0 +1,307 @@
+"""Values that cross the borders between parts: requests, sampling parameters, results, step counts.
+
+Torch-free and frozen. Nothing here knows how a model runs; the device-side values are in
+`foretoken.models.tensors`, the scheduler's own state is in `foretoken.runtime`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from foretoken.errors import ParameterError
+
+
+class FinishReason(StrEnum):
+    """Why a request ended, in OpenAI's words; `abort` and `error` as in vLLM."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class TokenSource(StrEnum):
+    """Where an output token came from."""
+
+    TARGET = "target"
+    """Plain decoding: no draft was checked in that step."""
+    ACCEPTED = "accepted"
+    """A draft token that the target agreed with."""
+    RECOVERED = "recovered"
+    """The target's own token where the first draft token was rejected."""
+    BONUS = "bonus"
+    """The target's extra token after all drafts of a step were accepted."""
+
+
+def _check(name: str, given: object, ok: bool, allowed: str) -> None:
+    if not ok:
+        raise ParameterError(name, given, allowed)
+
+
+def _is_real(value: object) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen; names and defaults as in vLLM.
+
+    The order in which a row of logits is processed is fixed: allowed_token_ids, bad_words,
+    min_tokens, logit_bias, repetition/frequency/presence penalty, temperature, min_p, top_k,
+    top_p. Logprobs are taken from the raw logits, before any of these.
+
+    Raises:
+        ParameterError: a value is out of its range, NaN, or of the wrong type.
+    """
+
+    n: int = 1
+    """How many outputs to draw for the prompt."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token already in the output; -2 to 2."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence in the output; -2 to 2."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or output; > 0."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches top_p; in (0, 1]."""
+    top_k: int = 0
+    """Keep the k best tokens (ties with the k-th are kept); 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this probable relative to the best one; in [0, 1]."""
+    seed: int | None = None
+    """Makes the output reproducible: any batch, any speculation, the same tokens."""
+    stop: str | Sequence[str] | None = None
+    """Strings that end the output."""
+    stop_token_ids: Sequence[int] | None = None
+    """Token ids that end the output."""
+    bad_words: Sequence[str] | None = None
+    """Words that must not appear."""
+    ignore_eos: bool = False
+    """Go on after the end-of-sequence token."""
+    max_tokens: int | None = 16
+    """Most output tokens; None: up to the context limit."""
+    min_tokens: int = 0
+    """No end-of-sequence or stop token id before this many output tokens."""
+    logprobs: int | None = None
+    """Log-probabilities of this many best tokens (and of the chosen one) per output token."""
+    prompt_logprobs: int | None = None
+    """The same for every prompt token but the first."""
+    detokenize: bool = True
+    """Return text as well as ids."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    spaces_between_special_tokens: bool = True
+    """Put spaces between special tokens in the text."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string at the end of the text."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of these token ids; clamped to [-100, 100]."""
+    allowed_token_ids: Sequence[int] | None = None
+    """Only these token ids may be chosen."""
+
+    def __post_init__(self) -> None:
+        """Check every field; turn sequences into tuples so that the object is truly frozen."""
+        _check("n", self.n, _is_int(self.n) and self.n >= 1, "an integer >= 1")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(name, value, _is_real(value) and -2 <= value <= 2, "a number in [-2, 2]")
+        value = self.repetition_penalty
+        _check("repetition_penalty", value, _is_real(value) and value > 0, "a number > 0")
+        value = self.temperature
+        _check("temperature", value, _is_real(value) and value >= 0, "a number >= 0")
+        _check("top_p", self.top_p, _is_real(self.top_p) and 0 < self.top_p <= 1, "in (0, 1]")
+        _check("top_k", self.top_k, _is_int(self.top_k) and self.top_k >= -1, "0 or -1 (all), >= 1")
+        _check("min_p", self.min_p, _is_real(self.min_p) and 0 <= self.min_p <= 1, "in [0, 1]")
+        _check("seed", self.seed, self.seed is None or _is_int(self.seed), "an integer or None")
+        self._check_lengths()
+        self._check_tokens()
+
+    def _check_lengths(self) -> None:
+        maximum = self.max_tokens
+        ok = maximum is None or (_is_int(maximum) and maximum >= 1)
+        _check("max_tokens", maximum, ok, "an integer >= 1 or None")
+        ok = _is_int(self.min_tokens) and 0 <= self.min_tokens <= (maximum or self.min_tokens)
+        _check("min_tokens", self.min_tokens, ok, "an integer >= 0 and <= max_tokens")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            ok = value is None or (_is_int(value) and 0 <= value <= 20)
+            _check(name, value, ok, "None or an integer from 0 to 20")
+
+    def _check_tokens(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        ok = all(isinstance(s, str) and s for s in stop)
+        _check("stop", self.stop, ok, "a non-empty string or a list of them")
+        object.__setattr__(self, "stop", stop)
+        words = self.bad_words
+        ok = not isinstance(words, str) and all(isinstance(w, str) and w for w in words or ())
+        _check("bad_words", words, ok, "a list of non-empty strings")
+        object.__setattr__(self, "bad_words", tuple(words or ()))
+        ids = tuple(self.stop_token_ids or ())
+        ok = all(_is_int(i) and i >= 0 for i in ids)
+        _check("stop_token_ids", self.stop_token_ids, ok, "a list of integers >= 0")
+        object.__setattr__(self, "stop_token_ids", ids)
+        if self.allowed_token_ids is not None:
+            allowed = tuple(self.allowed_token_ids)
+            ok = bool(allowed) and all(_is_int(i) and i >= 0 for i in allowed)
+            _check("allowed_token_ids", self.allowed_token_ids, ok, "a non-empty list of ids >= 0")
+            object.__setattr__(self, "allowed_token_ids", allowed)
+        bias = self.logit_bias
+        if bias is not None:
+            ok = all(str(i).isdigit() and _is_real(b) for i, b in bias.items())
+            _check("logit_bias", bias, ok, "a map of token id >= 0 to a finite number")
+            clamped = {int(i): max(-100.0, min(100.0, float(b))) for i, b in bias.items()}
+            object.__setattr__(self, "logit_bias", clamped)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the best token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether there is one right output: greedy or seeded. Verified by matching."""
+        return self.greedy or self.seed is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, in order."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt and how to continue it; n > 1 is n requests that differ in `sample_index`."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    """64-bit key of all randomness of this request: the user's seed, or one drawn at arrival."""
+    max_tokens: int
+    """params.max_tokens, or what the context leaves."""
+    arrival: float = 0.0
+    """time.monotonic() at arrival."""
+    priority: int = 0
+    """Lower runs first; equal priorities run in order of arrival."""
+    sample_index: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    """Token ids that end the output: stop_token_ids, and EOS unless ignore_eos."""
+    min_tokens_ids: frozenset[int] = frozenset()
+    """Token ids masked until min_tokens outputs: EOS and stop_token_ids."""
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    """Token sequences of params.bad_words."""
+    cache_salt: str | None = None
+    """Requests share prefix-cached pages only within one salt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of one token at one place; rank 1 is the best."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """What one engine step did; durations in seconds."""
+
+    num_sequences: int
+    num_tokens: int
+    """Rows of the target's forward, prompt tokens included."""
+    num_drafts: int
+    """Sequences that had a draft checked."""
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: tuple[int, ...]
+    num_output_tokens: int
+    num_waiting: int
+    drafting_s: float
+    verifying_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """What happened to one request; times in seconds since its arrival."""
+
+    queued_s: float
+    first_token_s: float
+    finished_s: float
+    num_preemptions: int
+    num_cached_tokens: int
+    drafted_per_step: tuple[int, ...] = ()
+    accepted_per_step: tuple[int, ...] = ()
+
+    @property
+    def acceptance_histogram(self) -> tuple[int, ...]:
+        """How many verifications accepted 0, 1, 2, ... drafts."""
+        if not self.accepted_per_step:
+            return ()
+        counts = [0] * (max(self.accepted_per_step) + 1)
+        for accepted in self.accepted_per_step:
+            counts[accepted] += 1
+        return tuple(counts)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens per verification with a draft, the recovered or bonus token included."""
+        if not self.accepted_per_step:
+            return 1.0
+        return 1.0 + sum(self.accepted_per_step) / len(self.accepted_per_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """New tokens of one request after one step, and its end if it ended."""
+
+    request_id: str
+    new_token_ids: tuple[int, ...] = ()
+    sources: tuple[TokenSource, ...] = ()
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    metrics: RequestMetrics | None = None
+    """Given with the finish reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One finished (or growing) continuation, shaped as vLLM's."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None = None
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    sources: tuple[TokenSource, ...] = ()
+    """Provenance of each token."""
+    metrics: RequestMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """A prompt and its continuations, shaped as vLLM's."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool = True
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+    error: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
