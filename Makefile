@@ -1,0 +1,66 @@
+# make demo        watch the packaged models write with and without speculation
+# make test        the tests, a few minutes on two cores
+# make check       lint, format, types, import layers
+# make test-full   the long versions of the losslessness tests too
+# make docs        write the generated documents again
+#
+# Variables: PYTHON (python3), VENV (.venv), TORCH_INDEX (another package index for PyTorch alone,
+# such as https://download.pytorch.org/whl/cpu where pip's default is a CUDA build), ARGS (passed on
+# to the demo or to pytest).
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+ARGS ?=
+
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip install --quiet -c constraints.txt
+
+.PHONY: demo test test-full check docs format clean
+
+demo: $(VENV)/.installed
+	$(RUN) -m foretoken demo $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(RUN) -m pytest $(ARGS)
+
+test-full: $(VENV)/.installed-dev
+	$(RUN) -m pytest -m "full or not full" --timeout=3600 $(ARGS)
+
+check: $(VENV)/.installed-dev
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+
+docs: $(VENV)/.installed-dev
+	$(RUN) scripts/write_configuration.py
+	$(RUN) scripts/write_cli_help.py
+
+format: $(VENV)/.installed-dev
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "Foretoken needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+# PyTorch first and alone, so that another index serves nothing else.
+$(VENV)/.torch: constraints.txt | $(VENV)/bin/python
+	@echo "Installing PyTorch (once; some minutes on a slow line)"
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	@echo "Installing Foretoken"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing the tools of the tests"
+	$(PIP) -e ".[dev]"
+	@touch $@

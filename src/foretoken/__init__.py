@@ -1,0 +1,38 @@
+"""Foretoken: lossless speculative decoding.
+
+The public face. Importing it costs nothing: torch is loaded when one of the names below is first
+touched. Everything else is reached through its own module.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretoken.llm import LLM
+    from foretoken.types import CompletionOutput, RequestOutput, SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "foretoken.llm",
+    "CompletionOutput": "foretoken.types",
+    "RequestOutput": "foretoken.types",
+    "SamplingParams": "foretoken.types",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module the first time it is asked for."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted(__all__)
