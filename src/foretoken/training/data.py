@@ -1,0 +1,124 @@
+"""Batches of token rows: chunks of files, and file-then-edited-file documents.
+
+Owns the mix. Invariant: batch `step` depends on the seed, the step and the row length only, so a
+resumed run sees what the first would have seen, and nothing about the data needs saving.
+"""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from foretoken.training.corpus import Corpus, SourceFile
+from foretoken.training.edits import edit_document, excerpt
+from foretoken.training.tokenizer import BEGIN_ID, END_ID
+
+CHARACTERS_PER_TOKEN = 3.4
+
+
+class Batch(NamedTuple):
+    """Inputs and next-token targets, int64 [B, T] each."""
+
+    tokens: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """The share of rows that are edit documents, and of the others, from tests."""
+
+    edit_share: float
+    test_share: float
+
+
+def encode_files(tokenizer: Tokenizer, files: Iterable[SourceFile]) -> NDArray[np.uint16]:
+    """All files in a row, each between <s> and </s>."""
+    encoded = tokenizer.encode_batch([file.text for file in files], add_special_tokens=False)
+    parts = [np.array([BEGIN_ID, *entry.ids, END_ID], dtype=np.uint16) for entry in encoded]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
+
+
+class TokenStream:
+    """One token array, cut anew into rows each time it has been used up."""
+
+    def __init__(self, tokens: NDArray[np.uint16], seed: int) -> None:
+        assert len(tokens) > 0, "an empty stream has no rows"
+        self._tokens = tokens
+        self._seed = seed
+        self._order: tuple[int, NDArray[np.int64]] | None = None
+
+    def row(self, index: int, length: int) -> NDArray[np.uint16]:
+        """Row `index` (it may exceed an epoch) of `length` tokens; its first is always <s>."""
+        per_epoch = max(1, len(self._tokens) // length - 1)
+        epoch, place = divmod(index, per_epoch)
+        key = epoch * 1_000_003 + length
+        if self._order is None or self._order[0] != key:
+            order = np.random.default_rng((self._seed, key)).permutation(per_epoch)
+            self._order = key, order
+        shift = int(np.random.default_rng((self._seed, key, 1)).integers(length))
+        start = min(int(self._order[1][place]) * length + shift, max(0, len(self._tokens) - length))
+        row = np.resize(self._tokens[start : start + length], length).copy()
+        row[0] = BEGIN_ID
+        return row
+
+
+class TrainingData:
+    """The training rows of a corpus under a mix; see `batch`."""
+
+    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, mix: Mix, seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._mix = mix
+        self._seed = seed
+        library = [file for file in corpus.training if not file.is_test]
+        tests = [file for file in corpus.training if file.is_test]
+        self._sources = [file.text for file in library if len(file.text) > 1000]
+        self._library = TokenStream(encode_files(tokenizer, library), seed)
+        self._tests = TokenStream(encode_files(tokenizer, tests), seed + 1) if tests else None
+
+    def _edit_row(self, length: int, rng: random.Random) -> NDArray[np.uint16]:
+        row: list[int] = []
+        while len(row) < length:
+            room = min(length - len(row), length) * CHARACTERS_PER_TOKEN / 2
+            piece = excerpt(rng.choice(self._sources), int(room * rng.uniform(0.35, 0.95)), rng)
+            text = edit_document(piece, rng).text
+            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+            row += [BEGIN_ID, *ids, END_ID]
+        return np.array(row[:length], dtype=np.uint16)
+
+    def batch(self, step: int, tokens: int, length: int) -> Batch:
+        """The rows of `step`: tokens / length of them, `length` inputs each."""
+        rng = random.Random(self._seed * 1_000_003 + step)
+        count = tokens // length
+        rows = []
+        for index in range(count):
+            draw = rng.random()
+            if draw < self._mix.edit_share:
+                rows.append(self._edit_row(length + 1, rng))
+                continue
+            rest = (draw - self._mix.edit_share) / max(1e-9, 1 - self._mix.edit_share)
+            from_tests = self._tests is not None and rest < self._mix.test_share
+            stream = self._tests if from_tests and self._tests is not None else self._library
+            rows.append(stream.row(step * count + index, length + 1))
+        stacked = torch.from_numpy(np.stack(rows).astype(np.int64))
+        return Batch(stacked[:, :-1].contiguous(), stacked[:, 1:].contiguous())
+
+
+def held_out_rows(corpus: Corpus, tokenizer: Tokenizer, rows: int, length: int) -> Batch:
+    """`rows` rows of held-out text spread evenly over the held-out files."""
+    tokens = encode_files(tokenizer, corpus.held_out)
+    starts = np.linspace(0, len(tokens) - length - 2, rows).astype(int)
+    stacked = torch.from_numpy(np.stack([tokens[s : s + length + 1] for s in starts]).astype("i8"))
+    stacked[:, 0] = BEGIN_ID
+    return Batch(stacked[:, :-1].contiguous(), stacked[:, 1:].contiguous())
+
+
+def bytes_per_token(tokenizer: Tokenizer, batch: Batch) -> float:
+    """Mean UTF-8 bytes of a target token of `batch`."""
+    texts = tokenizer.decode_batch(batch.targets.tolist(), skip_special_tokens=True)
+    return sum(len(text.encode()) for text in texts) / batch.targets.numel()

@@ -1,0 +1,144 @@
+"""Trained models as Hugging Face Llama folders.
+
+Owns the mapping from the fused training layout to Llama's tensor names, and the files beside the
+weights. Invariant: LlamaForCausalLM loads the folder and gives the training model's logits.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+from foretoken.training import checkpoints
+from foretoken.training.model import Llama, LlamaShape
+from foretoken.training.tokenizer import BEGIN_ID, END_ID
+
+OUTER = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
+INNER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "out": "self_attn.o_proj",
+    "down": "mlp.down_proj",
+}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def fused_parts(shape: LlamaShape) -> dict[str, dict[str, int]]:
+    """For each fused matrix, the Llama names of its parts and their rows, in order."""
+    kv, ffn = shape.kv_size, shape.ffn_size
+    attention = {"q_proj": shape.hidden_size, "k_proj": kv, "v_proj": kv}
+    return {
+        "qkv": {f"self_attn.{name}": rows for name, rows in attention.items()},
+        "gate_up": {"mlp.gate_proj": ffn, "mlp.up_proj": ffn},
+    }
+
+
+def to_llama_names(model: Llama) -> dict[str, Tensor]:
+    """The model's tensors under Hugging Face's Llama names, unfused; the head is tied."""
+    parts, found = fused_parts(model.shape), {}
+    for name, tensor in model.state_dict().items():
+        if name in OUTER:
+            found[OUTER[name]] = tensor
+            continue
+        _, layer, module, _ = name.split(".")
+        prefix = f"model.layers.{layer}"
+        if module in INNER:
+            found[f"{prefix}.{INNER[module]}.weight"] = tensor
+            continue
+        pieces = torch.split(tensor, list(parts[module].values()))
+        for part, piece in zip(parts[module], pieces, strict=True):
+            found[f"{prefix}.{part}.weight"] = piece
+    return {name: tensor.detach().cpu().clone() for name, tensor in found.items()}
+
+
+def from_llama_names(shape: LlamaShape, tensors: dict[str, Tensor]) -> Llama:
+    """The inverse of `to_llama_names`, in float32."""
+    model, parts = Llama(shape), fused_parts(shape)
+    state: dict[str, Tensor] = {}
+    for name in model.state_dict():
+        if name in OUTER:
+            state[name] = tensors[OUTER[name]]
+            continue
+        _, layer, module, _ = name.split(".")
+        wanted = [INNER[module]] if module in INNER else list(parts[module])
+        state[name] = torch.cat([tensors[f"model.layers.{layer}.{w}.weight"] for w in wanted])
+    model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    return model
+
+
+def llama_config(shape: LlamaShape) -> dict[str, Any]:
+    """The contents of config.json."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.max_positions,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": True,
+        "bos_token_id": BEGIN_ID,
+        "eos_token_id": END_ID,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+    }
+
+
+def read_checkpoint(folder: Path) -> Llama:
+    """The newest model of a run's folder, in float32. Raises ConfigError where there is none."""
+    state = checkpoints.load_newest(folder)
+    if state is None:
+        raise ConfigError("run folder", str(folder), "a folder that holds step-*.pt checkpoints")
+    model = Llama(LlamaShape(**state["shape"]))
+    model.load_state_dict(state["model"])
+    return model
+
+
+def read_exported(folder: Path) -> Llama:
+    """A model from an exported folder, in float32."""
+    config = json.loads((folder / "config.json").read_text())
+    shape = LlamaShape(
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        ffn_size=config["intermediate_size"],
+        max_positions=config["max_position_embeddings"],
+        rope_theta=config["rope_theta"],
+        norm_eps=config["rms_norm_eps"],
+    )
+    return from_llama_names(shape, load_file(folder / "model.safetensors"))
+
+
+def export(
+    model: Llama, tokenizer_from: Path, folder: Path, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write `model` and the tokenizer found in `tokenizer_from` to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.to(dtype) for name, value in to_llama_names(model).items()}
+    part = folder / "model.safetensors.part"
+    save_file(tensors, part, metadata={"format": "pt"})
+    part.replace(folder / "model.safetensors")
+    config = {**llama_config(model.shape), "torch_dtype": str(dtype).removeprefix("torch.")}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    generation = {"bos_token_id": BEGIN_ID, "eos_token_id": END_ID, "do_sample": False}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    for name in TOKENIZER_FILES:
+        if (tokenizer_from / name).resolve() != (folder / name).resolve():
+            shutil.copyfile(tokenizer_from / name, folder / name)

@@ -1,0 +1,78 @@
+"""`foretoken train lm CONFIG`: a language model from the standard library's sources.
+
+Owns the task of next-token prediction and the run's set-up. Export is a separate step, so that a
+run can be exported while it goes on.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from foretoken.training.corpus import load_corpus
+from foretoken.training.data import Batch, Mix, TrainingData, bytes_per_token, held_out_rows
+from foretoken.training.loop import Progress, Trainer, autocast, pick_device, prepare, run_folder
+from foretoken.training.model import Llama
+from foretoken.training.settings import Settings
+from foretoken.training.tokenizer import save_tokenizer, train_tokenizer
+
+EVALUATION_ROWS, EVALUATION_LENGTH = 24, 512
+NATS_PER_BIT = 0.6931471805599453
+
+
+def run_tokenizer(folder: Path, vocab_size: int, max_length: int) -> Tokenizer:
+    """The run's tokenizer, trained on first use and kept in its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "tokenizer.json").exists():
+        texts = (file.text for file in load_corpus().training)
+        save_tokenizer(train_tokenizer(texts, vocab_size), folder, max_length)
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def held_out_loss(model: Llama, batch: Batch, rows: int = 8) -> float:
+    """Mean loss in nats of `batch`, `rows` rows a time."""
+    parts = zip(torch.split(batch.tokens, rows), torch.split(batch.targets, rows), strict=True)
+    losses = [model.loss(tokens, targets) for tokens, targets in parts]
+    return float(torch.stack(losses).mean())
+
+
+class LanguageModelling:
+    """Next-token prediction on the training files; bits per byte on the held-out ones."""
+
+    def __init__(self, model: Llama, data: TrainingData, held_out: Batch, per_token: float) -> None:
+        self.model, self.data, self.held_out, self.per_token = model, data, held_out, per_token
+        self.device = next(model.parameters()).device
+        self.batch_tokens = 8192
+
+    def loss(self, step: int, length: int) -> Tensor:
+        """Mean cross entropy of batch `step`, in nats a token."""
+        batch = self.data.batch(step, self.batch_tokens, length)
+        with autocast(self.device):
+            return self.model.loss(batch.tokens.to(self.device), batch.targets.to(self.device))
+
+    def evaluate(self) -> dict[str, float]:
+        """Held-out nats a token and bits a byte."""
+        with autocast(self.device):
+            held = Batch(*(part.to(self.device) for part in self.held_out))
+            nats = held_out_loss(self.model, held)
+        return {"nats": nats, "bits_per_byte": nats / NATS_PER_BIT / self.per_token}
+
+
+def train_language_model(
+    settings: Settings, out: Path | None, report: Callable[[str], None]
+) -> Progress:
+    """Train from the newest checkpoint in the run's folder, or from nothing, to the budget's end."""
+    folder = run_folder(settings, out)
+    tokenizer = run_tokenizer(folder, settings.shape.vocab_size, settings.shape.max_positions)
+    corpus = load_corpus()
+    mix = Mix(edit_share=settings.edit_share, test_share=settings.test_share)
+    data = TrainingData(corpus, tokenizer, mix, settings.seed)
+    torch.manual_seed(settings.seed)
+    model = Llama(settings.shape).to(pick_device())
+    held_out = held_out_rows(corpus, tokenizer, EVALUATION_ROWS, EVALUATION_LENGTH)
+    task = LanguageModelling(model, data, held_out, bytes_per_token(tokenizer, held_out))
+    task.batch_tokens = settings.batch_tokens
+    prepare(model, settings)
+    return Trainer(model, task, settings, folder).run(report)

@@ -1,0 +1,168 @@
+"""The training loop that language models and drafts share.
+
+Owns the order of a step, the schedule's use, progress lines and checkpoints. It knows neither the
+data nor the loss: a `Task` gives both. Invariant: a run continued from a checkpoint does the same
+steps as one that was never stopped (with a budget in steps; minutes depend on the machine).
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.training import checkpoints
+from foretoken.training.model import Llama
+from foretoken.training.optimizer import Optimizer
+from foretoken.training.schedule import stage_length
+from foretoken.training.settings import Settings
+
+
+class Task(Protocol):
+    """What a run optimizes."""
+
+    def loss(self, step: int, length: int) -> Tensor:
+        """The loss of batch `step`, of rows of `length` tokens, in nats."""
+        ...
+
+    def evaluate(self) -> dict[str, float]:
+        """Held-out measurements by name."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """What a run has done so far; `history` holds one record an evaluation."""
+
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    history: list[dict[str, float]]
+
+
+def pick_device() -> torch.device:
+    """CUDA where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def prepare(model: Llama, settings: Settings) -> None:
+    """Compile the blocks of `model` where the settings ask for it."""
+    if settings.compile:
+        for block in model.blocks:
+            block.compile(dynamic=False)
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """bfloat16 products with float32 weights."""
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+class Trainer:
+    """Runs a task's steps on a model, from the newest checkpoint in `folder` if there is one."""
+
+    def __init__(self, model: Llama, task: Task, settings: Settings, folder: Path) -> None:
+        self.model, self.task, self.settings, self.folder = model, task, settings, folder
+        self.optimizer = Optimizer(model, settings)
+        self.progress = Progress(history=[])
+        folder.mkdir(parents=True, exist_ok=True)
+        state = checkpoints.load_newest(folder)
+        if state is not None:
+            self._restore(state)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.progress = Progress(**state["progress"])
+
+    def save(self) -> None:
+        """Write a checkpoint of everything the run needs to go on."""
+        done = self.progress
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "shape": self.model.shape.as_dict(),
+            "progress": {
+                "step": done.step,
+                "seconds": done.seconds,
+                "tokens": done.tokens,
+                "history": done.history,
+            },
+        }
+        checkpoints.save(self.folder, done.step, state)
+
+    def share(self) -> float:
+        """How much of the budget is used up, 0..1."""
+        return self.settings.budget.progress(self.progress.step, self.progress.seconds)
+
+    def step(self) -> float:
+        """One optimizer step; returns its loss in nats."""
+        share, done = self.share(), self.progress
+        length = stage_length(self.settings.stages, share)
+        started = time.monotonic()
+        loss = self.task.loss(done.step, length)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step(self.settings.wsd.scale(done.step, share))
+        value = loss.item()
+        assert value == value, ("the loss is not a number at step", done.step)
+        done.step += 1
+        done.tokens += self.settings.batch_tokens
+        done.seconds += time.monotonic() - started
+        return value
+
+    def evaluate(self, loss: float) -> dict[str, float]:
+        """Measure, and append to the history."""
+        done = self.progress
+        self.model.eval()
+        with torch.inference_mode():
+            found = self.task.evaluate()
+        self.model.train()
+        record = {"step": done.step, "tokens": done.tokens, "minutes": done.seconds / 60}
+        done.history.append({**record, "loss": loss, **found})
+        return found
+
+    def run(self, report: Callable[[str], None]) -> Progress:
+        """Step until the budget is used up, with checkpoints and progress lines on the way."""
+        saved, last = time.monotonic(), 0.0
+        mean = 0.0
+        while self.share() < 1.0:
+            before = self.progress.seconds
+            last = self.step()
+            done = self.progress
+            mean = last if mean == 0.0 else 0.95 * mean + 0.05 * last
+            if done.step % 10 == 0:
+                report(self._line(mean, self.settings.batch_tokens / (done.seconds - before)))
+            if done.step % self.settings.evaluate_steps == 0:
+                report(f"  held out: {_numbers(self.evaluate(mean))}")
+            if time.monotonic() - saved > 60 * self.settings.checkpoint_minutes:
+                self.save()
+                saved = time.monotonic()
+        report(f"  held out: {_numbers(self.evaluate(mean))}")
+        self.save()
+        return self.progress
+
+    def _line(self, loss: float, rate: float) -> str:
+        done, share = self.progress, self.share()
+        left = done.seconds * (1 - share) / max(share, 1e-9) / 60
+        scale = self.settings.wsd.scale(done.step, share)
+        return (
+            f"step {done.step} loss {loss:.3f} tokens {done.tokens / 1e6:.2f}M "
+            f"{rate:.0f} tokens/s rate x{scale:.2f} left {left:.0f} min"
+        )
+
+
+def _numbers(found: dict[str, float]) -> str:
+    return " ".join(f"{name} {value:.4f}" for name, value in found.items())
+
+
+def run_folder(settings: Settings, out: Path | None) -> Path:
+    """Where a run's files go: `out`, or the settings' own folder, or runs/NAME here."""
+    return Path(os.path.expanduser(out or settings.out or Path("runs") / settings.name))
+
+
+def count_parameters(model: nn.Module) -> int:
+    """The number of trained values."""
+    return sum(parameter.numel() for parameter in model.parameters())

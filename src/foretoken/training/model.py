@@ -1,0 +1,180 @@
+"""The dense Llama that training runs: whole sequences, causal, no cache pages.
+
+Owns the training-time architecture and its parameter layout (fused QKV and gate/up).
+It does not know about serving: `foretoken.training.export` splits the fused matrices into
+Hugging Face's Llama names. Invariant: with equal weights its logits equal LlamaForCausalLM's.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretoken.training.attention import causal_attention, head_loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaShape:
+    """Sizes of a Llama model; the embedding is tied to the output head."""
+
+    vocab_size: int = 8000
+    hidden_size: int = 192
+    layers: int = 24
+    heads: int = 6
+    kv_heads: int = 2
+    ffn_size: int = 512
+    max_positions: int = 2048
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head."""
+        return self.hidden_size // self.heads
+
+    @property
+    def kv_size(self) -> int:
+        """Channels of all the key (or value) heads together."""
+        return self.kv_heads * self.head_dim
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as a plain dictionary, for checkpoints."""
+        return asdict(self)
+
+
+class Rope(NamedTuple):
+    """Cosine and sine tables, [T, head_dim], float32."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class KeyValue(NamedTuple):
+    """One layer's keys and values so far, each [B, kv_heads, T, head_dim]."""
+
+    key: Tensor
+    value: Tensor
+
+
+class BlockOutput(NamedTuple):
+    """A block's hidden states [B, T, D] and the keys and values it computed."""
+
+    hidden: Tensor
+    cache: KeyValue
+
+
+class ModelOutput(NamedTuple):
+    """Final hidden states [B, T, D], normed, and one cache a layer."""
+
+    hidden: Tensor
+    caches: list[KeyValue]
+
+
+def rope_tables(shape: LlamaShape, length: int) -> Rope:
+    """Rotary tables for positions 0..length-1 (RoFormer, Su et al. 2021; half-split form)."""
+    dim = shape.head_dim
+    inverse = 1.0 / shape.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse)
+    angles = torch.cat((angles, angles), dim=-1)
+    return Rope(angles.cos(), angles.sin())
+
+
+def rotate(x_BHTd: Tensor, rope: Rope) -> Tensor:
+    """Apply the rotary position embedding to [B, H, T, head_dim], in x's dtype."""
+    half = x_BHTd.shape[-1] // 2
+    turned = torch.cat((-x_BHTd[..., half:], x_BHTd[..., :half]), dim=-1)
+    return (x_BHTd * rope.cos + turned * rope.sin).to(x_BHTd.dtype)
+
+
+class Block(nn.Module):
+    """One pre-norm transformer layer: grouped-query attention and SwiGLU."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.shape = shape
+        hidden, kv = shape.hidden_size, shape.kv_size
+        self.attn_norm = nn.RMSNorm(hidden, eps=shape.norm_eps)
+        self.qkv = nn.Linear(hidden, hidden + 2 * kv, bias=False)
+        self.out = nn.Linear(hidden, hidden, bias=False)
+        self.ffn_norm = nn.RMSNorm(hidden, eps=shape.norm_eps)
+        self.gate_up = nn.Linear(hidden, 2 * shape.ffn_size, bias=False)
+        self.down = nn.Linear(shape.ffn_size, hidden, bias=False)
+
+    def forward(self, x_BTD: Tensor, rope: Rope, past: KeyValue | None = None) -> BlockOutput:
+        """Run the layer on [B, T, D]; with `past`, the T tokens follow the cached ones."""
+        shape = self.shape
+        batch, length, _ = x_BTD.shape
+        qkv = self.qkv(self.attn_norm(x_BTD)).view(batch, length, -1, shape.head_dim)
+        wide = qkv.transpose(1, 2)
+        turned = rotate(wide[:, : -shape.kv_heads], rope)
+        query, key = turned[:, : shape.heads], turned[:, shape.heads :]
+        value = wide[:, -shape.kv_heads :]
+        if past is not None:
+            key = torch.cat((past.key, key), dim=2)
+            value = torch.cat((past.value, value), dim=2)
+        group = shape.heads // shape.kv_heads
+        wide_key = key.repeat_interleave(group, dim=1)
+        wide_value = value.repeat_interleave(group, dim=1)
+        if past is None:
+            mixed = causal_attention(query, wide_key, wide_value)
+        else:
+            mixed = F.scaled_dot_product_attention(query, wide_key, wide_value)
+        x_BTD = x_BTD + self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        gate, up = self.gate_up(self.ffn_norm(x_BTD)).chunk(2, dim=-1)
+        return BlockOutput(x_BTD + self.down(F.silu(gate) * up), KeyValue(key, value))
+
+
+class Llama(nn.Module):
+    """A Llama decoder with tied embeddings; see `LlamaShape` for the sizes."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
+        rope = rope_tables(shape, shape.max_positions)
+        self.register_buffer("rope_cos", rope.cos, persistent=False)
+        self.register_buffer("rope_sin", rope.sin, persistent=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        residual = 0.5 / math.sqrt(2 * self.shape.layers)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue
+            gain = residual if name.endswith(("out.weight", "down.weight")) else 1.0
+            std = 0.02 if name == "embed.weight" else gain / math.sqrt(parameter.shape[1])
+            nn.init.normal_(parameter, std=std)
+
+    def rope(self, start: int, length: int) -> Rope:
+        """The rotary tables of positions start..start+length-1."""
+        end = start + length
+        assert end <= self.shape.max_positions, (end, self.shape.max_positions)
+        return Rope(self.get_buffer("rope_cos")[start:end], self.get_buffer("rope_sin")[start:end])
+
+    def forward(self, tokens_BT: Tensor, caches: list[KeyValue] | None = None) -> ModelOutput:
+        """Hidden states [B, T, D] after the final norm, for int64 tokens [B, T].
+
+        With `caches` (one a layer) T must be 1: the token that follows the cached ones.
+        """
+        start = 0 if caches is None else caches[0].key.shape[2]
+        assert caches is None or tokens_BT.shape[1] == 1, (start, tokens_BT.shape)
+        rope = self.rope(start, tokens_BT.shape[1])
+        hidden, grown = self.embed(tokens_BT), []
+        for index, block in enumerate(self.blocks):
+            hidden, cache = block(hidden, rope, None if caches is None else caches[index])
+            grown.append(cache)
+        return ModelOutput(self.norm(hidden), grown)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Vocabulary logits [..., V] of normed hidden states [..., D]."""
+        return F.linear(hidden, self.embed.weight)
+
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Mean cross entropy in nats of int64 targets [B, T]; targets below 0 do not count."""
+        hidden = self.forward(tokens_BT).hidden
+        return head_loss(hidden.flatten(0, 1), self.embed.weight, targets_BT.flatten())

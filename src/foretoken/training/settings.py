@@ -1,0 +1,100 @@
+"""The settings of a training run, read from a TOML file.
+
+Owns their names, defaults and checks. Invariant: a `Settings` that exists is usable as it is.
+"""
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import ConfigError
+from foretoken.training.model import LlamaShape
+from foretoken.training.schedule import Budget, Stage, Wsd
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One run: the model's sizes, the data's mix, the schedule and the optimizer's numbers."""
+
+    name: str
+    shape: LlamaShape
+    stages: tuple[Stage, ...]
+    target: str | None = None
+    out: str | None = None
+    max_steps: int = 2000
+    max_minutes: float | None = None
+    batch_tokens: int = 8192
+    edit_share: float = 0.22
+    test_share: float = 0.25
+    on_policy_share: float = 0.5
+    warmup_steps: int = 40
+    decay_share: float = 0.3
+    matrix_rate: float = 0.02
+    other_rate: float = 0.003
+    weight_decay: float = 0.05
+    checkpoint_minutes: float = 3.0
+    evaluate_steps: int = 100
+    compile: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every number that can be wrong."""
+        for name in ("max_steps", "batch_tokens", "warmup_steps", "evaluate_steps"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "an integer >= 1")
+        for name in ("edit_share", "test_share", "on_policy_share", "decay_share"):
+            _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0..1")
+        _require("stages", self.stages, len(self.stages) > 0, "at least one stage")
+        for stage in self.stages:
+            allowed = f"2..{self.shape.max_positions}, dividing batch_tokens"
+            fits = 2 <= stage.length <= self.shape.max_positions
+            fits = fits and self.batch_tokens % stage.length == 0
+            _require("stages.length", stage.length, fits, allowed)
+
+    @property
+    def budget(self) -> Budget:
+        """When the run ends."""
+        return Budget(max_steps=self.max_steps, max_minutes=self.max_minutes)
+
+    @property
+    def wsd(self) -> Wsd:
+        """The learning rate's course."""
+        return Wsd(warmup_steps=self.warmup_steps, decay_share=self.decay_share)
+
+
+def _require(name: str, given: object, fine: bool, allowed: str) -> None:
+    if not fine:
+        raise ConfigError(name, given, allowed)
+
+
+def _build(cls: Any, table: dict[str, Any], where: str) -> Any:
+    known = [field.name for field in fields(cls)]
+    for key in table:
+        _require(f"{where}.{key}", table[key], key in known, f"the names {', '.join(known)}")
+    try:
+        return cls(**table)
+    except TypeError as error:
+        raise ConfigError(where, table, str(error)) from error
+
+
+def read_settings(path: str | Path) -> Settings:
+    """Read a TOML file, or one of the packaged configs by its bare name (`demo`, `demo-draft`).
+
+    Raises ConfigError for a missing file, an unknown key or a number out of range.
+    """
+    file = Path(path)
+    if not file.is_file() and (CONFIGS / f"{path}.toml").is_file():
+        file = CONFIGS / f"{path}.toml"
+    _require("CONFIG", str(path), file.is_file(), "a TOML file, or demo, or demo-draft")
+    try:
+        table = tomllib.loads(file.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("CONFIG", str(file), f"a valid TOML file ({error})") from error
+    table.setdefault("name", file.stem)
+    table["shape"] = _build(LlamaShape, table.get("shape", {}), "shape")
+    stages = table.get("stages", [{"until": 1.0, "length": 512}])
+    table["stages"] = tuple(_build(Stage, stage, "stages") for stage in stages)
+    settings: Settings = _build(Settings, table, "config")
+    return settings
