@@ -1,0 +1,1 @@
+"""Deciding how far to speculate, per sequence and step."""

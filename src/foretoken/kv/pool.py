@@ -1,0 +1,152 @@
+"""Who uses which KV page: reference counts, placement, and the order of eviction.
+
+A page is in one of three states: used (reference count > 0), kept (count 0, but its contents may
+be wanted again; evicted in least-recently-released order), or free. Knows page numbers only:
+neither tokens nor tensors. `generation[page]` rises each time the contents of a page are given
+up, so whoever remembers something about a page remembers the generation with it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from foretoken.kv.runs import FreeRuns, Run
+
+
+class PagePool:
+    """`num_pages` pages of `page_size` tokens.
+
+    Placement: a sequence grows into the page after its last one where that is free; otherwise,
+    and for a new sequence, the middle of one of the longest free runs is taken, which leaves
+    room to grow both for it and for whoever ends where that run begins.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        """All pages free, at generation 1 (so a remembered 0 never matches)."""
+        assert num_pages > 0, num_pages
+        assert page_size > 0, page_size
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.generation = [1] * num_pages
+        """Read only. Rises whenever a page's contents are given up, before it is used again."""
+        self.num_evicted = 0
+        """Kept pages given up so far."""
+        self._references = [0] * num_pages
+        self._keep = [False] * num_pages
+        self._free = FreeRuns(num_pages)
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._evict_ahead = min(16, num_pages // 32)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `allocate` can hand out: free ones and kept ones nobody uses."""
+        return self._free.num_free + len(self._evictable)
+
+    @property
+    def num_used(self) -> int:
+        """Pages with at least one reference."""
+        return self.num_pages - self.num_available
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit into all pages together."""
+        return self.num_pages * self.page_size
+
+    def pages_for(self, num_tokens: int) -> int:
+        """How many pages hold `num_tokens` tokens."""
+        return -(-num_tokens // self.page_size)
+
+    def references(self, page: int) -> int:
+        """How many tables hold `page`."""
+        return self._references[page]
+
+    def allocate(self, count: int, after: int | None = None) -> list[int]:
+        """Hand out `count` pages with one reference each, from `after` + 1 on if possible.
+
+        Evicts the longest unused kept pages when the free ones do not suffice. Asserts
+        count <= num_available.
+        """
+        assert 0 <= count <= self.num_available, (count, self.num_available)
+        if count > self._free.num_free:
+            self._evict(count - self._free.num_free)
+        pages: list[int] = []
+        while len(pages) < count:
+            run = self._place(count - len(pages), after)
+            pages.extend(range(run.start, run.start + run.length))
+            after = pages[-1]
+        for page in pages:
+            self._references[page] = 1
+        return pages
+
+    def _place(self, count: int, after: int | None) -> Run:
+        """Take up to `count` neighbouring free pages."""
+        run = None if after is None else self._free.run_at(after + 1)
+        if run is not None:
+            wanted = Run(run.start, min(count, run.length))
+        else:
+            run = self._free.long_run()
+            length = min(count, run.length)
+            spare = run.length - length if run.start > 0 else 0
+            wanted = Run(run.start + spare // 2, length)
+        self._free.take(run, wanted)
+        return wanted
+
+    def _evict(self, count: int) -> None:
+        """Free at least `count` kept pages; a few more, so that what is freed forms runs."""
+        for _ in range(min(max(count, self._evict_ahead), len(self._evictable))):
+            page, _ = self._evictable.popitem(last=False)
+            self.num_evicted += 1
+            self._give_up(page)
+
+    def _give_up(self, page: int) -> None:
+        self._keep[page] = False
+        self.generation[page] += 1
+        self._free.add(page)
+
+    def retain(self, page: int) -> None:
+        """One more reference to a used or kept page."""
+        if self._references[page] == 0:
+            assert page in self._evictable, f"page {page} is free and cannot be retained"
+            del self._evictable[page]
+        self._references[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """One reference less to each, in the order in which they may be evicted."""
+        for page in pages:
+            references = self._references[page] - 1
+            assert references >= 0, f"page {page} is released but has no reference"
+            self._references[page] = references
+            if references == 0:
+                if self._keep[page]:
+                    self._evictable[page] = None
+                else:
+                    self._give_up(page)
+
+    def keep(self, page: int) -> None:
+        """Keep the contents of a used page after its last release, until it is evicted."""
+        assert self._references[page] > 0, f"page {page} is not used and cannot be kept"
+        self._keep[page] = True
+
+    def is_kept(self, page: int) -> bool:
+        """Whether the contents outlive the last reference."""
+        return self._keep[page]
+
+    def drop_kept(self) -> None:
+        """Give up all kept contents; pages in use become free at their last release."""
+        for page in range(self.num_pages):
+            if self._keep[page]:
+                self._keep[page] = False
+                if self._references[page] == 0:
+                    del self._evictable[page]
+                    self._give_up(page)
+
+    def check_integrity(self) -> None:
+        """Assert that every page is used, kept or free, and nothing else. O(P)."""
+        self._free.check_integrity()
+        free = {p for run in self._free.runs() for p in range(run.start, run.start + run.length)}
+        for page, references in enumerate(self._references):
+            states = (references > 0, page in self._evictable, page in free)
+            assert sum(states) == 1, f"page {page}: used, kept, free are {states}"
+            assert not (page in free and self._keep[page]), f"free page {page} is marked kept"
+            assert self._keep[page] or page not in self._evictable, f"page {page} is not kept"
+        total = self.num_used + self.num_available
+        assert total == self.num_pages, (total, self.num_pages)

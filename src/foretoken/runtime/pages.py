@@ -1,0 +1,98 @@
+"""The pages of sequences: admission with prefix reuse, growth, rollback, publishing, release.
+
+Between steps a running sequence holds the pages of its committed tokens and no more (room for
+drafts is reserved by `schedule` and given back by `commit`); the pages of the whole prompt are
+allocated at admission, so only decoding ever runs short. A page is offered to the prefix cache
+once all its tokens are committed and computed. Does not know who is served when.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from foretoken.kv import table as tables
+from foretoken.kv.pool import PagePool
+from foretoken.kv.prefix import PrefixCache
+from foretoken.runtime.sequence import Sequence
+
+
+class SequencePages:
+    """Applies the pool and, if given, the prefix cache to sequences."""
+
+    def __init__(self, pool: PagePool, prefix: PrefixCache | None) -> None:
+        """No prefix cache: every sequence computes all of its tokens."""
+        self.pool = pool
+        self.prefix = prefix
+
+    def admit(self, sequence: Sequence, spare: int) -> bool:
+        """Give a waiting sequence pages for all of its tokens, shared ones first.
+
+        False, and nothing changed, if fewer than `spare` pages would remain available.
+        """
+        pool, table = self.pool, sequence.page_table
+        assert not table, f"{sequence.request.request_id} waits but holds {len(table)} pages"
+        if self.prefix is not None and not sequence.wants_prompt_logprobs:
+            salt = sequence.request.cache_salt
+            table += self.prefix.lookup(sequence.page_hashes, sequence.token_ids, salt)
+        num_hit = len(table)
+        missing = tables.missing_pages(pool, table, sequence.num_tokens)
+        if missing + spare > pool.num_available:
+            tables.clear(pool, table)
+            return False
+        tables.grow(pool, table, sequence.num_tokens)
+        sequence.num_published = num_hit
+        sequence.num_computed = num_hit * pool.page_size
+        if self.prefix is not None:
+            self.prefix.count(sequence.num_tokens, num_hit)
+        return True
+
+    def missing(self, sequence: Sequence) -> int:
+        """Pages that the committed tokens still need."""
+        return tables.missing_pages(self.pool, sequence.page_table, sequence.num_tokens)
+
+    def draft_room(self, sequence: Sequence) -> int:
+        """How many drafts could have pages, beyond the committed tokens."""
+        num_pages = len(sequence.page_table) + self.pool.num_available
+        return num_pages * self.pool.page_size - sequence.num_tokens
+
+    def reserve(self, sequence: Sequence, num_drafts: int) -> None:
+        """Give the sequence pages for its committed tokens and `num_drafts` more."""
+        tables.grow(self.pool, sequence.page_table, sequence.num_tokens + num_drafts)
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back pages beyond the committed tokens."""
+        tables.truncate(self.pool, sequence.page_table, sequence.num_tokens)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Offer the pages that were filled since the last call to the prefix cache."""
+        num_full = min(sequence.num_computed, sequence.num_tokens) // self.pool.page_size
+        first = sequence.num_published
+        if self.prefix is None or num_full <= first:
+            return
+        names, salt = sequence.page_hashes, sequence.request.cache_salt
+        self.prefix.extend_names(names, sequence.token_ids, salt, max(num_full, len(names)))
+        for index in range(first, num_full):
+            self.prefix.insert(names[index], sequence.page_table[index])
+        sequence.num_published = num_full
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back all pages; nothing of the sequence counts as computed any more."""
+        tables.clear(self.pool, sequence.page_table)
+        sequence.num_computed = 0
+        sequence.num_published = 0
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Assert that `sequences` hold all references there are, and cover what they computed."""
+        self.pool.check_integrity()
+        if self.prefix is not None:
+            self.prefix.check_integrity()
+        held: Counter[int] = Counter()
+        for sequence in sequences:
+            table = sequence.page_table
+            held.update(table)
+            assert len(set(table)) == len(table), "a page stands twice in a table"
+            covered = len(table) * self.pool.page_size
+            assert covered >= sequence.num_computed, (covered, sequence.num_computed)
+            assert sequence.num_published <= len(table), (sequence.num_published, len(table))
+        for page in range(self.pool.num_pages):
+            references = self.pool.references(page)
+            assert references == held[page], f"page {page}: {references}, held by {held[page]}"

@@ -1,0 +1,273 @@
+"""Who runs in the next step, with how many tokens, and what becomes of the step's results.
+
+Continuous batching: in each step decoding sequences come first, then their drafts, then prompt
+chunks of admitted sequences, then new admissions. One step at a time: `schedule`, then `commit`
+(or `cancel`) of its batch. Invariant: every request added ends exactly once, with one Output
+that has a finish reason. Models, drafters and text are unknown here.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from foretoken.errors import CapacityError, PromptError, RequestError
+from foretoken.kv.pool import PagePool
+from foretoken.kv.prefix import PrefixCache
+from foretoken.runtime import commit as commits
+from foretoken.runtime.batch import Batch, Span
+from foretoken.runtime.drafting import DraftBudget, StepLoad, no_drafts
+from foretoken.runtime.pages import SequencePages
+from foretoken.runtime.roster import Roster
+from foretoken.runtime.schedule_config import SchedulerConfig
+from foretoken.runtime.sequence import Sequence, SequenceState
+from foretoken.runtime.stopping import StopFinder, find_ending, never_stops
+from foretoken.types import FinishReason, Output, Request
+
+__all__ = ["Scheduler", "SchedulerConfig"]
+
+
+class Scheduler:
+    """The only one to change sequences and page references."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: PagePool,
+        *,
+        draft_budget: DraftBudget = no_drafts,
+        find_stop_string: StopFinder = never_stops,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take over `pool`; `clock` must be the one that requests' arrivals are read from."""
+        self.config = config
+        self.max_len = min(config.max_model_len, pool.capacity)
+        """Most tokens of a sequence: the context limit, or all pages if those hold less."""
+        caching = config.enable_prefix_caching
+        self.prefix = PrefixCache(pool, identity=config.cache_identity) if caching else None
+        self._pages = SequencePages(pool, self.prefix)
+        self._draft_budget = draft_budget
+        self._find_stop_string = find_stop_string
+        self._clock = clock
+        self._sequences: dict[str, Sequence] = {}
+        self._roster = Roster(self._pages, config.max_num_seqs)
+        self._num_added = 0
+        self._in_flight = False
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._sequences)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests not admitted, or preempted."""
+        return len(self._roster.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold pages."""
+        return len(self._roster.running)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions so far."""
+        return self._roster.num_preemptions
+
+    @property
+    def sequences(self) -> Mapping[str, Sequence]:
+        """Unfinished sequences by request id; a read-only view."""
+        return MappingProxyType(self._sequences)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: the id is in use.
+            PromptError, CapacityError: as `check_capacity`.
+        """
+        if request.request_id in self._sequences:
+            raise RequestError("request_id", request.request_id, "an id that is not in use")
+        self.check_capacity(request)
+        sequence = Sequence.of(request, self._num_added)
+        self._num_added += 1
+        self._sequences[request.request_id] = sequence
+        self._roster.waiting.push(sequence)
+
+    def check_capacity(self, request: Request) -> None:
+        """Check that the prompt and one more token could run, if alone.
+
+        Raises:
+            PromptError: an empty prompt, or one that leaves no room in the context.
+            CapacityError: the prompt and one token are more than all pages hold.
+        """
+        num_prompt, pool = len(request.prompt_token_ids), self._pages.pool
+        if num_prompt == 0:
+            raise PromptError("prompt", "no tokens", "at least one token")
+        if num_prompt >= self.config.max_model_len:
+            allowed = f"at most {self.config.max_model_len - 1} tokens (max_model_len - 1)"
+            raise PromptError("prompt", f"{num_prompt} tokens", allowed)
+        if num_prompt >= pool.capacity:
+            allowed = f"at most {pool.capacity - 1} tokens: the KV cache holds {pool.capacity}"
+            raise CapacityError("prompt", f"{num_prompt} tokens", allowed)
+
+    def abort(self, request_id: str) -> Output | None:
+        """End a request at once; None if it is unknown or has ended. Fine during a step."""
+        return self._interrupt(request_id, FinishReason.ABORT, None)
+
+    def fail(self, request_id: str, error: str) -> Output | None:
+        """End a request with an error; None if it is unknown or has ended."""
+        return self._interrupt(request_id, FinishReason.ERROR, error)
+
+    def _interrupt(self, request_id: str, reason: FinishReason, error: str | None) -> Output | None:
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return None
+        sequence.finish_reason = reason
+        self._retire(sequence)
+        metrics = commits.metrics_of(sequence, self._clock())
+        return Output(request_id=request_id, finish_reason=reason, error=error, metrics=metrics)
+
+    def _retire(self, sequence: Sequence) -> None:
+        self._roster.remove(sequence)
+        del self._sequences[sequence.request.request_id]
+
+    def schedule(self) -> Batch:
+        """Plan the next step, reserving pages for it. Empty only if nothing is unfinished."""
+        assert not self._in_flight, "the last batch was neither committed nor cancelled"
+        decoding = self._secure_decoding()
+        prefilling = [s for s in self._roster.running if not s.is_decoding]
+        tokens_left = self.config.max_num_batched_tokens - len(decoding)
+        prompts = bool(prefilling) or self._roster.may_admit
+        load = StepLoad(
+            num_decoding=len(decoding),
+            num_prefilling=len(prefilling),
+            num_waiting=self.num_waiting,
+        )
+        spans = self._decode_spans(decoding, load, tokens_left // 2 if prompts else tokens_left)
+        tokens_left -= sum(span.draft_budget for span in spans)
+        for sequence in prefilling:
+            tokens_left = self._add_chunk(spans, sequence, tokens_left)
+        while tokens_left > 0 and (admitted := self._roster.admit_next(self._clock())) is not None:
+            tokens_left = self._add_chunk(spans, admitted, tokens_left)
+        self._in_flight = True
+        return Batch(spans=tuple(spans))
+
+    def _secure_decoding(self) -> list[Sequence]:
+        """Sequences that decode in this step, each with a page for its newest token.
+
+        Preempts from the end of the order of service, so never a sequence secured before.
+        """
+        secured: list[Sequence] = []
+        running, limit = self._roster.running, self.config.max_num_batched_tokens
+        index = 0
+        while index < len(running) and len(secured) < limit:
+            sequence = running[index]
+            index += 1
+            if not sequence.is_decoding:
+                continue
+            while self._pages.missing(sequence) > self._pages.pool.num_available:
+                if self._roster.preempt_last() is sequence:
+                    return secured
+            self._pages.reserve(sequence, 0)
+            secured.append(sequence)
+        return secured
+
+    def _decode_spans(self, decoding: list[Sequence], load: StepLoad, allowance: int) -> list[Span]:
+        """One span per decoding sequence, at most `allowance` drafts over all of them."""
+        spans = []
+        for sequence in decoding:
+            budget = self._clip(sequence, self._draft_budget(sequence, load), allowance)
+            if budget:
+                self._pages.reserve(sequence, budget)
+                allowance -= budget
+            start = sequence.num_computed
+            spans.append(
+                Span(sequence=sequence, start=start, length=1, draft_budget=budget, samples=True)
+            )
+        return spans
+
+    def _clip(self, sequence: Sequence, wanted: int, allowance: int) -> int:
+        """The draft budget that request, context, step and pages allow.
+
+        A step yields one token more than it has drafts, hence the - 1.
+        """
+        assert wanted >= 0, wanted
+        if wanted == 0:
+            return 0
+        output_left = sequence.request.max_tokens - sequence.num_output - 1
+        context_left = self.max_len - sequence.num_tokens - 1
+        limits = (output_left, context_left, allowance, self._pages.draft_room(sequence))
+        return max(0, min(wanted, *limits))
+
+    def _add_chunk(self, spans: list[Span], sequence: Sequence, tokens_left: int) -> int:
+        """Append as much of the sequence's uncomputed tokens as fits; return what is left."""
+        start = sequence.num_computed
+        length = min(sequence.num_tokens - start, tokens_left)
+        wants_logits = sequence.wants_prompt_logprobs
+        if wants_logits:
+            length = min(length, self.config.max_prompt_logprob_tokens)
+        if length > 0:
+            span = Span(
+                sequence=sequence,
+                start=start,
+                length=length,
+                samples=start + length == sequence.num_tokens,
+                wants_prompt_logprobs=wants_logits,
+            )
+            spans.append(span)
+        return tokens_left - max(length, 0)
+
+    def commit(self, batch: Batch, verification: commits.StepResult, now: float) -> list[Output]:
+        """Take over the results of the last scheduled batch, with its drafts, at time `now`.
+
+        Returns an output for each span that sampled, in order of the spans; sequences aborted
+        since `schedule` are passed over.
+        """
+        self._land()
+        results = verification.spans
+        assert len(results) == len(batch.spans), (len(results), len(batch.spans))
+        outputs = []
+        for span, result in zip(batch.spans, results, strict=True):
+            if span.sequence.state is not SequenceState.RUNNING:
+                continue
+            commits.advance(span, result)
+            if span.samples:
+                assert result is not None, f"no result for {span.sequence.request.request_id}"
+                outputs.append(self._commit_tokens(span, result, now))
+            else:
+                self._pages.publish(span.sequence)
+        return outputs
+
+    def _commit_tokens(self, span: Span, result: commits.SpanResult, now: float) -> Output:
+        sequence = span.sequence
+        ending = find_ending(sequence, result.new_ids, self.max_len, self._find_stop_string)
+        commits.append(span, result, ending, now)
+        self._pages.publish(sequence)
+        output = commits.output_of(span, result, ending, now)
+        if ending.finish_reason is None:
+            self._pages.trim(sequence)
+        else:
+            self._retire(sequence)
+        return output
+
+    def cancel(self, batch: Batch) -> None:
+        """Drop the last scheduled batch: nothing of it counts as computed."""
+        self._land()
+        for span in batch.spans:
+            if span.sequence.state is SequenceState.RUNNING:
+                self._pages.trim(span.sequence)
+
+    def _land(self) -> None:
+        assert self._in_flight, "no batch is in flight"
+        self._in_flight = False
+
+    def check_integrity(self) -> None:
+        """Assert the invariants of queues, sequences and pages. O(everything), for tests."""
+        live = list(self._sequences.values())
+        self._roster.check_integrity(live)
+        self._pages.check_integrity(live)
+        for sequence in live:
+            computed, total = sequence.num_computed, sequence.num_tokens
+            assert 0 <= computed < total <= self.max_len, (computed, total, self.max_len)
+            held, needed = len(sequence.page_table), self._pages.pool.pages_for(total)
+            assert self._in_flight or held <= needed, (held, needed)

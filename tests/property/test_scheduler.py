@@ -1,0 +1,147 @@
+"""Whatever arrives, whatever is drafted, however few pages: each request gives its own tokens."""
+
+from random import Random
+
+from foretoken.control.budget import BudgetPolicy
+from foretoken.runtime.drafting import StepLoad
+from foretoken.runtime.scheduler import SchedulerConfig
+from foretoken.runtime.sequence import Sequence
+from foretoken.types import FinishReason, Request
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from tests.unit.scheduler_fakes import VOCAB, FakeEngine, expected_output, make_request, noisy
+
+
+class RandomBudget(BudgetPolicy):
+    """Any budget at any time."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def budget(self, sequence: Sequence, load: StepLoad, /) -> int:
+        return self._random.choice((0, 0, 1, 2, 3, 5, 9))
+
+
+prompts = st.one_of(
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20),
+    st.integers(1, 20).map(lambda n: [1] * n),
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn, index: int) -> Request:
+    max_tokens = draw(st.integers(1, 14))
+    return make_request(
+        f"r{index}",
+        tuple(draw(prompts)),
+        max_tokens=max_tokens,
+        min_tokens=draw(st.integers(0, max_tokens)) if draw(st.booleans()) else 0,
+        priority=draw(st.sampled_from((0, 0, 0, -1, 2))),
+        arrival=float(draw(st.integers(0, 3))),
+        stop_ids=draw(st.frozensets(st.integers(0, VOCAB - 1), max_size=1)),
+        prompt_logprobs=draw(st.sampled_from((None, None, None, 0))),
+        cache_salt=draw(st.sampled_from((None, None, "a"))),
+    )
+
+
+configs = st.builds(
+    SchedulerConfig,
+    max_num_seqs=st.integers(1, 6),
+    max_num_batched_tokens=st.integers(1, 24),
+    max_model_len=st.integers(22, 40),
+    enable_prefix_caching=st.booleans(),
+    max_prompt_logprob_tokens=st.integers(1, 6),
+)
+
+
+def drive(engine: FakeEngine, arrivals: list[Request], random: Random) -> set[str]:
+    """Add requests and step in random turns, abort and cancel now and then; the aborted ids."""
+    aborted: set[str] = set()
+    for _ in range(3000):
+        engine.clock += 1.0
+        while arrivals and random.random() < 0.4:
+            engine.add(arrivals.pop())
+        live = sorted(engine.scheduler.sequences)
+        batch = engine.plan()
+        assert batch.spans or not live
+        assert batch.num_tokens <= engine.scheduler.config.max_num_batched_tokens
+        owners = [span.sequence.request.request_id for span in batch.spans]
+        assert len(set(owners)) == len(owners), owners
+        if live and random.random() < 0.05:
+            aborted.add(live[0])
+            engine.abort(live[0])
+        if random.random() < 0.05:
+            engine.scheduler.cancel(batch)
+            engine.scheduler.check_integrity()
+        else:
+            engine.finish(batch)
+        if not arrivals and not engine.scheduler.has_unfinished:
+            return aborted
+    raise AssertionError(f"unfinished: {dict(engine.scheduler.sequences)}")
+
+
+@given(
+    configs,
+    st.integers(1, 8).flatmap(lambda n: st.tuples(*(requests(i) for i in range(n)))),
+    st.integers(6, 20),
+    st.integers(1, 4),
+    st.randoms(use_true_random=False),
+)
+def test_every_request_gives_its_own_tokens(
+    config: SchedulerConfig,
+    arrivals: tuple[Request, ...],
+    num_pages: int,
+    page_size: int,
+    random: Random,
+) -> None:
+    num_pages = max(num_pages, -(-22 // page_size))
+    engine = FakeEngine(
+        num_pages=num_pages,
+        page_size=page_size,
+        drafter=noisy(random),
+        config=config,
+        draft_budget=RandomBudget(random).budget,
+    )
+    aborted = drive(engine, list(arrivals), random)
+    for request in arrivals:
+        check_outputs(engine, request, request.request_id in aborted)
+    assert engine.pool.num_available == num_pages, "pages were lost"
+    event(f"preempted: {engine.scheduler.num_preemptions > 0}")
+    event(f"prefix hits: {bool(engine.scheduler.prefix and engine.scheduler.prefix.num_hit_tokens)}")
+    event(f"evicted: {engine.pool.num_evicted > 0}")
+
+
+def check_outputs(engine: FakeEngine, request: Request, aborted: bool) -> None:
+    """One ending, the right tokens, everything else in step with them."""
+    outputs = engine.outputs[request.request_id]
+    tokens = engine.tokens(request.request_id)
+    ends = [output.finish_reason for output in outputs if output.finish_reason is not None]
+    assert len(ends) == 1, ends
+    assert outputs[-1].finish_reason == ends[0]
+    expected, reason = expected_output(request, engine.scheduler.max_len)
+    if aborted and ends[0] is FinishReason.ABORT:
+        assert tokens == expected[: len(tokens)]
+    else:
+        assert (tokens, ends[0]) == (expected, reason)
+    for output in outputs:
+        assert len(output.sources) == len(output.new_token_ids)
+        assert output.finish_reason is not None or output.new_token_ids
+    metrics = outputs[-1].metrics
+    assert metrics is not None
+    assert len(metrics.accepted_per_step) == len(metrics.drafted_per_step)
+    assert sum(metrics.accepted_per_step) <= len(tokens)
+    check_prompt_logprobs(engine, request)
+
+
+def check_prompt_logprobs(engine: FakeEngine, request: Request) -> None:
+    outputs = [o for o in engine.outputs[request.request_id] if o.new_token_ids]
+    for index, output in enumerate(outputs):
+        if request.params.prompt_logprobs is None or index > 0:
+            assert output.prompt_logprobs is None
+        else:
+            assert output.prompt_logprobs is not None
+            first, *others = output.prompt_logprobs
+            assert first is None
+            ids = [next(iter(entry)) for entry in others if entry is not None]
+            assert ids == list(request.prompt_token_ids[1:])
