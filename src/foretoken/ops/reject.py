@@ -1,0 +1,90 @@
+"""Which drafts are kept: matching, or the rejection rule for chains.
+
+Matching keeps the drafts that are the target's own tokens. Rejection (Leviathan et al. 2211.17192,
+Chen et al. 2302.01318) keeps a draft x drawn from q with probability min(1, p(x) / q(x)) and, in
+place of the first that fails, draws from max(p - q, 0) normalised: every token then has
+distribution p. Knows probabilities and tokens, not requests. Invariant: a draft id of -1 is never
+kept and counts as q = 0 everywhere.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foretoken.ops.logits import NEVER
+from foretoken.types import SamplingParams
+
+RULES = ("auto", "matching", "standard")
+
+
+def uses_matching(params: SamplingParams, rule: str, one_hot: bool) -> bool:
+    """Whether drafts of such a request are checked by matching rather than by rejection.
+
+    Args:
+        params: of the request; greedy requests always match.
+        rule: `auto`, `matching` or `standard`.
+        one_hot: whether the draft comes without a distribution (greedy drafts, look-up).
+    """
+    if rule == "auto":
+        return params.deterministic or one_hot
+    return rule == "matching" or params.greedy
+
+
+def agreeing(drafts: Sequence[int], targets: Sequence[int]) -> int:
+    """How many leading drafts are the target's own tokens."""
+    for count, (draft, target) in enumerate(zip(drafts, targets, strict=False)):
+        if draft != target:
+            return count
+    return min(len(drafts), len(targets))
+
+
+def acceptable(
+    probs_KV: Tensor, drafted_KV: Tensor | None, ids_K: Sequence[int], uniforms_K: Sequence[float]
+) -> list[bool]:
+    """Whether each draft passes its test, whatever came before it.
+
+    Args:
+        probs_KV: float32 target distributions.
+        drafted_KV: float32 distributions that the drafts were drawn from; None: one-hot.
+        ids_K: draft ids; -1 never passes.
+        uniforms_K: float64 in (0, 1), independent of how the drafts were drawn.
+    """
+    device = probs_KV.device
+    given_K = torch.tensor(ids_K, dtype=torch.int64, device=device)
+    ids_K1 = given_K.clamp(min=0).unsqueeze(1)
+    bar_K = torch.tensor(uniforms_K, dtype=torch.float64, device=device)
+    if drafted_KV is not None:
+        bar_K = bar_K * drafted_KV.gather(1, ids_K1).squeeze(1)
+    passed_K = (bar_K < probs_KV.gather(1, ids_K1).squeeze(1)) & (given_K >= 0)
+    passed: list[bool] = passed_K.tolist()
+    return passed
+
+
+def leading(passed: Sequence[bool]) -> int:
+    """How many drafts are kept: those before the first that failed."""
+    return passed.index(False) if False in passed else len(passed)
+
+
+def residual(
+    logits_SV: Tensor, probs_SV: Tensor, drafted_SV: Tensor | None, ids_S: Sequence[int]
+) -> Tensor:
+    """Logits of the token in place of a rejected draft, float32 [S, V].
+
+    Args:
+        logits_SV: processed target logits.
+        probs_SV: their softmax.
+        drafted_SV: distributions that the rejected drafts were drawn from; None: one-hot.
+        ids_S: the rejected drafts; for -1 the row is left as it is.
+
+    Returns:
+        log max(p - q, 0); the row's own logits where that is empty.
+    """
+    given_S1 = torch.tensor(ids_S, dtype=torch.int64, device=logits_SV.device).unsqueeze(1)
+    known_S1 = given_S1 >= 0
+    if drafted_SV is None:
+        left_SV = logits_SV.scatter(1, given_S1.clamp(min=0), NEVER)
+    else:
+        left_SV = (probs_SV - drafted_SV).clamp_(min=0).log_()
+    some_S1 = (left_SV > NEVER).any(dim=-1, keepdim=True)
+    return torch.where(known_S1 & some_S1, left_SV, logits_SV)
