@@ -1,0 +1,29 @@
+"""The promise, checked by hand: three ways to draft, one output."""
+
+from typing import Any
+
+from foretoken import LLM, SamplingParams
+
+METHODS: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4},
+    "draft_model": {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 4},
+}
+
+
+def main() -> None:
+    """Write the same prompt with each method and compare token ids."""
+    params = SamplingParams(temperature=0.8, seed=11, max_tokens=48)
+    outputs = {}
+    for name, config in METHODS.items():
+        with LLM("demo", batch_invariant=True, speculative_config=config) as llm:
+            [result] = llm.generate("def merge(left, right):\n", params, use_tqdm=False)
+            outputs[name] = result.outputs[0]
+    for name, output in outputs.items():
+        same = output.token_ids == outputs["plain"].token_ids
+        length = output.metrics.acceptance_length if output.metrics else 1.0
+        print(f"{name:12} acceptance length {length:.2f}  same tokens: {same}")
+
+
+if __name__ == "__main__":
+    main()

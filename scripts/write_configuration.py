@@ -1,0 +1,96 @@
+"""Write docs/configuration.md from the config classes: one table per class.
+
+The convention it reads: frozen dataclasses whose fields have a docstring under them. A field
+without one is an error.
+"""
+
+import ast
+import inspect
+import textwrap
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+
+from foretoken.config import EngineConfig, SpeculativeConfig
+from foretoken.types import SamplingParams
+
+TARGET = Path(__file__).parents[1] / "docs" / "configuration.md"
+
+HEADER = """\
+# Configuration
+
+Written by `make docs` from the classes themselves; do not edit. Names, defaults and meaning are
+vLLM's where vLLM has them. Unknown keys are errors that list the known ones. Keys of vLLM whose
+part is not built yet are accepted at their neutral value and are an error at any other.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One class and how a user reaches it."""
+
+    title: str
+    introduction: str
+    source: type
+
+
+SECTIONS = (
+    Section("`LLM(...)`", "Keyword arguments, most of them optional.", EngineConfig),
+    Section(
+        "`speculative_config`",
+        "A dictionary given to `LLM`, or as JSON to `--speculative-config`.",
+        SpeculativeConfig,
+    ),
+    Section("`SamplingParams(...)`", "Given with each request.", SamplingParams),
+)
+
+
+def field_docstrings(source: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, on one line."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(source)))
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    found = {}
+    for node, follower in zip(body, body[1:], strict=False):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            value = follower.value if isinstance(follower, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                found[node.target.id] = " ".join(value.value.split())
+    return found
+
+
+def type_names(source: type) -> dict[str, str]:
+    """Annotation of each field as written in the source."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(source)))
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    return {
+        node.target.id: ast.unparse(node.annotation)
+        for node in body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+def render_section(section: Section) -> str:
+    """A heading, the class's own prose, and a table of its fields.
+
+    Raises:
+        ValueError: a field has no docstring.
+    """
+    documented, types = field_docstrings(section.source), type_names(section.source)
+    lines = [f"## {section.title}", "", section.introduction, ""]
+    lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for field in fields(section.source):
+        if field.name not in documented:
+            raise ValueError(f"{section.source.__name__}.{field.name} has no docstring under it")
+        default = "required" if field.default is MISSING else f"`{field.default!r}`"
+        cells = (f"`{field.name}`", f"`{types[field.name]}`", default, documented[field.name])
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def render() -> str:
+    """The whole document."""
+    return HEADER + "".join("\n" + render_section(section) for section in SECTIONS)
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), "utf-8")
+    print(f"wrote {TARGET}")

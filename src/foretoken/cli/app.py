@@ -1,0 +1,72 @@
+"""Puts the subcommands together and turns Foretoken's errors into one line and an exit code.
+
+Knows no subcommand's options. Unexpected exceptions keep their traceback: they are bugs.
+"""
+
+import logging
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import foretoken
+from foretoken.cli.compare import EPILOG, compare
+from foretoken.cli.demo import demo
+from foretoken.cli.generate import generate
+from foretoken.cli.info import info
+from foretoken.cli.train import train_app
+from foretoken.errors import ForetokenError
+
+
+class ForetokenGroup(TyperGroup):
+    """Answers an error of the tree with its message on stderr and its exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the subcommand."""
+        try:
+            return super().invoke(ctx)
+        except ForetokenError as error:
+            print(f"foretoken: {error}", file=sys.stderr)
+            raise typer.Exit(error.exit_code) from error
+
+
+app = typer.Typer(
+    name="foretoken",
+    cls=ForetokenGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"foretoken {foretoken.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def foretoken_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log what the engine decides and does.")
+    ] = False,
+) -> None:
+    """Lossless speculative decoding: the same tokens, sooner."""
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("foretoken").setLevel(level)
+
+
+app.command()(generate)
+app.command()(demo)
+app.command(epilog=EPILOG)(compare)
+app.command()(info)
+app.add_typer(train_app, name="train")

@@ -1,0 +1,193 @@
+"""`foretoken compare`: does speculation pay for this model on these prompts?
+
+Answers with a table, a sentence and an exit code.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli.interleave import Arm, Run, Workload, interleave, warm_up
+from foretoken.cli.options import (
+    DtypeOption,
+    InvariantOption,
+    MaxTokensOption,
+    SeedOption,
+    TemperatureOption,
+    parse_invariant,
+    parse_speculation,
+    read_prompts,
+)
+from foretoken.cli.summary import ArmSummary, summarize
+from foretoken.errors import ConfigError
+from foretoken.types import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WORTH_IT = 1.3
+EXIT_PAYS = 0
+EXIT_DOES_NOT_PAY = 1
+EXIT_TOKENS_DIFFER = 4
+
+EPILOG = (
+    f"Exit code: {EXIT_PAYS}: it pays (a speed-up of {WORTH_IT}x or more) and deterministic tokens "
+    f"are identical; {EXIT_DOES_NOT_PAY}: it does not pay; {EXIT_TOKENS_DIFFER}: tokens of a "
+    "deterministic run (greedy, or with --seed) differ; 2 and 3: wrong settings, or a model that "
+    "cannot be loaded."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the comparison comes to."""
+
+    exit_code: int
+    sentence: str
+
+
+def compare(
+    model: Annotated[str, typer.Argument(help="Packaged name, folder, or Hugging Face id.")],
+    speculative_config: Annotated[
+        str,
+        typer.Option(
+            "--speculative-config", metavar="JSON", help="How to draft, as JSON with vLLM's keys."
+        ),
+    ],
+    prompts: Annotated[
+        Path, typer.Option(help='One prompt per line, or JSON lines with a "prompt" each.')
+    ],
+    repeats: Annotated[int, typer.Option(help="Passes over the prompts.", min=1)] = 5,
+    max_tokens: MaxTokensOption = 128,
+    temperature: TemperatureOption = 0.0,
+    seed: SeedOption = None,
+    dtype: DtypeOption = "auto",
+    batch_invariant: InvariantOption = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Tables to stderr, one JSON document to stdout.")
+    ] = False,
+) -> None:
+    """Measure speculation on your own prompts, off and on interleaved.
+
+    One request at a time, prefix caching off. Both arms stay loaded, so the model is in memory
+    twice.
+    """
+    from rich.console import Console
+
+    console = Console(stderr=as_json, highlight=False)
+    config = parse_speculation(speculative_config, model)
+    if config is None:
+        raise ConfigError("--speculative-config", speculative_config, "a JSON object")
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
+    workload = Workload(name=prompts.name, prompts=read_prompts(prompts), params=params)
+    settings = {"dtype": dtype, "batch_invariant": parse_invariant(batch_invariant)}
+    with ExitStack() as stack:
+        arms = _open_arms(stack, model, settings, config)
+        runs = _measure(console, arms, workload, repeats)
+    off, on = summarize(runs, "off")
+    verdict = judge(on, deterministic=params.deterministic)
+    _print_result(console, off, on, verdict)
+    if as_json:
+        print(json.dumps(_document(model, config, (off, on), verdict)))
+    raise typer.Exit(verdict.exit_code)
+
+
+def judge(on: ArmSummary, *, deterministic: bool) -> Verdict:
+    """The verdict on the arm that speculates."""
+    if deterministic and not on.identical:
+        return Verdict(
+            EXIT_TOKENS_DIFFER,
+            "Tokens differ between off and on. If that happens at near-ties, "
+            "--batch-invariant on makes them identical.",
+        )
+    speed = on.speedup
+    settled = "" if speed.low >= WORTH_IT or speed.high < WORTH_IT else (
+        f" The interval contains {WORTH_IT}x: more prompts would settle it."
+    )  # fmt: skip
+    if speed.median >= WORTH_IT:
+        return Verdict(EXIT_PAYS, f"Speculation pays: {speed.median:.2f}x.{settled}")
+    if speed.median >= 1.0:
+        return Verdict(
+            EXIT_DOES_NOT_PAY,
+            f"Not worth it: {speed.median:.2f}x is below {WORTH_IT}x.{settled}",
+        )
+    return Verdict(EXIT_DOES_NOT_PAY, f"Speculation makes it slower: {speed.median:.2f}x.{settled}")
+
+
+def _open_arms(
+    stack: ExitStack, model: str, settings: dict[str, Any], config: dict[str, Any]
+) -> tuple[Arm, ...]:
+    from foretoken import LLM
+
+    common = {**settings, "max_num_seqs": 1, "enable_prefix_caching": False}
+    return (
+        Arm("off", stack.enter_context(LLM(model, **common))),
+        Arm("on", stack.enter_context(LLM(model, speculative_config=config, **common))),
+    )
+
+
+def _measure(
+    console: "Console", arms: tuple[Arm, ...], workload: Workload, repeats: int
+) -> list[Run]:
+    from rich.progress import Progress
+
+    warm_up(arms, workload)
+    runs: list[Run] = []
+    with Progress(console=console, auto_refresh=False, transient=True) as progress:
+        task = progress.add_task("comparing", total=repeats * len(workload.prompts) * len(arms))
+        for repeat in range(repeats):
+            for run in interleave(arms, workload, repeat):
+                runs.append(run)
+                progress.update(task, advance=1, refresh=console.is_terminal)
+    return runs
+
+
+def _print_result(console: "Console", off: ArmSummary, on: ArmSummary, verdict: Verdict) -> None:
+    from rich.table import Table
+
+    from foretoken.cli.tables import show_milliseconds, show_ratio
+
+    title = f"{on.workload}: {on.num_prompts} prompts x {on.num_repeats} repeats"
+    table = Table(title=title, title_justify="left")
+    for name in ("", "off", "on"):
+        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    rows: dict[str, Callable[[ArmSummary], str]] = {
+        "latency per request": lambda s: show_milliseconds(s.latency_s),
+        "time to first token": lambda s: show_milliseconds(s.first_token_s),
+        "tokens/s": lambda s: f"{s.tokens_per_s:.1f}",
+        "output tokens": lambda s: f"{s.num_tokens}",
+        "repeated 4-grams": lambda s: f"{s.repeated_4grams:.0%}",
+    }
+    for name, show in rows.items():
+        table.add_row(name, show(off), show(on))
+    table.add_row("speed-up", "1", show_ratio(on.speedup))
+    table.add_row("acceptance length", "", f"{on.acceptance_length:.2f}")
+    by_position = " ".join(f"{share:.0%}" for share in on.acceptance_by_position)
+    table.add_row("accepted by position", "", by_position)
+    table.add_row("identical tokens", "", "yes" if on.identical else "NO")
+    console.print(table)
+    console.print("Medians over prompts with 95 % bootstrap intervals.", style="dim")
+    console.print(verdict.sentence, style="green" if verdict.exit_code == 0 else "bold yellow")
+
+
+def _document(
+    model: str, config: dict[str, Any], summaries: tuple[ArmSummary, ...], verdict: Verdict
+) -> dict[str, Any]:
+    from foretoken.cli.environment import describe_environment
+    from foretoken.cli.tables import as_records
+
+    return {
+        "command": "foretoken compare",
+        "model": model,
+        "speculative_config": config,
+        "environment": describe_environment(),
+        "results": as_records(summaries),
+        "threshold": WORTH_IT,
+        "exit_code": verdict.exit_code,
+        "verdict": verdict.sentence,
+    }

@@ -1,0 +1,198 @@
+"""`foretoken demo`: the packaged models on held-out Python, every method against plain decoding.
+
+One interleaved run: each prompt goes through every method, who is first rotates. The prompts are
+cut from modules of the standard library that the models were not trained on.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli.interleave import Arm, Run, Workload, interleave, warm_up
+from foretoken.cli.summary import ArmSummary, summarize
+from foretoken.types import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+BASELINE = "none"
+METHODS: dict[str, dict[str, Any] | None] = {
+    BASELINE: None,
+    "ngram": {"method": "ngram", "num_speculative_tokens": 5},
+    "draft_model": {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 5},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much to run."""
+
+    num_prompts: int = 6
+    max_tokens: int = 96
+    num_repeats: int = 3
+    seconds: float = 110.0
+    """No new repeat after this long."""
+    shows_writing: bool = True
+
+
+QUICK = Plan(num_prompts=1, max_tokens=24, num_repeats=1, shows_writing=False)
+
+
+def demo(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Tables to stderr, one JSON document to stdout.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few seconds, for a first look; noisy.")
+    ] = False,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(help="Identical tokens to the last bit; off may flip near-ties."),
+    ] = True,
+) -> None:
+    """Watch speculation write the same tokens faster, and measure it."""
+    from rich.console import Console
+
+    console = Console(stderr=as_json, highlight=False)
+    plan = QUICK if quick else Plan()
+    console.print("Loading the packaged models ...", style="dim")
+    with ExitStack() as stack:
+        arms = _open_arms(stack, batch_invariant)
+        if plan.shows_writing:
+            _show_writing(console, arms)
+        runs = _measure(console, arms, plan)
+    summaries = summarize(runs, BASELINE)
+    _print_result(console, summaries)
+    if as_json:
+        print(json.dumps(_document(summaries, plan, batch_invariant)))
+
+
+def make_workloads(plan: Plan) -> tuple[Workload, ...]:
+    """Held-out code to continue, greedily and sampled, and held-out code to edit."""
+    from foretoken.training.prompts import edit_prompts, heldout_prompts
+
+    code = tuple(prompt.text for prompt in heldout_prompts(plan.num_prompts))
+    edits = tuple(prompt.text for prompt in edit_prompts(plan.num_prompts))
+    greedy = SamplingParams(temperature=0.0, max_tokens=plan.max_tokens)
+    sampled = SamplingParams(temperature=0.8, seed=1, max_tokens=plan.max_tokens)
+    return (
+        Workload(name="continue, greedy", prompts=code, params=greedy),
+        Workload(name="continue, T=0.8", prompts=code, params=sampled),
+        Workload(name="edit, greedy", prompts=edits, params=greedy),
+    )
+
+
+def _open_arms(stack: ExitStack, batch_invariant: bool) -> tuple[Arm, ...]:
+    from foretoken import LLM
+
+    return tuple(
+        Arm(
+            name,
+            stack.enter_context(
+                LLM(
+                    "demo",
+                    max_num_seqs=1,
+                    enable_prefix_caching=False,
+                    batch_invariant=batch_invariant,
+                    speculative_config=config,
+                )
+            ),
+        )
+        for name, config in METHODS.items()
+    )
+
+
+def _show_writing(console: "Console", arms: tuple[Arm, ...]) -> None:
+    """One prompt, plainly and with the draft model, as it comes."""
+    from rich.text import Text
+
+    from foretoken.cli.paint import STYLES, Painter, legend
+
+    prompt = "def is_palindrome(text):\n"
+    params = SamplingParams(temperature=0.0, max_tokens=96)
+    warm = SamplingParams(temperature=0.0, max_tokens=8)
+    console.print(legend())
+    for arm in (arms[0], arms[-1]):
+        arm.llm.generate(prompt, warm, use_tqdm=False)
+        painter = Painter(arm.llm.get_tokenizer())
+        console.rule(f"method: {arm.name}", align="left")
+        console.print(Text(prompt, style="dim"), end="")
+        began, num_tokens = time.perf_counter(), 0
+        for output in arm.llm.stream(prompt, params):
+            num_tokens += len(output.new_token_ids)
+            for piece, source in painter.paint(output):
+                console.print(Text(piece, style=STYLES[source]), end="", soft_wrap=True)
+        seconds = time.perf_counter() - began
+        console.print(f"\n{num_tokens} tokens in {seconds:.2f} s", style="dim")
+    console.print()
+
+
+def _rounds(arms: tuple[Arm, ...], plan: Plan) -> Iterator[Run]:
+    """All workloads once per repeat, until the repeats or the time are used up."""
+    workloads = make_workloads(plan)
+    for workload in workloads:
+        warm_up(arms, workload)
+    began = time.perf_counter()
+    for repeat in range(plan.num_repeats):
+        if repeat and time.perf_counter() - began > plan.seconds * repeat / (repeat + 1):
+            return
+        for workload in workloads:
+            yield from interleave(arms, workload, repeat)
+
+
+def _measure(console: "Console", arms: tuple[Arm, ...], plan: Plan) -> list[Run]:
+    from rich.live import Live
+
+    from foretoken.cli.tables import comparison_table
+
+    runs: list[Run] = []
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        for run in _rounds(arms, plan):
+            runs.append(run)
+            if console.is_terminal:
+                summaries = summarize(runs, BASELINE, resamples=0)
+                title = f"measuring, repeat {run.repeat + 1} of {plan.num_repeats}"
+                live.update(comparison_table(summaries, title, BASELINE), refresh=True)
+    return runs
+
+
+def _print_result(console: "Console", summaries: tuple[ArmSummary, ...]) -> None:
+    from foretoken.cli.tables import comparison_table
+
+    title = "Every method against plain decoding, one request at a time, interleaved"
+    console.print(comparison_table(summaries, title, BASELINE))
+    repeated = {s.workload: s.repeated_4grams for s in summaries if s.arm == BASELINE}
+    shares = ", ".join(f"{name}: {share:.0%}" for name, share in repeated.items())
+    console.print(
+        f"Speed-up: median over {summaries[0].num_prompts} prompts, each the median of "
+        f"{summaries[0].num_repeats} repeats. Repeated 4-grams in the output ({shares}) "
+        "flatter every method.",
+        style="dim",
+    )
+    if all(summary.identical for summary in summaries):
+        console.print("All methods wrote the same tokens.", style="green")
+    else:
+        console.print("NOT all methods wrote the same tokens.", style="bold red")
+
+
+def _document(
+    summaries: tuple[ArmSummary, ...], plan: Plan, batch_invariant: bool
+) -> dict[str, Any]:
+    from foretoken.cli.environment import describe_environment
+    from foretoken.cli.tables import as_records
+
+    return {
+        "command": "foretoken demo",
+        "model": "demo",
+        "batch_invariant": batch_invariant,
+        "max_tokens": plan.max_tokens,
+        "methods": METHODS,
+        "environment": describe_environment(),
+        "results": as_records(summaries),
+        "identical": all(summary.identical for summary in summaries),
+    }

@@ -1,0 +1,79 @@
+"""`foretoken info`: shape, memory and KV bytes of a model, without loading it. Torch-free."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.config.resolve import DTYPE_BYTES
+from foretoken.errors import ConfigError
+
+
+def info(
+    model: Annotated[str, typer.Argument(help="Packaged name, folder, or Hugging Face id.")],
+    dtype: Annotated[
+        str, typer.Option(help="auto (the checkpoint's), bfloat16, float16 or float32.")
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Show a model's shape, its memory, and what a token of context costs."""
+    from foretoken.checkpoint import find_model
+    from foretoken.shape import ModelShape
+
+    path = find_model(model)
+    shape = ModelShape.from_config(path)
+    used = shape.dtype if dtype == "auto" else dtype
+    if used not in DTYPE_BYTES:
+        raise ConfigError("--dtype", dtype, "auto, " + ", ".join(DTYPE_BYTES))
+    facts = _facts(shape, used)
+    if as_json:
+        print(json.dumps({"model": model, **facts}))
+    else:
+        _print(model, facts)
+
+
+def _facts(shape: Any, dtype: str) -> dict[str, Any]:
+    size = DTYPE_BYTES[dtype]
+    kv_per_token = shape.kv_bytes_per_token(size)
+    return {
+        "architecture": shape.model_type,
+        "parameters": shape.num_parameters,
+        "layers": shape.num_hidden_layers,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "attention_heads": shape.num_attention_heads,
+        "key_value_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+        "vocabulary": shape.vocab_size,
+        "context": shape.max_position_embeddings,
+        "dtype": dtype,
+        "weight_bytes": shape.weight_bytes(size),
+        "kv_bytes_per_token": kv_per_token,
+        "kv_bytes_full_context": kv_per_token * shape.max_position_embeddings,
+    }
+
+
+def _print(model: str, facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=model, title_justify="left", show_header=False)
+    for name, value in facts.items():
+        if name.endswith("bytes") or "bytes" in name:
+            shown = show_bytes(value)
+            label = name.replace("_bytes", "").replace("bytes_", "").replace("_", " ")
+        else:
+            shown = f"{value:,}" if isinstance(value, int) else str(value)
+            label = name.replace("_", " ")
+        table.add_row(label, shown)
+    Console(highlight=False).print(table)
+
+
+def show_bytes(count: int) -> str:
+    """`22.0 MB`, in powers of 1000."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

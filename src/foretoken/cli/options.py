@@ -1,0 +1,109 @@
+"""Options that several subcommands share, and how their text becomes settings.
+
+Knows no subcommand. Every mistake is a ConfigError that names the option.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.errors import ConfigError
+
+DEMO_SPECULATION = {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 5}
+
+SpeculativeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config",
+        metavar="JSON",
+        help="How to draft, as JSON with vLLM's keys, or `none`.",
+    ),
+]
+DtypeOption = Annotated[
+    str, typer.Option(help="auto, bfloat16, float16 or float32.", metavar="TYPE")
+]
+InvariantOption = Annotated[
+    str,
+    typer.Option(
+        "--batch-invariant",
+        metavar="auto|on|off",
+        help="Bitwise the same tokens whatever the batch and the drafts.",
+    ),
+]
+MaxTokensOption = Annotated[int, typer.Option(help="Most tokens to write.")]
+TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
+SeedOption = Annotated[
+    int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)
+]
+
+
+def parse_speculation(text: str | None, model: str) -> dict[str, Any] | None:
+    """The dictionary of `--speculative-config`; left out, `demo` gets its own draft model.
+
+    Raises:
+        ConfigError: it is not a JSON object.
+    """
+    if text is None:
+        return dict(DEMO_SPECULATION) if model == "demo" else None
+    if text.strip().lower() == "none":
+        return None
+    allowed = (
+        """a JSON object such as '{"method": "ngram", "num_speculative_tokens": 5}', or none"""
+    )
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ConfigError("--speculative-config", text, allowed) from error
+    if not isinstance(config, dict):
+        raise ConfigError("--speculative-config", text, allowed)
+    return config
+
+
+def parse_invariant(text: str) -> bool | str:
+    """The value of `--batch-invariant`.
+
+    Raises:
+        ConfigError: it is none of the three.
+    """
+    choices: dict[str, bool | str] = {"auto": "auto", "on": True, "off": False}
+    if text not in choices:
+        raise ConfigError("--batch-invariant", text, ", ".join(choices))
+    return choices[text]
+
+
+def read_text(path: Path, option: str) -> str:
+    """The text of a file named on the command line.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(option, str(path), f"a readable UTF-8 file ({error})") from error
+
+
+def read_prompts(path: Path, option: str = "--prompts") -> tuple[str, ...]:
+    """Prompts of a file: one per line, or JSON lines with a `prompt` each.
+
+    Raises:
+        ConfigError: the file cannot be read, is empty, or has a line without a prompt.
+    """
+    lines = [line for line in read_text(path, option).splitlines() if line.strip()]
+    if not lines:
+        raise ConfigError(option, str(path), "a file with at least one prompt")
+    if not (path.suffix == ".jsonl" or lines[0].startswith('{"')):
+        return tuple(lines)
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        prompt = record.get("prompt") if isinstance(record, dict) else None
+        if not isinstance(prompt, str) or not prompt:
+            raise ConfigError(f"{option} line {number}", line, 'JSON such as {"prompt": "..."}')
+        prompts.append(prompt)
+    return tuple(prompts)

@@ -1,0 +1,69 @@
+"""`foretoken generate` and `foretoken info` on the packaged models."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from foretoken import LLM, SamplingParams
+from foretoken.cli.app import app
+
+PROMPT = "def add(a, b):\n"
+
+
+def generate(*arguments: str, stdin: str | None = None) -> str:
+    """What the command wrote to standard output."""
+    result = CliRunner().invoke(app, ["generate", "--max-tokens", "12", *arguments], input=stdin)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    """The plain continuation, from Python."""
+    with LLM("demo", max_num_seqs=1, batch_invariant=True) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=12)
+        return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
+
+
+def test_prompt_argument(expected: str) -> None:
+    assert generate(PROMPT, "--batch-invariant", "on") == expected + "\n"
+
+
+def test_plain_decoding_writes_the_same(expected: str) -> None:
+    shown = generate(PROMPT, "--batch-invariant", "on", "--speculative-config", "none")
+    assert shown == expected + "\n"
+
+
+def test_prompt_from_standard_input(expected: str) -> None:
+    assert generate("--batch-invariant", "on", stdin=PROMPT) == expected + "\n"
+
+
+def test_prompt_from_a_file(tmp_path: Path, expected: str) -> None:
+    file = tmp_path / "prompt.py"
+    file.write_text(PROMPT)
+    shown = generate("--batch-invariant", "on", "--file", str(file))
+    assert shown == expected + "\n"
+
+
+def test_a_seed_repeats_a_sample() -> None:
+    options = (PROMPT, "--temperature", "1", "--seed", "3")
+    assert generate(*options) == generate(*options)
+
+
+def test_info_says_what_the_model_is() -> None:
+    result = CliRunner().invoke(app, ["info", "demo", "--json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["model"] == "demo"
+    per_layer = 2 * facts["key_value_heads"] * facts["head_dim"] * 2
+    assert facts["dtype"] == "bfloat16"
+    assert facts["kv_bytes_per_token"] == facts["layers"] * per_layer
+    assert facts["weight_bytes"] == 2 * facts["parameters"]
+
+
+def test_info_is_a_table_for_people() -> None:
+    result = CliRunner().invoke(app, ["info", "demo-draft"])
+    assert result.exit_code == 0, result.output
+    assert "kv per token" in result.stdout

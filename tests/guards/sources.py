@@ -1,0 +1,47 @@
+"""The package's source files, parsed once, for the guard tests."""
+
+import ast
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "foretoken"
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A source file: its path below the package, its text and its syntax tree."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    """Every module of the package, in path order."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text("utf-8")
+        found.append(Module(path.relative_to(PACKAGE).as_posix(), text, ast.parse(text)))
+    return tuple(found)
+
+
+def classes() -> list[tuple[Module, ast.ClassDef]]:
+    """Every class of the package with its module."""
+    return [
+        (module, node)
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+def last_name(node: ast.expr) -> str:
+    """`C` of `a.b.C`, `C[...]` and `C(...)`."""
+    if isinstance(node, ast.Call):
+        return last_name(node.func)
+    if isinstance(node, ast.Subscript):
+        return last_name(node.value)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

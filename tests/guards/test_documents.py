@@ -1,0 +1,97 @@
+"""Documents say what is true: snippets run, generated files are fresh, layers are the layers."""
+
+import io
+import re
+import subprocess
+import sys
+import tomllib
+from contextlib import redirect_stdout
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import foretoken
+from tests.guards.sources import PACKAGE, ROOT
+
+SNIPPET = re.compile(r"<!-- test -->\n```python\n(.*?)```", re.DOTALL)
+
+
+def load_script(name: str) -> ModuleType:
+    """A module of the scripts folder."""
+    spec = util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def pyproject() -> dict[str, Any]:
+    """The project file."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def snippets() -> list[str]:
+    """The README's Python blocks that are marked for testing."""
+    return SNIPPET.findall((ROOT / "README.md").read_text("utf-8"))
+
+
+def test_configuration_is_fresh() -> None:
+    script = load_script("write_configuration")
+    written = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    assert written == script.render(), "run `make docs`"
+
+
+def test_command_line_snapshot_is_fresh() -> None:
+    script = load_script("write_cli_help")
+    written = (ROOT / "docs" / "cli.md").read_text("utf-8")
+    assert written == script.render(), "the command line changed; if meant, run `make docs`"
+
+
+def test_readme_opens_with_two_commands() -> None:
+    block = (ROOT / "README.md").read_text("utf-8").split("```")[1]
+    assert block.splitlines()[1:] == ["make demo", "make test"]
+
+
+def test_readme_names_the_long_tests() -> None:
+    assert "make test-full" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_changelog_has_this_version() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert re.search(rf"^## \[{re.escape(foretoken.__version__)}\]", changelog, re.MULTILINE)
+
+
+def test_architecture_shows_the_layers() -> None:
+    layers = pyproject()["tool"]["importlinter"]["contracts"][0]["layers"]
+    plain = [re.sub(r"[()]", "", layer).replace(" | ", ", ") for layer in layers]
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert "\n".join(["```", *plain, "```"]) in text, "\n".join(plain)
+
+
+def test_imports_only_point_down() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text("utf-8")):
+            if not target.startswith("http") and not (path.parent / target).exists():
+                broken.append(f"{path.name}: {target}")
+    assert not broken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", snippets(), ids=lambda code: code.split("\n")[2][:30])
+def test_readme_snippets_run(code: str) -> None:
+    assert (PACKAGE / "packaged" / "demo").is_dir(), "the packaged models are missing"
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+    assert shown.getvalue().strip()

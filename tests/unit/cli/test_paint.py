@@ -1,0 +1,78 @@
+"""Pieces by source are exactly the streamed text, whatever is held back."""
+
+from foretoken.cli.paint import MEANINGS, STYLES, Painter, legend
+from foretoken.types import Output, TokenSource
+
+
+class LetterStream:
+    """Writes token 65 as `A`; token 0 shows only with the token after it."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.held = ""
+
+    def feed(self, ids: list[int]) -> None:
+        """Add tokens."""
+        for token in ids:
+            if token == 0:
+                self.held += "?"
+            else:
+                self.text += self.held + chr(token)
+                self.held = ""
+
+
+class LetterTokenizer:
+    """Makes LetterStreams."""
+
+    def stream(self, options: object) -> LetterStream:
+        """A new stream."""
+        return LetterStream()
+
+
+def output(ids: str, sources: str, text: str) -> Output:
+    """An output; sources by first letter, `.` for a token that shows no text yet."""
+    by_letter = {source.value[0]: source for source in TokenSource}
+    return Output(
+        request_id="0",
+        new_token_ids=tuple(0 if c == "." else ord(c) for c in ids),
+        sources=tuple(by_letter[c] for c in sources),
+        text=text,
+    )
+
+
+def paint(*outputs: Output) -> list[list[tuple[str, str]]]:
+    """Pieces of each output, sources by first letter."""
+    painter = Painter(LetterTokenizer())  # type: ignore[arg-type]
+    return [[(piece, s.value[0]) for piece, s in painter.paint(one)] for one in outputs]
+
+
+def test_each_token_keeps_its_source() -> None:
+    [pieces] = paint(output("abc", "aar", "abc"))
+    assert pieces == [("a", "a"), ("b", "a"), ("c", "r")]
+
+
+def test_text_held_back_comes_later_with_its_own_source() -> None:
+    first, second = paint(output("ab", "ab", "a"), output("c", "t", "bc"))
+    assert first == [("a", "a")]
+    assert second == [("b", "b"), ("c", "t")]
+
+
+def test_an_incomplete_character_goes_with_the_token_that_completes_it() -> None:
+    first, second = paint(output(".", "a", ""), output("x", "r", "?x"))
+    assert first == []
+    assert second == [("?x", "r")]
+
+
+def test_text_that_no_token_explains_is_not_lost() -> None:
+    [pieces] = paint(output("a", "a", "a!!"))
+    assert "".join(piece for piece, _ in pieces) == "a!!"
+
+
+def test_a_cut_stop_string_is_not_shown() -> None:
+    [pieces] = paint(output("abc", "aar", "ab"))
+    assert "".join(piece for piece, _ in pieces) == "ab"
+
+
+def test_every_source_has_a_style_and_a_meaning() -> None:
+    assert set(STYLES) == set(MEANINGS) == set(TokenSource)
+    assert all(meaning in legend().plain for meaning in MEANINGS.values())
