@@ -1,11 +1,11 @@
-"""`python -m foretoken.training CONFIG [OUT]`: a run without the command line's dependencies."""
+"""`python -m foretoken.training CONFIG [OUT [TARGET]]`: a run without the command line's needs."""
 
 import sys
 from pathlib import Path
 
-from foretoken.training.lm import train_language_model
-from foretoken.training.settings import read_settings
+from foretoken.training.runs import train
 
-settings = read_settings(sys.argv[1])
-out = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-train_language_model(settings, out, lambda line: print(line, flush=True))
+if __name__ == "__main__":
+    folders = [Path(name) for name in sys.argv[2:4]]
+    out, target = (*folders, None, None)[:2]
+    train(sys.argv[1], out, target, lambda line: print(line, flush=True))

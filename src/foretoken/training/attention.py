@@ -5,6 +5,7 @@ compiler fuses, and which skips the masked half) and a cross entropy that never 
 logits of all rows at once. Neither knows about the model around it.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,6 +40,12 @@ def causal_attention(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor) -
     return blocked_attention(*flat).view(query_BHTd.shape)
 
 
+def row_blocks(count: int) -> Iterator[slice]:
+    """Slices of at most HEAD_ROWS rows that cover 0..count-1 in order."""
+    for start in range(0, count, HEAD_ROWS):
+        yield slice(start, min(start + HEAD_ROWS, count))
+
+
 class ChunkedCrossEntropy(torch.autograd.Function):
     """Mean cross entropy of `hidden @ weight.T`, a few rows at a time.
 
@@ -52,7 +59,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         hidden_grad = torch.empty_like(hidden_RD)
         weight_grad = torch.zeros_like(weight_VD, dtype=torch.float32)
         total = torch.zeros((), device=hidden_RD.device)
-        for rows in torch.arange(len(hidden_RD), device=hidden_RD.device).split(HEAD_ROWS):
+        for rows in row_blocks(len(hidden_RD)):
             hidden, targets = hidden_RD[rows], targets_R[rows]
             kept, safe = (targets >= 0)[:, None], targets.clamp(min=0)[:, None]
             logits = (hidden @ weight_VD.T).float()

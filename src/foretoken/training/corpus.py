@@ -20,9 +20,10 @@ HELD_OUT = (
     "configparser.py", "contextlib.py", "copy.py", "csv.py", "email/utils.py", "filecmp.py",
     "fileinput.py", "fractions.py", "functools.py", "getopt.py", "glob.py", "graphlib.py",
     "gzip.py", "heapq.py", "html/parser.py", "http/cookies.py", "json/decoder.py",
-    "json/encoder.py", "linecache.py", "multiprocessing/pool.py", "netrc.py", "pprint.py", "queue.py",
-    "reprlib.py", "sched.py", "shelve.py", "shlex.py", "string.py", "tempfile.py", "textwrap.py",
-    "timeit.py", "urllib/robotparser.py", "uuid.py", "wave.py", "weakref.py", "zipapp.py",
+    "json/encoder.py", "linecache.py", "multiprocessing/pool.py", "netrc.py", "pprint.py",
+    "queue.py", "reprlib.py", "sched.py", "shelve.py", "shlex.py", "string.py", "tempfile.py",
+    "textwrap.py", "timeit.py", "urllib/robotparser.py", "uuid.py", "wave.py", "weakref.py",
+    "zipapp.py",
 )  # fmt: skip
 
 SKIPPED_FOLDERS = frozenset(

@@ -134,6 +134,7 @@ def export(
     tensors = {name: value.to(dtype) for name, value in to_llama_names(model).items()}
     part = folder / "model.safetensors.part"
     save_file(tensors, part, metadata={"format": "pt"})
+    part.chmod(0o644)
     part.replace(folder / "model.safetensors")
     config = {**llama_config(model.shape), "torch_dtype": str(dtype).removeprefix("torch.")}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -63,7 +63,7 @@ class LanguageModelling:
 def train_language_model(
     settings: Settings, out: Path | None, report: Callable[[str], None]
 ) -> Progress:
-    """Train from the newest checkpoint in the run's folder, or from nothing, to the budget's end."""
+    """Train from the run's newest checkpoint, or from nothing, until the budget ends."""
     folder = run_folder(settings, out)
     tokenizer = run_tokenizer(folder, settings.shape.vocab_size, settings.shape.max_positions)
     corpus = load_corpus()

@@ -53,8 +53,16 @@ class Rope(NamedTuple):
 
 
 class KeyValue(NamedTuple):
-    """One layer's keys and values so far, each [B, kv_heads, T, head_dim]."""
+    """One layer's keys and values, each [B, kv_heads, T, head_dim]."""
 
+    key: Tensor
+    value: Tensor
+
+
+class QueryKeyValue(NamedTuple):
+    """Queries [B, heads, T, head_dim], keys and values [B, kv_heads, T, head_dim]."""
+
+    query: Tensor
     key: Tensor
     value: Tensor
 
@@ -103,28 +111,34 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(hidden, 2 * shape.ffn_size, bias=False)
         self.down = nn.Linear(shape.ffn_size, hidden, bias=False)
 
-    def forward(self, x_BTD: Tensor, rope: Rope, past: KeyValue | None = None) -> BlockOutput:
-        """Run the layer on [B, T, D]; with `past`, the T tokens follow the cached ones."""
+    def forward(self, x_BTD: Tensor, rope: Rope) -> BlockOutput:
+        """Run the layer on whole sequences [B, T, D] from position 0."""
+        qkv = self.project(x_BTD, rope)
+        group = self.shape.heads // self.shape.kv_heads
+        mixed = causal_attention(
+            qkv.query,
+            qkv.key.repeat_interleave(group, dim=1),
+            qkv.value.repeat_interleave(group, dim=1),
+        )
+        return BlockOutput(self.finish(x_BTD, mixed), KeyValue(qkv.key, qkv.value))
+
+    def project(self, x_BTD: Tensor, rope: Rope) -> QueryKeyValue:
+        """The rotated queries and keys, and the values, of [B, T, D]."""
         shape = self.shape
         batch, length, _ = x_BTD.shape
         qkv = self.qkv(self.attn_norm(x_BTD)).view(batch, length, -1, shape.head_dim)
         wide = qkv.transpose(1, 2)
         turned = rotate(wide[:, : -shape.kv_heads], rope)
         query, key = turned[:, : shape.heads], turned[:, shape.heads :]
-        value = wide[:, -shape.kv_heads :]
-        if past is not None:
-            key = torch.cat((past.key, key), dim=2)
-            value = torch.cat((past.value, value), dim=2)
-        group = shape.heads // shape.kv_heads
-        wide_key = key.repeat_interleave(group, dim=1)
-        wide_value = value.repeat_interleave(group, dim=1)
-        if past is None:
-            mixed = causal_attention(query, wide_key, wide_value)
-        else:
-            mixed = F.scaled_dot_product_attention(query, wide_key, wide_value)
-        x_BTD = x_BTD + self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return QueryKeyValue(query, key, wide[:, -shape.kv_heads :])
+
+    def finish(self, x_BTD: Tensor, mixed_BHTd: Tensor) -> Tensor:
+        """Everything after attention, which gave [B, H, T, head_dim]."""
+        batch, length, _ = x_BTD.shape
+        x_BTD = x_BTD + self.out(mixed_BHTd.transpose(1, 2).reshape(batch, length, -1))
         gate, up = self.gate_up(self.ffn_norm(x_BTD)).chunk(2, dim=-1)
-        return BlockOutput(x_BTD + self.down(F.silu(gate) * up), KeyValue(key, value))
+        hidden: Tensor = x_BTD + self.down(F.silu(gate) * up)
+        return hidden
 
 
 class Llama(nn.Module):
@@ -156,19 +170,14 @@ class Llama(nn.Module):
         assert end <= self.shape.max_positions, (end, self.shape.max_positions)
         return Rope(self.get_buffer("rope_cos")[start:end], self.get_buffer("rope_sin")[start:end])
 
-    def forward(self, tokens_BT: Tensor, caches: list[KeyValue] | None = None) -> ModelOutput:
-        """Hidden states [B, T, D] after the final norm, for int64 tokens [B, T].
-
-        With `caches` (one a layer) T must be 1: the token that follows the cached ones.
-        """
-        start = 0 if caches is None else caches[0].key.shape[2]
-        assert caches is None or tokens_BT.shape[1] == 1, (start, tokens_BT.shape)
-        rope = self.rope(start, tokens_BT.shape[1])
-        hidden, grown = self.embed(tokens_BT), []
-        for index, block in enumerate(self.blocks):
-            hidden, cache = block(hidden, rope, None if caches is None else caches[index])
-            grown.append(cache)
-        return ModelOutput(self.norm(hidden), grown)
+    def forward(self, tokens_BT: Tensor) -> ModelOutput:
+        """Hidden states [B, T, D] after the final norm, for int64 tokens [B, T] from position 0."""
+        rope = self.rope(0, tokens_BT.shape[1])
+        hidden, caches = self.embed(tokens_BT), []
+        for block in self.blocks:
+            hidden, cache = block(hidden, rope)
+            caches.append(cache)
+        return ModelOutput(self.norm(hidden), caches)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary logits [..., V] of normed hidden states [..., D]."""

@@ -16,11 +16,13 @@ FUNCTION = re.compile(r"^(?: {4})?(?:async )?def \w+", re.MULTILINE)
 
 
 def _cut(file: SourceFile, characters: int, rest: int, rng: random.Random) -> Prompt | None:
-    """A prompt whose last lines are the first two of a function of `file`."""
+    """A prompt that ends with a function's `def` line or its docstring's first line."""
     ends = []
     for match in FUNCTION.finditer(file.text):
         colon = file.text.find(":\n", match.start())
-        end = file.text.find("\n", colon + 2) + 1
+        end = colon + 2
+        if file.text[end:].lstrip().startswith('"""'):
+            end = file.text.find("\n", end) + 1
         if colon > 0 and end > characters and end + rest // 2 < len(file.text):
             ends.append(end)
     if not ends:

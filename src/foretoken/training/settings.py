@@ -30,6 +30,8 @@ class Settings:
     edit_share: float = 0.22
     test_share: float = 0.25
     on_policy_share: float = 0.5
+    pool_tokens: int = 0
+    tv_share: float = 0.5
     warmup_steps: int = 40
     decay_share: float = 0.3
     matrix_rate: float = 0.02
@@ -44,7 +46,7 @@ class Settings:
         """Check every number that can be wrong."""
         for name in ("max_steps", "batch_tokens", "warmup_steps", "evaluate_steps"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "an integer >= 1")
-        for name in ("edit_share", "test_share", "on_policy_share", "decay_share"):
+        for name in ("edit_share", "test_share", "on_policy_share", "tv_share", "decay_share"):
             _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0..1")
         _require("stages", self.stages, len(self.stages) > 0, "at least one stage")
         for stage in self.stages:

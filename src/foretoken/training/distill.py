@@ -1,0 +1,152 @@
+"""Draft models distilled from a target.
+
+Owns the draft's first weights, the pool of the target's own samples, and the distillation task.
+It does not know how the draft is used. Invariant: the target's weights never change.
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+from foretoken.training.acceptance import GreedyRun, greedy_runs, measure
+from foretoken.training.corpus import load_corpus
+from foretoken.training.data import Mix, TrainingData
+from foretoken.training.distill_loss import Head, distillation_loss
+from foretoken.training.export import read_checkpoint, read_exported
+from foretoken.training.loop import Progress, Trainer, autocast, pick_device, prepare, run_folder
+from foretoken.training.model import Llama
+from foretoken.training.sampling import Sampling, generate
+from foretoken.training.settings import Settings
+
+SAMPLE_ROWS, SAMPLE_LENGTH = 96, 513
+PROMPT_LENGTHS = (16, 48, 128)
+TEMPERATURES = (0.0, 0.8, 1.0)
+
+
+def read_target(folder: Path) -> Llama:
+    """The target in `folder`, an exported model or a run's newest checkpoint, frozen."""
+    model = read_exported(folder) if (folder / "config.json").exists() else read_checkpoint(folder)
+    return model.to(pick_device()).eval().requires_grad_(False)
+
+
+def first_draft(target: Llama, settings: Settings) -> Llama:
+    """A draft that starts with the target's embedding, last norm and last layers."""
+    draft = Llama(settings.shape)
+    for field in ("vocab_size", "hidden_size", "heads", "kv_heads", "ffn_size"):
+        wanted, given = getattr(target.shape, field), getattr(settings.shape, field)
+        if wanted != given:
+            raise ConfigError(f"shape.{field}", given, f"the target's {wanted}")
+    draft.embed.load_state_dict(target.embed.state_dict())
+    draft.norm.load_state_dict(target.norm.state_dict())
+    for index, block in enumerate(draft.blocks):
+        source = target.blocks[target.shape.layers - len(draft.blocks) + index]
+        block.load_state_dict(source.state_dict())
+    return draft.to(target.embed.weight.device)
+
+
+class SamplePool:
+    """The target's own continuations of training text, kept in the run's folder as they come."""
+
+    def __init__(self, target: Llama, data: TrainingData, folder: Path) -> None:
+        self._target, self._data = target.to(torch.bfloat16), data
+        self._folder = folder
+        self._device = target.embed.weight.device
+        folder.mkdir(parents=True, exist_ok=True)
+        self._parts = [np.load(path) for path in sorted(folder.glob("samples-*.npy"))]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are."""
+        return sum(part.size for part in self._parts)
+
+    def grow(self) -> None:
+        """Sample one more batch of rows, [SAMPLE_ROWS, SAMPLE_LENGTH]."""
+        index = len(self._parts)
+        temperature = TEMPERATURES[index % len(TEMPERATURES)]
+        prompt = PROMPT_LENGTHS[index // len(TEMPERATURES) % len(PROMPT_LENGTHS)]
+        batch = self._data.batch(10_000_000 + index, SAMPLE_ROWS * 512, 512)
+        prompts = batch.tokens[:, :prompt].to(self._device)
+        torch.manual_seed(index)
+        how = Sampling(new_tokens=SAMPLE_LENGTH - prompt, temperature=temperature)
+        rows = generate(self._target, prompts, how).cpu().numpy().astype(np.uint16)
+        np.save(self._folder / f"samples-{index:05d}.npy", rows)
+        self._parts.append(rows)
+
+    def rows(self, count: int, length: int, seed: int) -> Tensor:
+        """`count` random rows of `length` tokens, int64."""
+        rng = random.Random(seed)
+        chosen = []
+        for _ in range(count):
+            part = rng.choice(self._parts)
+            chosen.append(np.resize(part[rng.randrange(len(part))], length))
+        return torch.from_numpy(np.stack(chosen).astype(np.int64))
+
+
+class Distillation:
+    """Match the target's distributions on training text and on the target's own samples."""
+
+    def __init__(self, draft: Llama, target: Llama, data: TrainingData, pool: SamplePool) -> None:
+        self.draft, self.target, self.data, self.pool = draft, target, data, pool
+        self.device = target.embed.weight.device
+        self.batch_tokens, self.on_policy_share, self.tv_share = 8192, 0.5, 0.5
+        self.runs: list[GreedyRun] = []
+
+    def _tokens(self, step: int, length: int) -> Tensor:
+        share = self.on_policy_share if length < SAMPLE_LENGTH else 0.0
+        own = round(self.batch_tokens // length * share)
+        rest = self.data.batch(step, self.batch_tokens - own * length, length).tokens
+        return rest if own == 0 else torch.cat((self.pool.rows(own, length, step), rest))
+
+    def loss(self, step: int, length: int) -> Tensor:
+        """Mean divergence of batch `step`, in nats."""
+        tokens = self._tokens(step, length).to(self.device)
+        with autocast(self.device):
+            with torch.no_grad():
+                wanted = self.target(tokens).hidden.flatten(0, 1)
+            hidden = self.draft(tokens).hidden.flatten(0, 1)
+            return distillation_loss(
+                Head(hidden, self.draft.embed.weight),
+                Head(wanted, self.target.embed.weight),
+                self.tv_share,
+            )
+
+    def evaluate(self) -> dict[str, float]:
+        """Agreement and acceptance length on the target's greedy text."""
+        plain, edits = (measure(self.draft, run) for run in self.runs)
+        return {
+            "agreement": plain.agreement,
+            "tokens_a_step": plain.length,
+            "overlap": plain.overlap,
+            "edit_tokens_a_step": edits.length,
+        }
+
+
+def train_draft(settings: Settings, out: Path | None, report: Callable[[str], None]) -> Progress:
+    """Distil a draft from `settings.target` until the budget ends; grows the sample pool first."""
+    if settings.target is None:
+        raise ConfigError("target", None, "the folder of the target to distil from")
+    source = Path(settings.target).expanduser()
+    folder = run_folder(settings, out)
+    target = read_target(source)
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    mix = Mix(edit_share=settings.edit_share, test_share=settings.test_share)
+    data = TrainingData(load_corpus(), tokenizer, mix, settings.seed)
+    pool = SamplePool(read_target(source), data, folder / "samples")
+    while pool.tokens < settings.pool_tokens:
+        pool.grow()
+        report(f"sampled {pool.tokens} tokens of {settings.pool_tokens}")
+    torch.manual_seed(settings.seed)
+    draft = first_draft(target, settings)
+    task = Distillation(draft, target, data, pool)
+    task.batch_tokens, task.tv_share = settings.batch_tokens, settings.tv_share
+    task.on_policy_share = settings.on_policy_share if pool.tokens else 0.0
+    task.runs = greedy_runs(target, tokenizer)
+    prepare(draft, settings)
+    prepare(target, settings)
+    return Trainer(draft, task, settings, folder).run(report)

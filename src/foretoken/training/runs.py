@@ -1,0 +1,29 @@
+"""One entry for every kind of run: with a target a draft is distilled, without one a model trained.
+
+Owns that choice. It knows no step of training.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from foretoken.training.distill import train_draft
+from foretoken.training.lm import train_language_model
+from foretoken.training.loop import Progress
+from foretoken.training.settings import read_settings
+
+
+def train(
+    config: str | Path, out: Path | None, target: Path | None, report: Callable[[str], None]
+) -> Progress:
+    """Run `config` (a TOML file, `demo` or `demo-draft`) to the end of its budget.
+
+    Goes on from the newest checkpoint in the run's folder, `out`. `target` replaces the config's.
+    Raises ConfigError for a wrong config.
+    """
+    settings = read_settings(config)
+    if target is not None:
+        settings = replace(settings, target=str(target))
+    if settings.target is None:
+        return train_language_model(settings, out, report)
+    return train_draft(settings, out, report)

@@ -1,0 +1,33 @@
+"""The schedule warms up, stays and decays, in steps or in minutes."""
+
+import pytest
+
+from foretoken.training.schedule import Budget, Stage, Wsd, stage_length
+
+
+def test_wsd() -> None:
+    wsd, budget = Wsd(warmup_steps=10, decay_share=0.25), Budget(max_steps=100)
+    scales = [wsd.scale(step, budget.progress(step, 0.0)) for step in range(101)]
+    assert scales[0] == pytest.approx(0.1)
+    assert scales[9:76] == [1.0] * 67
+    assert scales[88] == pytest.approx(0.48)
+    assert scales[100] == 0.0
+    assert all(later <= earlier for earlier, later in zip(scales[75:], scales[76:], strict=False))
+
+
+def test_whichever_budget_ends_first() -> None:
+    budget = Budget(max_steps=100, max_minutes=10)
+    assert budget.progress(10, 300) == 0.5
+    assert budget.progress(60, 300) == 0.6
+    assert budget.progress(10, 9999) == 1.0
+
+
+def test_a_longer_budget_leaves_the_decay() -> None:
+    wsd = Wsd(warmup_steps=1, decay_share=0.25)
+    assert wsd.scale(90, Budget(max_steps=100).progress(90, 0)) < 1
+    assert wsd.scale(90, Budget(max_steps=200).progress(90, 0)) == 1
+
+
+def test_stages() -> None:
+    stages = (Stage(until=0.5, length=256), Stage(until=0.9, length=512))
+    assert [stage_length(stages, share) for share in (0.0, 0.5, 0.95)] == [256, 512, 512]

@@ -1,0 +1,46 @@
+"""A model, a task and settings small enough for a test."""
+
+import torch
+from torch import Tensor
+
+from foretoken.training.model import Llama, LlamaShape
+from foretoken.training.schedule import Stage
+from foretoken.training.settings import Settings
+
+SHAPE = LlamaShape(
+    vocab_size=64, hidden_size=32, layers=2, heads=4, kv_heads=2, ffn_size=48, max_positions=64
+)
+
+
+def tiny_settings(**changes: object) -> Settings:
+    """Settings of a run of a few steps."""
+    known: dict[str, object] = {
+        "name": "tiny",
+        "shape": SHAPE,
+        "stages": (Stage(until=1.0, length=16),),
+        "max_steps": 8,
+        "batch_tokens": 64,
+        "warmup_steps": 2,
+        "evaluate_steps": 4,
+        "compile": False,
+    }
+    return Settings(**{**known, **changes})  # type: ignore[arg-type]
+
+
+class CountingTask:
+    """Predict the next number of a row that counts up."""
+
+    def __init__(self, model: Llama) -> None:
+        self.model = model
+
+    def rows(self, step: int, length: int) -> Tensor:
+        generator = torch.Generator().manual_seed(step)
+        starts = torch.randint(0, 64, (4, 1), generator=generator)
+        return (starts + torch.arange(length + 1)) % 64
+
+    def loss(self, step: int, length: int) -> Tensor:
+        rows = self.rows(step, length)
+        return self.model.loss(rows[:, :-1], rows[:, 1:])
+
+    def evaluate(self) -> dict[str, float]:
+        return {"nats": float(self.loss(999, 16))}
