@@ -8,7 +8,7 @@ together are one threshold per row. Invariant: what happens to a row depends on 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -20,29 +20,30 @@ _COLDEST = 1e-30
 """Below this, a logit divided by the temperature could overflow; it is greedy long before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Penalties:
-    """Penalties of P rows, as float32 [P, 1] columns."""
+class Penalties(NamedTuple):
+    """Strengths of the penalties of one request; the defaults do nothing."""
 
-    repetition_P1: Tensor
-    frequency_P1: Tensor
-    presence_P1: Tensor
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
 
 
-def penalise(logits_PV: Tensor, counts_PV: Tensor, prompt_PV: Tensor, how: Penalties) -> Tensor:
-    """Logits after repetition, frequency and presence penalty.
+def penalise(logits_RU: Tensor, counts_RU: Tensor, prompt_U: Tensor, by: Penalties) -> Tensor:
+    """Logits after repetition, frequency and presence penalty, a new tensor.
 
     Args:
-        logits_PV: float32.
-        counts_PV: float32, how often each id occurs in the output before the row's token.
-        prompt_PV: bool, whether the id occurs in the prompt.
-        how: the strengths, one per row.
+        logits_RU: float32 logits of U ids.
+        counts_RU: float32, how often each id occurs in the output before the row's token.
+        prompt_U: bool, whether the id occurs in the prompt.
+        by: the strengths.
     """
-    present_PV = counts_PV > 0
-    by = how.repetition_P1
-    repeated_PV = torch.where(logits_PV > 0, logits_PV / by, logits_PV * by)
-    logits_PV = torch.where(prompt_PV | present_PV, repeated_PV, logits_PV)
-    return logits_PV - how.frequency_P1 * counts_PV - how.presence_P1 * present_PV
+    present_RU = counts_RU > 0
+    if by.repetition != 1.0:
+        repeated_RU = torch.where(
+            logits_RU > 0, logits_RU / by.repetition, logits_RU * by.repetition
+        )
+        logits_RU = torch.where(present_RU | prompt_U, repeated_RU, logits_RU)
+    return logits_RU - by.frequency * counts_RU - by.presence * present_RU
 
 
 def scale(logits_RV: Tensor, temperatures_R: Sequence[float]) -> Tensor:

@@ -1,111 +1,121 @@
-"""How often each id occurs in the output of each request that has penalties.
+"""Which ids each request with penalties has seen, and how often each is in its output.
 
-Counts are kept per request on the device and only ever grow by the newly committed tokens; the
-drafts before a row are added to a copy. Knows nothing of logits beyond handing rows of counts to
-`ops.logits.penalise`. Invariant: a slot's counts equal the first `counted` tokens of its sequence.
+Only ids that were seen can be penalised, so a row costs the length of its history, not the
+vocabulary. The table of a request lives on the device and grows by the newly committed tokens;
+the drafts before a row are added to a copy. Invariant: a table holds exactly the first `counted`
+tokens of its sequence, and perhaps ids of count zero, which no penalty touches.
 """
 
-from collections.abc import Sequence as Seq
-from itertools import repeat
+from collections.abc import Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from foretoken.ops.logits import Penalties, penalise
 from foretoken.runtime.rows import Rows
-from foretoken.runtime.sequence import Sequence
+from foretoken.runtime.sequence import Sequence as RunningSequence
 
 
 class PenaltyCounts:
-    """Count tensors by request id, in slots that are reused."""
+    """Tables by request id."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        """Start empty; memory grows with the number of live requests that have penalties."""
-        self._vocab_size = vocab_size
+    def __init__(self, device: torch.device) -> None:
+        """Start empty."""
         self._device = device
-        self._slots: dict[str, int] = {}
-        self._counted: dict[str, int] = {}
-        self._free: list[int] = []
-        self._counts_SV = torch.empty(0, vocab_size, dtype=torch.float32, device=device)
-        self._prompts_SV = torch.empty(0, vocab_size, dtype=torch.bool, device=device)
+        self._tables: dict[str, _Table] = {}
 
     def release(self, request_id: str) -> None:
-        """Free the slot of a request; unknown ids are fine."""
-        slot = self._slots.pop(request_id, None)
-        if slot is not None:
-            self._free.append(slot)
-            del self._counted[request_id]
+        """Forget a request; unknown ids are fine."""
+        self._tables.pop(request_id, None)
 
-    def apply(self, logits_PV: Tensor, rows: Seq[Rows]) -> Tensor:
-        """Penalised logits, a new tensor; `rows` describe the P rows in order."""
-        slots: list[int] = []
-        cells: list[tuple[int, int]] = []
-        strengths: list[tuple[float, float, float]] = []
-        for group in rows:
-            params = group.sequence.request.params
-            offset, count = len(slots), group.num_rows
-            slots.extend(repeat(self._slot(group.sequence), count))
-            strengths.extend(
-                repeat(
-                    (
-                        params.repetition_penalty,
-                        params.frequency_penalty,
-                        params.presence_penalty,
-                    ),
-                    count,
-                )
-            )
-            for row in range(count):
-                cells.extend((offset + row, t) for t in group.drafts[: group.first + row] if t >= 0)
-        slots_P = torch.tensor(slots, device=self._device)
-        counts_PV = self._counts_SV.index_select(0, slots_P)
-        _count(counts_PV, cells)
-        how_3P1 = torch.tensor(strengths, device=self._device).T.unsqueeze(2)
-        how = Penalties(repetition_P1=how_3P1[0], frequency_P1=how_3P1[1], presence_P1=how_3P1[2])
-        return penalise(logits_PV, counts_PV, self._prompts_SV.index_select(0, slots_P), how)
+    def apply(self, logits_RV: Tensor, rows: Rows, penalties: Penalties) -> None:
+        """Penalise in place; `rows` are all R rows."""
+        table = self._table(rows.sequence)
+        drafts = [max(token, 0) for token in rows.drafts]
+        places = table.places(drafts)
+        count = rows.num_rows
+        counts_RU = table.counts_U.repeat(count, 1)
+        cells = [(r, p) for r in range(count) for p in places[: rows.first + r]]
+        if cells:
+            at_N2 = torch.tensor(cells, device=self._device)
+            one = counts_RU.new_ones(())
+            counts_RU.index_put_((at_N2[:, 0], at_N2[:, 1]), one, accumulate=True)
+        ids_U = table.ids_U
+        seen_RU = logits_RV.index_select(1, ids_U)
+        penalised_RU = penalise(seen_RU, counts_RU, table.prompt_U, penalties)
+        logits_RV.index_copy_(1, ids_U, penalised_RU)
 
-    def _slot(self, sequence: Sequence) -> int:
-        """The slot of a sequence, counting the tokens that were committed since."""
+    def _table(self, sequence: RunningSequence) -> "_Table":
+        """The table of a sequence, counting the tokens that were committed since."""
         request_id = sequence.request.request_id
-        slot = self._slots.get(request_id)
-        if slot is None:
-            slot = self._open(sequence)
-        start, end = self._counted[request_id], sequence.num_tokens
-        assert start <= end, (start, end)
-        if start < end:
-            new = sequence.token_ids[start:end]
-            _count(self._counts_SV, list(zip(repeat(slot), new)))
-            self._counted[request_id] = end
-        return slot
+        table = self._tables.get(request_id)
+        if table is None:
+            table = _Table(sequence.token_ids[: sequence.num_prompt], self._device)
+            self._tables[request_id] = table
+        assert table.counted <= sequence.num_tokens, (table.counted, sequence.num_tokens)
+        table.count(sequence.token_ids[table.counted :])
+        return table
 
-    def _open(self, sequence: Sequence) -> int:
-        if not self._free:
-            self._grow()
-        slot = self._free.pop()
-        request_id = sequence.request.request_id
-        self._slots[request_id] = slot
-        self._counted[request_id] = sequence.num_prompt
-        prompt = torch.tensor(sequence.token_ids[: sequence.num_prompt], device=self._device)
-        self._counts_SV[slot].zero_()
-        self._prompts_SV[slot].zero_()
-        self._prompts_SV[slot].index_fill_(0, prompt, True)
-        return slot
 
-    def _grow(self) -> None:
-        have = self._counts_SV.shape[0]
-        more = max(4, have)
+class _Table:
+    """Unique ids of one sequence with their counts in the output; those of the prompt first."""
+
+    def __init__(self, prompt: list[int], device: torch.device) -> None:
+        """Start with the prompt, each id of it once."""
+        unique = list(dict.fromkeys(prompt))
+        self.counted = len(prompt)
+        self._place = {token: place for place, token in enumerate(unique)}
+        room = 2 * len(unique) + 64
         with torch.inference_mode(False):
-            counts_SV = self._counts_SV.new_zeros(have + more, self._vocab_size)
-            prompts_SV = self._prompts_SV.new_zeros(have + more, self._vocab_size)
-        counts_SV[:have] = self._counts_SV
-        prompts_SV[:have] = self._prompts_SV
-        self._counts_SV, self._prompts_SV = counts_SV, prompts_SV
-        self._free.extend(reversed(range(have, have + more)))
+            self._ids = torch.zeros(room, dtype=torch.int64, device=device)
+            self._counts = torch.zeros(room, dtype=torch.float32, device=device)
+            self._prompt = torch.zeros(room, dtype=torch.bool, device=device)
+        self._ids[: len(unique)] = torch.tensor(unique, dtype=torch.int64, device=device)
+        self._prompt[: len(unique)] = True
+
+    @property
+    def ids_U(self) -> Tensor:
+        """int64, no id twice."""
+        return self._ids[: len(self._place)]
+
+    @property
+    def counts_U(self) -> Tensor:
+        """float32, occurrences in the output."""
+        return self._counts[: len(self._place)]
+
+    @property
+    def prompt_U(self) -> Tensor:
+        """bool, whether the id occurs in the prompt."""
+        return self._prompt[: len(self._place)]
+
+    def places(self, tokens: Sequence[int]) -> list[int]:
+        """Where tokens stand in the table; new ones are put at its end."""
+        before = len(self._place)
+        places = [self._place.setdefault(token, len(self._place)) for token in tokens]
+        after = len(self._place)
+        if after > before:
+            if after > self._ids.numel():
+                self._grow(2 * after)
+            new = list(islice(reversed(self._place), after - before))[::-1]
+            self._ids[before:after] = torch.tensor(new, device=self._ids.device)
+        return places
+
+    def count(self, tokens: Sequence[int]) -> None:
+        """Add committed output tokens."""
+        if tokens:
+            at_N = torch.tensor(self.places(tokens), device=self._ids.device)
+            self._counts.index_add_(0, at_N, self._counts.new_ones(len(tokens)))
+            self.counted += len(tokens)
+
+    def _grow(self, room: int) -> None:
+        with torch.inference_mode(False):
+            self._ids = _padded(self._ids, room)
+            self._counts = _padded(self._counts, room)
+            self._prompt = _padded(self._prompt, room)
 
 
-def _count(counts_SV: Tensor, cells: list[tuple[int, int]]) -> None:
-    """Add one in place at each (row, id), repeats included."""
-    if cells:
-        at = torch.tensor(cells, device=counts_SV.device)
-        one = counts_SV.new_ones(())
-        counts_SV.index_put_((at[:, 0], at[:, 1]), one, accumulate=True)
+def _padded(kept: Tensor, room: int) -> Tensor:
+    wider = kept.new_zeros(room)
+    wider[: kept.numel()] = kept
+    return wider

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.ops.logits import Penalties
 from foretoken.ops.noise import Stream, request_key, row_key
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import Request
@@ -49,8 +50,8 @@ class Profile:
     """bool, ids outside allowed_token_ids."""
     bias: tuple[Tensor, Tensor] | None
     """int64 ids and float32 values of logit_bias."""
-    penalties: tuple[float, float, float] | None
-    """repetition, frequency, presence; None if none of them does anything."""
+    penalties: Penalties | None
+    """None if none of them does anything."""
     edits: bool
     """Whether anything but temperature and filters touches its logits."""
 
@@ -59,9 +60,11 @@ class Profile:
         """Read a request; token ids outside the vocabulary are left out."""
         params = request.params
         filters = (params.min_p, params.top_k, params.top_p)
-        strengths = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        penalties = Penalties(
+            params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+        )
         some_filter = params.min_p > 0 or 0 < params.top_k < vocab_size or params.top_p < 1
-        penalties = strengths if strengths != (1.0, 0.0, 0.0) else None
+        penalised = penalties != Penalties()
         forbidden_V = _forbidden(request, vocab_size, device)
         bias = _bias(request, vocab_size, device)
         others = request.min_tokens_ids and params.min_tokens
@@ -73,8 +76,8 @@ class Profile:
             filters=filters if some_filter else None,
             forbidden_V=forbidden_V,
             bias=bias,
-            penalties=penalties,
-            edits=bool(others or request.bad_words_ids or penalties)
+            penalties=penalties if penalised else None,
+            edits=bool(others or request.bad_words_ids or penalised)
             or forbidden_V is not None
             or bias is not None,
         )

@@ -56,7 +56,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.noise = KeyedNoise(vocab_size, self.device)
-        self._counts = PenaltyCounts(vocab_size, self.device)
+        self._counts = PenaltyCounts(self.device)
         self._profiles: dict[str, Profile] = {}
 
     def release(self, request_id: str) -> None:
@@ -157,17 +157,12 @@ class Sampler:
             at_N2 = torch.tensor(banned, device=self.device)
             edited_RV[at_N2[:, 0], at_N2[:, 1]] = NEVER
         for group in touched:
+            rows_RV = edited_RV[group.start : group.end]
             if group.profile.bias is not None:
                 ids, values = group.profile.bias
-                edited_RV[group.start : group.end].index_add_(
-                    1, ids, values.expand(group.rows.num_rows, -1)
-                )
-        part = [group for group in touched if group.profile.penalties is not None]
-        if part:
-            index_P = self._index(part)
-            edited_RV[index_P] = self._counts.apply(
-                edited_RV[index_P], [group.rows for group in part]
-            )
+                rows_RV.index_add_(1, ids, values.expand(group.rows.num_rows, -1))
+            if group.profile.penalties is not None:
+                self._counts.apply(rows_RV, group.rows, group.profile.penalties)
         return edited_RV
 
     def _index(self, part: list[_Group]) -> Tensor:
