@@ -2,14 +2,14 @@
 
 from random import Random
 
+from hypothesis import event, given
+from hypothesis import strategies as st
+
 from foretoken.control.budget import BudgetPolicy
 from foretoken.runtime.drafting import StepLoad
 from foretoken.runtime.scheduler import SchedulerConfig
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import FinishReason, Request
-from hypothesis import event, given
-from hypothesis import strategies as st
-
 from tests.unit.scheduler_fakes import VOCAB, FakeEngine, expected_output, make_request, noisy
 
 
@@ -23,42 +23,42 @@ class RandomBudget(BudgetPolicy):
         return self._random.choice((0, 0, 1, 2, 3, 5, 9))
 
 
-prompts = st.one_of(
-    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20),
-    st.integers(1, 20).map(lambda n: [1] * n),
-)
+def draw_requests(random: Random) -> list[Request]:
+    """Requests that often begin alike, in no order of arrival or priority."""
+    common = [random.randrange(VOCAB) for _ in range(20)]
+    requests = []
+    for index in range(random.randint(1, 12)):
+        own = [random.randrange(VOCAB) for _ in range(random.randint(1, 10))]
+        max_tokens = random.choice((1, 5, 14, 30, 30))
+        request = make_request(
+            f"r{index}",
+            tuple((common[: random.choice((0, 4, 9, 16, 20))] + own)[:21]),
+            max_tokens=max_tokens,
+            min_tokens=random.choice((0, 0, random.randint(0, max_tokens))),
+            priority=random.choice((0, 0, 0, -1, 2)),
+            arrival=float(random.randint(0, 3)),
+            stop_ids=frozenset(random.choice(((), (), (random.randrange(VOCAB),)))),
+            prompt_logprobs=random.choice((None, None, None, 0)),
+            cache_salt=random.choice((None, None, None, "a")),
+        )
+        requests.append(request)
+    return requests
 
 
-@st.composite
-def requests(draw: st.DrawFn, index: int) -> Request:
-    max_tokens = draw(st.integers(1, 14))
-    return make_request(
-        f"r{index}",
-        tuple(draw(prompts)),
-        max_tokens=max_tokens,
-        min_tokens=draw(st.integers(0, max_tokens)) if draw(st.booleans()) else 0,
-        priority=draw(st.sampled_from((0, 0, 0, -1, 2))),
-        arrival=float(draw(st.integers(0, 3))),
-        stop_ids=draw(st.frozensets(st.integers(0, VOCAB - 1), max_size=1)),
-        prompt_logprobs=draw(st.sampled_from((None, None, None, 0))),
-        cache_salt=draw(st.sampled_from((None, None, "a"))),
+def draw_config(random: Random) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=random.randint(1, 6),
+        max_num_batched_tokens=random.choice((1, 3, 8, 16, 40)),
+        max_model_len=random.choice((22, 30, 60, 60)),
+        enable_prefix_caching=random.random() < 0.7,
+        max_prompt_logprob_tokens=random.randint(1, 6),
     )
-
-
-configs = st.builds(
-    SchedulerConfig,
-    max_num_seqs=st.integers(1, 6),
-    max_num_batched_tokens=st.integers(1, 24),
-    max_model_len=st.integers(22, 40),
-    enable_prefix_caching=st.booleans(),
-    max_prompt_logprob_tokens=st.integers(1, 6),
-)
 
 
 def drive(engine: FakeEngine, arrivals: list[Request], random: Random) -> set[str]:
     """Add requests and step in random turns, abort and cancel now and then; the aborted ids."""
     aborted: set[str] = set()
-    for _ in range(3000):
+    for _ in range(1500):
         engine.clock += 1.0
         while arrivals and random.random() < 0.4:
             engine.add(arrivals.pop())
@@ -81,34 +81,27 @@ def drive(engine: FakeEngine, arrivals: list[Request], random: Random) -> set[st
     raise AssertionError(f"unfinished: {dict(engine.scheduler.sequences)}")
 
 
-@given(
-    configs,
-    st.integers(1, 8).flatmap(lambda n: st.tuples(*(requests(i) for i in range(n)))),
-    st.integers(6, 20),
-    st.integers(1, 4),
-    st.randoms(use_true_random=False),
-)
-def test_every_request_gives_its_own_tokens(
-    config: SchedulerConfig,
-    arrivals: tuple[Request, ...],
-    num_pages: int,
-    page_size: int,
-    random: Random,
-) -> None:
-    num_pages = max(num_pages, -(-22 // page_size))
+@given(st.integers(0, 2**32))
+def test_every_request_gives_its_own_tokens(seed: int) -> None:
+    random = Random(seed)
+    page_size = random.randint(1, 5)
+    num_pages = -(-random.randint(22, 70) // page_size)
     engine = FakeEngine(
         num_pages=num_pages,
         page_size=page_size,
         drafter=noisy(random),
-        config=config,
+        config=draw_config(random),
         draft_budget=RandomBudget(random).budget,
     )
+    arrivals = draw_requests(random)
     aborted = drive(engine, list(arrivals), random)
     for request in arrivals:
         check_outputs(engine, request, request.request_id in aborted)
     assert engine.pool.num_available == num_pages, "pages were lost"
     event(f"preempted: {engine.scheduler.num_preemptions > 0}")
-    event(f"prefix hits: {bool(engine.scheduler.prefix and engine.scheduler.prefix.num_hit_tokens)}")
+    event(
+        f"prefix hits: {bool(engine.scheduler.prefix and engine.scheduler.prefix.num_hit_tokens)}"
+    )
     event(f"evicted: {engine.pool.num_evicted > 0}")
 
 

@@ -1,9 +1,10 @@
 """Who uses which KV page: reference counts, placement, and the order of eviction.
 
-A page is in one of three states: used (reference count > 0), kept (count 0, but its contents may
-be wanted again; evicted in least-recently-released order), or free. Knows page numbers only:
-neither tokens nor tensors. `generation[page]` rises each time the contents of a page are given
-up, so whoever remembers something about a page remembers the generation with it.
+A page is used (reference count > 0), kept (count 0, but its contents may be wanted again), or
+free. Kept pages are evicted in least-recently-released order, with one exception for the sake
+of contiguous tables. `generation[page]` rises each time the contents of a page are given up, so
+whoever remembers something about a page remembers the generation with it. Knows page numbers
+only: neither tokens nor tensors.
 """
 
 from collections import OrderedDict
@@ -15,9 +16,12 @@ from foretoken.kv.runs import FreeRuns, Run
 class PagePool:
     """`num_pages` pages of `page_size` tokens.
 
-    Placement: a sequence grows into the page after its last one where that is free; otherwise,
-    and for a new sequence, the middle of one of the longest free runs is taken, which leaves
-    room to grow both for it and for whoever ends where that run begins.
+    Placement: a sequence grows into the page after its last one where that is free, or kept and
+    not among the latest eighth to be released. Otherwise, and for a new sequence, a piece of one
+    of the longest free runs is taken: its beginning, or its middle if the page before it is used,
+    so that both can grow. When kept pages must go, up to an eighth of the pool goes at once:
+    evicted one by one, in an order that has nothing to do with their places, they would leave
+    every table in as many pieces as it has pages.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -34,7 +38,9 @@ class PagePool:
         self._keep = [False] * num_pages
         self._free = FreeRuns(num_pages)
         self._evictable: OrderedDict[int, None] = OrderedDict()
-        self._evict_ahead = min(16, num_pages // 32)
+        self._released_at = [0] * num_pages
+        self._num_kept_releases = 0
+        self._eighth = num_pages // 8
 
     @property
     def num_available(self) -> int:
@@ -79,23 +85,37 @@ class PagePool:
 
     def _place(self, count: int, after: int | None) -> Run:
         """Take up to `count` neighbouring free pages."""
-        run = None if after is None else self._free.run_at(after + 1)
+        run = None if after is None else self._run_after(after)
         if run is not None:
             wanted = Run(run.start, min(count, run.length))
         else:
             run = self._free.long_run()
             length = min(count, run.length)
-            spare = run.length - length if run.start > 0 else 0
+            beside_used = run.start > 0 and self._references[run.start - 1] > 0
+            spare = run.length - length if beside_used else 0
             wanted = Run(run.start + spare // 2, length)
         self._free.take(run, wanted)
         return wanted
 
+    def _run_after(self, page: int) -> Run | None:
+        """The free pages right after `page`; an old kept one there is evicted out of turn."""
+        neighbour = page + 1
+        if neighbour in self._evictable:
+            age = self._num_kept_releases - self._released_at[neighbour]
+            if age >= self._eighth:
+                self._evict_page(neighbour)
+        return self._free.run_at(neighbour)
+
     def _evict(self, count: int) -> None:
-        """Free at least `count` kept pages; a few more, so that what is freed forms runs."""
-        for _ in range(min(max(count, self._evict_ahead), len(self._evictable))):
-            page, _ = self._evictable.popitem(last=False)
-            self.num_evicted += 1
-            self._give_up(page)
+        """Free at least `count` kept pages, the longest released first."""
+        ahead = min(self._eighth, len(self._evictable) // 2)
+        for _ in range(max(count, ahead)):
+            self._evict_page(next(iter(self._evictable)))
+
+    def _evict_page(self, page: int) -> None:
+        del self._evictable[page]
+        self.num_evicted += 1
+        self._give_up(page)
 
     def _give_up(self, page: int) -> None:
         self._keep[page] = False
@@ -118,6 +138,8 @@ class PagePool:
             if references == 0:
                 if self._keep[page]:
                     self._evictable[page] = None
+                    self._num_kept_releases += 1
+                    self._released_at[page] = self._num_kept_releases
                 else:
                     self._give_up(page)
 

@@ -1,0 +1,293 @@
+"""Who is served, with how many tokens, and what a shortage does."""
+
+import pytest
+
+from foretoken.control.budget import FixedBudget
+from foretoken.errors import CapacityError, ConfigError, PromptError, RequestError
+from foretoken.models.tensors import Draft
+from foretoken.runtime.batch import Batch
+from foretoken.runtime.drafting import StepLoad
+from foretoken.runtime.scheduler import SchedulerConfig
+from foretoken.runtime.sequence import Sequence, SequenceState
+from foretoken.types import FinishReason
+from tests.unit.scheduler_fakes import FakeEngine, continuation, make_request, perfect
+
+LONG = tuple([1, 2, 3, 4] * 5)
+
+
+def shape(batch: Batch) -> list[tuple[str, int, int, int]]:
+    """(request, start, length, draft budget) of each span."""
+    return [(s.sequence.request.request_id, s.start, s.length, s.draft_budget) for s in batch.spans]
+
+
+def engine_of(num_pages: int = 16, num_drafts: int = 0, **limits: int) -> FakeEngine:
+    limits.setdefault("max_model_len", 64)
+    return FakeEngine(
+        num_pages=num_pages,
+        drafter=perfect,
+        draft_budget=FixedBudget(num_drafts).budget,
+        config=SchedulerConfig(**limits),  # type: ignore[arg-type]
+    )
+
+
+def test_prompts_are_chunked_and_decoding_comes_first() -> None:
+    engine = engine_of(max_num_batched_tokens=8)
+    engine.add(make_request("a", (1, 2, 3)))
+    engine.add(make_request("b", LONG))
+    batch = engine.plan()
+    assert shape(batch) == [("a", 0, 3, 0), ("b", 0, 5, 0)]
+    assert [span.samples for span in batch.spans] == [True, False]
+    engine.finish(batch)
+    batch = engine.plan()
+    assert shape(batch) == [("a", 3, 1, 0), ("b", 5, 7, 0)]
+    engine.finish(batch)
+    batch = engine.plan()
+    assert shape(batch) == [("a", 4, 1, 0), ("b", 12, 7, 0)]
+    engine.finish(batch)
+    batch = engine.plan()
+    assert shape(batch) == [("a", 5, 1, 0), ("b", 19, 1, 0)]
+    assert batch.spans[1].samples
+
+
+def test_drafts_take_at_most_half_of_the_rest_while_prompts_wait() -> None:
+    engine = engine_of(max_num_batched_tokens=9, num_drafts=20)
+    engine.add(make_request("a", (1, 2, 3), max_tokens=50))
+    engine.step()
+    batch = engine.plan()
+    assert shape(batch) == [("a", 3, 1, 8)]
+    engine.finish(batch)
+    engine.add(make_request("b", LONG))
+    assert shape(engine.plan()) == [("a", 12, 1, 4), ("b", 0, 4, 0)]
+
+
+def test_no_more_seats_than_there_are() -> None:
+    engine = engine_of(max_num_seqs=2)
+    for name in "abc":
+        engine.add(make_request(name, (1, 2, 3), max_tokens=3))
+    engine.step()
+    assert (engine.scheduler.num_running, engine.scheduler.num_waiting) == (2, 1)
+    engine.run()
+    assert all(engine.tokens(name) == continuation((1, 2, 3), 3) for name in "abc")
+
+
+def test_priority_then_arrival_then_order_of_adding() -> None:
+    engine = engine_of(max_num_seqs=1)
+    engine.add(make_request("late", (1,), arrival=2.0, max_tokens=1))
+    engine.add(make_request("low", (1,), priority=1, max_tokens=1))
+    engine.add(make_request("early", (1,), arrival=1.0, max_tokens=1))
+    engine.add(make_request("twin", (1,), arrival=1.0, max_tokens=1))
+    engine.add(make_request("high", (1,), priority=-1, arrival=9.0, max_tokens=1))
+    served = [output.request_id for _ in range(5) for output in engine.step()]
+    assert served == ["high", "early", "twin", "late", "low"]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "max_model_len", "budget"),
+    [(8, 64, 6), (3, 64, 1), (2, 64, 0), (8, 6, 1), (8, 5, 0), (50, 64, 6)],
+)
+def test_drafts_end_where_the_output_must_end(
+    max_tokens: int, max_model_len: int, budget: int
+) -> None:
+    engine = engine_of(num_drafts=6, max_model_len=max_model_len)
+    engine.add(make_request("a", (1, 2, 3), max_tokens=max_tokens))
+    engine.step()
+    assert shape(engine.plan()) == [("a", 3, 1, budget)]
+
+
+def test_drafts_are_dropped_before_anyone_is_preempted() -> None:
+    engine = engine_of(num_pages=4, num_drafts=7, max_num_seqs=2)
+    engine.add(make_request("a", (1, 2, 3, 4, 5, 6), max_tokens=9))
+    engine.add(make_request("b", (2, 2, 2), max_tokens=9))
+    engine.step()
+    engine.scheduler.check_integrity()
+    batch = engine.plan()
+    budgets = [span.draft_budget for span in batch.spans]
+    assert len(budgets) == 2
+    assert budgets[0] == 5
+    assert budgets[1] == 0
+    assert engine.scheduler.num_preemptions == 0
+
+
+def test_the_lowest_priority_and_latest_is_preempted_and_loses_nothing() -> None:
+    engine = engine_of(num_pages=6)
+    engine.add(make_request("low", (3, 3, 3), priority=5, max_tokens=12))
+    engine.add(make_request("a", (1, 2, 3), arrival=0.0, max_tokens=12))
+    engine.add(make_request("b", (2, 2, 3), arrival=1.0, max_tokens=12))
+    victims: list[str] = []
+    for _ in range(100):
+        before = {i: s.num_preemptions for i, s in engine.scheduler.sequences.items()}
+        if not before:
+            break
+        engine.step()
+        now = engine.scheduler.sequences
+        victims += [i for i in before if i in now and now[i].num_preemptions > before[i]]
+    assert victims[:1] == ["low"]
+    assert "a" not in victims
+    for name, prompt in (("a", (1, 2, 3)), ("b", (2, 2, 3)), ("low", (3, 3, 3))):
+        assert engine.tokens(name) == continuation(prompt, 12)
+    metrics = engine.outputs["low"][-1].metrics
+    assert metrics is not None
+    assert metrics.num_preemptions == victims.count("low")
+
+
+def test_a_preempted_sequence_comes_back_before_later_arrivals() -> None:
+    engine = engine_of(num_pages=4, max_num_seqs=2)
+    engine.add(make_request("a", (1, 2, 3), max_tokens=9))
+    engine.add(make_request("b", (2, 2, 3), arrival=1.0, max_tokens=9))
+    while engine.scheduler.num_preemptions == 0:
+        engine.step()
+    engine.add(make_request("c", (3, 2, 3), arrival=0.5, max_tokens=9))
+    engine.run()
+    ends = [
+        (outputs[-1].metrics.finished_s + arrival, name)
+        for name, arrival in (("a", 0.0), ("b", 1.0), ("c", 0.5))
+        if (outputs := engine.outputs[name])[-1].metrics is not None
+    ]
+    assert [name for _, name in sorted(ends)] == ["a", "b", "c"]
+
+
+def test_prompts_that_can_never_run_are_refused() -> None:
+    engine = engine_of(num_pages=2, max_model_len=9)
+    with pytest.raises(CapacityError, match="7 tokens"):
+        engine.add(make_request("a", (1,) * 8))
+    with pytest.raises(PromptError, match="8 tokens"):
+        engine.add(make_request("a", (1,) * 9))
+    with pytest.raises(PromptError, match="at least one"):
+        engine.add(make_request("a", ()))
+    engine.add(make_request("a", (1,) * 7))
+    with pytest.raises(RequestError, match="not in use"):
+        engine.add(make_request("a", (1,)))
+    engine.run()
+    assert engine.tokens("a") == continuation((1,) * 7, 1)
+
+
+def test_aborting_a_waiting_a_running_and_an_unknown_request() -> None:
+    engine = engine_of(max_num_seqs=1)
+    engine.add(make_request("a", LONG))
+    engine.add(make_request("b", LONG))
+    engine.step()
+    for name in "ab":
+        engine.abort(name)
+        output = engine.outputs[name][-1]
+        assert output.finish_reason is FinishReason.ABORT
+        assert output.metrics is not None
+    assert engine.scheduler.abort("a") is None
+    assert not engine.scheduler.has_unfinished
+    assert engine.pool.num_available == engine.pool.num_pages
+    engine.scheduler.check_integrity()
+    assert engine.scheduler.schedule().spans == ()
+
+
+def test_aborting_during_a_step_drops_its_result() -> None:
+    engine = engine_of()
+    engine.add(make_request("a", (1, 2, 3)))
+    engine.add(make_request("b", (1, 2, 4)))
+    batch = engine.plan()
+    sequence = batch.spans[0].sequence
+    engine.abort("a")
+    assert [output.request_id for output in engine.finish(batch)] == ["b"]
+    assert sequence.state is SequenceState.FINISHED
+    assert engine.tokens("a") == []
+
+
+def test_failing_tells_why() -> None:
+    engine = engine_of()
+    engine.add(make_request("a", (1, 2, 3)))
+    output = engine.scheduler.fail("a", "the sky fell")
+    assert output is not None
+    assert (output.finish_reason, output.error) == (FinishReason.ERROR, "the sky fell")
+
+
+def test_a_cancelled_step_is_as_if_it_never_was() -> None:
+    engine = engine_of(num_drafts=6)
+    engine.add(make_request("a", (1, 2, 3)))
+    engine.step()
+    used = engine.pool.num_used
+    batch = engine.plan()
+    assert engine.pool.num_used > used
+    engine.scheduler.cancel(batch)
+    assert engine.pool.num_used == used
+    engine.run()
+    assert engine.tokens("a") == continuation((1, 2, 3), 8)
+
+
+def test_one_step_at_a_time() -> None:
+    engine = engine_of()
+    engine.add(make_request("a", (1, 2, 3)))
+    engine.plan()
+    with pytest.raises(AssertionError, match="neither committed nor cancelled"):
+        engine.scheduler.schedule()
+
+
+def test_prefixes_are_reused_and_counted() -> None:
+    engine = engine_of()
+    engine.add(make_request("a", LONG))
+    engine.run()
+    engine.add(make_request("b", LONG))
+    batch = engine.plan()
+    assert shape(batch) == [("b", 16, 4, 0)]
+    engine.finish(batch)
+    engine.run()
+    assert engine.tokens("a") == engine.tokens("b") == continuation(LONG, 8)
+    metrics = engine.outputs["b"][-1].metrics
+    assert metrics is not None
+    assert metrics.num_cached_tokens == 16
+
+
+def test_generated_tokens_are_a_prefix_too() -> None:
+    engine = engine_of()
+    engine.add(make_request("a", LONG, max_tokens=10))
+    engine.run()
+    turn = (*LONG, *engine.tokens("a"), 1, 2)
+    engine.add(make_request("b", turn, max_tokens=4))
+    assert shape(engine.plan()) == [("b", 28, 4, 0)]
+
+
+def test_prompt_logprobs_need_every_position() -> None:
+    engine = engine_of(max_num_batched_tokens=8, max_prompt_logprob_tokens=6)
+    engine.add(make_request("a", LONG))
+    engine.run()
+    engine.add(make_request("b", LONG, prompt_logprobs=0))
+    assert shape(batch := engine.plan()) == [("b", 0, 6, 0)]
+    engine.finish(batch)
+    engine.run()
+    first, *later = engine.outputs["b"]
+    assert first.prompt_logprobs is not None
+    assert first.prompt_logprobs[0] is None
+    assert [next(iter(e)) for e in first.prompt_logprobs[1:] if e] == list(LONG[1:])
+    assert all(output.prompt_logprobs is None for output in later)
+
+
+def test_times_are_since_arrival() -> None:
+    engine = engine_of()
+    engine.clock = 10.0
+    engine.add(make_request("a", (1, 2, 3), arrival=8.0, max_tokens=3))
+    engine.run()
+    metrics = engine.outputs["a"][-1].metrics
+    assert metrics is not None
+    assert (metrics.queued_s, metrics.first_token_s, metrics.finished_s) == (3.0, 3.0, 5.0)
+
+
+def test_the_policy_sees_decoding_sequences_and_the_load() -> None:
+    seen: list[tuple[str, StepLoad]] = []
+
+    def policy(sequence: Sequence, load: StepLoad, /) -> int:
+        seen.append((sequence.request.request_id, load))
+        return 0
+
+    engine = FakeEngine(
+        config=SchedulerConfig(max_model_len=64, max_num_seqs=2), draft_budget=policy
+    )
+    engine.add(make_request("a", (1, 2, 3)))
+    engine.step()
+    assert seen == []
+    engine.add(make_request("b", (1, 2, 3)))
+    engine.add(make_request("c", (1, 2, 3)))
+    batch = engine.plan()
+    assert seen == [("a", StepLoad(num_decoding=1, num_prefilling=0, num_waiting=2))]
+    assert batch.draft == Draft.empty(2)
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        SchedulerConfig(max_model_len=8, max_num_seqs=0)
