@@ -267,6 +267,8 @@ class Output:
 
     request_id: str
     new_token_ids: tuple[int, ...] = ()
+    text: str = ""
+    """New text that later tokens cannot take back."""
     sources: tuple[TokenSource, ...] = ()
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None

@@ -1,0 +1,166 @@
+"""From settings to an engine: finds the models, decides every "auto", builds the parts.
+
+The only place that knows all the constructors.
+"""
+
+import logging
+from pathlib import Path
+
+import torch
+
+from foretoken.checkpoint import find_model
+from foretoken.config import EngineConfig, ResolvedConfig, SpeculativeConfig, resolve
+from foretoken.control.budget import FixedBudget
+from foretoken.engine import Engine, EngineParts
+from foretoken.errors import ConfigError
+from foretoken.hardware import Hardware
+from foretoken.kv.pool import PagePool
+from foretoken.proposers.base import Proposer
+from foretoken.proposers.draft_model import DraftModelProposer
+from foretoken.proposers.registry import create_proposer
+from foretoken.runtime.runner import Runner
+from foretoken.runtime.sampler import DraftSampler
+from foretoken.runtime.schedule_config import SchedulerConfig
+from foretoken.runtime.scheduler import Scheduler
+from foretoken.runtime.verifier import Verifier
+from foretoken.shape import ModelShape
+from foretoken.text_streams import TextStreams
+from foretoken.tokenizer import Tokenizer
+
+logger = logging.getLogger("foretoken")
+
+_DEFAULT_DRAFTS = 5
+
+
+def build_engine(config: EngineConfig, proposer: Proposer | None = None) -> Engine:
+    """Load everything that `config` names and put it together.
+
+    Args:
+        config: what the user set.
+        proposer: drafts instead of what `config.speculative_config` names; it is asked for
+            num_speculative_tokens drafts, 5 if there is no speculative_config.
+
+    Raises:
+        ConfigError: settings that contradict each other or the model.
+        ModelError: a model is missing, not supported, or broken on disk.
+    """
+    return _Assembly(config).engine(proposer)
+
+
+class _Assembly:
+    """What the parts are built from."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.folder = find_model(config.model, revision=config.revision)
+        self.shape = ModelShape.from_config(self.folder)
+        self.speculative = config.speculative_config
+        self.draft_folder = _draft_folder(self.speculative)
+        self.draft_shape: ModelShape | None = None
+        if self.draft_folder is not None:
+            self.draft_shape = ModelShape.from_config(self.draft_folder)
+            _check_vocabularies(self.draft_shape, self.shape)
+        self.config = resolve(
+            config,
+            Hardware.detect(),
+            self.shape,
+            draft_shape=self.draft_shape,
+            gpu_free_memory=_gpu_free_memory(),
+        )
+        logger.info(self.config.describe())
+        self.pool = PagePool(self.config.num_pages, self.config.page_size)
+
+    def engine(self, proposer: Proposer | None) -> Engine:
+        config, shape = self.config, self.shape
+        rule = self.speculative.rejection_sample_method if self.speculative else "auto"
+        verifier = Verifier(shape.vocab_size, config.device, rule)
+        tokenizer = _tokenizer(config.user, self.folder)
+        texts = TextStreams(tokenizer)
+        if proposer is None:
+            proposer = create_proposer(self.speculative, lambda: self._draft_model(verifier))
+            drafts = self.speculative.num_speculative_tokens if self.speculative else 0
+        else:
+            given = self.speculative
+            drafts = given.num_speculative_tokens if given else _DEFAULT_DRAFTS
+        scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=config.max_model_len,
+                enable_prefix_caching=config.user.enable_prefix_caching,
+            ),
+            self.pool,
+            draft_budget=FixedBudget(drafts).budget,
+            find_stop_string=texts.find_stop_string,
+        )
+        return Engine(
+            EngineParts(
+                config=config,
+                tokenizer=tokenizer,
+                scheduler=scheduler,
+                proposer=proposer,
+                runner=self._runner(self.folder, config.batch_invariant),
+                verifier=verifier,
+                texts=texts,
+                vocab_size=shape.vocab_size,
+                eos_token_ids=_eos_ids(shape, tokenizer),
+            )
+        )
+
+    def _runner(self, folder: Path, batch_invariant: bool) -> Runner:
+        return Runner.load(
+            folder,
+            dtype=getattr(torch, self.config.dtype),
+            device=torch.device(self.config.device),
+            batch_invariant=batch_invariant,
+            num_pages=self.config.num_pages,
+            page_size=self.config.page_size,
+        )
+
+    def _draft_model(self, verifier: Verifier) -> Proposer:
+        """The draft needs no invariance: what it proposes is checked either way."""
+        assert self.speculative is not None, "asked for by a speculative_config"
+        assert self.draft_folder is not None, "found in the constructor"
+        assert self.draft_shape is not None, "read in the constructor"
+        limit = self.draft_shape.max_position_embeddings
+        sampler = DraftSampler(
+            verifier.sampler, verifier.rule, self.speculative.draft_sample_method
+        )
+        return DraftModelProposer(
+            self._runner(self.draft_folder, batch_invariant=False),
+            sampler,
+            self.pool.generation,
+            max_model_len=min(limit, self.speculative.max_model_len or limit),
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+        )
+
+
+def _draft_folder(speculative: SpeculativeConfig | None) -> Path | None:
+    if speculative is None or speculative.method != "draft_model":
+        return None
+    assert speculative.model is not None, "checked by SpeculativeConfig"
+    return find_model(speculative.model, revision=speculative.revision)
+
+
+def _check_vocabularies(draft: ModelShape, target: ModelShape) -> None:
+    if draft.vocab_size != target.vocab_size:
+        allowed = f"a draft with the target's vocabulary ({target.vocab_size} tokens)"
+        raise ConfigError("speculative_config.model", f"{draft.vocab_size} tokens", allowed)
+
+
+def _tokenizer(config: EngineConfig, folder: Path) -> Tokenizer | None:
+    """The named tokenizer; the model's own if it has one, else none: ids in, ids out."""
+    if config.tokenizer is not None:
+        return Tokenizer(find_model(config.tokenizer, revision=config.revision))
+    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+    return Tokenizer(folder) if any((folder / name).is_file() for name in names) else None
+
+
+def _eos_ids(shape: ModelShape, tokenizer: Tokenizer | None) -> frozenset[int]:
+    own = set(shape.eos_token_ids)
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        own.add(tokenizer.eos_token_id)
+    return frozenset(own)
+
+
+def _gpu_free_memory() -> int | None:
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None

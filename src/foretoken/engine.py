@@ -1,0 +1,201 @@
+"""The engine: takes requests, runs steps, gives back outputs. One step is a sentence.
+
+Owns nothing but the order of things: what runs is the scheduler's decision, how it runs the
+runner's, what is accepted the verifier's, what is drafted the proposer's. Not thread-safe.
+"""
+
+import random
+import time
+from dataclasses import dataclass, replace
+
+from foretoken.config import ResolvedConfig
+from foretoken.errors import ParameterError, PromptError
+from foretoken.metrics import EngineMetrics
+from foretoken.proposers.base import Context, Proposer
+from foretoken.runtime.batch import Batch
+from foretoken.runtime.runner import Runner
+from foretoken.runtime.scheduler import Scheduler
+from foretoken.runtime.verifier import Verification, Verifier
+from foretoken.text_streams import TextStreams
+from foretoken.tokenizer import Tokenizer
+from foretoken.types import Output, Request, SamplingParams, StepStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What an engine is made of; `foretoken.assembly` builds them."""
+
+    config: ResolvedConfig
+    tokenizer: Tokenizer | None
+    scheduler: Scheduler
+    proposer: Proposer
+    runner: Runner
+    verifier: Verifier
+    texts: TextStreams
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+
+class Engine:
+    """Lossless speculative decoding of many requests at once."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        """Take over `parts`."""
+        config = parts.config
+        self.parts = parts
+        self.metrics = EngineMetrics(
+            config.user.model, log_stats=not config.user.disable_log_stats
+        )
+        self._seeds = random.Random(config.user.seed)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self.parts.scheduler.has_unfinished
+
+    def make_requests(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[Request]:
+        """Check one prompt and its parameters; n > 1 gives n requests, ids `request_id-i`.
+
+        Raises:
+            PromptError: the prompt is empty, too long, or has token ids out of range.
+            ParameterError: a parameter names token ids that the model does not have, or needs
+                text and there is no tokenizer.
+            CapacityError: the prompt can never fit the KV cache.
+        """
+        self._check_prompt(prompt_token_ids)
+        self._check_ids(params)
+        room = self.parts.config.max_model_len - len(prompt_token_ids)
+        stop_ids = frozenset(params.stop_token_ids or ())
+        eos_ids = self.parts.eos_token_ids
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt_token_ids),
+            params=params,
+            seed=self._seed(params),
+            max_tokens=min(room, params.max_tokens or room),
+            arrival=time.monotonic(),
+            priority=priority,
+            stop_ids=stop_ids if params.ignore_eos else stop_ids | eos_ids,
+            min_tokens_ids=stop_ids | eos_ids if params.min_tokens else frozenset(),
+            bad_words_ids=self._bad_words(params),
+            cache_salt=cache_salt,
+        )
+        self.parts.scheduler.check_capacity(request)
+        if params.n == 1:
+            return [request]
+        return [
+            replace(request, request_id=f"{request_id}-{i}", sample_index=i)
+            for i in range(params.n)
+        ]
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request of `make_requests`; it ends exactly once in the outputs of `step`."""
+        self.parts.scheduler.add(request)
+        self.parts.texts.open(request)
+        self.metrics.record_prompt(len(request.prompt_token_ids))
+
+    def abort(self, request_id: str) -> Output | None:
+        """End a request now; None if it is not there or has already ended."""
+        output = self.parts.scheduler.abort(request_id)
+        if output is None:
+            return None
+        output = self.parts.texts.advance(output)
+        self._release(request_id)
+        return output
+
+    def step(self) -> list[Output]:
+        """Run one step; new tokens and ends of the requests it touched."""
+        began = time.perf_counter()
+        parts = self.parts
+        planned = parts.scheduler.schedule()
+        if not planned.spans:
+            return []
+        batch = planned.with_draft(parts.proposer.propose(Context(planned.spans)))
+        drafted = time.perf_counter()
+        logits = parts.runner.run(batch)
+        verification = parts.verifier.verify(batch, logits)
+        verified = time.perf_counter()
+        committed = parts.scheduler.commit(batch, verification, time.monotonic())
+        outputs = [parts.texts.advance(output) for output in committed]
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._release(output.request_id)
+        times = (drafted - began, verified - drafted, time.perf_counter() - began)
+        self.metrics.record(self._stats(batch, verification, outputs, times))
+        return outputs
+
+    def _release(self, request_id: str) -> None:
+        self.parts.proposer.release(request_id)
+        self.parts.verifier.release(request_id)
+        self.metrics.record_finished()
+
+    def _stats(
+        self,
+        batch: Batch,
+        verification: Verification,
+        outputs: list[Output],
+        times: tuple[float, float, float],
+    ) -> StepStats:
+        checked = [v for v in verification.spans if v is not None and v.num_drafted]
+        per_pos = [0] * max((v.num_drafted for v in checked), default=0)
+        for v in checked:
+            for position in range(v.num_accepted):
+                per_pos[position] += 1
+        return StepStats(
+            num_sequences=self.parts.scheduler.num_running,
+            num_tokens=batch.num_tokens,
+            num_drafts=len(checked),
+            num_draft_tokens=sum(v.num_drafted for v in checked),
+            num_accepted_tokens=sum(v.num_accepted for v in checked),
+            num_accepted_tokens_per_pos=tuple(per_pos),
+            num_output_tokens=sum(len(o.new_token_ids) for o in outputs),
+            num_waiting=self.parts.scheduler.num_waiting,
+            drafting_s=times[0],
+            verifying_s=times[1],
+            total_s=times[2],
+        )
+
+    def _seed(self, params: SamplingParams) -> int:
+        """The user's seed, folded to 64 bits, or a key of the engine's own."""
+        if params.seed is not None:
+            return params.seed & (2**64 - 1)
+        return self._seeds.getrandbits(64)
+
+    def _check_prompt(self, prompt_token_ids: list[int]) -> None:
+        if not prompt_token_ids:
+            raise PromptError("prompt", prompt_token_ids, "at least one token")
+        limit = self.parts.config.max_model_len
+        if len(prompt_token_ids) >= limit:
+            given = f"{len(prompt_token_ids)} tokens"
+            raise PromptError("prompt", given, f"at most {limit - 1} (max_model_len {limit})")
+        low, high = min(prompt_token_ids), max(prompt_token_ids)
+        if low < 0 or high >= self.parts.vocab_size:
+            given = low if low < 0 else high
+            raise PromptError("prompt_token_ids", given, f"0 to {self.parts.vocab_size - 1}")
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        named = {
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "logit_bias": params.logit_bias or (),
+            "stop_token_ids": params.stop_token_ids or (),
+        }
+        for name, ids in named.items():
+            worst = max(ids, default=0)
+            if worst >= self.parts.vocab_size:
+                raise ParameterError(name, worst, f"0 to {self.parts.vocab_size - 1}")
+        if self.parts.tokenizer is None and (params.stop or params.bad_words):
+            given = params.stop or params.bad_words
+            raise ParameterError("stop or bad_words", given, "nothing: there is no tokenizer")
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if self.parts.tokenizer is None or not params.bad_words:
+            return ()
+        return self.parts.tokenizer.bad_words_ids(params.bad_words)

@@ -1,0 +1,60 @@
+"""What the machine offers, as plain data. No torch; what it cannot read it reports as unknown."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """Memory in bytes; `cpu_flags` are the kernel's names of instruction sets."""
+
+    cpu_name: str
+    num_cores: int
+    """Cores this process may use."""
+    free_memory: int
+    """Memory that can be allocated without swapping, cgroup limits included."""
+    cpu_flags: frozenset[str]
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether the CPU multiplies bfloat16 in hardware."""
+        return "avx512_bf16" in self.cpu_flags or "amx_bf16" in self.cpu_flags
+
+    @classmethod
+    def detect(cls) -> Self:
+        """Read /proc and the cgroup; elsewhere fall back to what Python knows."""
+        info = _read_cpuinfo()
+        if hasattr(os, "sched_getaffinity"):
+            cores = len(os.sched_getaffinity(0))
+        else:
+            cores = os.cpu_count() or 1
+        return cls(
+            cpu_name=info.get("model name", "unknown"),
+            num_cores=cores,
+            free_memory=_free_memory(),
+            cpu_flags=frozenset(info.get("flags", "").split()),
+        )
+
+
+def _read_cpuinfo() -> dict[str, str]:
+    path = Path("/proc/cpuinfo")
+    if not path.is_file():
+        return {}
+    first = path.read_text().split("\n\n")[0]
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _free_memory() -> int:
+    limits = [8 << 30]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                limits = [int(line.split()[1]) << 10]
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
+        limits.append(max(0, int(limit.read_text()) - int(used.read_text())))
+    return min(limits)

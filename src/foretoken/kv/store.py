@@ -1,0 +1,51 @@
+"""The keys and values themselves: one tensor per layer, indexed by slot.
+
+A slot is page * page_size + offset. Knows nothing of sequences or of who uses a page. Everything
+is finite at all times: attention reads masked slots and multiplies them by zero.
+"""
+
+import torch
+from torch import Tensor
+
+SLACK = 1024
+"""Slots after the last page, never written: a view rounded up past the end stays inside."""
+
+
+class KVStore:
+    """Keys and values of `num_pages` pages for every layer of one model."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate zeros; on Linux the memory is only taken as pages are written."""
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        slots = num_pages * page_size + SLACK
+        shape = (slots, 2 * num_kv_heads, head_dim)
+        self.layers = [
+            torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)
+        ]
+        """Per layer [slots, 2 * KV, hd]: the key heads, then the value heads."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Address space of all layers."""
+        return sum(layer.nbytes for layer in self.layers)
+
+
+def write(layer_SKh: Tensor, slots_T: Tensor | slice, kv_TKh: Tensor) -> None:
+    """Store keys and values [T, 2 * KV, hd] of one layer; a slice where slots are neighbours."""
+    if isinstance(slots_T, slice):
+        layer_SKh[slots_T] = kv_TKh
+    else:
+        layer_SKh.index_copy_(0, slots_T, kv_TKh)

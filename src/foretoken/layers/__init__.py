@@ -1,0 +1,1 @@
+"""Building blocks that model files put together: attention, MLP, rotary positions."""

@@ -1,0 +1,22 @@
+"""The gated MLP of Llama: down(silu(gate(x)) * up(x)), gate and up as one matrix."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretoken.ops.linear import Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMLP:
+    """x [T, D] -> [T, D]."""
+
+    gate_up: Linear
+    down: Linear
+    width: int
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """Apply it."""
+        both = self.gate_up(x_TD)
+        return self.down(F.silu(both[:, : self.width]).mul_(both[:, self.width :]))

@@ -1,0 +1,303 @@
+"""The offline face: `LLM(model).generate(prompts, SamplingParams(...))`, as in vLLM.
+
+Turns prompts into requests, drives the engine until they end, and collects their outputs.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from types import TracebackType
+from typing import Any, Self
+
+from foretoken.assembly import build_engine
+from foretoken.config import EngineConfig
+from foretoken.errors import ConfigError, PromptError
+from foretoken.metrics import Metric
+from foretoken.proposers.base import Proposer
+from foretoken.types import (
+    CompletionOutput,
+    Logprob,
+    Output,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    TokenSource,
+)
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class _Growing:
+    """One output while it grows."""
+
+    request: Request
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    sources: list[TokenSource] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    last: Output | None = None
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+
+    def add(self, output: Output) -> None:
+        self.text.append(output.text)
+        self.token_ids.extend(output.new_token_ids)
+        self.sources.extend(output.sources)
+        self.logprobs.extend(output.logprobs or ())
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        self.last = output
+
+    def freeze(self) -> CompletionOutput:
+        assert self.last is not None, "an output without a step"
+        cumulative, logprobs = None, None
+        if self.request.params.logprobs is not None:
+            logprobs = tuple(self.logprobs)
+            pairs = zip(self.token_ids, logprobs, strict=True)
+            cumulative = sum(row[token].logprob for token, row in pairs)
+        return CompletionOutput(
+            index=self.request.sample_index,
+            text="".join(self.text),
+            token_ids=tuple(self.token_ids),
+            cumulative_logprob=cumulative,
+            logprobs=logprobs,
+            finish_reason=self.last.finish_reason,
+            stop_reason=self.last.stop_reason,
+            sources=tuple(self.sources),
+            metrics=self.last.metrics,
+        )
+
+
+class LLM:
+    """A model ready to generate. Use it in a `with` block or call `close()`.
+
+    Two of them can live in one process. Not thread-safe.
+    """
+
+    def __init__(self, model: str, *, proposer: Proposer | None = None, **settings: Any) -> None:
+        """Load `model`; `settings` are the fields of `foretoken.config.EngineConfig`.
+
+        Args:
+            model: packaged name, local folder or Hugging Face id.
+            proposer: a drafter of your own, instead of what speculative_config names.
+            settings: as keyword arguments.
+
+        Raises:
+            ConfigError: an unknown setting, or one out of its range.
+            ModelError: the model is not there, not supported, or broken on disk.
+        """
+        self.config = EngineConfig.from_kwargs(model=model, **settings)
+        self._engine = build_engine(self.config, proposer)
+        self._ids = count()
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        """The LLM itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Free weights and caches; further calls raise. Closing twice is fine."""
+        self._closed = True
+        if hasattr(self, "_engine"):
+            del self._engine
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; results in the order of the prompts.
+
+        Args:
+            prompts: a text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those;
+                a dictionary may carry `cache_salt`.
+            sampling_params: one for all or one each; default `SamplingParams()`.
+            use_tqdm: show a progress bar.
+            priority: one number each; lower runs first.
+
+        Raises:
+            RequestError: a prompt or parameter is wrong; nothing has been started then.
+        """
+        listed = _as_list(prompts)
+        params = _as_params(sampling_params, len(listed))
+        ranks = list(priority) if priority is not None else [0] * len(listed)
+        if len(ranks) != len(listed):
+            raise PromptError("priority", len(ranks), f"one number per prompt ({len(listed)})")
+        requests = [
+            self._requests(prompt, p, rank)
+            for prompt, p, rank in zip(listed, params, ranks, strict=True)
+        ]
+        return self._run(listed, requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, through the model's chat template.
+
+        Raises:
+            PromptError: the model has no tokenizer or no chat template, or it rejects them.
+            RequestError: as in `generate`.
+        """
+        tokenizer = self.get_tokenizer()
+        many = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: Any = messages if many else [messages]
+        prompts = [
+            {
+                "prompt_token_ids": tokenizer.apply_chat_template(
+                    conversation, add_generation_prompt=add_generation_prompt
+                )
+            }
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Output]:
+        """Continue one prompt (n = 1), step by step; the last output has a finish reason.
+
+        Leaving the iteration early aborts the request.
+
+        Raises:
+            RequestError: the prompt or a parameter is wrong.
+        """
+        params = sampling_params or SamplingParams()
+        if params.n != 1:
+            raise PromptError("n", params.n, "1 when streaming")
+        [request] = self._requests(prompt, params, 0)
+        engine = self._open_engine()
+        engine.add_request(request)
+        finished = False
+        try:
+            while not finished:
+                for output in engine.step():
+                    if output.request_id == request.request_id:
+                        finished = output.finish_reason is not None
+                        yield output
+        finally:
+            if not finished:
+                engine.abort(request.request_id)
+
+    def get_metrics(self) -> list[Metric]:
+        """Counters, gauges and vectors since the start; names as in vLLM."""
+        return self._open_engine().metrics.read()
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer.
+
+        Raises:
+            PromptError: it has none.
+        """
+        tokenizer = self._open_engine().parts.tokenizer
+        if tokenizer is None:
+            raise PromptError("prompt", "text", "token ids: the model has no tokenizer")
+        return tokenizer
+
+    def describe(self) -> str:
+        """What was decided at the start: types, memory, concurrency."""
+        return self._open_engine().parts.config.describe()
+
+    def _open_engine(self) -> Any:
+        if self._closed:
+            raise ConfigError("LLM", "closed", "an LLM that has not been closed")
+        return self._engine
+
+    def _requests(self, prompt: Prompt, params: SamplingParams, rank: int) -> list[Request]:
+        salt = None
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+            if unknown or not {"prompt", "prompt_token_ids"} & set(prompt):
+                allowed = "prompt or prompt_token_ids, and cache_salt"
+                raise PromptError("prompt", sorted(prompt), allowed)
+            salt = prompt.get("cache_salt")
+            prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
+        if isinstance(prompt, str):
+            ids = self.get_tokenizer().encode(prompt)
+        else:
+            ids = list(prompt)
+            if not all(isinstance(i, int) for i in ids):
+                raise PromptError("prompt_token_ids", ids, "integers")
+        requests: list[Request] = self._open_engine().make_requests(
+            str(next(self._ids)), ids, params, priority=rank, cache_salt=salt
+        )
+        return requests
+
+    def _run(
+        self, prompts: list[Prompt], requests: list[list[Request]], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        engine = self._open_engine()
+        growing = {r.request_id: _Growing(r) for group in requests for r in group}
+        for one in growing.values():
+            engine.add_request(one.request)
+        unfinished = set(growing)
+        progress = _progress(len(growing), use_tqdm)
+        try:
+            while unfinished:
+                for output in engine.step():
+                    growing[output.request_id].add(output)
+                    if output.finish_reason is not None:
+                        unfinished.discard(output.request_id)
+                        progress.update(1)
+        finally:
+            progress.close()
+            for request_id in unfinished:
+                engine.abort(request_id)
+        return [
+            _collect(prompt, [growing[r.request_id] for r in group])
+            for prompt, group in zip(prompts, requests, strict=True)
+        ]
+
+
+def _collect(prompt: Prompt, group: list[_Growing]) -> RequestOutput:
+    first = group[0]
+    text = prompt if isinstance(prompt, str) else None
+    if isinstance(prompt, Mapping):
+        text = prompt.get("prompt")
+    return RequestOutput(
+        request_id=first.request.request_id.split("-")[0],
+        prompt=text,
+        prompt_token_ids=first.request.prompt_token_ids,
+        outputs=tuple(one.freeze() for one in group),
+        prompt_logprobs=first.prompt_logprobs,
+    )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]
+    return list(prompts)
+
+
+def _as_params(
+    given: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * num_prompts
+    if len(given) != num_prompts:
+        allowed = f"one, or one per prompt ({num_prompts})"
+        raise PromptError("sampling_params", f"{len(given)} of them", allowed)
+    return list(given)
+
+
+def _progress(total: int, shown: bool) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="Processed prompts", disable=not shown, dynamic_ncols=True)

@@ -1,0 +1,1 @@
+"""Tensor operations with a reference twin beside each fast path."""

@@ -1,0 +1,15 @@
+"""Attention over paged keys and values: a plan per step, one call per layer."""
+
+from foretoken.ops.attention.base import Attention, Geometry, SpanWindow
+from foretoken.ops.attention.choose import choose_attention
+from foretoken.ops.attention.reference import ReferenceAttention
+from foretoken.ops.attention.tiled import TiledAttention
+
+__all__ = [
+    "Attention",
+    "Geometry",
+    "ReferenceAttention",
+    "SpanWindow",
+    "TiledAttention",
+    "choose_attention",
+]

@@ -1,0 +1,64 @@
+"""What every attention is: planned once a step, then called once a layer.
+
+Shape letters: T tokens of the step, H query heads, K key heads, h head size, S slots of the
+store.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Attend = Callable[[Tensor, Tensor], Tensor]
+"""(q_THh, layer_SKh) -> [T, H * h], for the step it was planned for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """Heads and type; what a kernel's choice of code path depends on."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def group(self) -> int:
+        """Query heads per key head."""
+        return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class SpanWindow:
+    """One span: its tokens stand at positions [start, start + num_tokens) of these pages."""
+
+    start: int
+    num_tokens: int
+    page_table: list[int]
+
+    @property
+    def end(self) -> int:
+        """Positions that the last token sees."""
+        return self.start + self.num_tokens
+
+
+class Attention(ABC):
+    """Causal attention of spans over their own pages."""
+
+    @abstractmethod
+    def plan(self, spans: Sequence[SpanWindow]) -> Attend:
+        """Prepare a step whose tokens are those of `spans`, laid end to end."""
+
+
+def contiguous_start(page_table: list[int], num_pages: int) -> int | None:
+    """First page if the leading `num_pages` pages are neighbours in order, else None."""
+    first = page_table[0]
+    if page_table[num_pages - 1] != first + num_pages - 1:
+        return None
+    if num_pages > 2 and page_table[:num_pages] != list(range(first, first + num_pages)):
+        return None
+    return first

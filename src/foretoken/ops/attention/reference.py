@@ -1,0 +1,55 @@
+"""Attention written from its definition: the twin that the fast path is tested against.
+
+Row by row over exactly the positions the row sees, so its bits cannot depend on spans, batches
+or pages. Slow; used where no fast path is invariant.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from foretoken.ops.attention.base import Attend, Attention, Geometry, SpanWindow
+
+
+@final
+class ReferenceAttention(Attention):
+    """softmax(q k^T / sqrt(h)) v in float32, one row at a time."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        """Any geometry."""
+        self._geometry = geometry
+
+    def plan(self, spans: Sequence[SpanWindow]) -> Attend:
+        """Slots of every span's positions."""
+        slots = [self._slots(span) for span in spans]
+
+        def attend(q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
+            rows, at = [], 0
+            for span, slots_L in zip(spans, slots, strict=True):
+                kv_LKh = layer_SKh.index_select(0, slots_L)
+                for offset in range(span.num_tokens):
+                    seen = kv_LKh[: span.start + offset + 1]
+                    rows.append(self._row(q_THh[at], seen))
+                    at += 1
+            return torch.stack(rows)
+
+        return attend
+
+    def _slots(self, span: SpanWindow) -> Tensor:
+        size, device = self._geometry.page_size, self._geometry.device
+        pages = torch.tensor(span.page_table, dtype=torch.int64, device=device)
+        slots = pages[:, None] * size + torch.arange(size, device=device)
+        return slots.flatten()[: span.end]
+
+    def _row(self, q_Hh: Tensor, kv_LKh: Tensor) -> Tensor:
+        """One token's output [H * h]."""
+        geometry = self._geometry
+        kv = geometry.num_kv_heads
+        keys_LKh, values_LKh = kv_LKh[:, :kv].float(), kv_LKh[:, kv:].float()
+        q_KGh = q_Hh.float().view(kv, geometry.group, geometry.head_dim)
+        scores_KGL = (q_KGh[:, :, None] * keys_LKh.transpose(0, 1)[:, None]).sum(-1)
+        weights_KGL = (scores_KGL * geometry.head_dim**-0.5).softmax(dim=-1)
+        out_KGh = (weights_KGL[..., None] * values_LKh.transpose(0, 1)[:, None]).sum(-2)
+        return out_KGh.flatten().to(q_Hh.dtype)

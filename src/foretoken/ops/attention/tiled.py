@@ -1,0 +1,212 @@
+"""Attention through PyTorch's fused kernel, in tiles of fixed shape.
+
+The query heads of a key head become rows of one matrix, token rows are padded to tiles of a
+fixed number, and the length of the keys is rounded up and masked: then the kernel does the same
+arithmetic for a token wherever it stands, as far as `choose` has measured. Spans of one tile run
+together in one call; longer ones run alone, a tile per batch entry over the same keys.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretoken.ops.attention.base import (
+    Attend,
+    Attention,
+    Geometry,
+    SpanWindow,
+    contiguous_start,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Token rows per tile, and what the number of keys is rounded up to. 0 rows: the span's own
+    number, so nothing is padded and nothing is promised about bits."""
+
+    rows: int
+    key_multiple: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Tiles that run in one call."""
+
+    tiles: int
+    rows: int
+    shared_keys: bool
+    """All tiles read the same keys."""
+    slots: slice | None
+    """The keys are neighbours in the store."""
+    pages: Tensor | None
+    """int64 [spans, pages] otherwise."""
+    mask: Tensor | None
+    """[tiles, 1, G * rows, L], 0 or -inf."""
+    take: Tensor | slice
+    """Tokens of the step that this group serves."""
+    place: Tensor | slice
+    """Where they stand among its tiles * rows rows."""
+
+
+@final
+class TiledAttention(Attention):
+    """F.scaled_dot_product_attention over tiles."""
+
+    def __init__(self, geometry: Geometry, tiling: Tiling) -> None:
+        """Serve `geometry`; `tiling` decides the shapes."""
+        self._geometry = geometry
+        self.tiling = tiling
+
+    def plan(self, spans: Sequence[SpanWindow]) -> Attend:
+        """Group the spans into calls; masks and indices are made here, once a step."""
+        groups = self._groups(spans)
+        geometry = self._geometry
+        if len(groups) == 1:
+            group = groups[0]
+            return lambda q_THh, layer_SKh: _attend(geometry, group, q_THh, layer_SKh)
+
+        def attend(q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
+            out_TD = q_THh.new_empty(q_THh.shape[0], geometry.num_heads * geometry.head_dim)
+            for group in groups:
+                out_TD[group.take] = _attend(geometry, group, q_THh[group.take], layer_SKh)
+            return out_TD
+
+        return attend
+
+    def _groups(self, spans: Sequence[SpanWindow]) -> list[_Group]:
+        limit = self.tiling.rows or 8
+        short, groups, at = [], [], 0
+        for span in spans:
+            if span.num_tokens <= limit:
+                short.append((span, at))
+            else:
+                groups.append(self._long(span, at))
+            at += span.num_tokens
+        if len(short) == 1:
+            span, at = short[0]
+            groups.append(self._long(span, at))
+        elif short:
+            groups.append(self._together(short))
+        return groups
+
+    def _long(self, span: SpanWindow, at: int) -> _Group:
+        """One span alone, in as many tiles as it needs."""
+        rows = self.tiling.rows or span.num_tokens
+        tiles = -(-span.num_tokens // rows)
+        num_keys = _round_up(span.end, self.tiling.key_multiple)
+        slots, pages = self._keys([span], num_keys)
+        mask = None
+        if rows > 1 or num_keys != span.end:
+            mask = self._mask([span], [tiles], rows, num_keys)
+        return _Group(
+            tiles=tiles,
+            rows=rows,
+            shared_keys=tiles > 1,
+            slots=slots,
+            pages=pages,
+            mask=mask,
+            take=slice(at, at + span.num_tokens),
+            place=slice(0, span.num_tokens),
+        )
+
+    def _together(self, short: list[tuple[SpanWindow, int]]) -> _Group:
+        """Spans of one tile each, in one call over keys of the longest one's length."""
+        device = self._geometry.device
+        spans = [span for span, _ in short]
+        rows = self.tiling.rows or max(span.num_tokens for span in spans)
+        num_keys = _round_up(max(span.end for span in spans), self.tiling.key_multiple)
+        _, pages = self._keys(spans, num_keys)
+        take = [at + i for span, at in short for i in range(span.num_tokens)]
+        place = [n * rows + i for n, span in enumerate(spans) for i in range(span.num_tokens)]
+        return _Group(
+            tiles=len(spans),
+            rows=rows,
+            shared_keys=False,
+            slots=None,
+            pages=pages,
+            mask=self._mask(spans, [1] * len(spans), rows, num_keys),
+            take=torch.tensor(take, device=device),
+            place=torch.tensor(place, device=device),
+        )
+
+    def _keys(
+        self, spans: list[SpanWindow], num_keys: int
+    ) -> tuple[slice | None, Tensor | None]:
+        """Where the keys are: neighbours for a single span if possible, else page numbers."""
+        size = self._geometry.page_size
+        if len(spans) == 1:
+            span = spans[0]
+            first = contiguous_start(span.page_table, -(-span.end // size))
+            if first is not None:
+                return slice(first * size, first * size + num_keys), None
+        width = -(-num_keys // size)
+        tables = [_fit(span.page_table, width) for span in spans]
+        return None, torch.tensor(tables, dtype=torch.int64, device=self._geometry.device)
+
+    def _mask(
+        self, spans: list[SpanWindow], tiles: list[int], rows: int, num_keys: int
+    ) -> Tensor:
+        """0 where a row sees a key. Padding rows see what the span's first token sees."""
+        geometry = self._geometry
+        last = []
+        for span, count in zip(spans, tiles, strict=True):
+            last.extend(range(span.start, span.end))
+            last.extend([span.start] * (count * rows - span.num_tokens))
+        last_N1 = torch.tensor(last, device=geometry.device)[:, None]
+        unseen_NL = torch.arange(num_keys, device=geometry.device) > last_N1
+        mask_NL = torch.zeros(unseen_NL.shape, dtype=geometry.dtype, device=geometry.device)
+        mask_NL.masked_fill_(unseen_NL, -torch.inf)
+        shape = (sum(tiles), 1, geometry.group, rows, num_keys)
+        mask = mask_NL.view(sum(tiles), 1, 1, rows, num_keys).expand(shape)
+        return mask.reshape(sum(tiles), 1, geometry.group * rows, num_keys)
+
+
+def _attend(geometry: Geometry, group: _Group, q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
+    """Attention of one group's tokens, [T, H * h]."""
+    kv, heads, size = geometry.num_kv_heads, geometry.num_heads, geometry.head_dim
+    tiles, rows = group.tiles, group.rows
+    if q_THh.shape[0] != tiles * rows or isinstance(group.place, Tensor):
+        padded = q_THh.new_zeros(tiles * rows, heads, size)
+        padded[group.place] = q_THh if isinstance(group.take, slice) else q_THh
+        q_THh = padded
+    q = q_THh.view(tiles, rows, kv, geometry.group, size).permute(0, 2, 3, 1, 4)
+    q = q.reshape(tiles, kv, geometry.group * rows, size)
+    if group.slots is not None:
+        kv_BLKh = layer_SKh[group.slots][None]
+    else:
+        assert group.pages is not None, "keys are neighbours or have pages"
+        kv_BLKh = _gather(layer_SKh, group.pages, geometry)
+    keys, values = kv_BLKh[:, :, :kv].transpose(1, 2), kv_BLKh[:, :, kv:].transpose(1, 2)
+    if group.shared_keys:
+        keys, values = keys.expand(tiles, -1, -1, -1), values.expand(tiles, -1, -1, -1)
+    if group.mask is not None and keys.shape[2] != group.mask.shape[3]:
+        keys, values = keys[:, :, : group.mask.shape[3]], values[:, :, : group.mask.shape[3]]
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
+    out = out.view(tiles, kv, geometry.group, rows, size).permute(0, 3, 1, 2, 4)
+    out_ND = out.reshape(tiles * rows, heads * size)
+    return out_ND[group.place]
+
+
+def _gather(layer_SKh: Tensor, pages: Tensor, geometry: Geometry) -> Tensor:
+    """Keys and values of page tables [B, P] as [B, P * page_size, 2 * K, h]."""
+    width = 2 * geometry.num_kv_heads * geometry.head_dim
+    num_pages = layer_SKh.shape[0] // geometry.page_size
+    by_page = layer_SKh[: num_pages * geometry.page_size].view(num_pages, -1)
+    found = by_page.index_select(0, pages.flatten())
+    assert found.shape[1] == geometry.page_size * width, (found.shape, width)
+    return found.view(pages.shape[0], -1, 2 * geometry.num_kv_heads, geometry.head_dim)
+
+
+def _fit(page_table: list[int], width: int) -> list[int]:
+    """The table cut or filled to `width`; what the filling holds is masked."""
+    if len(page_table) >= width:
+        return page_table[:width]
+    return page_table + [page_table[0]] * (width - len(page_table))
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

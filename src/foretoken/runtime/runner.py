@@ -1,0 +1,160 @@
+"""Runs spans through a model: builds the step's index tensors and asks for the logits wanted.
+
+Knows pages and positions, not requests or sampling. The same runner drives targets and draft
+models, each over a KV store of its own.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from foretoken.kv.store import KVStore
+from foretoken.models import Model, load_model
+from foretoken.models.tensors import ModelInput, ModelOutput, SpanLayout
+from foretoken.ops.attention.base import contiguous_start
+from foretoken.runtime.batch import Batch
+
+
+class Runner:
+    """A model and its KV store."""
+
+    def __init__(self, model: Model, store: KVStore) -> None:
+        """Run `model` over `store`."""
+        self.model = model
+        self.store = store
+        self.page_size = store.page_size
+        self._device = model.embedding_VD.device
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        batch_invariant: bool,
+        num_pages: int,
+        page_size: int,
+    ) -> Self:
+        """Load a checkpoint and allocate its KV store.
+
+        Raises:
+            ModelError: the checkpoint is not supported or broken.
+        """
+        model = load_model(
+            folder,
+            dtype=dtype,
+            device=device,
+            batch_invariant=batch_invariant,
+            page_size=page_size,
+        )
+        store = KVStore(
+            num_layers=model.shape.num_hidden_layers,
+            num_kv_heads=model.shape.num_key_value_heads,
+            head_dim=model.shape.head_dim,
+            num_pages=num_pages,
+            page_size=page_size,
+            dtype=dtype,
+            device=device,
+        )
+        return cls(model, store)
+
+    def run(self, batch: Batch) -> ModelOutput:
+        """The engine's step: every span with its drafts; rows span by span, in position order."""
+        layouts = [
+            SpanLayout(
+                start=span.start,
+                num_tokens=span.num_tokens,
+                page_table=span.sequence.page_table,
+            )
+            for span in batch.spans
+        ]
+        rows: list[int] = []
+        end = 0
+        for span in batch.spans:
+            end += span.num_tokens
+            rows.extend(range(end - span.prompt_rows - span.sample_rows, end))
+        return self.forward(layouts, [span.input_ids for span in batch.spans], rows)
+
+    def forward_last(
+        self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """float32 logits after the last token of each span, [B, V]."""
+        rows, end = [], 0
+        for layout in layouts:
+            end += layout.num_tokens
+            rows.append(end - 1)
+        return self.forward(layouts, token_ids, rows).logits_RV
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        rows: Sequence[int],
+    ) -> ModelOutput:
+        """Run spans laid end to end.
+
+        Args:
+            layouts: where each span lies; its pages must cover it.
+            token_ids: the tokens of each span.
+            rows: which of the step's tokens need logits, in order.
+        """
+        inputs = self._inputs(layouts, token_ids, rows)
+        hidden_TD = self.model.hidden(inputs, self.store)
+        if inputs.rows_R is not None:
+            hidden_TD = hidden_TD.index_select(0, inputs.rows_R)
+        return ModelOutput(logits_RV=self.model.logits(hidden_TD), hidden_RD=hidden_TD)
+
+    def _inputs(
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        rows: Sequence[int],
+    ) -> ModelInput:
+        device = self._device
+        tokens = torch.tensor(list(chain.from_iterable(token_ids)), device=device)
+        total = sum(layout.num_tokens for layout in layouts)
+        assert tokens.shape[0] == total, (tokens.shape[0], total)
+        ranges = [
+            torch.arange(layout.start, layout.start + layout.num_tokens, device=device)
+            for layout in layouts
+        ]
+        positions = ranges[0] if len(ranges) == 1 else torch.cat(ranges)
+        whole = len(rows) == total
+        return ModelInput(
+            tokens_T=tokens,
+            positions_T=positions,
+            slots_T=self._slots(layouts),
+            spans=tuple(layouts),
+            rows_R=None if whole else torch.tensor(rows, dtype=torch.int64, device=device),
+        )
+
+    def _slots(self, layouts: Sequence[SpanLayout]) -> Tensor | slice:
+        """Where keys and values go; a slice for one span in neighbouring slots."""
+        size = self.page_size
+        if len(layouts) == 1:
+            layout = layouts[0]
+            first, last = layout.start // size, (layout.start + layout.num_tokens - 1) // size
+            pages = layout.page_table[first : last + 1]
+            page = contiguous_start(pages, len(pages))
+            if page is not None:
+                slot = page * size + layout.start % size
+                return slice(slot, slot + layout.num_tokens)
+        slots = chain.from_iterable(_runs(layout, size) for layout in layouts)
+        every = list(chain.from_iterable(slots))
+        return torch.tensor(every, dtype=torch.int64, device=self._device)
+
+
+def _runs(layout: SpanLayout, size: int) -> Iterator[range]:
+    """The slots of a span, one run per page."""
+    at, end = layout.start, layout.start + layout.num_tokens
+    while at < end:
+        stop = min(end, (at // size + 1) * size)
+        first = layout.page_table[at // size] * size + at % size
+        yield range(first, first + stop - at)
+        at = stop

@@ -1,0 +1,55 @@
+"""The growing texts of all live requests: one detokenizer each, shared by scheduler and engine.
+
+The scheduler asks for stop strings while it commits; the engine then collects what has become
+final. Knows nothing about steps.
+"""
+
+from dataclasses import dataclass, replace
+
+from foretoken.tokenizer import Detokenizer, StopMatch, StreamOptions, Tokenizer
+from foretoken.types import Output, Request
+
+
+@dataclass(slots=True)
+class _Stream:
+    detokenizer: Detokenizer
+    num_sent: int = 0
+
+
+class TextStreams:
+    """Text by request id; requests that want no text have none."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        """Without a tokenizer every request is without text."""
+        self._tokenizer = tokenizer
+        self._streams: dict[str, _Stream] = {}
+
+    def open(self, request: Request) -> None:
+        """Start the text of a request that wants text or has stop strings."""
+        params = request.params
+        if self._tokenizer is None or not (params.detokenize or params.stop):
+            return
+        options = StreamOptions(
+            skip_special_tokens=params.skip_special_tokens,
+            stop=tuple(params.stop or ()),
+            include_stop_str=params.include_stop_str_in_output,
+        )
+        self._streams[request.request_id] = _Stream(self._tokenizer.stream(options))
+
+    def find_stop_string(self, request_id: str, new_ids: tuple[int, ...]) -> StopMatch | None:
+        """Add new tokens to a request's text; the first stop string in it, if any."""
+        stream = self._streams.get(request_id)
+        return None if stream is None else stream.detokenizer.feed(new_ids)
+
+    def advance(self, output: Output) -> Output:
+        """The same output with the text that has become final; closes an ended request."""
+        stream = self._streams.get(output.request_id)
+        if stream is None:
+            return output
+        if output.finish_reason is not None:
+            stream.detokenizer.finish()
+            del self._streams[output.request_id]
+        end = stream.detokenizer.stable_length()
+        text = stream.detokenizer.text[stream.num_sent : end]
+        stream.num_sent = max(end, stream.num_sent)
+        return replace(output, text=text)

@@ -1,0 +1,188 @@
+"""Text to token ids and back: encoding, chat templates, incremental text, stop strings.
+
+Knows nothing about models or sampling. The fast path reads tokenizer.json with `tokenizers`;
+a tokenizer without one, and chat templates, go through `transformers`, imported only then.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from foretoken.errors import PromptError, TokenizerError
+
+
+@dataclass(frozen=True, slots=True)
+class StopMatch:
+    """A stop string was found: keep `num_keep` of the newest tokens."""
+
+    num_keep: int
+    stop: str
+
+
+class Tokenizer:
+    """One model's tokenizer."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the tokenizer in folder `path`.
+
+        Raises:
+            TokenizerError: there is none, or it cannot be read.
+        """
+        self.path = path
+        self._tokenizer = _load(path)
+        self._config = _read_json(path / "tokenizer_config.json")
+        self.eos_token_id = self._special("eos_token")
+        self.bos_token_id = self._special("bos_token")
+        self._chat: Any = None
+
+    def __len__(self) -> int:
+        """Token ids, added tokens included."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def stream(self, params: "StreamOptions") -> "Detokenizer":
+        """Incremental decoding of one output."""
+        return Detokenizer(self._tokenizer, params)
+
+    def bad_words_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Token sequences that spell each word at the start of a text and after a space."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for text in (word.lstrip(), " " + word.lstrip()):
+                ids = tuple(self.encode(text, add_special_tokens=False))
+                if ids:
+                    found[ids] = None
+        return tuple(found)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation.
+
+        Raises:
+            PromptError: the model has no chat template, or it rejects the messages.
+        """
+        import jinja2
+        from transformers import AutoTokenizer
+
+        if self._chat is None:
+            self._chat = AutoTokenizer.from_pretrained(self.path)
+        if self._chat.chat_template is None:
+            raise PromptError("messages", messages, "a model with a chat template")
+        try:
+            text = self._chat.apply_chat_template(
+                list(messages), add_generation_prompt=add_generation_prompt, tokenize=False
+            )
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+            raise PromptError("messages", messages, f"what the template takes: {error}") from error
+        return self.encode(text, add_special_tokens=False)
+
+    def _special(self, name: str) -> int | None:
+        token = self._config.get(name)
+        if isinstance(token, Mapping):
+            token = token.get("content")
+        return None if token is None else self._tokenizer.token_to_id(str(token))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """How one output becomes text."""
+
+    skip_special_tokens: bool = True
+    stop: tuple[str, ...] = ()
+    include_stop_str: bool = False
+
+
+class Detokenizer:
+    """Text of one growing output; never gives out half a character or part of a stop string."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, options: StreamOptions) -> None:
+        """Start with an empty output."""
+        self._tokenizer = tokenizer
+        self._options = options
+        self._stream = DecodeStream(skip_special_tokens=options.skip_special_tokens)
+        self._ids: list[int] = []
+        self._hold = max((len(s) for s in options.stop), default=1) - 1
+        self.text = ""
+        """All text so far, a found stop string cut off unless it is to be included."""
+        self.finished = False
+
+    def feed(self, ids: Sequence[int]) -> StopMatch | None:
+        """Add output tokens; stop at the first stop string.
+
+        Returns:
+            The match, and how many of `ids` belong to the output (the last one completes the
+            stop string); None if there is none.
+        """
+        assert not self.finished, "a finished output cannot grow"
+        for count, token in enumerate(ids, start=1):
+            self._ids.append(token)
+            piece = self._stream.step(self._tokenizer, token)
+            if piece is None:
+                continue
+            searched_from = max(0, len(self.text) - self._hold)
+            self.text += piece
+            stop = self._find_stop(searched_from)
+            if stop is not None:
+                self.finished = True
+                return StopMatch(count, stop)
+        return None
+
+    def finish(self) -> None:
+        """No more tokens: add the text of an incomplete last character, if there is one."""
+        if self.finished:
+            return
+        self.finished = True
+        skip = self._options.skip_special_tokens
+        whole = self._tokenizer.decode(self._ids, skip_special_tokens=skip)
+        if whole.startswith(self.text):
+            self.text = whole
+
+    def stable_length(self) -> int:
+        """Characters that later tokens cannot take back: all once finished."""
+        return len(self.text) if self.finished else max(0, len(self.text) - self._hold)
+
+    def _find_stop(self, start: int) -> str | None:
+        hits = [(self.text.find(s, start), s) for s in self._options.stop]
+        hits = [(at, s) for at, s in hits if at >= 0]
+        if not hits:
+            return None
+        at, stop = min(hits, key=lambda hit: hit[0])
+        self.text = self.text[: at + (len(stop) if self._options.include_stop_str else 0)]
+        return stop
+
+
+def _load(path: Path) -> tokenizers.Tokenizer:
+    file = path / "tokenizer.json"
+    try:
+        if file.is_file():
+            return tokenizers.Tokenizer.from_file(str(file))
+        from transformers import AutoTokenizer
+
+        slow = AutoTokenizer.from_pretrained(path)
+        backend: tokenizers.Tokenizer = slow.backend_tokenizer
+        return backend
+    except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception
+        raise TokenizerError("tokenizer", str(path), f"a readable tokenizer.json ({error})") from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError("tokenizer", str(file), f"valid JSON ({error})") from error
+    return content

@@ -1,0 +1,115 @@
+"""What the losslessness suite runs: parameter sets, methods, engine pressures, and the comparison.
+
+Shared by the quick and the full suite; `README`'s `make test-full` runs ten times the tokens.
+"""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken import LLM, SamplingParams
+from foretoken.testing import JunkProposer, ReplayProposer
+
+VOCAB = 97
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 0.8, "seed": 7},
+    "filters": {"temperature": 1.1, "seed": 8, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    "top_p": {"temperature": 0.9, "seed": 3, "top_p": 0.6},
+    "penalties": {
+        "temperature": 0.7,
+        "seed": 9,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.4,
+    },
+    "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+    "bias": {
+        "temperature": 0.9,
+        "seed": 10,
+        "logit_bias": {3: 4.0, 5: -100.0},
+        "allowed_token_ids": list(range(1, 60)),
+    },
+    "stops": {"temperature": 1.0, "seed": 11, "stop_token_ids": [4, 9, 17], "min_tokens": 12},
+    "logprobs": {"temperature": 0.8, "seed": 12, "logprobs": 3, "prompt_logprobs": 2},
+    "several": {"temperature": 0.9, "seed": 13, "n": 3},
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
+    "draft auto": {"method": "draft_model", "num_speculative_tokens": 5},
+    "draft greedy": {
+        "method": "draft_model",
+        "num_speculative_tokens": 3,
+        "draft_sample_method": "greedy",
+    },
+    "draft probabilistic": {
+        "method": "draft_model",
+        "num_speculative_tokens": 1,
+        "draft_sample_method": "probabilistic",
+    },
+}
+PRESSURES: dict[str, dict[str, Any]] = {
+    "calm": {"max_num_seqs": 16},
+    "chunks": {"max_num_batched_tokens": 24, "max_num_seqs": 5},
+    "shortage": {"kv_cache_memory_bytes": 180_000, "block_size": 8, "max_num_seqs": 16},
+    "one at a time": {"max_num_seqs": 1, "enable_prefix_caching": False},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What must be equal: ids, why it ended, and the logprobs to the last bit."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    stop_reason: int | str | None
+    logprobs: Any
+    prompt_logprobs: Any
+
+
+def make_prompts(count: int, seed: int) -> list[dict[str, list[int]]]:
+    """Prompts of 1 to 90 tokens; every third one shares its beginning with the one before."""
+    draw = random.Random(seed)
+    prompts: list[list[int]] = []
+    for i in range(count):
+        fresh = [draw.randrange(VOCAB) for _ in range(draw.randint(1, 50))]
+        shared = prompts[-1][:40] if i % 3 == 1 else []
+        prompts.append(shared + fresh)
+    return [{"prompt_token_ids": p} for p in prompts]
+
+
+def generate(llm: LLM, prompts: list[Any], parameters: dict[str, Any]) -> list[Result]:
+    """Run all prompts at once."""
+    params = SamplingParams(detokenize=False, **parameters)
+    requests = llm.generate(prompts, params, use_tqdm=False)
+    return [
+        Result(
+            token_ids=out.token_ids,
+            finish_reason=out.finish_reason,
+            stop_reason=out.stop_reason,
+            logprobs=out.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
+        )
+        for request in requests
+        for out in request.outputs
+    ]
+
+
+def open_llm(model: Path, draft: Path | None, method: str, **pressure: Any) -> LLM:
+    """An LLM with the drafter that `method` names; float32 and invariant."""
+    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, **pressure}
+    if method in METHODS:
+        config = dict(METHODS[method])
+        if config["method"] == "draft_model":
+            config["model"] = str(draft)
+        settings["speculative_config"] = config
+    if method == "junk":
+        settings["proposer"] = JunkProposer(VOCAB, seed=1)
+    return LLM(str(model), **settings)
+
+
+def replay(model: Path, known: dict[str, list[int]], wrong: float) -> LLM:
+    """An LLM whose drafter knows the right outputs and spoils some tokens."""
+    proposer = ReplayProposer(known, VOCAB, wrong=wrong, seed=5)
+    return LLM(str(model), dtype="float32", batch_invariant=True, proposer=proposer)

@@ -1,0 +1,133 @@
+"""Promise 1: the same tokens with and without speculation, whatever the method, the parameters,
+the batch, the chunking, the preemption and the prefix hits.
+
+The guarded bug is any dependence of a token on how many rows were computed with it, or on
+randomness consumed in another order. There is no tolerance: ids and logprobs must be equal.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lossless import METHODS, PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm, replay
+
+from foretoken.testing import write_tiny_llama
+
+TOKENS = 48
+QUICK, FULL = 21, 210
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random target."""
+    return write_tiny_llama(tmp_path_factory.mktemp("target"), seed=1)
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target's own weights with one layer less: agrees sometimes."""
+    return write_tiny_llama(tmp_path_factory.mktemp("draft"), seed=1, num_hidden_layers=1)
+
+
+class Reference:
+    """Plain decoding, one request at a time, computed once per parameter set."""
+
+    def __init__(self, model: Path) -> None:
+        self._llm = open_llm(model, None, "plain", **PRESSURES["one at a time"])
+        self._known: dict[tuple[str, int], list[Result]] = {}
+
+    def results(self, parameters: str, count: int) -> list[Result]:
+        key = (parameters, count)
+        if key not in self._known:
+            chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
+            self._known[key] = generate(self._llm, make_prompts(count, 3), chosen)
+        return self._known[key]
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> Iterator[Reference]:
+    """Plain decoding of the module's model."""
+    yield Reference(model)
+
+
+def _compare(reference: Reference, llm: object, parameters: str, count: int) -> int:
+    from foretoken import LLM
+
+    assert isinstance(llm, LLM)
+    expected = reference.results(parameters, count)
+    chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
+    found = generate(llm, make_prompts(count, 3), chosen)
+    assert found == expected
+    return sum(len(result.token_ids) for result in found)
+
+
+@pytest.mark.parametrize("method", ["plain", "junk", *METHODS])
+def test_every_parameter_set(method: str, model: Path, draft: Path, reference: Reference) -> None:
+    """Each method under each parameter set, all requests in one batch: identical."""
+    rule = {}
+    with open_llm(model, draft, method, **PRESSURES["calm"], **rule) as llm:
+        for parameters in PARAMETERS:
+            count = _compare(reference, llm, parameters, QUICK)
+            assert count >= 250, (parameters, count)
+
+
+@pytest.mark.parametrize("pressure", PRESSURES)
+@pytest.mark.parametrize("method", ["plain", "junk", "ngram", "draft auto"])
+def test_every_pressure(
+    method: str, pressure: str, model: Path, draft: Path, reference: Reference
+) -> None:
+    """Chunked prefill, page shortage with preemption, prefix hits on a second run: identical."""
+    with open_llm(model, draft, method, **PRESSURES[pressure]) as llm:
+        for parameters in ("greedy", "seeded", "penalties", "logprobs"):
+            for _ in range(2):
+                _compare(reference, llm, parameters, QUICK)
+
+
+def test_shortage_preempts(model: Path) -> None:
+    """The page shortage of this suite is real: some request was preempted."""
+    with open_llm(model, None, "plain", **PRESSURES["shortage"]) as llm:
+        from foretoken import SamplingParams
+
+        params = SamplingParams(max_tokens=TOKENS, temperature=0.0, detokenize=False)
+        outputs = llm.generate(make_prompts(QUICK, 3), params, use_tqdm=False)
+        metrics = [out.metrics for request in outputs for out in request.outputs]
+        assert sum(m.num_preemptions for m in metrics if m is not None) > 0
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
+def test_agreement_changes_nothing(wrong: float, model: Path, reference: Reference) -> None:
+    """Drafts that are always, mostly and never right give the same tokens."""
+    expected = reference.results("seeded", QUICK)
+    known = {str(i): list(result.token_ids) for i, result in enumerate(expected)}
+    with replay(model, known, wrong) as llm:
+        _compare(reference, llm, "seeded", QUICK)
+        accepted = _counter(llm, "vllm:spec_decode_num_accepted_tokens")
+        drafted = _counter(llm, "vllm:spec_decode_num_draft_tokens")
+        assert drafted > 0
+        if wrong == 0.0:
+            assert accepted == drafted
+        if wrong == 1.0:
+            assert accepted < 0.1 * drafted
+
+
+def _counter(llm: object, name: str) -> float:
+    from foretoken import LLM
+    from foretoken.metrics import Counter
+
+    assert isinstance(llm, LLM)
+    [metric] = [m for m in llm.get_metrics() if m.name == name]
+    assert isinstance(metric, Counter)
+    return metric.value
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("parameters", PARAMETERS)
+@pytest.mark.parametrize("method", ["junk", *METHODS])
+def test_ten_thousand_tokens(
+    method: str, parameters: str, model: Path, draft: Path, reference: Reference
+) -> None:
+    """At least 10,000 tokens per method and parameter set: identical."""
+    with open_llm(model, draft, method, **PRESSURES["calm"]) as llm:
+        total = _compare(reference, llm, parameters, FULL)
+        if parameters != "stops":
+            assert total >= 10_000

@@ -1,0 +1,119 @@
+"""What a user may write in `LLM(...)` and `speculative_config`, and what each mistake answers."""
+
+import pytest
+
+from foretoken.config import EngineConfig, SpeculativeConfig
+from foretoken.errors import ConfigError, NotYetError
+
+
+def test_vllm_arguments_are_taken() -> None:
+    config = EngineConfig.from_kwargs(
+        model="demo",
+        dtype="bfloat16",
+        max_model_len=512,
+        tensor_parallel_size=1,
+        gpu_memory_utilization=0.5,
+        enforce_eager=True,
+        trust_remote_code=False,
+        speculative_config={"method": "ngram", "num_speculative_tokens": 3},
+    )
+    assert config.speculative_config is not None
+    assert config.speculative_config.num_speculative_tokens == 3
+
+
+def test_unknown_key_is_an_error_with_a_hint() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'") as caught:
+        EngineConfig.from_kwargs(model="demo", max_num_seq=4)
+    assert caught.value.field == "LLM.max_num_seq"
+
+
+def test_a_part_not_built_says_so() -> None:
+    with pytest.raises(NotYetError, match="not yet built"):
+        EngineConfig.from_kwargs(model="demo", quantization="int8")
+    with pytest.raises(NotYetError, match="eagle3"):
+        SpeculativeConfig.from_dict({"method": "eagle3", "model": "x"})
+    with pytest.raises(NotYetError, match="block"):
+        SpeculativeConfig.from_dict({"method": "ngram", "rejection_sample_method": "block"})
+    with pytest.raises(NotYetError):
+        SpeculativeConfig.from_dict({"method": "ngram", "parallel_drafting": True})
+
+
+def test_neutral_values_of_parts_not_built_are_taken() -> None:
+    config = SpeculativeConfig.from_dict(
+        {"method": "ngram", "parallel_drafting": False, "suffix_decoding_max_tree_depth": 24}
+    )
+    assert config.method == "ngram"
+
+
+def test_removed_flags_name_their_successor() -> None:
+    with pytest.raises(ConfigError, match="prompt_lookup_max"):
+        SpeculativeConfig.from_dict({"method": "ngram", "ngram_prompt_lookup_max": 4})
+    with pytest.raises(ConfigError, match="speculative_config"):
+        EngineConfig.from_kwargs(model="demo", speculative_model="demo-draft")
+    with pytest.raises(ConfigError, match="draft_tensor_parallel_size"):
+        SpeculativeConfig.from_dict({"method": "ngram", "tensor_parallel_size": 1})
+
+
+def test_method_is_inferred() -> None:
+    assert SpeculativeConfig.from_dict({"model": "ngram"}).method == "ngram"
+    assert SpeculativeConfig.from_dict({"model": "demo-draft"}).method == "draft_model"
+    with pytest.raises(ConfigError, match="method"):
+        SpeculativeConfig.from_dict({"num_speculative_tokens": 3})
+
+
+def test_one_lookup_bound_moves_the_other() -> None:
+    config = SpeculativeConfig.from_dict({"method": "ngram", "prompt_lookup_min": 9})
+    assert (config.prompt_lookup_min, config.prompt_lookup_max) == (9, 9)
+    config = SpeculativeConfig.from_dict({"method": "ngram", "prompt_lookup_max": 1})
+    assert (config.prompt_lookup_min, config.prompt_lookup_max) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_speculative_tokens", 0),
+        ("num_speculative_tokens", -1),
+        ("num_speculative_tokens", 2.5),
+        ("num_speculative_tokens", True),
+        ("prompt_lookup_min", 0),
+        ("prompt_lookup_min", 6),
+        ("draft_sample_method", "best"),
+        ("rejection_sample_method", "strict"),
+        ("max_model_len", 0),
+        ("model", "demo-draft"),
+    ],
+)
+def test_speculative_values_out_of_range(key: str, value: object) -> None:
+    given = {"method": "ngram", "prompt_lookup_max": 5, key: value}
+    with pytest.raises(ConfigError) as caught:
+        SpeculativeConfig.from_dict(given)
+    assert caught.value.field == f"speculative_config.{key}"
+    assert caught.value.given == value
+
+
+def test_a_draft_model_needs_a_name() -> None:
+    with pytest.raises(ConfigError, match=r"speculative_config\.model"):
+        SpeculativeConfig.from_dict({"method": "draft_model"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dtype", "fp8"),
+        ("device", "mps"),
+        ("max_num_seqs", 0),
+        ("max_model_len", -1),
+        ("block_size", 12),
+        ("gpu_memory_utilization", 0),
+        ("gpu_memory_utilization", 1.5),
+        ("batch_invariant", "yes"),
+        ("tensor_parallel_size", 2),
+        ("seed", "x"),
+        ("speculative_config", "ngram"),
+    ],
+)
+def test_engine_values_out_of_range(key: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_kwargs(**{"model": "demo", key: value})
+    assert caught.value.field == key
+    assert caught.value.given == value
