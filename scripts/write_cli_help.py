@@ -26,7 +26,7 @@ def describe_parameter(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         names = f"`{parameter.name.upper()}`"
     default = "required" if parameter.required else ""
-    if not parameter.required and parameter.default not in (None, False, ()):
+    if not (parameter.required or parameter.default is None or parameter.default is False):
         default = f"`{parameter.default}`"
     help_text = (getattr(parameter, "help", None) or "").replace("|", "\\|")
     return f"| {names} | {default} | {help_text} |"

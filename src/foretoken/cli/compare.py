@@ -74,8 +74,7 @@ def compare(
 ) -> None:
     """Measure speculation on your own prompts, off and on interleaved.
 
-    One request at a time, prefix caching off. Both arms stay loaded, so the model is in memory
-    twice.
+    One request at a time, prefix caching off; the model is in memory twice.
     """
     from rich.console import Console
 

@@ -4,16 +4,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from foretoken.cli.options import (
     DtypeOption,
+    IgnoreEosOption,
     InvariantOption,
     MaxTokensOption,
     SeedOption,
     SpeculativeOption,
+    StopOption,
     TemperatureOption,
     parse_invariant,
     parse_speculation,
@@ -42,17 +44,18 @@ def generate(
     min_p: Annotated[float, typer.Option(help="Keep tokens this probable beside the best.")] = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="1 is none.")] = 1.0,
     seed: SeedOption = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End at this text; may be given several times.")
-    ] = None,
-    ignore_eos: Annotated[bool, typer.Option(help="Go on after the end of text.")] = False,
+    stop: StopOption = None,
+    ignore_eos: IgnoreEosOption = False,
     dtype: DtypeOption = "auto",
     batch_invariant: InvariantOption = "auto",
 ) -> None:
     """Continue a prompt.
 
-    On a terminal each token has the colour of its source; piped, the continuation alone is
-    written. The model `demo` speculates with `demo-draft` unless told otherwise.
+    On a terminal each token has the colour of its source.
+
+    Piped, the continuation alone is written.
+
+    The model `demo` speculates with `demo-draft` unless told otherwise.
     """
     text = _read_prompt(prompt, file)
     params = SamplingParams(
@@ -66,15 +69,15 @@ def generate(
         stop=stop,
         ignore_eos=ignore_eos,
     )
+    settings: dict[str, Any] = {
+        "dtype": dtype,
+        "batch_invariant": parse_invariant(batch_invariant),
+        "max_num_seqs": 1,
+        "speculative_config": parse_speculation(speculative_config, model),
+    }
     from foretoken import LLM
 
-    with LLM(
-        model,
-        dtype=dtype,
-        batch_invariant=parse_invariant(batch_invariant),
-        max_num_seqs=1,
-        speculative_config=parse_speculation(speculative_config, model),
-    ) as llm:
+    with LLM(model, **settings) as llm:
         outputs = llm.stream(text, params)
         if sys.stdout.isatty():
             _write_painted(text, outputs, llm.get_tokenizer())

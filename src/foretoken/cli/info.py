@@ -5,8 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
+from foretoken.checkpoint import find_model
 from foretoken.config.resolve import DTYPE_BYTES
 from foretoken.errors import ConfigError
+from foretoken.shape import ModelShape
 
 
 def info(
@@ -17,9 +19,6 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Show a model's shape, its memory, and what a token of context costs."""
-    from foretoken.checkpoint import find_model
-    from foretoken.shape import ModelShape
-
     path = find_model(model)
     shape = ModelShape.from_config(path)
     used = shape.dtype if dtype == "auto" else dtype
@@ -32,12 +31,12 @@ def info(
         _print(model, facts)
 
 
-def _facts(shape: Any, dtype: str) -> dict[str, Any]:
+def _facts(shape: ModelShape, dtype: str) -> dict[str, Any]:
     size = DTYPE_BYTES[dtype]
     kv_per_token = shape.kv_bytes_per_token(size)
     return {
         "architecture": shape.model_type,
-        "parameters": shape.num_parameters,
+        "parameters": shape.parameter_count(),
         "layers": shape.num_hidden_layers,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,

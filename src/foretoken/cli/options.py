@@ -37,6 +37,10 @@ TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
 SeedOption = Annotated[
     int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)
 ]
+StopOption = Annotated[
+    list[str] | None, typer.Option(help="End at this text; may be given several times.")
+]
+IgnoreEosOption = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of text.")]
 
 
 def parse_speculation(text: str | None, model: str) -> dict[str, Any] | None:
