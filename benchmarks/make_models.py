@@ -1,0 +1,171 @@
+"""Make models of about one billion parameters whose drafts are accepted at a known rate.
+
+    python benchmarks/make_models.py FOLDER [--shape tiny]
+
+Two families of Llama checkpoints in bfloat16, a tokenizer, and prompts.json with token ids.
+
+cycle-target, cycle-draft-100, -80, -60
+    The vocabulary is cut into cycles of 50 tokens. The residual stream stays close to the
+    embedding of the newest token, and the head maps that embedding to the next token of its
+    cycle by a margin that no rounding can bridge. So every engine in every precision writes the
+    same text, and a draft whose head is right for 80 % of each cycle is accepted at that rate.
+grown-target, grown-draft
+    The draft is random. The target is the draft plus layers that add exactly zero: the same
+    function at the price of the large model, with attention that matters.
+
+Prompts: `text` is source code; `fresh` is source code that ends at the entry of a cycle it has
+not shown; `echo` runs through a cycle two and a half times, so that prompt look-up always hits.
+"""
+
+import json
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from common import make_parser
+from shapes import LlamaShape, gaussian, layer_tensors, write_model
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from foretoken.training.corpus import load_corpus
+from foretoken.training.tokenizer import BEGIN_ID, train_tokenizer
+
+VOCAB = 32000
+NUM_SPECIAL = 2
+PERIOD = 50
+PROMPT_TOKENS = 128
+NUM_STARTS = 6
+HEAD_SCALE = 0.02
+CYCLE_RESIDUAL_STD = 0.02
+SHAPES = {
+    "1b": LlamaShape(hidden=2048, layers=16, heads=32, kv_heads=8, ffn=8192, vocab=VOCAB),
+    "tiny": LlamaShape(hidden=256, layers=4, heads=4, kv_heads=2, ffn=512, vocab=VOCAB),
+}
+DRAFT_LAYERS = {"1b": 2, "tiny": 1}
+AGREEMENTS = (100, 80, 60)
+
+
+@dataclass(frozen=True, slots=True)
+class Cycles:
+    """`order` lists tokens cycle by cycle; `next_token` maps every token to its successor."""
+
+    order: tuple[int, ...]
+    next_token: tuple[int, ...]
+
+    def walk(self, start: int, length: int) -> list[int]:
+        """`length` tokens from `start` on, itself included."""
+        tokens = [start]
+        while len(tokens) < length:
+            tokens.append(self.next_token[tokens[-1]])
+        return tokens
+
+
+def make_cycles(seed: int) -> Cycles:
+    """A random division of the vocabulary; special tokens and the remainder map to themselves."""
+    order = list(range(NUM_SPECIAL, VOCAB))
+    random.Random(seed).shuffle(order)
+    del order[len(order) // PERIOD * PERIOD :]
+    following = list(range(VOCAB))
+    for at, token in enumerate(order):
+        begin = at // PERIOD * PERIOD
+        following[token] = order[begin + (at - begin + 1) % PERIOD]
+    return Cycles(tuple(order), tuple(following))
+
+
+def draft_successors(cycles: Cycles, agreement: int, seed: int) -> list[int]:
+    """Successors that are right at `agreement` percent of every cycle's places, chosen at random;
+    at the others they name the right successor's counterpart in the next cycle."""
+    rng = random.Random(seed)
+    following = list(cycles.next_token)
+    num_wrong = PERIOD * (100 - agreement) // 100
+    for begin in range(0, len(cycles.order), PERIOD):
+        for offset in rng.sample(range(PERIOD), num_wrong):
+            twin = cycles.order[(begin + PERIOD + offset) % len(cycles.order)]
+            following[cycles.order[begin + offset]] = cycles.next_token[twin]
+    return following
+
+
+def cycle_weights(shape: LlamaShape, following: list[int], embedding_VD: Tensor) -> dict[str, Tensor]:
+    """Tensors of a model that continues any token x with following[x]."""
+    generator = torch.Generator().manual_seed(shape.layers)
+    tensors: dict[str, Tensor] = {"model.embed_tokens.weight": embedding_VD}
+    for layer in range(shape.layers):
+        tensors.update(layer_tensors(shape, layer, CYCLE_RESIDUAL_STD, generator))
+    head_VD = torch.zeros_like(embedding_VD)
+    head_VD[torch.tensor(following)] = embedding_VD * HEAD_SCALE
+    tensors["lm_head.weight"] = head_VD
+    return tensors
+
+
+def write_cycle_family(folder: Path, size: str, cycles: Cycles, tokenizer: Tokenizer) -> None:
+    """cycle-target and its drafts."""
+    shape = SHAPES[size]
+    embedding_VD = gaussian(VOCAB, shape.hidden, 1.0, torch.Generator().manual_seed(101))
+    target = cycle_weights(shape, list(cycles.next_token), embedding_VD)
+    write_model(folder / "cycle-target", shape, target, tokenizer)
+    del target
+    small = replace(shape, layers=DRAFT_LAYERS[size])
+    for agreement in AGREEMENTS:
+        successors = draft_successors(cycles, agreement, seed=agreement)
+        weights = cycle_weights(small, successors, embedding_VD)
+        write_model(folder / f"cycle-draft-{agreement}", small, weights, tokenizer)
+
+
+def write_grown_family(folder: Path, size: str, tokenizer: Tokenizer) -> None:
+    """grown-draft and the target that computes the same."""
+    shape = replace(SHAPES[size], tied=True)
+    generator = torch.Generator().manual_seed(202)
+    tensors: dict[str, Tensor] = {
+        "model.embed_tokens.weight": gaussian(VOCAB, shape.hidden, 0.02, generator)
+    }
+    small = replace(shape, layers=DRAFT_LAYERS[size])
+    for layer in range(small.layers):
+        tensors.update(layer_tensors(shape, layer, 1.0, generator))
+    write_model(folder / "grown-draft", small, dict(tensors), tokenizer)
+    for layer in range(small.layers, shape.layers):
+        tensors.update(layer_tensors(shape, layer, 0.0, generator))
+    write_model(folder / "grown-target", shape, tensors, tokenizer)
+
+
+def write_prompts(folder: Path, cycles: Cycles, tokenizer: Tokenizer) -> None:
+    """prompts.json: lists of token ids by kind, and what the cycle models must answer."""
+    text = "".join(file.text for file in load_corpus().held_out[:4])
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    starts = [cycles.order[(7 + 90 * i) * PERIOD] for i in range(NUM_STARTS)]
+    body = PROMPT_TOKENS - 1
+    cuts = [ids[1000 + body * i :][:body] for i in range(NUM_STARTS)]
+    echoes = [cycles.walk(start, body) for start in starts]
+    prompts = {
+        "text": [[BEGIN_ID, *cut] for cut in cuts],
+        "fresh": [[BEGIN_ID, *cut[:-1], s] for cut, s in zip(cuts, starts, strict=True)],
+        "echo": [[BEGIN_ID, *echo] for echo in echoes],
+        "fresh_answers": [cycles.walk(s, 512)[1:] for s in starts],
+        "echo_answers": [cycles.walk(echo[-1], 512)[1:] for echo in echoes],
+        "period": PERIOD,
+    }
+    (folder / "prompts.json").write_text(json.dumps(prompts))
+
+
+def main() -> None:
+    """Write what was asked for into the folder of the command line."""
+    parser = make_parser(__doc__)
+    parser.add_argument("folder", type=Path, help="where the models go")
+    parser.add_argument("--shape", choices=SHAPES, default="1b", help="default: %(default)s")
+    parser.add_argument("--only", choices=("cycle", "grown"), help="one family instead of both")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    size = "tiny" if arguments.quick else arguments.shape
+    torch.set_num_threads(arguments.threads or torch.get_num_threads())
+    tokenizer = train_tokenizer((file.text for file in load_corpus().training), VOCAB)
+    cycles = make_cycles(seed=7)
+    write_prompts(arguments.folder, cycles, tokenizer)
+    if arguments.only != "grown":
+        write_cycle_family(arguments.folder, size, cycles, tokenizer)
+    if arguments.only != "cycle":
+        write_grown_family(arguments.folder, size, tokenizer)
+    print(json.dumps({"benchmark": "make_models", "shape": size, "folder": str(arguments.folder)}))
+
+
+if __name__ == "__main__":
+    main()

