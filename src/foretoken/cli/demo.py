@@ -55,7 +55,10 @@ def demo(
         typer.Option(help="Identical tokens to the last bit; off may flip near-ties."),
     ] = True,
 ) -> None:
-    """Watch speculation write the same tokens faster, and measure it."""
+    """Watch speculation write the same tokens faster, and measure it.
+
+    Exit code 1 if any method wrote another token than plain decoding.
+    """
     from rich.console import Console
 
     console = Console(stderr=as_json, highlight=False)
@@ -63,6 +66,7 @@ def demo(
     console.print("Loading the packaged models ...", style="dim")
     with ExitStack() as stack:
         arms = _open_arms(stack, batch_invariant)
+        console.print(arms[0].llm.describe(), style="dim")
         if plan.shows_writing:
             _show_writing(console, arms)
         runs = _measure(console, arms, plan)
@@ -70,20 +74,26 @@ def demo(
     _print_result(console, summaries)
     if as_json:
         print(json.dumps(_document(summaries, plan, batch_invariant)))
+    if not all(summary.identical for summary in summaries):
+        raise typer.Exit(1)
 
 
 def make_workloads(plan: Plan) -> tuple[Workload, ...]:
-    """Held-out code to continue, greedily and sampled, and held-out code to edit."""
+    """Held-out code to continue, greedily and sampled, and held-out code to edit.
+
+    Every output has the same length, so that a prompt counts as much as the next.
+    """
     from foretoken.training.prompts import edit_prompts, heldout_prompts
 
     code = tuple(prompt.text for prompt in heldout_prompts(plan.num_prompts))
     edits = tuple(prompt.text for prompt in edit_prompts(plan.num_prompts))
-    greedy = SamplingParams(temperature=0.0, max_tokens=plan.max_tokens)
-    sampled = SamplingParams(temperature=0.8, seed=1, max_tokens=plan.max_tokens)
+    length = plan.max_tokens
+    greedy = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+    sampled = SamplingParams(temperature=0.8, seed=1, max_tokens=length, ignore_eos=True)
     return (
-        Workload(name="continue, greedy", prompts=code, params=greedy),
-        Workload(name="continue, T=0.8", prompts=code, params=sampled),
-        Workload(name="edit, greedy", prompts=edits, params=greedy),
+        Workload(name="continue", prompts=code, params=greedy),
+        Workload(name="sample", prompts=code, params=sampled),
+        Workload(name="edit", prompts=edits, params=greedy),
     )
 
 
@@ -167,11 +177,13 @@ def _print_result(console: "Console", summaries: tuple[ArmSummary, ...]) -> None
     title = "Every method against plain decoding, one request at a time, interleaved"
     console.print(comparison_table(summaries, title, BASELINE))
     repeated = {s.workload: s.repeated_4grams for s in summaries if s.arm == BASELINE}
-    shares = ", ".join(f"{name}: {share:.0%}" for name, share in repeated.items())
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in repeated.items())
     console.print(
-        f"Speed-up: median over {summaries[0].num_prompts} prompts, each the median of "
-        f"{summaries[0].num_repeats} repeats. Repeated 4-grams in the output ({shares}) "
-        "flatter every method.",
+        "continue: held-out code, greedy. sample: the same at temperature 0.8 with a seed. "
+        "edit: write held-out code again with a change, greedy.\n"
+        f"Medians over {summaries[0].num_prompts} prompts of medians over "
+        f"{summaries[0].num_repeats} repeats. Repeated 4-grams, which flatter every method: "
+        f"{shares}.",
         style="dim",
     )
     if all(summary.identical for summary in summaries):

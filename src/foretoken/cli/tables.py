@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from foretoken.cli.summary import ArmSummary, Estimate
@@ -11,13 +12,13 @@ from foretoken.cli.summary import ArmSummary, Estimate
 
 def comparison_table(summaries: Sequence[ArmSummary], title: str, baseline: str) -> Table:
     """One row per workload and arm."""
-    table = Table(title=title, title_justify="left", caption_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("workload", no_wrap=True)
     table.add_column("method", no_wrap=True)
     for name in ("tokens/s", "speed-up", "acceptance\nlength"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("accepted by position, %")
-    table.add_column("same\ntokens", justify="center")
+    table.add_column("accepted by\nposition, %", min_width=14)
+    table.add_column("same\ntokens", justify="center", no_wrap=True)
     shown = ""
     for summary in summaries:
         if shown and summary.workload != shown:
