@@ -6,6 +6,7 @@ It does not know how the draft is used. Invariant: the target's weights never ch
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from foretoken.errors import ConfigError
 from foretoken.training.acceptance import GreedyRun, greedy_runs, measure
 from foretoken.training.corpus import load_corpus
+from foretoken.training.crew import Job
 from foretoken.training.data import Mix, TrainingData
 from foretoken.training.distill_loss import Head, distillation_loss
 from foretoken.training.export import read_checkpoint, read_exported
@@ -53,10 +55,8 @@ def first_draft(target: Llama, settings: Settings) -> Llama:
 class SamplePool:
     """The target's own continuations of training text, kept in the run's folder as they come."""
 
-    def __init__(self, target: Llama, data: TrainingData, folder: Path) -> None:
-        self._target, self._data = target.to(torch.bfloat16), data
-        self._folder = folder
-        self._device = target.embed.weight.device
+    def __init__(self, data: TrainingData, folder: Path) -> None:
+        self._data, self._folder = data, folder
         folder.mkdir(parents=True, exist_ok=True)
         self._parts = [np.load(path) for path in sorted(folder.glob("samples-*.npy"))]
 
@@ -65,16 +65,16 @@ class SamplePool:
         """How many tokens there are."""
         return sum(part.size for part in self._parts)
 
-    def grow(self) -> None:
+    def grow(self, target: Llama) -> None:
         """Sample one more batch of rows, [SAMPLE_ROWS, SAMPLE_LENGTH]."""
         index = len(self._parts)
         temperature = TEMPERATURES[index % len(TEMPERATURES)]
         prompt = PROMPT_LENGTHS[index // len(TEMPERATURES) % len(PROMPT_LENGTHS)]
         batch = self._data.batch(10_000_000 + index, SAMPLE_ROWS * 512, 512)
-        prompts = batch.tokens[:, :prompt].to(self._device)
+        prompts = batch.tokens[:, :prompt].to(target.embed.weight.device)
         torch.manual_seed(index)
         how = Sampling(new_tokens=SAMPLE_LENGTH - prompt, temperature=temperature)
-        rows = generate(self._target, prompts, how).cpu().numpy().astype(np.uint16)
+        rows = generate(target, prompts, how).cpu().numpy().astype(np.uint16)
         np.save(self._folder / f"samples-{index:05d}.npy", rows)
         self._parts.append(rows)
 
@@ -94,22 +94,22 @@ class Distillation:
     def __init__(self, draft: Llama, target: Llama, data: TrainingData, pool: SamplePool) -> None:
         self.draft, self.target, self.data, self.pool = draft, target, data, pool
         self.device = target.embed.weight.device
-        self.batch_tokens, self.on_policy_share, self.tv_share = 8192, 0.5, 0.5
+        self.on_policy_share, self.tv_share = 0.5, 0.5
         self.runs: list[GreedyRun] = []
 
-    def _tokens(self, step: int, length: int) -> Tensor:
+    def _tokens(self, index: int, tokens: int, length: int) -> Tensor:
         share = self.on_policy_share if length < SAMPLE_LENGTH else 0.0
-        own = round(self.batch_tokens // length * share)
-        rest = self.data.batch(step, self.batch_tokens - own * length, length).tokens
-        return rest if own == 0 else torch.cat((self.pool.rows(own, length, step), rest))
+        own = round(tokens // length * share)
+        rest = self.data.batch(index, tokens - own * length, length).tokens
+        return rest if own == 0 else torch.cat((self.pool.rows(own, length, index), rest))
 
-    def loss(self, step: int, length: int) -> Tensor:
-        """Mean divergence of batch `step`, in nats."""
-        tokens = self._tokens(step, length).to(self.device)
+    def loss(self, index: int, tokens: int, length: int) -> Tensor:
+        """Mean divergence of part `index`, in nats."""
+        rows = self._tokens(index, tokens, length).to(self.device)
         with autocast(self.device):
             with torch.no_grad():
-                wanted = self.target(tokens).hidden.flatten(0, 1)
-            hidden = self.draft(tokens).hidden.flatten(0, 1)
+                wanted = self.target(rows).hidden.flatten(0, 1)
+            hidden = self.draft(rows).hidden.flatten(0, 1)
             return distillation_loss(
                 Head(hidden, self.draft.embed.weight),
                 Head(wanted, self.target.embed.weight),
@@ -127,26 +127,43 @@ class Distillation:
         }
 
 
+def build_job(settings: Settings, source: Path, folder: Path) -> Job:
+    """A fresh draft and its task; the samples are those that `folder` holds by now."""
+    target = read_target(source)
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    mix = Mix(edit_share=settings.edit_share, test_share=settings.test_share)
+    data = TrainingData(load_corpus(), tokenizer, mix, settings.seed)
+    pool = SamplePool(data, folder / "samples")
+    torch.manual_seed(settings.seed)
+    draft = first_draft(target, settings)
+    task = Distillation(draft, target, data, pool)
+    task.tv_share = settings.tv_share
+    task.on_policy_share = settings.on_policy_share if pool.tokens else 0.0
+    task.runs = greedy_runs(target, tokenizer)
+    prepare(draft, settings)
+    prepare(target, settings)
+    return Job(draft, task)
+
+
+def grow_pool(
+    settings: Settings, source: Path, folder: Path, report: Callable[[str], None]
+) -> None:
+    """Sample from the target until the pool holds what the settings ask for."""
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    mix = Mix(edit_share=settings.edit_share, test_share=settings.test_share)
+    pool = SamplePool(TrainingData(load_corpus(), tokenizer, mix, settings.seed), folder)
+    target = read_target(source).to(torch.bfloat16)
+    while pool.tokens < settings.pool_tokens:
+        pool.grow(target)
+        report(f"sampled {pool.tokens} tokens of {settings.pool_tokens}")
+
+
 def train_draft(settings: Settings, out: Path | None, report: Callable[[str], None]) -> Progress:
     """Distil a draft from `settings.target` until the budget ends; grows the sample pool first."""
     if settings.target is None:
         raise ConfigError("target", None, "the folder of the target to distil from")
     source = Path(settings.target).expanduser()
     folder = run_folder(settings, out)
-    target = read_target(source)
-    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
-    mix = Mix(edit_share=settings.edit_share, test_share=settings.test_share)
-    data = TrainingData(load_corpus(), tokenizer, mix, settings.seed)
-    pool = SamplePool(read_target(source), data, folder / "samples")
-    while pool.tokens < settings.pool_tokens:
-        pool.grow()
-        report(f"sampled {pool.tokens} tokens of {settings.pool_tokens}")
-    torch.manual_seed(settings.seed)
-    draft = first_draft(target, settings)
-    task = Distillation(draft, target, data, pool)
-    task.batch_tokens, task.tv_share = settings.batch_tokens, settings.tv_share
-    task.on_policy_share = settings.on_policy_share if pool.tokens else 0.0
-    task.runs = greedy_runs(target, tokenizer)
-    prepare(draft, settings)
-    prepare(target, settings)
-    return Trainer(draft, task, settings, folder).run(report)
+    grow_pool(settings, source, folder / "samples", report)
+    build = partial(build_job, settings, source, folder)
+    return Trainer(build(), settings, folder, build).run(report)

@@ -5,6 +5,7 @@ run can be exported while it goes on.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,9 +13,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from foretoken.training.corpus import load_corpus
+from foretoken.training.crew import Job
 from foretoken.training.data import Batch, Mix, TrainingData, bytes_per_token, held_out_rows
 from foretoken.training.loop import Progress, Trainer, autocast, pick_device, prepare, run_folder
-from foretoken.training.model import Llama
+from foretoken.training.manifest import difference
+from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.settings import Settings
 from foretoken.training.tokenizer import save_tokenizer, train_tokenizer
 
@@ -22,13 +25,12 @@ EVALUATION_ROWS, EVALUATION_LENGTH = 24, 512
 NATS_PER_BIT = 0.6931471805599453
 
 
-def run_tokenizer(folder: Path, vocab_size: int, max_length: int) -> Tokenizer:
-    """The run's tokenizer, trained on first use and kept in its folder."""
+def make_tokenizer(folder: Path, shape: LlamaShape) -> None:
+    """Train the run's tokenizer on first use and keep it in the run's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "tokenizer.json").exists():
         texts = (file.text for file in load_corpus().training)
-        save_tokenizer(train_tokenizer(texts, vocab_size), folder, max_length)
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        save_tokenizer(train_tokenizer(texts, shape.vocab_size), folder, shape.max_positions)
 
 
 def held_out_loss(model: Llama, batch: Batch, rows: int = 8) -> float:
@@ -44,11 +46,10 @@ class LanguageModelling:
     def __init__(self, model: Llama, data: TrainingData, held_out: Batch, per_token: float) -> None:
         self.model, self.data, self.held_out, self.per_token = model, data, held_out, per_token
         self.device = next(model.parameters()).device
-        self.batch_tokens = 8192
 
-    def loss(self, step: int, length: int) -> Tensor:
-        """Mean cross entropy of batch `step`, in nats a token."""
-        batch = self.data.batch(step, self.batch_tokens, length)
+    def loss(self, index: int, tokens: int, length: int) -> Tensor:
+        """Mean cross entropy of part `index`, in nats a token."""
+        batch = self.data.batch(index, tokens, length)
         with autocast(self.device):
             return self.model.loss(batch.tokens.to(self.device), batch.targets.to(self.device))
 
@@ -60,12 +61,9 @@ class LanguageModelling:
         return {"nats": nats, "bits_per_byte": nats / NATS_PER_BIT / self.per_token}
 
 
-def train_language_model(
-    settings: Settings, out: Path | None, report: Callable[[str], None]
-) -> Progress:
-    """Train from the run's newest checkpoint, or from nothing, until the budget ends."""
-    folder = run_folder(settings, out)
-    tokenizer = run_tokenizer(folder, settings.shape.vocab_size, settings.shape.max_positions)
+def build_job(settings: Settings, folder: Path) -> Job:
+    """A fresh model and its task; `folder` must hold the tokenizer."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     corpus = load_corpus()
     mix = Mix(edit_share=settings.edit_share, test_share=settings.test_share)
     data = TrainingData(corpus, tokenizer, mix, settings.seed)
@@ -73,6 +71,16 @@ def train_language_model(
     model = Llama(settings.shape).to(pick_device())
     held_out = held_out_rows(corpus, tokenizer, EVALUATION_ROWS, EVALUATION_LENGTH)
     task = LanguageModelling(model, data, held_out, bytes_per_token(tokenizer, held_out))
-    task.batch_tokens = settings.batch_tokens
     prepare(model, settings)
-    return Trainer(model, task, settings, folder).run(report)
+    return Job(model, task)
+
+
+def train_language_model(
+    settings: Settings, out: Path | None, report: Callable[[str], None]
+) -> Progress:
+    """Train from the run's newest checkpoint, or from nothing, until the budget ends."""
+    folder = run_folder(settings, out)
+    make_tokenizer(folder, settings.shape)
+    report(f"{difference(load_corpus()) or 'no manifest is pinned for this version of Python'}")
+    build = partial(build_job, settings, folder)
+    return Trainer(build(), settings, folder, build).run(report)

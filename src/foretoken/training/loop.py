@@ -10,28 +10,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from foretoken.training import checkpoints
+from foretoken.training.crew import Crew, Job, Work
 from foretoken.training.model import Llama
 from foretoken.training.optimizer import Optimizer
 from foretoken.training.schedule import stage_length
 from foretoken.training.settings import Settings
-
-
-class Task(Protocol):
-    """What a run optimizes."""
-
-    def loss(self, step: int, length: int) -> Tensor:
-        """The loss of batch `step`, of rows of `length` tokens, in nats."""
-        ...
-
-    def evaluate(self) -> dict[str, float]:
-        """Held-out measurements by name."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,14 +53,18 @@ def autocast(device: torch.device) -> torch.autocast:
 class Trainer:
     """Runs a task's steps on a model, from the newest checkpoint in `folder` if there is one."""
 
-    def __init__(self, model: Llama, task: Task, settings: Settings, folder: Path) -> None:
-        self.model, self.task, self.settings, self.folder = model, task, settings, folder
-        self.optimizer = Optimizer(model, settings)
+    def __init__(
+        self, job: Job, settings: Settings, folder: Path, build: Callable[[], Job] | None = None
+    ) -> None:
+        self.model, self.task, self.settings, self.folder = *job, settings, folder
+        self.optimizer = Optimizer(job.model, settings)
         self.progress = Progress(history=[])
         folder.mkdir(parents=True, exist_ok=True)
         state = checkpoints.load_newest(folder)
         if state is not None:
             self._restore(state)
+        helpers = settings.helpers if build is not None else 0
+        self.crew = Crew(job, helpers, build or (lambda: job))
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -103,13 +96,14 @@ class Trainer:
         share, done = self.share(), self.progress
         length = stage_length(self.settings.stages, share)
         started = time.monotonic()
-        loss = self.task.loss(done.step, length)
-        loss.backward()  # type: ignore[no-untyped-call]
+        tokens = max(length, self.settings.micro_tokens)
+        parts = max(1, self.settings.batch_tokens // tokens)
+        work = Work(first=done.step * parts, parts=parts, tokens=tokens, length=length)
+        value = self.crew.run(work)
         self.optimizer.step(self.settings.wsd.scale(done.step, share))
-        value = loss.item()
         assert value == value, ("the loss is not a number at step", done.step)
         done.step += 1
-        done.tokens += self.settings.batch_tokens
+        done.tokens += parts * tokens
         done.seconds += time.monotonic() - started
         return value
 
@@ -142,6 +136,7 @@ class Trainer:
                 saved = time.monotonic()
         report(f"  held out: {_numbers(self.evaluate(mean))}")
         self.save()
+        self.crew.close()
         return self.progress
 
     def _line(self, loss: float, rate: float) -> str:

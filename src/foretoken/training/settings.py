@@ -27,6 +27,8 @@ class Settings:
     max_steps: int = 2000
     max_minutes: float | None = None
     batch_tokens: int = 8192
+    micro_tokens: int = 1024
+    helpers: int = 0
     edit_share: float = 0.22
     test_share: float = 0.25
     on_policy_share: float = 0.5
@@ -44,7 +46,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check every number that can be wrong."""
-        for name in ("max_steps", "batch_tokens", "warmup_steps", "evaluate_steps"):
+        for name in ("max_steps", "batch_tokens", "micro_tokens", "warmup_steps", "evaluate_steps"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "an integer >= 1")
         for name in ("edit_share", "test_share", "on_policy_share", "tv_share", "decay_share"):
             _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0..1")

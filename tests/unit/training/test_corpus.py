@@ -1,11 +1,13 @@
 """The corpus keeps held-out text out of training, and prompts inside it."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from foretoken.errors import ConfigError
+from foretoken.training import manifest
 from foretoken.training.corpus import (
     HELD_OUT,
     MOST_SHARED_LINES,
@@ -106,3 +108,18 @@ def test_edit_document_is_repeatable() -> None:
 def test_excerpt_is_whole_lines() -> None:
     piece = excerpt(HELD, 150, random.Random(1))
     assert piece in HELD and piece.endswith("\n") and len(piece) <= 150
+
+
+def test_manifest_names_what_differs(
+    library: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "MANIFESTS", tmp_path_factory.mktemp("manifests"))
+    corpus = load_corpus(library)
+    assert manifest.difference(corpus) is None
+    manifest.write_manifest(corpus)
+    assert manifest.difference(corpus) == manifest.Difference(missing=(), added=(), changed=())
+    first, *rest = corpus.training
+    other = replace(first, text="x = 1\n")
+    changed = manifest.difference(Corpus(training=(other,), held_out=corpus.held_out))
+    assert changed is not None
+    assert changed.changed == (first.path,) and changed.missing == tuple(f.path for f in rest)

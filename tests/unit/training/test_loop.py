@@ -8,15 +8,12 @@ import torch
 from foretoken.errors import ConfigError
 from foretoken.training import checkpoints
 from foretoken.training.loop import Trainer
-from foretoken.training.model import Llama
 from foretoken.training.settings import read_settings
 from tests.unit.training import tiny
 
 
 def make(folder: Path, **changes: object) -> Trainer:
-    torch.manual_seed(0)
-    model = Llama(tiny.SHAPE)
-    return Trainer(model, tiny.CountingTask(model), tiny.tiny_settings(**changes), folder)
+    return Trainer(tiny.tiny_job(), tiny.tiny_settings(**changes), folder)
 
 
 def test_resume_is_bit_identical(tmp_path: Path) -> None:
@@ -79,3 +76,17 @@ def test_packaged_configs_are_valid() -> None:
     assert read_settings("demo-draft").target is not None
     with pytest.raises(ConfigError, match="CONFIG"):
         read_settings("no-such-config")
+
+
+def test_helpers_do_the_same_work(tmp_path: Path) -> None:
+    alone = make(tmp_path / "alone")
+    settings = tiny.tiny_settings(helpers=1)
+    shared = Trainer(tiny.tiny_job(), settings, tmp_path / "shared", tiny.tiny_job)
+    for _ in range(2):
+        assert shared.step() == pytest.approx(alone.step(), rel=1e-4)
+    (helper,) = shared.crew._members
+    assert helper.pipe.poll(60), "the helper never finished its rehearsal"
+    for _ in range(6):
+        assert shared.step() == pytest.approx(alone.step(), rel=1e-3)
+    assert shared.crew._counter.pace[1] > 0, "the helper never took a part"
+    shared.crew.close()

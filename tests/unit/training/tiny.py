@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from foretoken.training.crew import Job
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
@@ -20,6 +21,7 @@ def tiny_settings(**changes: object) -> Settings:
         "stages": (Stage(until=1.0, length=16),),
         "max_steps": 8,
         "batch_tokens": 64,
+        "micro_tokens": 32,
         "warmup_steps": 2,
         "evaluate_steps": 4,
         "compile": False,
@@ -33,14 +35,21 @@ class CountingTask:
     def __init__(self, model: Llama) -> None:
         self.model = model
 
-    def rows(self, step: int, length: int) -> Tensor:
-        generator = torch.Generator().manual_seed(step)
-        starts = torch.randint(0, 64, (4, 1), generator=generator)
+    def rows(self, index: int, tokens: int, length: int) -> Tensor:
+        generator = torch.Generator().manual_seed(index)
+        starts = torch.randint(0, 64, (tokens // length, 1), generator=generator)
         return (starts + torch.arange(length + 1)) % 64
 
-    def loss(self, step: int, length: int) -> Tensor:
-        rows = self.rows(step, length)
+    def loss(self, index: int, tokens: int, length: int) -> Tensor:
+        rows = self.rows(index, tokens, length)
         return self.model.loss(rows[:, :-1], rows[:, 1:])
 
     def evaluate(self) -> dict[str, float]:
-        return {"nats": float(self.loss(999, 16))}
+        return {"nats": float(self.loss(999, 64, 16))}
+
+
+def tiny_job() -> Job:
+    """The same model and task in whichever process builds it."""
+    torch.manual_seed(0)
+    model = Llama(SHAPE)
+    return Job(model, CountingTask(model))
