@@ -1,1 +1,1 @@
-"""Building blocks that model files put together: attention, MLP, rotary positions."""
+"""The blocks that decoder-only models are put together from."""

@@ -1,6 +1,6 @@
-"""Models, one file per Hugging Face `model_type`, and the strict loader."""
+"""Models: from a folder on disk to logits."""
 
 from foretoken.models.base import Model
-from foretoken.models.registry import load_model
+from foretoken.models.load import load_model
 
 __all__ = ["Model", "load_model"]

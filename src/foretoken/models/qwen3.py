@@ -1,12 +1,8 @@
-"""`model_type: qwen3`: Llama with an RMS norm over every query and key head.
+"""Qwen3 (dense): Llama with an RMS norm of every query and key head, and a free head_dim.
 
-Head size is free of hidden size. Source: Qwen Team 2025 and Hugging Face's checkpoint layout.
+The shape says so (`qk_norm`), so the Llama builder reads the tensors.
 """
 
-from foretoken.models.base import Model
-from foretoken.models.parts import Builder
+from foretoken.models.llama import build
 
-
-def build(builder: Builder) -> Model:
-    """The model of `builder`'s checkpoint."""
-    return builder.model(head_norms=True)
+__all__ = ["build"]
