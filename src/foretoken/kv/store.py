@@ -1,45 +1,51 @@
-"""The tensors behind the pages: keys and values of every slot, one tensor per layer.
+"""The keys and values themselves: one tensor per layer, indexed by slot.
 
-Slot = page * page_size + offset. Invariants: every element is finite from the start (masked
-attention multiplies what it must ignore by zero, and 0 * nan is nan); `SLACK` slots follow the
-last page so that a view rounded up from any slot stays inside the tensor. Knows neither
-sequences nor who owns a page.
+A slot is page * page_size + offset. Knows nothing of sequences or of who uses a page. Everything
+is finite at all times: attention reads masked slots and multiplies them by zero.
 """
 
 import torch
 from torch import Tensor
 
-from foretoken.shape import ModelShape
-
-SLACK = 512
-"""Slots after the last page; attention may round a length up by at most this much."""
+SLACK = 1024
+"""Slots after the last page, never written: a view rounded up past the end stays inside."""
 
 
 class KVStore:
-    """KV of `num_pages` pages for one model."""
+    """Keys and values of `num_pages` pages for every layer of one model."""
 
     def __init__(
         self,
-        shape: ModelShape,
         *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
         num_pages: int,
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate zeros; memory the system has not touched yet costs nothing."""
-        assert num_pages > 0, num_pages
-        assert page_size > 0, page_size
+        """Allocate zeros; on Linux the memory is only taken as pages are written."""
         self.page_size = page_size
-        self.num_slots = num_pages * page_size
-        slots = self.num_slots + -(-SLACK // page_size) * page_size
-        size = (slots, 2, shape.num_key_value_heads, shape.head_dim)
-        self.layers: list[Tensor] = [
-            torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_hidden_layers)
+        self.num_pages = num_pages
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        slots = num_pages * page_size + SLACK
+        shape = (slots, 2 * num_kv_heads, head_dim)
+        self.layers = [
+            torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)
         ]
-        """Per layer [slots, key or value, key-value heads, head_dim]."""
+        """Per layer [slots, 2 * KV, hd]: the key heads, then the value heads."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all layers, slack included."""
-        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+        """Address space of all layers."""
+        return sum(layer.nbytes for layer in self.layers)
+
+
+def write(layer_SKh: Tensor, slots_T: Tensor | slice, kv_TKh: Tensor) -> None:
+    """Store keys and values [T, 2 * KV, hd] of one layer; a slice where slots are neighbours."""
+    if isinstance(slots_T, slice):
+        layer_SKh[slots_T] = kv_TKh
+    else:
+        layer_SKh.index_copy_(0, slots_T, kv_TKh)

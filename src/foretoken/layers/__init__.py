@@ -1,1 +1,1 @@
-"""The blocks that decoder-only models are put together from."""
+"""Building blocks that model files put together: attention, MLP, rotary positions."""

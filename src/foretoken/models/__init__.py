@@ -1,6 +1,6 @@
-"""Models: from a folder on disk to logits."""
+"""Models, one file per Hugging Face `model_type`, and the strict loader."""
 
 from foretoken.models.base import Model
-from foretoken.models.load import load_model
+from foretoken.models.registry import load_model
 
 __all__ = ["Model", "load_model"]

@@ -1,8 +1,12 @@
-"""Qwen3 (dense): Llama with an RMS norm of every query and key head, and a free head_dim.
+"""`model_type: qwen3`: Llama with an RMS norm over every query and key head.
 
-The shape says so (`qk_norm`), so the Llama builder reads the tensors.
+Head size is free of hidden size. Source: Qwen Team 2025 and Hugging Face's checkpoint layout.
 """
 
-from foretoken.models.llama import build
+from foretoken.models.base import Model
+from foretoken.models.parts import Builder
 
-__all__ = ["build"]
+
+def build(builder: Builder) -> Model:
+    """The model of `builder`'s checkpoint."""
+    return builder.model(head_norms=True)

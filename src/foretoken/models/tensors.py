@@ -33,8 +33,6 @@ class ModelInput:
     spans: tuple[SpanLayout, ...]
     rows_R: Tensor | None
     """int64 indices into T of the rows that need logits; None means every row."""
-    first_slot: int | None = None
-    """slots_T[0] if slots_T is first_slot, first_slot + 1, ...; spares an indexed write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Operations on tensors: each a plain reference and, where it pays, a fast twin of it."""
+"""Tensor operations with a reference twin beside each fast path."""

@@ -1,11 +1,11 @@
-"""Runs a model over spans: index tensors, attention plan, forward, logits of the rows asked for.
+"""Runs spans through a model: builds the step's index tensors and asks for the logits wanted.
 
-Drives targets and draft models alike, each over its own KV store and the same page tables. Knows
-token ids and positions, not why a row is wanted. Invariant: rows come span by span, in order of
-position.
+Knows pages and positions, not requests or sampling. The same runner drives targets and draft
+models, each over a KV store of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -15,21 +15,19 @@ from torch import Tensor
 from foretoken.kv.store import KVStore
 from foretoken.models import Model, load_model
 from foretoken.models.tensors import ModelInput, ModelOutput, SpanLayout
-from foretoken.ops.attention import choose_attention
+from foretoken.ops.attention.base import contiguous_start
 from foretoken.runtime.batch import Batch
 
 
 class Runner:
-    """A model, its KV store and its attention."""
+    """A model and its KV store."""
 
-    def __init__(self, model: Model, store: KVStore, *, batch_invariant: bool) -> None:
-        """Use `model` over `store`; choosing the attention may take a moment."""
+    def __init__(self, model: Model, store: KVStore) -> None:
+        """Run `model` over `store`."""
         self.model = model
         self.store = store
-        geometry = model.geometry(store.page_size)
-        self._attention = choose_attention(geometry, batch_invariant=batch_invariant)
-        self._device = model.device
-        self._is_cpu = model.device.type == "cpu"
+        self.page_size = store.page_size
+        self._device = model.embedding_VD.device
 
     @classmethod
     def load(
@@ -42,100 +40,121 @@ class Runner:
         num_pages: int,
         page_size: int,
     ) -> Self:
-        """Load the checkpoint in `folder` and allocate its KV; raises as `load_model`."""
-        model = load_model(folder, dtype=dtype, device=device, batch_invariant=batch_invariant)
-        store = KVStore(
-            model.shape, num_pages=num_pages, page_size=page_size, dtype=dtype, device=device
-        )
-        return cls(model, store, batch_invariant=batch_invariant)
+        """Load a checkpoint and allocate its KV store.
 
-    @property
-    def page_size(self) -> int:
-        """Tokens of a page."""
-        return self.store.page_size
+        Raises:
+            ModelError: the checkpoint is not supported or broken.
+        """
+        model = load_model(
+            folder,
+            dtype=dtype,
+            device=device,
+            batch_invariant=batch_invariant,
+            page_size=page_size,
+        )
+        store = KVStore(
+            num_layers=model.shape.num_hidden_layers,
+            num_kv_heads=model.shape.num_key_value_heads,
+            head_dim=model.shape.head_dim,
+            num_pages=num_pages,
+            page_size=page_size,
+            dtype=dtype,
+            device=device,
+        )
+        return cls(model, store)
 
     def run(self, batch: Batch) -> ModelOutput:
-        """Forward of a step; rows are each span's prompt rows and sample rows, its last ones."""
-        layouts: list[SpanLayout] = []
-        token_ids: list[list[int]] = []
+        """The engine's step: every span with its drafts; rows span by span, in position order."""
+        layouts = [
+            SpanLayout(
+                start=span.start,
+                num_tokens=span.num_tokens,
+                page_table=span.sequence.page_table,
+            )
+            for span in batch.spans
+        ]
         rows: list[int] = []
-        first = 0
+        end = 0
         for span in batch.spans:
-            count = span.num_tokens
-            table = span.sequence.page_table
-            layouts.append(SpanLayout(start=span.start, num_tokens=count, page_table=table))
-            token_ids.append(span.input_ids)
-            first += count
-            rows.extend(range(first - span.prompt_rows - span.sample_rows, first))
-        return self.forward(layouts, token_ids, rows)
+            end += span.num_tokens
+            rows.extend(range(end - span.prompt_rows - span.sample_rows, end))
+        return self.forward(layouts, [span.input_ids for span in batch.spans], rows)
 
-    def forward_last(self, spans: Sequence[SpanLayout], token_ids: list[list[int]]) -> Tensor:
-        """float32 logits [B, V] of each span's last token."""
-        rows, first = [], 0
-        for span in spans:
-            first += span.num_tokens
-            rows.append(first - 1)
-        return self.forward(spans, token_ids, rows).logits_RV
+    def forward_last(
+        self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """float32 logits after the last token of each span, [B, V]."""
+        rows, end = [], 0
+        for layout in layouts:
+            end += layout.num_tokens
+            rows.append(end - 1)
+        return self.forward(layouts, token_ids, rows).logits_RV
 
     @torch.inference_mode()
     def forward(
         self,
-        spans: Sequence[SpanLayout],
-        token_ids: list[list[int]],
-        rows: list[int] | None = None,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        rows: Sequence[int],
     ) -> ModelOutput:
-        """Run `spans`, one list of token ids each, laid end to end.
+        """Run spans laid end to end.
 
         Args:
-            spans: where the tokens lie; their pages must cover them.
-            token_ids: num_tokens ids per span.
-            rows: indices into the concatenated tokens that need logits; None: all.
+            layouts: where each span lies; its pages must cover it.
+            token_ids: the tokens of each span.
+            rows: which of the step's tokens need logits, in order.
         """
-        inputs = self._inputs(spans, token_ids, rows)
-        plan = self._attention.plan(spans)
-        hidden_RD = self.model(inputs, self.store.layers, plan)
-        return ModelOutput(logits_RV=self.model.logits(hidden_RD), hidden_RD=hidden_RD)
+        inputs = self._inputs(layouts, token_ids, rows)
+        hidden_TD = self.model.hidden(inputs, self.store)
+        if inputs.rows_R is not None:
+            hidden_TD = hidden_TD.index_select(0, inputs.rows_R)
+        return ModelOutput(logits_RV=self.model.logits(hidden_TD), hidden_RD=hidden_TD)
 
     def _inputs(
-        self, spans: Sequence[SpanLayout], token_ids: list[list[int]], rows: list[int] | None
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        rows: Sequence[int],
     ) -> ModelInput:
-        flat = token_ids[0] if len(token_ids) == 1 else [t for ids in token_ids for t in ids]
-        total = sum(span.num_tokens for span in spans)
-        assert len(flat) == total, (len(flat), total)
-        positions = [torch.arange(s.start, s.start + s.num_tokens) for s in spans]
-        slots = [self._slots(span) for span in spans]
-        first_slot = slots[0] if len(slots) == 1 and isinstance(slots[0], int) else None
-        pieces = [self._slot_range(slot, s) for slot, s in zip(slots, spans, strict=True)]
-        every_row = rows is None or len(rows) == total
+        device = self._device
+        tokens = torch.tensor(list(chain.from_iterable(token_ids)), device=device)
+        total = sum(layout.num_tokens for layout in layouts)
+        assert tokens.shape[0] == total, (tokens.shape[0], total)
+        ranges = [
+            torch.arange(layout.start, layout.start + layout.num_tokens, device=device)
+            for layout in layouts
+        ]
+        positions = ranges[0] if len(ranges) == 1 else torch.cat(ranges)
+        whole = len(rows) == total
         return ModelInput(
-            tokens_T=self._move(torch.tensor(flat)),
-            positions_T=self._move(_join(positions)),
-            slots_T=self._move(_join(pieces)),
-            spans=tuple(spans),
-            rows_R=None if every_row else self._move(torch.tensor(rows, dtype=torch.int64)),
-            first_slot=first_slot,
+            tokens_T=tokens,
+            positions_T=positions,
+            slots_T=self._slots(layouts),
+            spans=tuple(layouts),
+            rows_R=None if whole else torch.tensor(rows, dtype=torch.int64, device=device),
         )
 
-    def _slots(self, span: SpanLayout) -> int | Tensor:
-        """First slot of the span if its slots lie side by side, else all of them."""
-        size, table = self.store.page_size, span.page_table
-        low, high = span.start // size, (span.start + span.num_tokens - 1) // size
-        assert high < len(table), (high, len(table))
-        pages = table[low : high + 1]
-        if len(pages) == 1 or pages == list(range(pages[0], pages[0] + len(pages))):
-            return pages[0] * size + span.start % size
-        positions = torch.arange(span.start, span.start + span.num_tokens)
-        pages_P = torch.tensor(pages)
-        return pages_P[positions // size - low] * size + positions % size
-
-    def _slot_range(self, slots: int | Tensor, span: SpanLayout) -> Tensor:
-        if isinstance(slots, Tensor):
-            return slots
-        return torch.arange(slots, slots + span.num_tokens)
-
-    def _move(self, tensor: Tensor) -> Tensor:
-        return tensor if self._is_cpu else tensor.to(self._device, non_blocking=True)
+    def _slots(self, layouts: Sequence[SpanLayout]) -> Tensor | slice:
+        """Where keys and values go; a slice for one span in neighbouring slots."""
+        size = self.page_size
+        if len(layouts) == 1:
+            layout = layouts[0]
+            first, last = layout.start // size, (layout.start + layout.num_tokens - 1) // size
+            pages = layout.page_table[first : last + 1]
+            page = contiguous_start(pages, len(pages))
+            if page is not None:
+                slot = page * size + layout.start % size
+                return slice(slot, slot + layout.num_tokens)
+        slots = chain.from_iterable(_runs(layout, size) for layout in layouts)
+        every = list(chain.from_iterable(slots))
+        return torch.tensor(every, dtype=torch.int64, device=self._device)
 
 
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _runs(layout: SpanLayout, size: int) -> Iterator[range]:
+    """The slots of a span, one run per page."""
+    at, end = layout.start, layout.start + layout.num_tokens
+    while at < end:
+        stop = min(end, (at // size + 1) * size)
+        first = layout.page_table[at // size] * size + at % size
+        yield range(first, first + stop - at)
+        at = stop

@@ -1,6 +1,15 @@
-"""Attention over paged keys and values: a plain reference and a fast CPU twin."""
+"""Attention over paged keys and values: a plan per step, one call per layer."""
 
-from foretoken.ops.attention.base import Attention, Geometry, Plan, SpanView
+from foretoken.ops.attention.base import Attention, Geometry, SpanWindow
 from foretoken.ops.attention.choose import choose_attention
+from foretoken.ops.attention.reference import ReferenceAttention
+from foretoken.ops.attention.tiled import TiledAttention
 
-__all__ = ["Attention", "Geometry", "Plan", "SpanView", "choose_attention"]
+__all__ = [
+    "Attention",
+    "Geometry",
+    "ReferenceAttention",
+    "SpanWindow",
+    "TiledAttention",
+    "choose_attention",
+]

@@ -1,22 +1,23 @@
-"""What every attention is: asked once a step for a plan, which every layer then follows.
+"""What every attention is: planned once a step, then called once a layer.
 
-Layout. Queries come as [T, heads, head_dim] with the heads in *group-major* order: head
-g * key_value_heads + k is query g of key-value head k (models reorder their weights once, at
-load). The output is [T, heads * head_dim] in the same order. Keys and values of a layer are
-[slots, 2, key_value_heads, head_dim].
+Shape letters: T tokens of the step, H query heads, K key heads, h head size, S slots of the
+store.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+Attend = Callable[[Tensor, Tensor], Tensor]
+"""(q_THh, layer_SKh) -> [T, H * h], for the step it was planned for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """What attention needs to know of a model and its KV store."""
+    """Heads and type; what a kernel's choice of code path depends on."""
 
     num_heads: int
     num_kv_heads: int
@@ -27,43 +28,37 @@ class Geometry:
 
     @property
     def group(self) -> int:
-        """Queries per key-value head."""
+        """Query heads per key head."""
         return self.num_heads // self.num_kv_heads
 
 
-class SpanView(Protocol):
-    """Positions [start, start + num_tokens) of a sequence with the pages `page_table`."""
+@dataclass(frozen=True, slots=True)
+class SpanWindow:
+    """One span: its tokens stand at positions [start, start + num_tokens) of these pages."""
+
+    start: int
+    num_tokens: int
+    page_table: list[int]
 
     @property
-    def start(self) -> int:
-        """First position."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """How many, at least 1."""
-        ...
-
-    @property
-    def page_table(self) -> list[int]:
-        """Pages of the sequence from position 0."""
-        ...
+    def end(self) -> int:
+        """Positions that the last token sees."""
+        return self.start + self.num_tokens
 
 
-class Plan(Protocol):
-    """One step's attention, the same for every layer."""
+class Attention(ABC):
+    """Causal attention of spans over their own pages."""
 
-    def attend(self, q_THd: Tensor, layer_kv: Tensor) -> Tensor:
-        """Causal attention of the step's tokens to their own sequences: [T, heads * head_dim].
-
-        The tokens' own keys and values are already written to `layer_kv`.
-        """
-        ...
+    @abstractmethod
+    def plan(self, spans: Sequence[SpanWindow]) -> Attend:
+        """Prepare a step whose tokens are those of `spans`, laid end to end."""
 
 
-class Attention(Protocol):
-    """Makes plans."""
-
-    def plan(self, spans: Sequence[SpanView]) -> Plan:
-        """For spans laid end to end."""
-        ...
+def contiguous_start(page_table: list[int], num_pages: int) -> int | None:
+    """First page if the leading `num_pages` pages are neighbours in order, else None."""
+    first = page_table[0]
+    if page_table[num_pages - 1] != first + num_pages - 1:
+        return None
+    if num_pages > 2 and page_table[:num_pages] != list(range(first, first + num_pages)):
+        return None
+    return first

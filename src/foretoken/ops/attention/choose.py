@@ -1,9 +1,108 @@
-"""Which attention a model gets on its device."""
+"""Which attention to use: measured at load, for these heads on this machine.
 
-from foretoken.ops.attention.base import Attention, Geometry
-from foretoken.ops.attention.fast import FastAttention, Tiling
+A tiling is taken only if random spans and prompt chunks give, row by row, the bits of one-token
+decoding, alone and in batches. Nothing is assumed about the kernel's version or the processor.
+"""
+
+import random
+
+import torch
+from torch import Tensor
+
+from foretoken.ops.attention.base import Attention, Geometry, SpanWindow
+from foretoken.ops.attention.reference import ReferenceAttention
+from foretoken.ops.attention.tiled import TiledAttention, Tiling
+
+TILE_ROWS = 8
+KEY_MULTIPLES = (64, 128, 256, 512)
+_POSITIONS = 640
 
 
 def choose_attention(geometry: Geometry, *, batch_invariant: bool) -> Attention:
-    """The fastest attention for `geometry` that keeps the promise asked for."""
-    return FastAttention(geometry, Tiling(rows=8, block=512) if batch_invariant else None)
+    """The fastest attention; under `batch_invariant` the fastest that keeps the bits."""
+    if not batch_invariant:
+        return TiledAttention(geometry, Tiling(rows=0, key_multiple=1))
+    probe = _Probe(geometry)
+    for multiple in KEY_MULTIPLES:
+        if multiple % geometry.page_size and geometry.page_size % multiple:
+            continue
+        attention = TiledAttention(geometry, Tiling(rows=TILE_ROWS, key_multiple=multiple))
+        if probe.is_invariant(attention):
+            return attention
+    return ReferenceAttention(geometry)
+
+
+class _Probe:
+    """Random queries, keys and values of one sequence, and of a neighbour."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._geometry = geometry
+        generator = torch.Generator().manual_seed(0)
+        pages = -(-(_POSITIONS + 1024) // geometry.page_size)
+        slots = 2 * pages * geometry.page_size + 1024
+
+        def randn(*shape: int) -> Tensor:
+            values = torch.randn(*shape, generator=generator)
+            return values.to(geometry.device, geometry.dtype)
+
+        self._q_THh = randn(_POSITIONS, geometry.num_heads, geometry.head_dim)
+        self._layer_SKh = randn(slots, 2 * geometry.num_kv_heads, geometry.head_dim)
+        self._table = list(range(pages))
+        self._scattered = list(range(pages, 2 * pages))
+        random.Random(0).shuffle(self._scattered)
+        size = geometry.page_size
+        for source, copy in zip(self._table, self._scattered, strict=True):
+            kept = self._layer_SKh[source * size : (source + 1) * size]
+            self._layer_SKh[copy * size : (copy + 1) * size] = kept
+
+    @torch.inference_mode()
+    def is_invariant(self, attention: Attention) -> bool:
+        """Whether all ways of cutting the sequence give the bits of one token at a time."""
+        expected = self._run(attention, [1] * _POSITIONS, self._table)
+        draw = random.Random(1)
+        cuts = [
+            _cut(draw, [5, 6, 8, 3, 2, 4, 7]),
+            _cut(draw, [9, 33, 100, 17, 200]),
+            _cut(draw, [_POSITIONS]),
+        ]
+        for lengths in cuts:
+            for table in (self._table, self._scattered):
+                if not torch.equal(self._run(attention, lengths, table), expected):
+                    return False
+        return self._in_batches(attention, expected)
+
+    def _run(self, attention: Attention, lengths: list[int], table: list[int]) -> Tensor:
+        rows, at = [], 0
+        for length in lengths:
+            window = SpanWindow(at, length, table)
+            rows.append(attention.plan([window])(self._q_THh[at : at + length], self._layer_SKh))
+            at += length
+        return torch.cat(rows)
+
+    def _in_batches(self, attention: Attention, expected: Tensor) -> bool:
+        """Spans of many places of the sequence in one call."""
+        draw = random.Random(2)
+        for _ in range(12):
+            windows = []
+            for _ in range(draw.randint(2, 16)):
+                start = draw.randrange(_POSITIONS - 9)
+                length = draw.choice([1, 1, 2, 6, 9])
+                table = draw.choice([self._table, self._scattered])
+                windows.append(SpanWindow(start, length, table))
+            index = torch.cat([torch.arange(w.start, w.end) for w in windows])
+            q_THh = self._q_THh[index.to(self._q_THh.device)]
+            found = attention.plan(windows)(q_THh, self._layer_SKh)
+            if not torch.equal(found, expected[index.to(expected.device)]):
+                return False
+        return True
+
+
+def _cut(draw: random.Random, lengths: list[int]) -> list[int]:
+    """Random pieces of these lengths that add up to the probe's positions."""
+    pieces: list[int] = []
+    left = _POSITIONS
+    while left:
+        piece = min(draw.choice(lengths), left)
+        pieces.append(piece)
+        left -= piece
+    return pieces

@@ -1,51 +1,55 @@
-"""Attention by its definition, one token at a time: gather, score, softmax, mix, in float32.
+"""Attention written from its definition: the twin that the fast path is tested against.
 
-Any device, any dtype, no padding. Slow, obviously right, and invariant when asked: then the
-gathered length is a multiple of a fixed block and every product has one fixed shape per token.
+Row by row over exactly the positions the row sees, so its bits cannot depend on spans, batches
+or pages. Slow; used where no fast path is invariant.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
 
-from foretoken.ops.attention.base import Geometry, SpanView
+from foretoken.ops.attention.base import Attend, Attention, Geometry, SpanWindow
 
 
-@dataclass(frozen=True, slots=True)
-class _TokenPlan:
-    geometry: Geometry
-    slots: tuple[Tensor, ...]
-    """Per token the int64 slots it attends to, its own last."""
-
-    def attend(self, q_THd: Tensor, layer_kv: Tensor) -> Tensor:
-        g = self.geometry
-        rows = []
-        for q_Hd, slots_L in zip(q_THd, self.slots, strict=True):
-            kv = layer_kv.index_select(0, slots_L).float()
-            k_KLd, v_KLd = kv[:, 0].transpose(0, 1), kv[:, 1].transpose(0, 1)
-            q_KGd = q_Hd.float().view(g.group, g.num_kv_heads, g.head_dim).transpose(0, 1)
-            weights_KGL = (q_KGd @ k_KLd.transpose(1, 2) / g.head_dim**0.5).softmax(-1)
-            rows.append((weights_KGL @ v_KLd).transpose(0, 1).reshape(-1))
-        return torch.stack(rows).to(q_THd.dtype)
-
-
-class ReferenceAttention:
-    """The definition. A token's work depends on its own position only, so rows are invariant."""
+@final
+class ReferenceAttention(Attention):
+    """softmax(q k^T / sqrt(h)) v in float32, one row at a time."""
 
     def __init__(self, geometry: Geometry) -> None:
-        """For one model and store."""
+        """Any geometry."""
         self._geometry = geometry
 
-    def plan(self, spans: Sequence[SpanView]) -> _TokenPlan:
-        """Slots of every token's past."""
-        size = self._geometry.page_size
-        offsets = torch.arange(size, device=self._geometry.device)
-        slots: list[Tensor] = []
-        for span in spans:
-            pages = torch.tensor(span.page_table, device=self._geometry.device)
-            of_sequence = (pages[:, None] * size + offsets).flatten()
-            first = span.start + 1
-            slots.extend(of_sequence[:end] for end in range(first, first + span.num_tokens))
-        return _TokenPlan(self._geometry, tuple(slots))
+    def plan(self, spans: Sequence[SpanWindow]) -> Attend:
+        """Slots of every span's positions."""
+        slots = [self._slots(span) for span in spans]
+
+        def attend(q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
+            rows, at = [], 0
+            for span, slots_L in zip(spans, slots, strict=True):
+                kv_LKh = layer_SKh.index_select(0, slots_L)
+                for offset in range(span.num_tokens):
+                    seen = kv_LKh[: span.start + offset + 1]
+                    rows.append(self._row(q_THh[at], seen))
+                    at += 1
+            return torch.stack(rows)
+
+        return attend
+
+    def _slots(self, span: SpanWindow) -> Tensor:
+        size, device = self._geometry.page_size, self._geometry.device
+        pages = torch.tensor(span.page_table, dtype=torch.int64, device=device)
+        slots = pages[:, None] * size + torch.arange(size, device=device)
+        return slots.flatten()[: span.end]
+
+    def _row(self, q_Hh: Tensor, kv_LKh: Tensor) -> Tensor:
+        """One token's output [H * h]."""
+        geometry = self._geometry
+        kv = geometry.num_kv_heads
+        keys_LKh, values_LKh = kv_LKh[:, :kv].float(), kv_LKh[:, kv:].float()
+        q_KGh = q_Hh.float().view(kv, geometry.group, geometry.head_dim)
+        scores_KGL = (q_KGh[:, :, None] * keys_LKh.transpose(0, 1)[:, None]).sum(-1)
+        weights_KGL = (scores_KGL * geometry.head_dim**-0.5).softmax(dim=-1)
+        out_KGh = (weights_KGL[..., None] * values_LKh.transpose(0, 1)[:, None]).sum(-2)
+        return out_KGh.flatten().to(q_Hh.dtype)

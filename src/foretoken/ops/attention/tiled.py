@@ -133,7 +133,9 @@ class TiledAttention(Attention):
             place=torch.tensor(place, device=device),
         )
 
-    def _keys(self, spans: list[SpanWindow], num_keys: int) -> tuple[slice | None, Tensor | None]:
+    def _keys(
+        self, spans: list[SpanWindow], num_keys: int
+    ) -> tuple[slice | None, Tensor | None]:
         """Where the keys are: neighbours for a single span if possible, else page numbers."""
         size = self._geometry.page_size
         if len(spans) == 1:
@@ -145,7 +147,9 @@ class TiledAttention(Attention):
         tables = [_fit(span.page_table, width) for span in spans]
         return None, torch.tensor(tables, dtype=torch.int64, device=self._geometry.device)
 
-    def _mask(self, spans: list[SpanWindow], tiles: list[int], rows: int, num_keys: int) -> Tensor:
+    def _mask(
+        self, spans: list[SpanWindow], tiles: list[int], rows: int, num_keys: int
+    ) -> Tensor:
         """0 where a row sees a key. Padding rows see what the span's first token sees."""
         geometry = self._geometry
         last = []
