@@ -59,3 +59,21 @@ def evaluate(
     typer.echo(text)
     if out is not None:
         out.write_text(text + "\n")
+
+
+@train_app.command()
+def card(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    numbers: Annotated[Path, typer.Argument(help="What `evaluate --out` wrote.")],
+    to: Annotated[Path, typer.Argument(help="The Markdown file to write.")],
+    note: Annotated[list[str] | None, typer.Option(help="A line on how the run was done.")] = None,
+    draft: Annotated[bool, typer.Option("--draft", help="The card of a draft.")] = False,
+) -> None:
+    """Write the model card of `demo` or `demo-draft` from a run and its measurements."""
+    import json
+
+    from foretoken.training.card import CardInput, draft_card, target_card
+
+    given = CardInput(run=run, measured=json.loads(numbers.read_text()), notes=tuple(note or ()))
+    to.write_text(draft_card(given) if draft else target_card(given))
+    typer.echo(f"wrote {to}")

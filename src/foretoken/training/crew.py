@@ -72,7 +72,8 @@ class Counter:
                 self.pace[me] *= FORGET
                 return None
             self.taken.value += 1
-            return work.first + self.taken.value - 1
+            index: int = work.first + self.taken.value - 1
+            return index
 
     def note(self, me: int, seconds: float) -> None:
         """Remember how long `me` took for a part."""
@@ -158,7 +159,7 @@ class Crew:
         for index in range(helpers):
             mine, theirs = context.Pipe()
             gradients = torch.zeros(sum(p.numel() for p in job.model.parameters()))
-            gradients.share_memory_()
+            gradients.share_memory_()  # type: ignore[no-untyped-call]
             shared = [gradients, *(p.data for p in job.model.parameters())]
             arguments = (index + 1, build, shared, self._counter, theirs)
             context.Process(target=_helper, args=arguments, daemon=True).start()

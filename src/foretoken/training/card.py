@@ -1,0 +1,189 @@
+"""Model cards: what a packaged model is, where it came from and what it measured.
+
+Owns the text around the numbers. The numbers come from a run's newest checkpoint and from
+`foretoken train evaluate`; nothing in a card is typed by hand.
+"""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+
+from foretoken.training import checkpoints
+from foretoken.training.corpus import load_corpus
+
+Record = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardInput:
+    """A run's folder, the measurements of its pair, and lines on how the run was done."""
+
+    run: Path
+    measured: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [heads, tuple("---" for _ in heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def thin(history: list[Record], most: int = 12) -> list[Record]:
+    """At most `most` records of `history`, evenly spread, the last among them."""
+    stride = max(1, -(-len(history) // most))
+    return history[::-1][::stride][::-1]
+
+
+def loss_curve(history: list[Record], columns: dict[str, str]) -> str:
+    """A table of tokens, minutes and the named columns of `history`."""
+    rows = [
+        (
+            f"{r['step']:.0f}",
+            f"{r['tokens'] / 1e6:.2f} M",
+            f"{r['minutes']:.0f}",
+            *(f"{r[name]:.3f}" for name in columns),
+        )
+        for r in thin(history)
+    ]
+    return _table(("step", "tokens", "minutes", *columns.values()), rows)
+
+
+def _data_section() -> str:
+    corpus = load_corpus()
+    library = [file for file in corpus.training if not file.is_test]
+    tests = [file for file in corpus.training if file.is_test]
+    sizes = [sum(len(file.text) for file in part) / 1e6 for part in (library, tests)]
+    held = ", ".join(f"`{file.path}`" for file in corpus.held_out)
+    return f"""## Data
+
+CPython {platform.python_version()}'s own standard library, read from the interpreter that runs
+the training: {len(library)} library files ({sizes[0]:.1f} MB) and {len(tests)} files of its test
+suite ({sizes[1]:.1f} MB). Left out: character tables, generated data, anything that is not plain
+UTF-8 Python, and every file that shares a tenth or more of the distinctive lines of a held-out
+module, and the held-out modules' own tests. The digests of all files are pinned in
+`src/foretoken/training/manifests/`. About a fifth of the rows are documents that show a piece of
+a training file, name an edit, and show the edited piece.
+
+Held out, never trained on ({len(corpus.held_out)} modules): {held}.
+
+The sources are under the PSF License; the weights hold no text, but a model this small trained on
+so little text can repeat passages of it."""
+
+
+def _state(run: Path) -> dict[str, Any]:
+    state = checkpoints.load_newest(run)
+    assert state is not None, ("no checkpoint in", run)
+    return state
+
+
+def _versions() -> str:
+    return (
+        f"Python {platform.python_version()}, torch {torch.__version__}, "
+        f"tokenizers {tokenizers.__version__}"
+    )
+
+
+def _notes(notes: tuple[str, ...]) -> str:
+    return "".join(f"- {note}\n" for note in notes)
+
+
+def target_card(card: CardInput) -> str:
+    """The card of `demo`, as Markdown."""
+    progress, measured = _state(card.run)["progress"], card.measured
+    bits = measured["target_bits_per_byte"]
+    columns = {
+        "loss": "training loss",
+        "nats": "held-out loss",
+        "bits_per_byte": "held-out bits/byte",
+    }
+    curve = loss_curve(progress["history"], columns)
+    rows = [
+        ("bits per byte, rows of 512 tokens", f"{bits['512']:.3f}"),
+        ("bits per byte, rows of 2048 tokens", f"{bits['2048']:.3f}"),
+        ("repeated 4-grams, greedy, 128 new tokens", f"{measured['repeated_4grams_greedy']:.1%}"),
+        ("repeated 4-grams, temperature 0.8", f"{measured['repeated_4grams_at_0.8']:.1%}"),
+    ]
+    table = _table(("what", "value"), rows)
+    return f"""# Model card: demo
+
+A Llama-architecture language model of Python source code, 10.98 M parameters in bfloat16 (22 MB):
+24 layers x 192, 6 heads of 32 (2 key-value heads), feed-forward 512, byte-level BPE of 8000
+tokens, tied embeddings, 2048 positions. It exists so that speculative decoding can be shown and
+tested offline: deep and narrow, so that one of its steps costs many steps of its draft. It is a
+demonstration, not an assistant: its text has the look of Python, and seldom more.
+
+{_data_section()}
+
+## Training
+
+`foretoken train lm demo`, {progress["step"]} steps, {progress["tokens"] / 1e6:.1f} M tokens seen,
+{progress["seconds"] / 60:.0f} minutes on two shared CPU cores. {_versions()}. Muon for the
+matrices, AdamW for the rest; warm-up, constant rate, linear decay.
+{_notes(card.notes)}
+{curve}
+
+## Measured on the held-out modules
+
+{table}
+
+## Provenance
+
+Trained from random weights by the code in `src/foretoken/training`; no other model and no other
+data took part. License of the weights: Apache-2.0, as the project.
+"""
+
+
+def draft_card(card: CardInput) -> str:
+    """The card of `demo-draft`, as Markdown."""
+    progress, measured = _state(card.run)["progress"], card.measured
+    plain, edits, cost = measured["functions"], measured["edits"], measured["step_milliseconds"]
+    columns = {
+        "loss": "divergence",
+        "agreement": "greedy agreement",
+        "tokens_a_step": "tokens a step, k = 5",
+        "edit_tokens_a_step": "the same, edits",
+    }
+    rows = [
+        ("greedy agreement", f"{plain['agreement']:.1%}", f"{edits['agreement']:.1%}"),
+        ("tokens a step, k = 5", f"{plain['length']:.2f}", f"{edits['length']:.2f}"),
+        ("1 - TV at temperature 0.8", f"{plain['overlap']:.3f}", f"{edits['overlap']:.3f}"),
+    ]
+    table = _table(("what", "functions to complete", "code to edit"), rows)
+    return f"""# Model card: demo-draft
+
+The draft model of `demo`: the same vocabulary and widths, one layer, 1.93 M parameters in bfloat16
+(3.9 MB). It started from the target's embedding, last norm and last layer, and was distilled from
+the target's full distributions.
+
+{_data_section()}
+
+## Training
+
+`foretoken train lm demo-draft --target DEMO`, {progress["step"]} steps,
+{progress["tokens"] / 1e6:.1f} M tokens, {progress["seconds"] / 60:.0f} minutes on two shared CPU
+cores. {_versions()}. The loss is half forward KL divergence and half total variation. Half of the
+rows are the target's own samples (greedy, temperature 0.8 and 1.0), the others its training text.
+{_notes(card.notes)}
+{loss_curve(progress["history"], columns)}
+
+## Measured against `demo` on prompts from the held-out modules
+
+24 prompts each, 128 new tokens, greedy, bfloat16 weights computed in float32; tokens a step is the
+teacher-forced count with k = 5 draft tokens, the token of the target itself included.
+
+{table}
+
+Bits per byte of the draft alone: {measured["draft_bits_per_byte"]["512"]:.3f}. One decoding step of
+the training code (not of the engine) took {cost["target"]:.2f} ms for the target and
+{cost["draft"]:.2f} ms for the draft.
+
+## Provenance
+
+Distilled from `demo` by the code in `src/foretoken/training`; no other model and no other data
+took part. License of the weights: Apache-2.0, as the project.
+"""

@@ -1,0 +1,39 @@
+"""Cards hold the run's own numbers."""
+
+from pathlib import Path
+
+from foretoken.training import checkpoints
+from foretoken.training.card import CardInput, draft_card, target_card, thin
+
+PART = {"agreement": 0.61, "length": 2.71, "overlap": 0.582}
+MEASURED = {
+    "target_bits_per_byte": {"512": 1.234, "2048": 1.111},
+    "draft_bits_per_byte": {"512": 2.345},
+    "repeated_4grams_greedy": 0.25,
+    "repeated_4grams_at_0.8": 0.05,
+    "functions": PART,
+    "edits": {**PART, "length": 3.33},
+    "step_milliseconds": {"target": 12.5, "draft": 1.25},
+}
+RECORD = {
+    "step": 100, "tokens": 819200, "minutes": 4, "loss": 4.567, "nats": 4.321,
+    "bits_per_byte": 1.543, "agreement": 0.5, "tokens_a_step": 2.2, "edit_tokens_a_step": 2.1,
+}  # fmt: skip
+
+
+def test_cards(tmp_path: Path) -> None:
+    progress = {"step": 100, "tokens": 819200, "seconds": 240.0, "history": [RECORD]}
+    checkpoints.save(tmp_path, 100, {"progress": progress})
+    card = CardInput(run=tmp_path, measured=MEASURED, notes=("resumed twice",))
+    target, draft = target_card(card), draft_card(card)
+    for piece in ("| 1.234 |", "| 25.0% |", "4.321", "- resumed twice", "`textwrap.py`"):
+        assert piece in target, piece
+    for piece in ("| 2.71 | 3.33 |", "61.0%", "12.50 ms", "2.345", "- resumed twice"):
+        assert piece in draft, piece
+
+
+def test_thin_keeps_the_last() -> None:
+    records = [{"step": float(i)} for i in range(50)]
+    kept = thin(records)
+    assert len(kept) <= 12 and kept[-1] == records[-1]
+    assert thin(records[:3]) == records[:3]
