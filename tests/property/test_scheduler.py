@@ -65,7 +65,8 @@ def drive(engine: FakeEngine, arrivals: list[Request], random: Random) -> set[st
         live = sorted(engine.scheduler.sequences)
         batch = engine.plan()
         assert batch.spans or not live
-        assert batch.num_tokens <= engine.scheduler.config.max_num_batched_tokens
+        planned = sum(span.length + span.draft_budget for span in batch.spans)
+        assert planned <= engine.scheduler.config.max_num_batched_tokens
         owners = [span.sequence.request.request_id for span in batch.spans]
         assert len(set(owners)) == len(owners), owners
         if live and random.random() < 0.05:

@@ -60,6 +60,14 @@ def test_drafts_take_at_most_half_of_the_rest_while_prompts_wait() -> None:
     assert shape(engine.plan()) == [("a", 12, 1, 4), ("b", 0, 4, 0)]
 
 
+def test_drafts_of_all_sequences_share_the_rest_of_the_step() -> None:
+    engine = engine_of(max_num_batched_tokens=9, num_drafts=5)
+    for name in "abc":
+        engine.add(make_request(name, (1, 2, 3)))
+    engine.step()
+    assert [span.draft_budget for span in engine.plan().spans] == [5, 1, 0]
+
+
 def test_no_more_seats_than_there_are() -> None:
     engine = engine_of(max_num_seqs=2)
     for name in "abc":
@@ -291,3 +299,16 @@ def test_the_policy_sees_decoding_sequences_and_the_load() -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(ConfigError, match="max_num_seqs"):
         SchedulerConfig(max_model_len=8, max_num_seqs=0)
+
+
+def test_preemption_during_a_prompt_starts_its_logprobs_anew() -> None:
+    engine = engine_of(num_pages=6, max_prompt_logprob_tokens=1)
+    engine.add(make_request("a", (1, 2, 3), max_tokens=16))
+    engine.step()
+    engine.add(make_request("b", LONG[:12], prompt_logprobs=0, max_tokens=2, arrival=1.0))
+    engine.run()
+    output = engine.outputs["b"][0]
+    assert engine.outputs["b"][-1].metrics is not None
+    assert engine.outputs["b"][-1].metrics.num_preemptions == 1
+    assert output.prompt_logprobs is not None
+    assert [next(iter(e)) for e in output.prompt_logprobs[1:] if e] == list(LONG[1:12])
