@@ -124,17 +124,29 @@ def _without_copies(
 
 
 @cache
+def held_out_files(root: Path | None = None) -> tuple[SourceFile, ...]:
+    """The held-out modules alone, which is quick. Raises ConfigError when none is there."""
+    root = root or stdlib_path()
+    found = tuple(
+        SourceFile(path=path, text=(root / path).read_text("utf-8"), is_test=False)
+        for path in sorted(HELD_OUT)
+        if (root / path).is_file()
+    )
+    if not found:
+        raise ConfigError("corpus", str(root), "a standard library with a held-out module")
+    return found
+
+
+@cache
 def load_corpus(root: Path | None = None) -> Corpus:
     """Read and split the standard library (at `root`, by default this interpreter's own).
 
     Raises ConfigError when no source is found there.
     """
     root = root or stdlib_path()
-    files = tuple(_read(root))
-    held_out = tuple(file for file in files if file.path in HELD_OUT)
-    if not held_out or len(files) == len(held_out):
-        raise ConfigError(
-            "corpus", str(root), "a standard library with a held-out module and one other"
-        )
-    rest = (file for file in files if file.path not in HELD_OUT)
-    return Corpus(training=tuple(_without_copies(rest, held_out)), held_out=held_out)
+    held_out = held_out_files(root)
+    rest = (file for file in _read(root) if file.path not in HELD_OUT)
+    training = tuple(_without_copies(rest, held_out))
+    if not training:
+        raise ConfigError("corpus", str(root), "a standard library with more than held-out modules")
+    return Corpus(training=training, held_out=held_out)

@@ -126,14 +126,12 @@ def _helper(
     pipe.close()
 
 
-@dataclass(slots=True, kw_only=True)
 class Member:
     """A helper seen from outside; `length` is what it has rehearsed, or is about to."""
 
-    pipe: Connection
-    gradients: Tensor
-    length: int = 0
-    busy: bool = False
+    def __init__(self, pipe: Connection, gradients: Tensor) -> None:
+        self.pipe, self.gradients = pipe, gradients
+        self.length, self.busy = 0, False
 
     def ready(self, work: Work) -> bool:
         """Whether it can take parts of `work` now; asks for a rehearsal of a new length."""
@@ -163,7 +161,7 @@ class Crew:
             shared = [gradients, *(p.data for p in job.model.parameters())]
             arguments = (index + 1, build, shared, self._counter, theirs)
             context.Process(target=_helper, args=arguments, daemon=True).start()
-            self._members.append(Member(pipe=mine, gradients=gradients))
+            self._members.append(Member(mine, gradients))
 
     def run(self, work: Work) -> float:
         """Leave the mean gradient of `work` in the model; returns its mean loss in nats."""

@@ -72,7 +72,7 @@ class TrainingData:
     """The training rows of a corpus under a mix; see `batch`."""
 
     def __init__(self, corpus: Corpus, tokenizer: Tokenizer, mix: Mix, seed: int) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._mix = mix
         self._seed = seed
         library = [file for file in corpus.training if not file.is_test]
@@ -87,7 +87,7 @@ class TrainingData:
             room = min(length - len(row), length) * CHARACTERS_PER_TOKEN / 2
             piece = excerpt(rng.choice(self._sources), int(room * rng.uniform(0.35, 0.95)), rng)
             text = edit_document(piece, rng).text
-            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+            ids = self.tokenizer.encode(text, add_special_tokens=False).ids
             row += [BEGIN_ID, *ids, END_ID]
         return np.array(row[:length], dtype=np.uint16)
 

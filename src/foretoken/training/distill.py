@@ -118,6 +118,7 @@ class Distillation:
 
     def evaluate(self) -> dict[str, float]:
         """Agreement and acceptance length on the target's greedy text."""
+        self.runs = self.runs or greedy_runs(self.target, self.data.tokenizer)
         plain, edits = (measure(self.draft, run) for run in self.runs)
         return {
             "agreement": plain.agreement,
@@ -139,7 +140,6 @@ def build_job(settings: Settings, source: Path, folder: Path) -> Job:
     task = Distillation(draft, target, data, pool)
     task.tv_share = settings.tv_share
     task.on_policy_share = settings.on_policy_share if pool.tokens else 0.0
-    task.runs = greedy_runs(target, tokenizer)
     prepare(draft, settings)
     prepare(target, settings)
     return Job(draft, task)

@@ -8,7 +8,7 @@ import random
 import re
 from pathlib import Path
 
-from foretoken.training.corpus import Prompt, SourceFile, load_corpus
+from foretoken.training.corpus import Prompt, SourceFile, held_out_files
 from foretoken.training.edits import edit_document, excerpt
 
 CHARACTERS_PER_TOKEN = 3.4
@@ -45,7 +45,7 @@ def heldout_prompts(
     interpreter give the same prompts. Raises ConfigError where the library's sources are missing.
     """
     rng = random.Random(seed)
-    files = [file for file in load_corpus(root).held_out if len(file.text) > 8000]
+    files = [file for file in held_out_files(root) if len(file.text) > 8000]
     found: list[Prompt] = []
     sizes = int(tokens * CHARACTERS_PER_TOKEN), int(rest * CHARACTERS_PER_TOKEN)
     while len(found) < count:
@@ -64,7 +64,7 @@ def edit_prompts(
     rest of the edited code.
     """
     rng = random.Random(seed)
-    files = [file for file in load_corpus(root).held_out if len(file.text) > 8000]
+    files = [file for file in held_out_files(root) if len(file.text) > 8000]
     found = []
     for index in range(count):
         file = rng.choice(files)
