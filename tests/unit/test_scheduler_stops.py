@@ -57,6 +57,12 @@ def test_no_stop_id_before_min_tokens(num_drafts: int) -> None:
     assert engine.tokens("a") == PLAIN[: end + 1]
 
 
+def test_a_stop_id_as_the_last_of_min_tokens_stops() -> None:
+    end = first_place(PLAIN[3])
+    engine, _ = run(max_tokens=12, min_tokens=end + 1, stop_ids=frozenset({PLAIN[3]}))
+    assert engine.tokens("a") == PLAIN[: end + 1]
+
+
 def test_a_stop_id_at_max_tokens_is_a_stop() -> None:
     end = first_place(PLAIN[3])
     _, outputs = run(max_tokens=end + 1, stop_ids=frozenset({PLAIN[3]}))
