@@ -113,15 +113,17 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Run one step; new tokens and ends of the requests it touched."""
-        began = time.perf_counter()
-        parts = self.parts
+        parts, began = self.parts, time.perf_counter()
         planned = parts.scheduler.schedule()
         if not planned.spans:
             return []
-        batch = planned.with_draft(parts.proposer.propose(Context(planned.spans)))
-        drafted = time.perf_counter()
-        logits = parts.runner.run(batch)
-        verification = parts.verifier.verify(batch, logits)
+        try:
+            batch = planned.with_draft(parts.proposer.propose(Context(planned.spans)))
+            drafted = time.perf_counter()
+            verification = parts.verifier.verify(batch, parts.runner.run(batch))
+        except BaseException:
+            parts.scheduler.cancel(planned)
+            raise
         verified = time.perf_counter()
         committed = parts.scheduler.commit(batch, verification, time.monotonic())
         outputs = [parts.texts.advance(output) for output in committed]
@@ -178,8 +180,8 @@ class Engine:
             raise PromptError("prompt", given, f"at most {limit - 1} (max_model_len {limit})")
         low, high = min(prompt_token_ids), max(prompt_token_ids)
         if low < 0 or high >= self.parts.vocab_size:
-            given = low if low < 0 else high
-            raise PromptError("prompt_token_ids", given, f"0 to {self.parts.vocab_size - 1}")
+            wrong = low if low < 0 else high
+            raise PromptError("prompt_token_ids", wrong, f"0 to {self.parts.vocab_size - 1}")
 
     def _check_ids(self, params: SamplingParams) -> None:
         named = {

@@ -7,12 +7,13 @@ final. Knows nothing about steps.
 from dataclasses import dataclass, replace
 
 from foretoken.tokenizer import Detokenizer, StopMatch, StreamOptions, Tokenizer
-from foretoken.types import Output, Request
+from foretoken.types import FinishReason, Output, Request
 
 
 @dataclass(slots=True)
 class _Stream:
     detokenizer: Detokenizer
+    include_stop: bool
     num_sent: int = 0
 
 
@@ -33,8 +34,11 @@ class TextStreams:
             skip_special_tokens=params.skip_special_tokens,
             stop=tuple(params.stop or ()),
             include_stop_str=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
         )
-        self._streams[request.request_id] = _Stream(self._tokenizer.stream(options))
+        self._streams[request.request_id] = _Stream(
+            self._tokenizer.stream(options), params.include_stop_str_in_output
+        )
 
     def find_stop_string(self, request_id: str, new_ids: tuple[int, ...]) -> StopMatch | None:
         """Add new tokens to a request's text; the first stop string in it, if any."""
@@ -47,9 +51,17 @@ class TextStreams:
         if stream is None:
             return output
         if output.finish_reason is not None:
+            if stream.include_stop and _ended_by_id(output):
+                stream.detokenizer.feed(output.new_token_ids[-1:])
             stream.detokenizer.finish()
             del self._streams[output.request_id]
         end = stream.detokenizer.stable_length()
         text = stream.detokenizer.text[stream.num_sent : end]
         stream.num_sent = max(end, stream.num_sent)
         return replace(output, text=text)
+
+
+def _ended_by_id(output: Output) -> bool:
+    """Whether the last new token is a stop id, which the scheduler never gives as text."""
+    by_string = isinstance(output.stop_reason, str)
+    return output.finish_reason is FinishReason.STOP and not by_string

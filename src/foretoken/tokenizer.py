@@ -103,6 +103,8 @@ class StreamOptions:
     skip_special_tokens: bool = True
     stop: tuple[str, ...] = ()
     include_stop_str: bool = False
+    min_tokens: int = 0
+    """Text of the first min_tokens tokens is not searched for stop strings."""
 
 
 class Detokenizer:
@@ -115,6 +117,7 @@ class Detokenizer:
         self._stream = DecodeStream(skip_special_tokens=options.skip_special_tokens)
         self._ids: list[int] = []
         self._hold = max((len(s) for s in options.stop), default=1) - 1
+        self._unsearched = 0
         self.text = ""
         """All text so far, a found stop string cut off unless it is to be included."""
         self.finished = False
@@ -132,8 +135,11 @@ class Detokenizer:
             piece = self._stream.step(self._tokenizer, token)
             if piece is None:
                 continue
-            searched_from = max(0, len(self.text) - self._hold)
+            searched_from = max(self._unsearched, len(self.text) - self._hold)
             self.text += piece
+            if len(self._ids) <= self._options.min_tokens:
+                self._unsearched = len(self.text)
+                continue
             stop = self._find_stop(searched_from)
             if stop is not None:
                 self.finished = True

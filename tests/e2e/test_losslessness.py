@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lossless import METHODS, PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm, replay
+from tests.e2e.lossless import (
+    METHODS,
+    PARAMETERS,
+    PRESSURES,
+    Result,
+    generate,
+    make_prompts,
+    open_llm,
+    replay,
+)
 
 from foretoken.testing import write_tiny_llama
 

@@ -79,6 +79,15 @@ def test_the_earliest_stop_string_wins(tokenizer: Tokenizer) -> None:
     assert match.stop == "b"
 
 
+def test_stop_strings_wait_for_min_tokens(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("ab ab")
+    stream = tokenizer.stream(StreamOptions(stop=("b",), min_tokens=2))
+    match = stream.feed(ids)
+    assert match is not None
+    assert match.num_keep > 2
+    assert stream.text.startswith("ab")
+
+
 def test_bad_words_with_and_without_a_space(tokenizer: Tokenizer) -> None:
     spelled = {tokenizer.decode(ids) for ids in tokenizer.bad_words_ids(["hello"])}
     assert spelled == {"hello", " hello"}
