@@ -88,7 +88,7 @@ def do_parts(me: int, task: Task, work: Work, counter: Counter) -> float:
     while (index := counter.take(me, work)) is not None:
         started = time.monotonic()
         loss = task.loss(index, work.tokens, work.length) / work.parts
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         total += loss.item()
         counter.note(me, time.monotonic() - started)
     return total
@@ -116,7 +116,7 @@ def _helper(
         parameter.data = tensor
     while (work := pipe.recv()) is not None:
         if work.parts == 0:
-            job.task.loss(work.first, work.tokens, work.length).backward()  # type: ignore[no-untyped-call]
+            job.task.loss(work.first, work.tokens, work.length).backward()
             job.model.zero_grad()
             pipe.send(0.0)
             continue
@@ -157,7 +157,7 @@ class Crew:
         for index in range(helpers):
             mine, theirs = context.Pipe()
             gradients = torch.zeros(sum(p.numel() for p in job.model.parameters()))
-            gradients.share_memory_()  # type: ignore[no-untyped-call]
+            gradients.share_memory_()
             shared = [gradients, *(p.data for p in job.model.parameters())]
             arguments = (index + 1, build, shared, self._counter, theirs)
             context.Process(target=_helper, args=arguments, daemon=True).start()

@@ -31,9 +31,10 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """The share of rows that are edit documents, and of the others, from tests."""
+    """The shares of rows that are edit documents or repeated noise, and of the rest, from tests."""
 
     edit_share: float
+    repeat_share: float
     test_share: float
 
 
@@ -78,17 +79,27 @@ class TrainingData:
         library = [file for file in corpus.training if not file.is_test]
         tests = [file for file in corpus.training if file.is_test]
         self._sources = [file.text for file in library if len(file.text) > 1000]
-        self._library = TokenStream(encode_files(tokenizer, library), seed)
+        self._tokens = encode_files(tokenizer, library)
+        self._library = TokenStream(self._tokens, seed)
         self._tests = TokenStream(encode_files(tokenizer, tests), seed + 1) if tests else None
 
     def _edit_row(self, length: int, rng: random.Random) -> NDArray[np.uint16]:
         row: list[int] = []
         while len(row) < length:
             room = min(length - len(row), length) * CHARACTERS_PER_TOKEN / 2
-            piece = excerpt(rng.choice(self._sources), int(room * rng.uniform(0.35, 0.95)), rng)
+            piece = excerpt(rng.choice(self._sources), int(room * rng.uniform(0.12, 0.95)), rng)
             text = edit_document(piece, rng).text
             ids = self.tokenizer.encode(text, add_special_tokens=False).ids
             row += [BEGIN_ID, *ids, END_ID]
+        return np.array(row[:length], dtype=np.uint16)
+
+    def _repeat_row(self, length: int, rng: random.Random) -> NDArray[np.uint16]:
+        """Random tokens said twice or more: only copying predicts them."""
+        row: list[int] = []
+        while len(row) < length:
+            size = rng.randint(6, max(7, length // 3))
+            noise = [int(self._tokens[rng.randrange(len(self._tokens))]) for _ in range(size)]
+            row += [BEGIN_ID, *noise * rng.randint(2, 3), END_ID]
         return np.array(row[:length], dtype=np.uint16)
 
     def batch(self, step: int, tokens: int, length: int) -> Batch:
@@ -101,7 +112,11 @@ class TrainingData:
             if draw < self._mix.edit_share:
                 rows.append(self._edit_row(length + 1, rng))
                 continue
-            rest = (draw - self._mix.edit_share) / max(1e-9, 1 - self._mix.edit_share)
+            made = self._mix.edit_share + self._mix.repeat_share
+            if draw < made:
+                rows.append(self._repeat_row(length + 1, rng))
+                continue
+            rest = (draw - made) / max(1e-9, 1 - made)
             from_tests = self._tests is not None and rest < self._mix.test_share
             stream = self._tests if from_tests and self._tests is not None else self._library
             rows.append(stream.row(step * count + index, length + 1))

@@ -18,7 +18,7 @@ from foretoken.errors import ConfigError
 from foretoken.training.acceptance import GreedyRun, greedy_runs, measure
 from foretoken.training.corpus import load_corpus
 from foretoken.training.crew import Job
-from foretoken.training.data import Mix, TrainingData
+from foretoken.training.data import TrainingData
 from foretoken.training.distill_loss import Head, distillation_loss
 from foretoken.training.export import read_checkpoint, read_exported
 from foretoken.training.loop import Progress, Trainer, autocast, pick_device, prepare, run_folder
@@ -132,8 +132,7 @@ def build_job(settings: Settings, source: Path, folder: Path) -> Job:
     """A fresh draft and its task; the samples are those that `folder` holds by now."""
     target = read_target(source)
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
-    mix = Mix(edit_share=settings.edit_share, test_share=settings.test_share)
-    data = TrainingData(load_corpus(), tokenizer, mix, settings.seed)
+    data = TrainingData(load_corpus(), tokenizer, settings.mix, settings.seed)
     pool = SamplePool(data, folder / "samples")
     torch.manual_seed(settings.seed)
     draft = first_draft(target, settings)
@@ -150,8 +149,7 @@ def grow_pool(
 ) -> None:
     """Sample from the target until the pool holds what the settings ask for."""
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
-    mix = Mix(edit_share=settings.edit_share, test_share=settings.test_share)
-    pool = SamplePool(TrainingData(load_corpus(), tokenizer, mix, settings.seed), folder)
+    pool = SamplePool(TrainingData(load_corpus(), tokenizer, settings.mix, settings.seed), folder)
     target = read_target(source).to(torch.bfloat16)
     while pool.tokens < settings.pool_tokens:
         pool.grow(target)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretoken.training.corpus import load_corpus
 from foretoken.training.crew import Job
-from foretoken.training.data import Batch, Mix, TrainingData, bytes_per_token, held_out_rows
+from foretoken.training.data import Batch, TrainingData, bytes_per_token, held_out_rows
 from foretoken.training.loop import Progress, Trainer, autocast, pick_device, prepare, run_folder
 from foretoken.training.manifest import difference
 from foretoken.training.model import Llama, LlamaShape
@@ -65,8 +65,7 @@ def build_job(settings: Settings, folder: Path) -> Job:
     """A fresh model and its task; `folder` must hold the tokenizer."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     corpus = load_corpus()
-    mix = Mix(edit_share=settings.edit_share, test_share=settings.test_share)
-    data = TrainingData(corpus, tokenizer, mix, settings.seed)
+    data = TrainingData(corpus, tokenizer, settings.mix, settings.seed)
     torch.manual_seed(settings.seed)
     model = Llama(settings.shape).to(pick_device())
     held_out = held_out_rows(corpus, tokenizer, EVALUATION_ROWS, EVALUATION_LENGTH)

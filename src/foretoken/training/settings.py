@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import ConfigError
+from foretoken.training.data import Mix
 from foretoken.training.model import LlamaShape
 from foretoken.training.schedule import Budget, Stage, Wsd
 
@@ -30,6 +31,7 @@ class Settings:
     micro_tokens: int = 1024
     helpers: int = 0
     edit_share: float = 0.22
+    repeat_share: float = 0.06
     test_share: float = 0.25
     on_policy_share: float = 0.5
     pool_tokens: int = 0
@@ -48,7 +50,14 @@ class Settings:
         """Check every number that can be wrong."""
         for name in ("max_steps", "batch_tokens", "micro_tokens", "warmup_steps", "evaluate_steps"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "an integer >= 1")
-        for name in ("edit_share", "test_share", "on_policy_share", "tv_share", "decay_share"):
+        for name in (
+            "edit_share",
+            "repeat_share",
+            "test_share",
+            "on_policy_share",
+            "tv_share",
+            "decay_share",
+        ):
             _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0..1")
         _require("stages", self.stages, len(self.stages) > 0, "at least one stage")
         for stage in self.stages:
@@ -56,6 +65,13 @@ class Settings:
             fits = 2 <= stage.length <= self.shape.max_positions
             fits = fits and self.batch_tokens % stage.length == 0
             _require("stages.length", stage.length, fits, allowed)
+
+    @property
+    def mix(self) -> Mix:
+        """The data's mix."""
+        return Mix(
+            edit_share=self.edit_share, repeat_share=self.repeat_share, test_share=self.test_share
+        )
 
     @property
     def budget(self) -> Budget:

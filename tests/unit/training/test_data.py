@@ -1,0 +1,70 @@
+"""Batches repeat exactly, hold the mix asked for, and shift targets by one."""
+
+import numpy as np
+import pytest
+import torch
+
+from foretoken.training.corpus import Corpus, SourceFile
+from foretoken.training.data import Mix, TokenStream, TrainingData, bytes_per_token, held_out_rows
+from foretoken.training.tokenizer import BEGIN_ID, train_tokenizer
+
+TEXT = "".join(
+    f"def function_{i}(left, right):\n    return left * {i} + right\n" for i in range(60)
+)
+CORPUS = Corpus(
+    training=(
+        SourceFile(path="a.py", text=TEXT, is_test=False),
+        SourceFile(path="test/b.py", text="assert True\n" * 200, is_test=True),
+    ),
+    held_out=(SourceFile(path="c.py", text=TEXT[:1500], is_test=False),),
+)
+TOKENIZER = train_tokenizer([TEXT], 300)
+
+
+def data(**shares: float) -> TrainingData:
+    mix = {"edit_share": 0.0, "repeat_share": 0.0, "test_share": 0.0, **shares}
+    return TrainingData(CORPUS, TOKENIZER, Mix(**mix), 7)
+
+
+def texts(made: TrainingData) -> list[str]:
+    rows = made.batch(3, 512, 128).tokens.tolist()
+    return [TOKENIZER.decode(row, skip_special_tokens=False) for row in rows]
+
+
+def test_batches_repeat_and_shift() -> None:
+    shares = {"edit_share": 0.4, "repeat_share": 0.3, "test_share": 0.5}
+    first, again = data(**shares).batch(5, 256, 64), data(**shares).batch(5, 256, 64)
+    assert torch.equal(first.tokens, again.tokens)
+    assert first.tokens.shape == (4, 64)
+    assert torch.equal(first.tokens[:, 1:], first.targets[:, :-1])
+    assert not torch.equal(first.tokens, data(**shares).batch(6, 256, 64).tokens)
+
+
+@pytest.mark.parametrize(
+    ("share", "mark"), [("edit_share", "# edited: "), ("test_share", "assert True")]
+)
+def test_shares(share: str, mark: str) -> None:
+    assert all(mark in text for text in texts(data(**{share: 1.0})))
+    assert not any(mark in text for text in texts(data()))
+
+
+def test_noise_is_said_again() -> None:
+    for row in data(repeat_share=1.0).batch(0, 512, 128).tokens.tolist():
+        assert row[0] == BEGIN_ID
+        size = next(n for n in range(6, 65) if row[1 : 1 + n // 2] == row[1 + n : 1 + n + n // 2])
+        assert size >= 6
+
+
+def test_a_stream_uses_every_row_once_an_epoch() -> None:
+    stream = TokenStream(np.arange(1000, dtype=np.uint16), 0)
+    starts = [int(stream.row(i, 10)[1]) for i in range(99)]
+    assert len(set(starts)) == 99
+    assert sorted(starts) != starts
+    assert {int(stream.row(i, 10)[1]) for i in range(99, 198)} != set(starts)
+
+
+def test_held_out_rows_and_bytes() -> None:
+    batch = held_out_rows(CORPUS, TOKENIZER, 4, 32)
+    assert batch.tokens.shape == (4, 32)
+    per_token = bytes_per_token(TOKENIZER, batch)
+    assert 1.0 <= per_token <= 12.0
