@@ -87,6 +87,16 @@ def test_links_lead_somewhere() -> None:
     assert not broken
 
 
+def test_named_tests_exist() -> None:
+    missing = []
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", path.read_text("utf-8")):
+            source = ROOT / file
+            if not source.is_file() or (name and f"def {name}(" not in source.read_text("utf-8")):
+                missing.append(f"{path.name}: {file}::{name}")
+    assert not missing, f"documents name tests that are not there: {missing}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("code", snippets(), ids=lambda code: code.split("\n")[2][:30])
 def test_readme_snippets_run(code: str) -> None:

@@ -36,7 +36,7 @@ def _facts(shape: ModelShape, dtype: str) -> dict[str, Any]:
     kv_per_token = shape.kv_bytes_per_token(size)
     return {
         "architecture": shape.model_type,
-        "parameters": shape.num_parameters,
+        "parameters": shape.parameter_count(),
         "layers": shape.num_hidden_layers,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
