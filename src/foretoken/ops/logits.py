@@ -7,7 +7,7 @@ together are one threshold per row. Invariant: what happens to a row depends on 
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 NEVER = float("-inf")
 _WIDTHS = (64, 1024)
 """How many best ids to look at before sorting a whole row."""
+_SORT_AT_ONCE = 1 << 22
+"""Elements sorted together, to bound memory."""
 _COLDEST = 1e-30
 """Below this, a logit divided by the temperature could overflow; it is greedy long before."""
 
@@ -134,23 +136,29 @@ def narrow(logits_FV: Tensor, filters: Filters) -> Iterator[Shortlist]:
     """
     vocab = logits_FV.shape[1]
     probs_FV = None if filters.top_p_F1 is None else logits_FV.softmax(dim=-1)
-    rows_G: Tensor | None = None
-    for width in (*(w for w in _WIDTHS if w < vocab), vocab):
-        values_GC, ids_GC = _best(logits_FV, width)
-        floor_G1 = _floor(values_GC, probs_FV, ids_GC, filters)
-        open_G = values_GC[:, -1] >= floor_G1[:, 0]
-        values_GC = values_GC.masked_fill(values_GC < floor_G1, NEVER)
-        found = Shortlist(rows_G=rows_G, values_GC=values_GC, ids_GC=ids_GC, floor_G1=floor_G1)
-        if width == vocab or not bool(open_G.any()):
+    rows_F: Tensor | None = None
+    for width in _WIDTHS:
+        if width >= vocab:
+            break
+        found = _look(logits_FV, probs_FV, filters, width)
+        open_G = found.values_GC[:, -1] > NEVER
+        if rows_F is not None:
+            found = replace(found, rows_G=rows_F)
+        if not bool(open_G.any()):
             yield found
             return
         closed_H = (~open_G).nonzero().squeeze(1)
         if closed_H.numel():
             yield found.take(closed_H)
         left_H = open_G.nonzero().squeeze(1)
-        rows_G = left_H if rows_G is None else rows_G[left_H]
+        rows_F = left_H if rows_F is None else rows_F[left_H]
         logits_FV, filters = logits_FV[left_H], filters.take(left_H)
         probs_FV = None if probs_FV is None else probs_FV[left_H]
+    step = max(1, _SORT_AT_ONCE // vocab)
+    for rows_G in torch.split(torch.arange(logits_FV.shape[0], device=logits_FV.device), step):
+        probs_GV = None if probs_FV is None else probs_FV[rows_G]
+        found = _look(logits_FV[rows_G], probs_GV, filters.take(rows_G), vocab)
+        yield replace(found, rows_G=rows_G if rows_F is None else rows_F[rows_G])
 
 
 def keep_filtered(logits_FV: Tensor, filters: Filters) -> Tensor:
@@ -164,13 +172,15 @@ def keep_filtered(logits_FV: Tensor, filters: Filters) -> Tensor:
     return logits_FV.masked_fill(logits_FV < floor_F1, NEVER)
 
 
-def _best(logits_GV: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` best logits of each row and their ids, best first."""
+def _look(logits_GV: Tensor, probs_GV: Tensor | None, how: Filters, width: int) -> Shortlist:
+    """The `width` best ids of each row; a row is complete if the last of them is cut off."""
     if width < logits_GV.shape[1]:
         values_GC, ids_GC = logits_GV.topk(width, dim=-1)
     else:
         values_GC, ids_GC = logits_GV.sort(dim=-1, descending=True)
-    return values_GC, ids_GC
+    floor_G1 = _floor(values_GC, probs_GV, ids_GC, how)
+    values_GC = values_GC.masked_fill(values_GC < floor_G1, NEVER)
+    return Shortlist(rows_G=None, values_GC=values_GC, ids_GC=ids_GC, floor_G1=floor_G1)
 
 
 def _floor(values_GC: Tensor, probs_GV: Tensor | None, ids_GC: Tensor, how: Filters) -> Tensor:
