@@ -28,6 +28,7 @@ NOTABLE_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "a
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 RESAMPLES = 4000
 FEWEST_REPEATS = 5
+BUSY_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ def rotated(names: Sequence[str], turn: int) -> list[str]:
 def interleave(
     arms: Mapping[str, Callable[[], T]], repeats: int, *, pause_s: float = 0.0
 ) -> dict[str, list[T]]:
-    """Run every arm once untimed by anyone, then `repeats` times each in rotated order."""
+    """Run every arm once to warm up, then `repeats` times each in rotated order."""
     results: dict[str, list[T]] = {name: [] for name in arms}
     for name in arms:
         arms[name]()
@@ -196,6 +197,8 @@ def announce(arguments: argparse.Namespace) -> dict[str, Any]:
         print("QUICK: sizes are tiny, the numbers mean nothing")
     elif arguments.repeats < FEWEST_REPEATS:
         print(f"fewer than {FEWEST_REPEATS} repeats: do not publish these numbers")
+    if where["load_average"] > BUSY_SHARE * where["cores"]:
+        print(f"the machine is busy (load {where['load_average']}): do not publish these numbers")
     print(flush=True)
     return where
 

@@ -86,7 +86,9 @@ def draft_successors(cycles: Cycles, agreement: int, seed: int) -> list[int]:
     return following
 
 
-def cycle_weights(shape: LlamaShape, following: list[int], embedding_VD: Tensor) -> dict[str, Tensor]:
+def cycle_weights(
+    shape: LlamaShape, following: list[int], embedding_VD: Tensor
+) -> dict[str, Tensor]:
     """Tensors of a model that continues any token x with following[x]."""
     generator = torch.Generator().manual_seed(shape.layers)
     tensors: dict[str, Tensor] = {"model.embed_tokens.weight": embedding_VD}

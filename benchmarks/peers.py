@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from common import Goal, Ratio, announce, at_least, finish, make_parser, ratio_of_medians, rotated
 from peer_setup import PEERS, Worker, convert_for_openvino, install, process_environment, python_of
+from prompts import CyclePrompts, load_prompts
 from workers.protocol import Job
 
 CONTEXT = 1024
@@ -72,10 +72,10 @@ class CaseResult:
     versions: dict[str, dict[str, str]]
 
 
-def measure(worker: Worker, prompts: dict[str, Any], arguments: argparse.Namespace) -> Timing:
+def measure(worker: Worker, prompts: CyclePrompts, arguments: argparse.Namespace) -> Timing:
     """All prompts once, for all tokens and for one."""
     long_s, short_s, right = 0.0, 0.0, True
-    pairs = zip(prompts["ids"], prompts["answers"], strict=True)
+    pairs = zip(prompts.ids, prompts.answers, strict=True)
     for ids, expected in list(pairs)[: arguments.prompts]:
         answer = worker.ask(ids, arguments.tokens)
         long_s += answer.seconds
@@ -89,7 +89,9 @@ def measure(worker: Worker, prompts: dict[str, Any], arguments: argparse.Namespa
     )
 
 
-def compare(ours: Worker, peer: Worker, prompts: dict[str, Any], arguments: Any) -> CaseResult:
+def compare(
+    ours: Worker, peer: Worker, prompts: CyclePrompts, arguments: argparse.Namespace
+) -> CaseResult:
     """Alternate between both engines, starting with either in turn."""
     workers = {"ours": ours, "peer": peer}
     timings: dict[str, list[Timing]] = {name: [] for name in workers}
@@ -149,14 +151,6 @@ def run_case(case: Case, environment: Path, arguments: argparse.Namespace) -> Ca
         Worker(arguments.peer, python_of(environment), theirs, peer_variables) as peer,
     ):
         return compare(ours, peer, prompts, arguments)
-
-
-def load_prompts(models: Path, kind: str) -> dict[str, Any]:
-    """Prompts of a kind and the continuations that the cycle models must write."""
-    import json
-
-    prompts = json.loads((models / "prompts.json").read_text())
-    return {"ids": prompts[kind], "answers": prompts[f"{kind}_answers"]}
 
 
 def show(name: str, result: CaseResult) -> None:

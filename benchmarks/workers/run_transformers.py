@@ -45,9 +45,7 @@ def load(job: Job) -> Loaded:
             )
         return out[0, len(prompt) :].tolist()
 
-    return Loaded(
-        {"transformers": transformers.__version__, "torch": torch.__version__}, generate
-    )
+    return Loaded({"transformers": transformers.__version__, "torch": torch.__version__}, generate)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,63 @@
+"""Bare forward passes, timed outside the engine's loop.
+
+Owns a span of one sequence on the first pages of a runner's store; nothing else may use that
+runner meanwhile. Times are seconds per pass, logits included, sampling excluded.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from foretoken import LLM
+from foretoken.models.tensors import SpanLayout
+from foretoken.proposers.draft_model import DraftModelProposer
+from foretoken.runtime.runner import Runner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A runner whose first pages hold `context` random tokens."""
+
+    runner: Runner
+    context: int
+    vocab: int
+
+    def prefill(self) -> None:
+        """Write the context's keys and values."""
+        self._forward(0, self.context)
+
+    def seconds(self, rows: int, times: int) -> float:
+        """Mean time of a pass over `rows` tokens after the context, logits for each."""
+        began = time.perf_counter()
+        for _ in range(times):
+            self._forward(self.context, rows)
+        return (time.perf_counter() - began) / times
+
+    def timer(self, rows: int, times: int) -> Callable[[], float]:
+        """`seconds`, to be called later."""
+        return lambda: self.seconds(rows, times)
+
+    def _forward(self, start: int, rows: int) -> None:
+        pages = list(range(-(-(start + rows) // self.runner.page_size)))
+        layout = SpanLayout(start=start, num_tokens=rows, page_table=pages)
+        ids = random.Random(rows).choices(range(2, self.vocab), k=rows)
+        self.runner.forward([layout], [ids], range(rows))
+
+
+def target_probe(llm: LLM, context: int) -> Probe:
+    """Over the target of an idle LLM."""
+    parts = llm._engine.parts
+    probe = Probe(runner=parts.runner, context=context, vocab=parts.vocab_size)
+    probe.prefill()
+    return probe
+
+
+def draft_probe(llm: LLM, context: int) -> Probe:
+    """Over the draft model of an idle LLM with method draft_model."""
+    parts = llm._engine.parts
+    proposer = parts.proposer
+    assert isinstance(proposer, DraftModelProposer), proposer.name
+    probe = Probe(runner=proposer._runner, context=context, vocab=parts.vocab_size)
+    probe.prefill()
+    return probe

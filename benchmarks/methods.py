@@ -1,0 +1,254 @@
+"""Every drafting method on the packaged pair against plain decoding: speed, acceptance, identity.
+
+    python benchmarks/methods.py [--prompts 12] [--model demo --draft demo-draft]
+
+Batch 1; prompts of about 128 tokens from held-out modules and 128 new tokens (and, for edits, a
+held-out piece of code with a named change). The baseline is our own fastest plain decoding:
+batch_invariant=False, no speculation. All arms stay loaded and take turns prompt by prompt.
+Each of the three ways of sampling is measured: greedy, temperature 0.8 with a seed, and without.
+Greedy and seeded output must be identical with speculation on and off (batch_invariant=True).
+Prompts whose plain output repeats more than 30 % of its 8-grams flatter every method: they are
+reported apart. Speed-ups are sums over prompts, median over repeats.
+"""
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common import (
+    Goal,
+    Ratio,
+    announce,
+    at_least,
+    copied_share,
+    finish,
+    make_parser,
+    ratio_of_medians,
+    repeated_share,
+    rotated,
+    use_threads,
+)
+from runs import Acceptance, Run, acceptance, build, run_once
+
+from foretoken import LLM, SamplingParams
+from foretoken.training.prompts import edit_prompts, heldout_prompts
+
+PLAIN, INVARIANT = "plain", "plain, invariant"
+LOOPING = 0.30
+TEMPERATURE = 0.8
+SAMPLINGS = ("greedy", "seeded", "unseeded")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmResult:
+    """One arm over one group of prompts."""
+
+    speedup: Ratio
+    """Plain's time / this arm's, from first token to last."""
+    speedup_end_to_end: Ratio
+    """The same with prefill."""
+    tokens_per_s: float
+    acceptance: Acceptance
+    num_same: int
+    """Prompts whose tokens equal those of plain decoding with invariance on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResult:
+    """Prompts that are alike, under one way of sampling."""
+
+    num_prompts: int
+    repeated_4grams: float
+    repeated_8grams: float
+    copied_8grams: float
+    """Share of the output's 8-grams that stand in the prompt."""
+    arms: dict[str, ArmResult]
+
+
+Table = dict[str, list[list[Run]]]
+"""Per arm, per repeat, one run per prompt."""
+
+
+def sampling(kind: str, index: int, tokens: int) -> SamplingParams:
+    """The parameters of prompt `index`."""
+    temperature = 0.0 if kind == "greedy" else TEMPERATURE
+    seed = 1000 + index if kind == "seeded" else None
+    return SamplingParams(temperature=temperature, seed=seed, max_tokens=tokens, ignore_eos=True)
+
+
+def measure(
+    llms: Mapping[str, LLM], prompts: Sequence[list[int]], kind: str, settings: argparse.Namespace
+) -> Table:
+    """Every arm on every prompt, `repeats` times, the order of arms rotating."""
+    table: Table = {name: [[] for _ in range(settings.repeats)] for name in llms}
+    for llm in llms.values():
+        run_once(llm, prompts[0], sampling(kind, 0, settings.tokens))
+    for repeat in range(settings.repeats):
+        for index, ids in enumerate(prompts):
+            params = sampling(kind, index, settings.tokens)
+            for name in rotated(list(llms), repeat * len(prompts) + index):
+                table[name][repeat].append(run_once(llms[name], ids, params))
+    return table
+
+
+def is_looping(run: Run) -> bool:
+    """Whether a text repeats itself so much that drafting it is too easy."""
+    return repeated_share(run.token_ids, 8) > LOOPING
+
+
+def split(table: Table, num_prompts: int) -> dict[str, list[int]]:
+    """Prompt numbers by whether the first plain output loops; empty groups are left out."""
+    groups: dict[str, list[int]] = {"": [], "looping": []}
+    for index in range(num_prompts):
+        groups["looping" if is_looping(table[PLAIN][0][index]) else ""].append(index)
+    return {name: members for name, members in groups.items() if members}
+
+
+def sums(repeats: Sequence[Sequence[Run]], members: Sequence[int], what: str) -> list[float]:
+    """Per repeat, the seconds of all members."""
+    return [sum(getattr(runs[i], what) for i in members) for runs in repeats]
+
+
+def summarize(table: Table, prompts: Sequence[list[int]], members: Sequence[int]) -> GroupResult:
+    """One group of prompts, every arm."""
+    arms = {}
+    for name, repeats in table.items():
+        kept = [runs[i] for runs in repeats for i in members]
+        decode = sums(repeats, members, "decode_s")
+        reference = [table[INVARIANT][0][i].token_ids for i in members]
+        first = [repeats[0][i].token_ids for i in members]
+        arms[name] = ArmResult(
+            speedup=ratio_of_medians(sums(table[PLAIN], members, "decode_s"), decode),
+            speedup_end_to_end=ratio_of_medians(
+                sums(table[PLAIN], members, "total_s"), sums(repeats, members, "total_s")
+            ),
+            tokens_per_s=sum(len(ids) - 1 for ids in first) / statistics.median(decode),
+            acceptance=acceptance(kept),
+            num_same=sum(a == b for a, b in zip(first, reference, strict=True)),
+        )
+    plain = [table[PLAIN][0][i] for i in members]
+    return GroupResult(
+        num_prompts=len(members),
+        repeated_4grams=statistics.mean(repeated_share(run.token_ids, 4) for run in plain),
+        repeated_8grams=statistics.mean(repeated_share(run.token_ids, 8) for run in plain),
+        copied_8grams=statistics.mean(
+            copied_share(table[PLAIN][0][i].token_ids, prompts[i], 8) for i in members
+        ),
+        arms=arms,
+    )
+
+
+def show(title: str, result: GroupResult) -> None:
+    """One group as a table."""
+    print(
+        f"\n{title}: {result.num_prompts} prompts; plain output repeats "
+        f"{result.repeated_4grams:.0%} of its 4-grams, {result.repeated_8grams:.0%} of its "
+        f"8-grams, copies {result.copied_8grams:.0%} of its 8-grams from the prompt"
+    )
+    header = f"{'':22}{'tokens/s':>9}  {'speed-up':22}{'with prefill':22}"
+    print(f"{header}{'length':>7} {'same':>7}  by position")
+    for name, arm in result.arms.items():
+        positions = " ".join(f"{share:.2f}" for share in arm.acceptance.by_position)
+        same = "" if "unseeded" in title else f"{arm.num_same}/{result.num_prompts}"
+        print(
+            f"{name:22}{arm.tokens_per_s:9.1f}  {arm.speedup!s:22}"
+            f"{arm.speedup_end_to_end!s:22}{arm.acceptance.length:7.2f} "
+            f"{same:>7}  {positions}"
+        )
+
+
+def arms(settings: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Name and LLM settings of every arm."""
+    found: dict[str, dict[str, Any]] = {
+        PLAIN: {"batch_invariant": False},
+        INVARIANT: {"batch_invariant": True},
+    }
+    speculative: dict[str, dict[str, Any]] = {}
+    for k in settings.draft_k:
+        config = {"method": "draft_model", "model": settings.draft}
+        speculative[f"draft_model k={k}"] = config | {"num_speculative_tokens": k}
+    for k in settings.ngram_k:
+        speculative[f"ngram k={k}"] = {"method": "ngram", "num_speculative_tokens": k}
+    for name, config in speculative.items():
+        found[name] = {"batch_invariant": True, "speculative": config}
+        if settings.fast:
+            found[f"{name}, fast"] = {"batch_invariant": False, "speculative": config}
+    return found
+
+
+def workload(
+    name: str, llms: Mapping[str, LLM], texts: Sequence[str], settings: argparse.Namespace
+) -> dict[str, GroupResult]:
+    """All ways of sampling on one set of prompts; keys are `name, sampling[, looping]`."""
+    tokenizer = llms[PLAIN].get_tokenizer()
+    prompts = [tokenizer.encode(text) for text in texts]
+    lengths = [len(ids) for ids in prompts]
+    print(f"\n{name}: prompts of {min(lengths)} to {max(lengths)} tokens")
+    results = {}
+    for kind in settings.samplings:
+        table = measure(llms, prompts, kind, settings)
+        for group, members in split(table, len(prompts)).items():
+            title = ", ".join(filter(None, (name, kind, group)))
+            results[title] = summarize(table, prompts, members)
+            show(title, results[title])
+    return results
+
+
+def best(result: GroupResult, method: str) -> float:
+    """The best speed-up among a method's arms."""
+    return max(arm.speedup.value for name, arm in result.arms.items() if name.startswith(method))
+
+
+def goals(results: Mapping[str, GroupResult]) -> list[Goal]:
+    """What the project wants of its packaged pair; groups without prompts have no goal."""
+    wrong = 0
+    for title, result in results.items():
+        if "unseeded" not in title:
+            kept = [a for n, a in result.arms.items() if n != PLAIN and not n.endswith("fast")]
+            wrong += sum(result.num_prompts - arm.num_same for arm in kept)
+    name = "outputs that differ with speculation (greedy, seeded)"
+    found = [Goal(name=name, wanted="0", measured=wrong, met=wrong == 0)]
+    for title, result in results.items():
+        if title == "held-out, greedy" and "draft_model k=5" in result.arms:
+            length = result.arms["draft_model k=5"].acceptance.length
+            found.append(at_least(f"acceptance length, draft_model k=5, {title}", length, 2.6))
+        if title.startswith("held-out") and not title.endswith("looping"):
+            speed = best(result, "draft_model")
+            found.append(at_least(f"draft_model speed-up at its best k, {title}", speed, 1.6))
+        if title == "edits, greedy":
+            found.append(at_least(f"ngram speed-up, {title}", best(result, "ngram"), 1.6))
+    return found
+
+
+def main() -> None:
+    """Load every arm, measure both workloads, report."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", default="demo", help="default: %(default)s")
+    parser.add_argument("--draft", default="demo-draft", help="default: %(default)s")
+    parser.add_argument("--prompts", type=int, default=12, help="default: %(default)s")
+    parser.add_argument("--edits", type=int, default=8, help="edit prompts; default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens; default: %(default)s")
+    parser.add_argument("--draft-k", type=int, nargs="+", default=[2, 3, 5, 7])
+    parser.add_argument("--ngram-k", type=int, nargs="+", default=[5, 10])
+    parser.add_argument("--samplings", nargs="+", choices=SAMPLINGS, default=list(SAMPLINGS))
+    parser.add_argument("--fast", action="store_true", help="also speculate without invariance")
+    settings = parser.parse_args()
+    if settings.quick:
+        settings.repeats, settings.prompts, settings.edits, settings.tokens = 2, 2, 1, 24
+        settings.draft_k, settings.ngram_k = [2, 5], [5]
+    use_threads(settings.threads)
+    llms = {name: build(settings.model, **config) for name, config in arms(settings).items()}
+    where = announce(settings)
+    texts = [p.text for p in heldout_prompts(settings.prompts, tokens=128)]
+    results = workload("held-out", llms, texts, settings)
+    if settings.edits:
+        texts = [p.text for p in edit_prompts(settings.edits)]
+        few = {n: llm for n, llm in llms.items() if "draft_model" not in n or "k=5" in n}
+        results |= workload("edits", few, texts, settings)
+    finish("methods", where, settings, results, goals(results))
+
+
+if __name__ == "__main__":
+    main()
