@@ -9,7 +9,7 @@ lowest id.
 import torch
 from torch import Tensor
 
-from foretoken.ops.logits import Filters, narrow
+from foretoken.ops.logits import NEVER, Filters, narrow
 from foretoken.ops.noise import KeyedNoise
 from foretoken.types import Logprob
 
@@ -42,14 +42,18 @@ def _draw(logits_RV: Tensor, keys_R2: Tensor, noise: KeyedNoise) -> Tensor:
 def draw_filtered(
     logits_RV: Tensor, filters: Filters, keys_R2: Tensor, noise: KeyedNoise
 ) -> Tensor:
-    """As `draw` after `keep_filtered`, but noise is computed for the surviving ids only."""
+    """As `draw` after `keep_filtered`, but noise is computed for the surviving ids only.
+
+    A row without any id above -inf gives 0, as `draw` does.
+    """
     ids_R = torch.empty(logits_RV.shape[0], dtype=torch.int64, device=logits_RV.device)
     for part in narrow(logits_RV, filters):
         keys = keys_R2 if part.rows_G is None else keys_R2[part.rows_G]
         score_GC = part.values_GC - noise.exponential_at(keys, part.ids_GC).log_()
         best_G1 = score_GC.amax(dim=-1, keepdim=True)
         lost = score_GC < best_G1
-        ids_G = part.ids_GC.masked_fill(lost, noise.vocab_size).amin(dim=-1)
+        ids_G1 = part.ids_GC.masked_fill(lost, noise.vocab_size).amin(dim=-1, keepdim=True)
+        ids_G = ids_G1.masked_fill(best_G1 == NEVER, 0).squeeze(1)
         if part.rows_G is None:
             return ids_G
         ids_R[part.rows_G] = ids_G
