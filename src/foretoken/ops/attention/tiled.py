@@ -44,6 +44,8 @@ class _Group:
     """The keys are neighbours in the store."""
     pages: Tensor | None
     """int64 [spans, pages] otherwise."""
+    num_keys: int
+    """Keys that are attended to; whole pages may hold more."""
     mask: Tensor | None
     """[tiles, 1, G * rows, L], 0 or -inf."""
     take: Tensor | slice
@@ -108,6 +110,7 @@ class TiledAttention(Attention):
             shared_keys=tiles > 1,
             slots=slots,
             pages=pages,
+            num_keys=num_keys,
             mask=mask,
             take=slice(at, at + span.num_tokens),
             place=slice(0, span.num_tokens),
@@ -128,6 +131,7 @@ class TiledAttention(Attention):
             shared_keys=False,
             slots=None,
             pages=pages,
+            num_keys=num_keys,
             mask=self._mask(spans, [1] * len(spans), rows, num_keys),
             take=torch.tensor(take, device=device),
             place=torch.tensor(place, device=device),
@@ -171,7 +175,7 @@ def _attend(geometry: Geometry, group: _Group, q_THh: Tensor, layer_SKh: Tensor)
     tiles, rows = group.tiles, group.rows
     if q_THh.shape[0] != tiles * rows or isinstance(group.place, Tensor):
         padded = q_THh.new_zeros(tiles * rows, heads, size)
-        padded[group.place] = q_THh if isinstance(group.take, slice) else q_THh
+        padded[group.place] = q_THh
         q_THh = padded
     q = q_THh.view(tiles, rows, kv, geometry.group, size).permute(0, 2, 3, 1, 4)
     q = q.reshape(tiles, kv, geometry.group * rows, size)
@@ -179,12 +183,10 @@ def _attend(geometry: Geometry, group: _Group, q_THh: Tensor, layer_SKh: Tensor)
         kv_BLKh = layer_SKh[group.slots][None]
     else:
         assert group.pages is not None, "keys are neighbours or have pages"
-        kv_BLKh = _gather(layer_SKh, group.pages, geometry)
+        kv_BLKh = _gather(layer_SKh, group.pages, geometry)[:, : group.num_keys]
     keys, values = kv_BLKh[:, :, :kv].transpose(1, 2), kv_BLKh[:, :, kv:].transpose(1, 2)
     if group.shared_keys:
         keys, values = keys.expand(tiles, -1, -1, -1), values.expand(tiles, -1, -1, -1)
-    if group.mask is not None and keys.shape[2] != group.mask.shape[3]:
-        keys, values = keys[:, :, : group.mask.shape[3]], values[:, :, : group.mask.shape[3]]
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
     out = out.view(tiles, kv, geometry.group, rows, size).permute(0, 3, 1, 2, 4)
     out_ND = out.reshape(tiles * rows, heads * size)

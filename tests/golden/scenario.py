@@ -1,0 +1,80 @@
+"""Drives a Runner over one or many sequences in every way a scheduler might."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foretoken.models.tensors import SpanLayout
+from foretoken.runtime.runner import Runner
+
+PAGE = 4
+NUM_PAGES = 128
+
+
+def open_runner(
+    folder: Path, *, dtype: torch.dtype = torch.float32, batch_invariant: bool = False
+) -> Runner:
+    """A runner whose pages already hold what somebody else left behind."""
+    runner = Runner.load(
+        folder,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        batch_invariant=batch_invariant,
+        num_pages=NUM_PAGES,
+        page_size=PAGE,
+    )
+    leave_garbage(runner)
+    return runner
+
+
+def leave_garbage(runner: Runner) -> None:
+    generator = torch.Generator().manual_seed(7)
+    for layer in runner.store.layers:
+        used = layer[: NUM_PAGES * PAGE]
+        used.copy_(torch.randn(used.shape, generator=generator) * 50)
+
+
+def tables(draw: random.Random, lengths: Sequence[int], *, together: bool) -> list[list[int]]:
+    """Page tables of sequences of these lengths: neighbours in order, or scattered."""
+    pages = list(range(NUM_PAGES))
+    if not together:
+        draw.shuffle(pages)
+    found, at = [], draw.randrange(4)
+    for length in lengths:
+        count = -(-length // PAGE)
+        found.append(pages[at : at + count])
+        at += count
+    assert at <= NUM_PAGES, (at, NUM_PAGES)
+    return found
+
+
+def forward(runner: Runner, spans: Sequence[tuple[list[int], int, int, list[int]]]) -> Tensor:
+    """Logits of every token of spans (ids of the sequence, start, stop, pages)."""
+    layouts = [
+        SpanLayout(start=start, num_tokens=stop - start, page_table=pages)
+        for _, start, stop, pages in spans
+    ]
+    ids = [sequence[start:stop] for sequence, start, stop, _ in spans]
+    total = sum(map(len, ids))
+    return runner.forward(layouts, ids, list(range(total))).logits_RV
+
+
+def in_pieces(runner: Runner, ids: list[int], pages: list[int], lengths: list[int]) -> Tensor:
+    """Logits of the whole sequence, computed in consecutive pieces of these lengths."""
+    assert sum(lengths) == len(ids), (sum(lengths), len(ids))
+    rows, at = [], 0
+    for length in lengths:
+        rows.append(forward(runner, [(ids, at, at + length, pages)]))
+        at += length
+    return torch.cat(rows)
+
+
+def cut(draw: random.Random, total: int, choices: Sequence[int]) -> list[int]:
+    """Random lengths from `choices` that add up to `total`."""
+    lengths: list[int] = []
+    while (left := total - sum(lengths)) > 0:
+        lengths.append(min(left, draw.choice(choices)))
+    return lengths
