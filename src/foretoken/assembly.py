@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from foretoken.checkpoint import find_model
-from foretoken.config import EngineConfig, ResolvedConfig, SpeculativeConfig, resolve
+from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.control.budget import FixedBudget
 from foretoken.engine import Engine, EngineParts
 from foretoken.errors import ConfigError

@@ -43,9 +43,7 @@ class Engine:
         """Take over `parts`."""
         config = parts.config
         self.parts = parts
-        self.metrics = EngineMetrics(
-            config.user.model, log_stats=not config.user.disable_log_stats
-        )
+        self.metrics = EngineMetrics(config.user.model, log_stats=not config.user.disable_log_stats)
         self._seeds = random.Random(config.user.seed)
 
     @property

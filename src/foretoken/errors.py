@@ -6,7 +6,7 @@
     +-- RequestError               exit 2  HTTP 400  one request is wrong; its neighbours go on
     |   +-- ParameterError         exit 2  HTTP 400  a sampling parameter
     |   +-- PromptError            exit 2  HTTP 400  an empty, over-long or invalid prompt
-    |   +-- CapacityError          exit 2  HTTP 413  a single request that can never fit the KV cache
+    |   +-- CapacityError          exit 2  HTTP 413  a request that can never fit the KV cache
     +-- ModelError                 exit 3  HTTP 500  something on disk is not what it should be
         +-- ModelNotFoundError     exit 3  HTTP 404
         +-- CheckpointError        exit 3  HTTP 500  missing, unused, truncated or misshapen tensors

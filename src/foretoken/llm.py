@@ -4,69 +4,22 @@ Turns prompts into requests, drives the engine until they end, and collects thei
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
 from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.engine import Engine
 from foretoken.errors import ConfigError, PromptError
 from foretoken.metrics import Metric
+from foretoken.output_builder import GrowingOutput, collect
 from foretoken.proposers.base import Proposer
-from foretoken.types import (
-    CompletionOutput,
-    Logprob,
-    Output,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    TokenSource,
-)
+from foretoken.tokenizer import Tokenizer
+from foretoken.types import Output, Request, RequestOutput, SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
-
-
-@dataclass(slots=True)
-class _Growing:
-    """One output while it grows."""
-
-    request: Request
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    sources: list[TokenSource] = field(default_factory=list)
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    last: Output | None = None
-    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
-
-    def add(self, output: Output) -> None:
-        self.text.append(output.text)
-        self.token_ids.extend(output.new_token_ids)
-        self.sources.extend(output.sources)
-        self.logprobs.extend(output.logprobs or ())
-        if output.prompt_logprobs is not None:
-            self.prompt_logprobs = output.prompt_logprobs
-        self.last = output
-
-    def freeze(self) -> CompletionOutput:
-        assert self.last is not None, "an output without a step"
-        cumulative, logprobs = None, None
-        if self.request.params.logprobs is not None:
-            logprobs = tuple(self.logprobs)
-            pairs = zip(self.token_ids, logprobs, strict=True)
-            cumulative = sum(row[token].logprob for token, row in pairs)
-        return CompletionOutput(
-            index=self.request.sample_index,
-            text="".join(self.text),
-            token_ids=tuple(self.token_ids),
-            cumulative_logprob=cumulative,
-            logprobs=logprobs,
-            finish_reason=self.last.finish_reason,
-            stop_reason=self.last.stop_reason,
-            sources=tuple(self.sources),
-            metrics=self.last.metrics,
-        )
 
 
 class LLM:
@@ -169,7 +122,9 @@ class LLM:
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Output]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[Output]:
         """Continue one prompt (n = 1), step by step; the last output has a finish reason.
 
         Leaving the iteration early aborts the request.
@@ -198,7 +153,7 @@ class LLM:
         """Counters, gauges and vectors since the start; names as in vLLM."""
         return self._open_engine().metrics.read()
 
-    def get_tokenizer(self) -> Any:
+    def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
 
         Raises:
@@ -213,7 +168,7 @@ class LLM:
         """What was decided at the start: types, memory, concurrency."""
         return self._open_engine().parts.config.describe()
 
-    def _open_engine(self) -> Any:
+    def _open_engine(self) -> Engine:
         if self._closed:
             raise ConfigError("LLM", "closed", "an LLM that has not been closed")
         return self._engine
@@ -233,16 +188,15 @@ class LLM:
             ids = list(prompt)
             if not all(isinstance(i, int) for i in ids):
                 raise PromptError("prompt_token_ids", ids, "integers")
-        requests: list[Request] = self._open_engine().make_requests(
+        return self._open_engine().make_requests(
             str(next(self._ids)), ids, params, priority=rank, cache_salt=salt
         )
-        return requests
 
     def _run(
         self, prompts: list[Prompt], requests: list[list[Request]], use_tqdm: bool
     ) -> list[RequestOutput]:
         engine = self._open_engine()
-        growing = {r.request_id: _Growing(r) for group in requests for r in group}
+        growing = {r.request_id: GrowingOutput(r) for group in requests for r in group}
         for one in growing.values():
             engine.add_request(one.request)
         unfinished = set(growing)
@@ -259,23 +213,16 @@ class LLM:
             for request_id in unfinished:
                 engine.abort(request_id)
         return [
-            _collect(prompt, [growing[r.request_id] for r in group])
+            collect(_text(prompt), [growing[r.request_id] for r in group])
             for prompt, group in zip(prompts, requests, strict=True)
         ]
 
 
-def _collect(prompt: Prompt, group: list[_Growing]) -> RequestOutput:
-    first = group[0]
-    text = prompt if isinstance(prompt, str) else None
+def _text(prompt: Prompt) -> str | None:
+    """The prompt, if it was given as text."""
     if isinstance(prompt, Mapping):
-        text = prompt.get("prompt")
-    return RequestOutput(
-        request_id=first.request.request_id.split("-")[0],
-        prompt=text,
-        prompt_token_ids=first.request.prompt_token_ids,
-        outputs=tuple(one.freeze() for one in group),
-        prompt_logprobs=first.prompt_logprobs,
-    )
+        prompt = prompt.get("prompt", ())
+    return prompt if isinstance(prompt, str) else None
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:

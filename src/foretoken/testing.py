@@ -43,7 +43,7 @@ def write_tiny_llama(folder: Path, *, seed: int = 0, scale: float = 3.0, **chang
     generator = torch.Generator().manual_seed(seed)
 
     def random_matrix(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) / columns**0.5
+        return torch.randn(rows, columns, generator=generator).div_(columns**0.5)
 
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head

@@ -180,8 +180,10 @@ def _load(path: Path) -> tokenizers.Tokenizer:
         slow = AutoTokenizer.from_pretrained(path)
         backend: tokenizers.Tokenizer = slow.backend_tokenizer
         return backend
-    except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception
-        raise TokenizerError("tokenizer", str(path), f"a readable tokenizer.json ({error})") from error
+    except Exception as error:
+        raise TokenizerError(
+            "tokenizer", str(path), f"a readable tokenizer.json ({error})"
+        ) from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:

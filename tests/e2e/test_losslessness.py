@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from foretoken.testing import write_tiny_llama
 from tests.e2e.lossless import (
     METHODS,
     PARAMETERS,
@@ -19,8 +21,6 @@ from tests.e2e.lossless import (
     open_llm,
     replay,
 )
-
-from foretoken.testing import write_tiny_llama
 
 TOKENS = 48
 QUICK, FULL = 21, 210
@@ -73,8 +73,7 @@ def _compare(reference: Reference, llm: object, parameters: str, count: int) -> 
 @pytest.mark.parametrize("method", ["plain", "junk", *METHODS])
 def test_every_parameter_set(method: str, model: Path, draft: Path, reference: Reference) -> None:
     """Each method under each parameter set, all requests in one batch: identical."""
-    rule = {}
-    with open_llm(model, draft, method, **PRESSURES["calm"], **rule) as llm:
+    with open_llm(model, draft, method, **PRESSURES["calm"]) as llm:
         for parameters in PARAMETERS:
             count = _compare(reference, llm, parameters, QUICK)
             assert count >= 250, (parameters, count)

@@ -162,7 +162,8 @@ def _infer_method(model: object) -> str:
 
 def _complete_lookup(kept: dict[str, Any]) -> dict[str, Any]:
     """One bound of the n-gram length alone also sets the other where they would cross."""
-    low, high = kept.get("prompt_lookup_min"), kept.get("prompt_lookup_max")
+    low: Any = kept.get("prompt_lookup_min")
+    high: Any = kept.get("prompt_lookup_max")
     if is_int(low, 1) and high is None:
         kept["prompt_lookup_max"] = max(low, LOOKUP_MAX)
     if is_int(high, 1) and low is None:

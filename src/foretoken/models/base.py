@@ -10,9 +10,9 @@ from foretoken.kv.store import KVStore
 from foretoken.layers.attention import AttentionBlock, StepState
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.rope import RotaryTable
+from foretoken.models.tensors import ModelInput
 from foretoken.ops.attention import Attention, Geometry, SpanWindow
 from foretoken.ops.linear import Linear
-from foretoken.models.tensors import ModelInput
 from foretoken.shape import ModelShape
 
 

@@ -33,7 +33,7 @@ class Checkpoint:
         self._files: dict[str, Path] = {}
         self._open = {path: _open_file(path) for path in _shards(folder)}
         for path, handle in self._open.items():
-            for name in handle.keys():  # noqa: SIM118 - a safetensors handle, not a dict
+            for name in handle.keys():
                 if not name.endswith(_DERIVED):
                     self._files[name] = path
         self._unused = set(self._files)

@@ -29,7 +29,7 @@ class ModelInput:
     positions_T: Tensor
     """int64, position of each token in its sequence."""
     slots_T: Tensor | slice
-    """int64 page * page_size + offset, or a slice of neighbours: where the token's key and value are written."""
+    """Where keys and values are written: int64 page * page_size + offset, or neighbours."""
     spans: tuple[SpanLayout, ...]
     rows_R: Tensor | None
     """int64 indices into T of the rows that need logits; None means every row."""

@@ -15,7 +15,7 @@ from foretoken.training.model import Llama
 from foretoken.training.prompts import edit_prompts, heldout_prompts
 from foretoken.training.sampling import Sampling, generate
 
-PROMPTS, PROMPT_TOKENS, NEW_TOKENS, DRAFT_TOKENS = 24, 128, 128, 5
+PROMPTS, PROMPT_TOKENS, EDIT_TOKENS, NEW_TOKENS, DRAFT_TOKENS = 24, 128, 288, 128, 5
 TEMPERATURE = 0.8
 
 
@@ -47,6 +47,20 @@ def cut_prompts(tokenizer: Tokenizer, prompts: tuple[Prompt, ...], length: int) 
     return torch.tensor(rows)
 
 
+def cut_edits(tokenizer: Tokenizer, prompts: tuple[Prompt, ...], length: int) -> Tensor:
+    """Edit prompts of `length` tokens whose copy has begun and goes on, [B <= PROMPTS, length].
+
+    Each is the prompt and as much of its reference as it takes to reach the length.
+    """
+    rows = []
+    for prompt in prompts:
+        shown = len(tokenizer.encode(prompt.text, add_special_tokens=False).ids)
+        ids = tokenizer.encode(prompt.text + prompt.reference, add_special_tokens=False).ids
+        if shown < length <= len(ids) - NEW_TOKENS // 2:
+            rows.append([0, *ids[: length - 1]])
+    return torch.tensor(rows[:PROMPTS])
+
+
 def greedy_run(target: Llama, prompts_BT: Tensor, new_tokens: int = NEW_TOKENS) -> GreedyRun:
     """The target's greedy continuations and its logits at every continued position."""
     device = target.embed.weight.device
@@ -61,10 +75,10 @@ def greedy_run(target: Llama, prompts_BT: Tensor, new_tokens: int = NEW_TOKENS) 
 def greedy_runs(target: Llama, tokenizer: Tokenizer) -> list[GreedyRun]:
     """Two runs: held-out functions to complete, and held-out code to edit."""
     plain = heldout_prompts(PROMPTS, tokens=PROMPT_TOKENS + 32)
-    edits = edit_prompts(PROMPTS, tokens=240)
+    edits = edit_prompts(4 * PROMPTS, tokens=220)
     return [
         greedy_run(target, cut_prompts(tokenizer, plain, PROMPT_TOKENS)),
-        greedy_run(target, cut_prompts(tokenizer, edits, 2 * PROMPT_TOKENS)),
+        greedy_run(target, cut_edits(tokenizer, edits, EDIT_TOKENS)),
     ]
 
 

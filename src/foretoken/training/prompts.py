@@ -1,6 +1,7 @@
 """Prompts cut from held-out modules when they are asked for.
 
-Owns where prompts begin and end. No text of the standard library is stored: the prompts come
+Owns where prompts begin and end. They end before a newline, never after it: a tokenizer joins a
+newline to the indentation that follows, so a prompt that ends with one is no natural text. No text of the standard library is stored: the prompts come
 from the reader's own interpreter. Invariant: every prompt lies inside a held-out module.
 """
 
@@ -20,9 +21,9 @@ def _cut(file: SourceFile, characters: int, rest: int, rng: random.Random) -> Pr
     ends = []
     for match in FUNCTION.finditer(file.text):
         colon = file.text.find(":\n", match.start())
-        end = colon + 2
+        end = colon + 1
         if file.text[end:].lstrip().startswith('"""'):
-            end = file.text.find("\n", end) + 1
+            end = file.text.find("\n", end + 1)
         if colon > 0 and end > characters and end + rest // 2 < len(file.text):
             ends.append(end)
     if not ends:
@@ -69,7 +70,7 @@ def edit_prompts(
     for index in range(count):
         file = rng.choice(files)
         document = edit_document(excerpt(file.text, int(tokens * CHARACTERS_PER_TOKEN), rng), rng)
-        first = document.edited.find("\n") + 1
+        first = document.edited.find("\n")
         prompt = document.head + document.edited[:first]
         found.append(
             Prompt(name=f"edit {index} {file.path}", text=prompt, reference=document.edited[first:])

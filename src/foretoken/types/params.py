@@ -1,38 +1,11 @@
-"""Values that cross the borders between parts: requests, sampling parameters, results, step counts.
-
-Torch-free and frozen. Nothing here knows how a model runs; the device-side values are in
-`foretoken.models.tensors`, the scheduler's own state is in `foretoken.runtime`.
-"""
+"""How the tokens of one request are chosen: vLLM's sampling parameters, every value checked."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from enum import StrEnum
+from dataclasses import dataclass, fields
 from typing import Any
 
 from foretoken.errors import ParameterError
-
-
-class FinishReason(StrEnum):
-    """Why a request ended, in OpenAI's words; `abort` and `error` as in vLLM."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
-
-
-class TokenSource(StrEnum):
-    """Where an output token came from."""
-
-    TARGET = "target"
-    """Plain decoding: no draft was checked in that step."""
-    ACCEPTED = "accepted"
-    """A draft token that the target agreed with."""
-    RECOVERED = "recovered"
-    """The target's own token where the first draft token was rejected."""
-    BONUS = "bonus"
-    """The target's extra token after all drafts of a step were accepted."""
 
 
 def _check(name: str, given: object, ok: bool, allowed: str) -> None:
@@ -41,9 +14,7 @@ def _check(name: str, given: object, ok: bool, allowed: str) -> None:
 
 
 def _is_real(value: object) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    )
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_int(value: object) -> bool:
@@ -175,135 +146,3 @@ class SamplingParams:
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, in order."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One prompt and how to continue it; n > 1 is n requests that differ in `sample_index`."""
-
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
-    seed: int
-    """64-bit key of all randomness of this request: the user's seed, or one drawn at arrival."""
-    max_tokens: int
-    """params.max_tokens, or what the context leaves."""
-    arrival: float = 0.0
-    """time.monotonic() at arrival."""
-    priority: int = 0
-    """Lower runs first; equal priorities run in order of arrival."""
-    sample_index: int = 0
-    stop_ids: frozenset[int] = frozenset()
-    """Token ids that end the output: stop_token_ids, and EOS unless ignore_eos."""
-    min_tokens_ids: frozenset[int] = frozenset()
-    """Token ids masked until min_tokens outputs: EOS and stop_token_ids."""
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    """Token sequences of params.bad_words."""
-    cache_salt: str | None = None
-    """Requests share prefix-cached pages only within one salt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """Log-probability of one token at one place; rank 1 is the best."""
-
-    logprob: float
-    rank: int
-    decoded_token: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepStats:
-    """What one engine step did; durations in seconds."""
-
-    num_sequences: int
-    num_tokens: int
-    """Rows of the target's forward, prompt tokens included."""
-    num_drafts: int
-    """Sequences that had a draft checked."""
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    num_accepted_tokens_per_pos: tuple[int, ...]
-    num_output_tokens: int
-    num_waiting: int
-    drafting_s: float
-    verifying_s: float
-    total_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestMetrics:
-    """What happened to one request; times in seconds since its arrival."""
-
-    queued_s: float
-    first_token_s: float
-    finished_s: float
-    num_preemptions: int
-    num_cached_tokens: int
-    drafted_per_step: tuple[int, ...] = ()
-    accepted_per_step: tuple[int, ...] = ()
-
-    @property
-    def acceptance_histogram(self) -> tuple[int, ...]:
-        """How many verifications accepted 0, 1, 2, ... drafts."""
-        if not self.accepted_per_step:
-            return ()
-        counts = [0] * (max(self.accepted_per_step) + 1)
-        for accepted in self.accepted_per_step:
-            counts[accepted] += 1
-        return tuple(counts)
-
-    @property
-    def acceptance_length(self) -> float:
-        """Mean tokens per verification with a draft, the recovered or bonus token included."""
-        if not self.accepted_per_step:
-            return 1.0
-        return 1.0 + sum(self.accepted_per_step) / len(self.accepted_per_step)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """New tokens of one request after one step, and its end if it ended."""
-
-    request_id: str
-    new_token_ids: tuple[int, ...] = ()
-    text: str = ""
-    """New text that later tokens cannot take back."""
-    sources: tuple[TokenSource, ...] = ()
-    logprobs: tuple[dict[int, Logprob], ...] | None = None
-    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    error: str | None = None
-    metrics: RequestMetrics | None = None
-    """Given with the finish reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionOutput:
-    """One finished (or growing) continuation, shaped as vLLM's."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    cumulative_logprob: float | None = None
-    logprobs: tuple[dict[int, Logprob], ...] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    sources: tuple[TokenSource, ...] = ()
-    """Provenance of each token."""
-    metrics: RequestMetrics | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutput:
-    """A prompt and its continuations, shaped as vLLM's."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
-    finished: bool = True
-    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
-    error: str | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,67 @@
+"""Collects the outputs of steps into finished results in vLLM's shape. Knows no engine."""
+
+from dataclasses import dataclass, field
+
+from foretoken.types import (
+    CompletionOutput,
+    Logprob,
+    Output,
+    Request,
+    RequestOutput,
+    TokenSource,
+)
+
+
+@dataclass(slots=True)
+class GrowingOutput:
+    """One output while it grows."""
+
+    request: Request
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    sources: list[TokenSource] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    last: Output | None = None
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+
+    def add(self, output: Output) -> None:
+        """Take the tokens of one step."""
+        self.text.append(output.text)
+        self.token_ids.extend(output.new_token_ids)
+        self.sources.extend(output.sources)
+        self.logprobs.extend(output.logprobs or ())
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        self.last = output
+
+    def freeze(self) -> CompletionOutput:
+        """The output so far, in vLLM's shape."""
+        assert self.last is not None, "an output without a step"
+        cumulative, logprobs = None, None
+        if self.request.params.logprobs is not None:
+            logprobs = tuple(self.logprobs)
+            pairs = zip(self.token_ids, logprobs, strict=True)
+            cumulative = sum(row[token].logprob for token, row in pairs)
+        return CompletionOutput(
+            index=self.request.sample_index,
+            text="".join(self.text),
+            token_ids=tuple(self.token_ids),
+            cumulative_logprob=cumulative,
+            logprobs=logprobs,
+            finish_reason=self.last.finish_reason,
+            stop_reason=self.last.stop_reason,
+            sources=tuple(self.sources),
+            metrics=self.last.metrics,
+        )
+
+
+def collect(text: str | None, group: list[GrowingOutput]) -> RequestOutput:
+    """The outputs of one prompt (n of them); `text` is the prompt if it was given as text."""
+    first = group[0]
+    return RequestOutput(
+        request_id=first.request.request_id.split("-")[0],
+        prompt=text,
+        prompt_token_ids=first.request.prompt_token_ids,
+        outputs=tuple(one.freeze() for one in group),
+        prompt_logprobs=first.prompt_logprobs,
+    )

@@ -1,0 +1,134 @@
+"""What comes back: new tokens of a step, finished outputs in vLLM's shape, and counts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class FinishReason(StrEnum):
+    """Why a request ended, in OpenAI's words; `abort` and `error` as in vLLM."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class TokenSource(StrEnum):
+    """Where an output token came from."""
+
+    TARGET = "target"
+    """Plain decoding: no draft was checked in that step."""
+    ACCEPTED = "accepted"
+    """A draft token that the target agreed with."""
+    RECOVERED = "recovered"
+    """The target's own token where the first draft token was rejected."""
+    BONUS = "bonus"
+    """The target's extra token after all drafts of a step were accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of one token at one place; rank 1 is the best."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """What one engine step did; durations in seconds."""
+
+    num_sequences: int
+    num_tokens: int
+    """Rows of the target's forward, prompt tokens included."""
+    num_drafts: int
+    """Sequences that had a draft checked."""
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: tuple[int, ...]
+    num_output_tokens: int
+    num_waiting: int
+    drafting_s: float
+    verifying_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """What happened to one request; times in seconds since its arrival."""
+
+    queued_s: float
+    first_token_s: float
+    finished_s: float
+    num_preemptions: int
+    num_cached_tokens: int
+    drafted_per_step: tuple[int, ...] = ()
+    accepted_per_step: tuple[int, ...] = ()
+
+    @property
+    def acceptance_histogram(self) -> tuple[int, ...]:
+        """How many verifications accepted 0, 1, 2, ... drafts."""
+        if not self.accepted_per_step:
+            return ()
+        counts = [0] * (max(self.accepted_per_step) + 1)
+        for accepted in self.accepted_per_step:
+            counts[accepted] += 1
+        return tuple(counts)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens per verification with a draft, the recovered or bonus token included."""
+        if not self.accepted_per_step:
+            return 1.0
+        return 1.0 + sum(self.accepted_per_step) / len(self.accepted_per_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """New tokens of one request after one step, and its end if it ended."""
+
+    request_id: str
+    new_token_ids: tuple[int, ...] = ()
+    text: str = ""
+    """New text that later tokens cannot take back."""
+    sources: tuple[TokenSource, ...] = ()
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    metrics: RequestMetrics | None = None
+    """Given with the finish reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One finished (or growing) continuation, shaped as vLLM's."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None = None
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    sources: tuple[TokenSource, ...] = ()
+    """Provenance of each token."""
+    metrics: RequestMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """A prompt and its continuations, shaped as vLLM's."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool = True
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+    error: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
