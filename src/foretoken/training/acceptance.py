@@ -74,10 +74,10 @@ def greedy_run(target: Llama, prompts_BT: Tensor, new_tokens: int = NEW_TOKENS) 
 
 def greedy_runs(target: Llama, tokenizer: Tokenizer) -> list[GreedyRun]:
     """Two runs: held-out functions to complete, and held-out code to edit."""
-    plain = heldout_prompts(PROMPTS, tokens=PROMPT_TOKENS + 32)
+    plain = heldout_prompts(2 * PROMPTS, tokens=PROMPT_TOKENS + 40)
     edits = edit_prompts(4 * PROMPTS, tokens=220)
     return [
-        greedy_run(target, cut_prompts(tokenizer, plain, PROMPT_TOKENS)),
+        greedy_run(target, cut_prompts(tokenizer, plain, PROMPT_TOKENS)[:PROMPTS]),
         greedy_run(target, cut_edits(tokenizer, edits, EDIT_TOKENS)),
     ]
 

@@ -1,8 +1,9 @@
 """Prompts cut from held-out modules when they are asked for.
 
 Owns where prompts begin and end. They end before a newline, never after it: a tokenizer joins a
-newline to the indentation that follows, so a prompt that ends with one is no natural text. No text of the standard library is stored: the prompts come
-from the reader's own interpreter. Invariant: every prompt lies inside a held-out module.
+newline to the indentation that follows, so a prompt that ends with one is no natural text. No text
+of the standard library is stored: the prompts come from the reader's own interpreter. Invariant:
+every prompt lies inside a held-out module.
 """
 
 import random

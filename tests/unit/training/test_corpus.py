@@ -79,7 +79,8 @@ def test_prompts_are_held_out_and_repeatable(installed: Corpus) -> None:
     texts = {file.path: file.text for file in installed.held_out}
     for prompt in prompts:
         assert prompt.text + prompt.reference in texts[prompt.name.split(":")[0]]
-        assert prompt.text.endswith(":\n") or '"""' in prompt.text
+        assert prompt.text.endswith(":") or '"""' in prompt.text.split("\n")[-1]
+        assert prompt.reference.startswith("\n")
 
 
 def test_edit_prompts_hold_what_they_ask_to_copy() -> None:
