@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.models.tensors import Draft, ModelOutput
 from foretoken.ops.reject import acceptable, residual
+from foretoken.runtime.batch import Batch
 from foretoken.runtime.sampler import DraftSampler, Sampler
 from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request, SamplingParams
@@ -237,3 +239,36 @@ def test_simulated_tokens_with_filters_and_penalties(
 def test_simulated_tokens_at_length(rule: str, method: str, k: int, seeded: bool) -> None:
     params = SamplingParams(temperature=1.3, seed=0 if seeded else None)
     check_simulated(params, (rule, method, k), 100_000)
+
+
+def test_one_step_with_a_peaked_drafter() -> None:
+    """Most drafts fail and what follows has several candidates: noise may not be shared."""
+    samples, vocab = 8000, 6
+    q_V = torch.tensor([0.58, 0.20, 0.12, 0.06, 0.03, 0.01])
+    verifier, sampler = Verifier(vocab), DraftSampler(Sampler(vocab))
+    sequences = [
+        sequence_of(
+            Request(
+                request_id=str(i),
+                prompt_token_ids=(0, 1),
+                params=SamplingParams(),
+                seed=i,
+                max_tokens=9,
+            )
+        )
+        for i in range(samples)
+    ]
+    choice = sampler.choose(q_V.log().expand(samples, vocab), sequences, [[]] * samples)
+    spans = [span_of(s, (token,)) for s, token in zip(sequences, choice.ids, strict=True)]
+    logits_RV = torch.zeros(2 * samples, vocab)
+    draft = Draft(ids=tuple((token,) for token in choice.ids), probs_KV=choice.probs_BV)
+    output = ModelOutput(logits_RV=logits_RV, hidden_RD=logits_RV)
+    found = verifier.verify(Batch(spans=tuple(spans), draft=draft), output).spans
+    counts = Counter(v.new_ids[:1] for v in found if v is not None)
+    assert_fits(counts, {(token,): 1 / vocab for token in range(vocab)})
+    pairs = Counter(v.new_ids for v in found if v is not None and v.num_accepted)
+    kept = {k: min(1 / vocab, float(q_V[k])) for k in range(vocab)}
+    both: dict[tuple[int, ...], float] = {
+        (a, b): kept[a] / sum(kept.values()) / vocab for a in kept for b in kept
+    }
+    assert_fits(pairs, both)
