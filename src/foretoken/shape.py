@@ -5,7 +5,7 @@ feature that Foretoken does not run is an error here, before any weight is read.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +13,9 @@ from typing import Any, Self
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
 MODEL_TYPES = ("llama", "qwen3")
+DTYPES = ("float32", "bfloat16", "float16")
+_DEFAULT_HEAD_DIM = {"qwen3": 128}
+"""Where config.json does not say and it is not hidden_size / num_attention_heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,7 @@ class ModelShape:
     dtype: str
     """Of the checkpoint: `float32`, `bfloat16` or `float16`."""
     eos_token_ids: tuple[int, ...]
+    """Of config.json and generation_config.json."""
 
     @classmethod
     def from_config(cls, folder: Path) -> Self:
@@ -47,40 +51,40 @@ class ModelShape:
         file = folder / "config.json"
         if not file.is_file():
             raise ModelNotFoundError("model", str(folder), "a folder with a config.json")
-        try:
-            config = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise CheckpointError("config.json", str(file), f"valid JSON ({error})") from error
+        config = _read_json(file)
         _check_supported(config)
-        try:
-            return cls._of(config)
-        except KeyError as error:
-            allowed = f"a {config['model_type']} config with {error.args[0]}"
-            raise CheckpointError("config.json", str(file), allowed) from error
-        except (TypeError, ValueError) as error:
-            raise CheckpointError("config.json", str(file), f"numbers ({error})") from error
+        generation = folder / "generation_config.json"
+        more = _read_json(generation) if generation.is_file() else {}
+        shape = cls._of(config, sorted(_eos_ids(config) | _eos_ids(more)))
+        if shape.num_attention_heads % shape.num_key_value_heads:
+            allowed = f"a divisor of num_attention_heads, {shape.num_attention_heads}"
+            given = shape.num_key_value_heads
+            raise CheckpointError("config.json num_key_value_heads", given, allowed)
+        if shape.head_dim % 2:
+            raise UnsupportedModelError("head_dim", shape.head_dim, "an even number")
+        return shape
 
     @classmethod
-    def _of(cls, config: Mapping[str, Any]) -> Self:
-        heads = int(config["num_attention_heads"])
-        head_dim = config.get("head_dim") or int(config["hidden_size"]) // heads
-        eos = config.get("eos_token_id")
+    def _of(cls, config: Mapping[str, Any], eos_token_ids: Iterable[int]) -> Self:
+        hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+        head_dim = _DEFAULT_HEAD_DIM.get(config["model_type"], hidden // heads)
         rope = config.get("rope_parameters") or {}
+        theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
         return cls(
             model_type=config["model_type"],
-            vocab_size=int(config["vocab_size"]),
-            hidden_size=int(config["hidden_size"]),
-            intermediate_size=int(config["intermediate_size"]),
-            num_hidden_layers=int(config["num_hidden_layers"]),
+            vocab_size=_size(config, "vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=_size(config, "intermediate_size"),
+            num_hidden_layers=_size(config, "num_hidden_layers"),
             num_attention_heads=heads,
-            num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(head_dim),
-            max_position_embeddings=int(config["max_position_embeddings"]),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+            num_key_value_heads=_size(config, "num_key_value_heads", heads),
+            head_dim=_size(config, "head_dim", head_dim),
+            max_position_embeddings=_size(config, "max_position_embeddings"),
+            rms_norm_eps=_positive(config.get("rms_norm_eps", 1e-6), "rms_norm_eps"),
+            rope_theta=_positive(theta, "rope_theta"),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
-            eos_token_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (eos,)),
+            dtype=_dtype_name(config),
+            eos_token_ids=tuple(eos_token_ids),
         )
 
     @property
@@ -126,22 +130,67 @@ class ModelShape:
         return 2 * (layers + self.vocab_size * self.hidden_size + attention)
 
 
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(file.name, str(file), f"valid JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(file.name, content, "a JSON object")
+    return content
+
+
+def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A positive integer field; `default` where it is absent or null."""
+    value = config.get(name)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"config.json {name}", value, "a positive integer")
+    return value
+
+
+def _positive(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise CheckpointError(f"config.json {name}", value, "a positive number")
+    return float(value)
+
+
+def _dtype_name(config: Mapping[str, Any]) -> str:
+    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if name not in DTYPES:
+        raise UnsupportedModelError("dtype", name, ", ".join(DTYPES))
+    return str(name)
+
+
+def _eos_ids(config: Mapping[str, Any]) -> set[int]:
+    ids = config.get("eos_token_id")
+    if ids is None:
+        return set()
+    return set(ids) if isinstance(ids, list) else {ids}
+
+
 def _check_supported(config: Mapping[str, Any]) -> None:
     """Refuse by name what would otherwise be run wrongly."""
     if config.get("model_type") not in MODEL_TYPES:
         allowed = ", ".join(MODEL_TYPES)
         raise UnsupportedModelError("model_type", config.get("model_type"), allowed)
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    rotary = config.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0))
     neutral = {
-        "rope_scaling.rope_type": (kind, ("default",)),
-        "hidden_act": (config.get("hidden_act", "silu"), ("silu",)),
-        "attention_bias": (config.get("attention_bias", False), (False,)),
-        "mlp_bias": (config.get("mlp_bias", False), (False,)),
-        "use_sliding_window": (config.get("use_sliding_window", False), (False,)),
-        "quantization_config": (config.get("quantization_config"), (None,)),
+        "rope_scaling.rope_type": (rope.get("rope_type", rope.get("type", "default")), "default"),
+        "partial_rotary_factor": (rotary, 1.0),
+        "hidden_act": (config.get("hidden_act", "silu"), "silu"),
+        "attention_bias": (config.get("attention_bias") or False, False),
+        "mlp_bias": (config.get("mlp_bias") or False, False),
+        "use_sliding_window": (bool(config.get("use_sliding_window")), False),
+        "sliding_window": (window, None),
+        "layer_types": (set(config.get("layer_types") or ()) - {"full_attention"}, set()),
+        "num_experts": (config.get("num_experts") or 0, 0),
+        "quantization_config": (config.get("quantization_config"), None),
     }
-    for name, (given, allowed_values) in neutral.items():
-        if given not in allowed_values:
-            allowed = f"{allowed_values[0]!r} (others: not yet built)"
-            raise UnsupportedModelError(name, given, allowed)
+    for name, (given, allowed_value) in neutral.items():
+        if given != allowed_value:
+            shown = "full_attention only" if name == "layer_types" else repr(allowed_value)
+            raise UnsupportedModelError(name, given, f"{shown} (others: not yet built)")

@@ -1,0 +1,99 @@
+"""Rows keep their bits. The guarded bug: an invariant layer that lets its kernel see a number of
+rows outside the class that was measured, or loses, adds or reorders rows on the way."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.ops.linear import (
+    InvariantLinear,
+    Linear,
+    PackedLinear,
+    PlainLinear,
+    RowClass,
+    RowProbe,
+    can_pack,
+    make_linear,
+)
+
+
+class MoodyLinear(Linear):
+    """A kernel whose last bits change below `low` and above `high` rows; notes what it is given."""
+
+    def __init__(self, weight_NK: Tensor, low: int, high: int) -> None:
+        self._plain = PlainLinear(weight_NK.double())
+        self._low, self._high = low, high
+        self.seen: list[int] = []
+
+    def __call__(self, x_TK: Tensor) -> Tensor:
+        rows = x_TK.shape[0]
+        self.seen.append(rows)
+        exact: Tensor = self._plain(x_TK.double()).float()
+        return exact if self._low <= rows <= self._high else exact * (1 + 2**-20)
+
+
+def weights(outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(outputs + inputs)
+    return (torch.randn(outputs, inputs, generator=generator) / inputs**0.5).to(dtype)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 10_000), (2, 10_000), (5, 70), (32, 32), (32, 50)])
+def test_probe_finds_a_class_inside_the_true_one(low: int, high: int) -> None:
+    weight_NK = weights(24, 16)
+    found = RowProbe().row_class(MoodyLinear(weight_NK, low, high), weight_NK)
+    assert low <= found.min_rows <= 32 <= found.max_rows <= high
+    assert found.min_rows == low
+    assert found.max_rows > 32 or high < 64
+
+
+def test_probe_measures_each_shape_once() -> None:
+    weight_NK, probe = weights(24, 16), RowProbe()
+    first, second = MoodyLinear(weight_NK, 1, 99), MoodyLinear(weight_NK, 1, 99)
+    assert probe.row_class(first, weight_NK) == probe.row_class(second, weight_NK)
+    assert first.seen
+    assert not second.seen
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 31, 32, 33, 64, 65, 100, 300])
+@pytest.mark.parametrize("limits", [RowClass(1, 64), RowClass(5, 64), RowClass(32, 32)])
+def test_kernel_only_sees_its_class(rows: int, limits: RowClass) -> None:
+    weight_NK = weights(24, 16)
+    kernel = MoodyLinear(weight_NK, limits.min_rows, limits.max_rows)
+    x_TK = torch.randn(rows, 16, generator=torch.Generator().manual_seed(rows))
+    found = InvariantLinear(kernel, limits)(x_TK)
+    assert all(limits.min_rows <= seen <= limits.max_rows for seen in kernel.seen)
+    assert torch.equal(found, PlainLinear(weight_NK.double())(x_TK.double()).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("outputs", "inputs"), [(40, 48), (130, 768)])
+def test_real_kernels_keep_bits(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    weight_NK = weights(outputs, inputs, dtype)
+    linear = make_linear(weight_NK, batch_invariant=True, probe=RowProbe())
+    x_TK = torch.randn(400, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = torch.cat([linear(row) for row in x_TK.split(1)])
+    draw, order = random.Random(0), torch.randperm(400)
+    assert torch.equal(linear(x_TK), expected)
+    assert torch.equal(linear(x_TK[order]), expected[order])
+    for _ in range(20):
+        start, count = draw.randrange(300), draw.randint(2, 100)
+        found = linear(x_TK[start : start + count])
+        assert torch.equal(found, expected[start : start + count]), (start, count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_is_close_to_plain(dtype: torch.dtype) -> None:
+    weight_NK = weights(70, 90, dtype)
+    if not can_pack(weight_NK):
+        pytest.skip("oneDNN does not pack this type here")
+    x_TK = torch.randn(7, 90, generator=torch.Generator().manual_seed(2)).to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    found = PackedLinear(weight_NK)(x_TK)
+    torch.testing.assert_close(found, PlainLinear(weight_NK)(x_TK), rtol=tolerance, atol=tolerance)
+
+
+def test_half_precision_takes_the_plain_path() -> None:
+    linear = make_linear(weights(8, 8, torch.float16), batch_invariant=False, probe=RowProbe())
+    assert isinstance(linear, PlainLinear)

@@ -1,0 +1,228 @@
+"""Broken checkpoints are refused with the name of what is wrong. The guarded bug: a model that
+loads and answers nonsense because a tensor was missing, left over, cut short or misread."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from foretoken.models import Model, load_model
+from foretoken.shape import ModelShape
+from foretoken.testing import write_tiny_llama
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+def load(folder: Path) -> Model:
+    device = torch.device("cpu")
+    return load_model(
+        folder, dtype=torch.float32, device=device, batch_invariant=False, page_size=16
+    )
+
+
+def edit(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def shard(folder: Path) -> dict[str, str]:
+    """Split the single file in two and return the weight map."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, chosen in parts.items():
+        save_file({name: tensors[name] for name in chosen}, folder / file)
+    where = {name: file for file, chosen in parts.items() for name in chosen}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    return where
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny_llama(tmp_path / "model", tie_word_embeddings=True)
+
+
+def test_whole_checkpoint_loads(folder: Path) -> None:
+    assert load(folder).shape.num_hidden_layers == 2
+
+
+def test_missing_tensor(folder: Path) -> None:
+    def remove(tensors: dict[str, Tensor]) -> None:
+        del tensors[UP]
+
+    edit(folder, remove)
+    with pytest.raises(CheckpointError, match=UP):
+        load(folder)
+
+
+def test_unused_tensor(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({"model.layers.7.extra": torch.ones(3)}))
+    with pytest.raises(CheckpointError, match=r"unused.*model\.layers\.7\.extra"):
+        load(folder)
+
+
+def test_fewer_layers_in_config_than_on_disk(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=1)
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\."):
+        load(folder)
+
+
+def test_misshapen_tensor(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({UP: tensors[UP].T.contiguous()}))
+    with pytest.raises(CheckpointError, match=r"up_proj.*\[64, 96\].*\[96, 64\]"):
+        load(folder)
+
+
+def test_integer_tensor(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({UP: tensors[UP].to(torch.int8)}))
+    with pytest.raises(CheckpointError, match=r"up_proj.*int8"):
+        load(folder)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.001, 0.5, 0.999])
+def test_truncated_file(folder: Path, keep: float) -> None:
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep)])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load(folder)
+
+
+def test_corrupt_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[10:30] = b"\xff" * 20
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load(folder)
+
+
+def test_derived_buffers_of_old_checkpoints_are_tolerated(folder: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit(folder, lambda tensors: tensors.update({name: torch.ones(8)}))
+    load(folder)
+
+
+def test_a_tied_head_may_be_stored(folder: Path) -> None:
+    def tie(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    edit(folder, tie)
+    load(folder)
+
+
+def test_untied_head_must_be_there(folder: Path) -> None:
+    edit_config(folder, tie_word_embeddings=False)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
+        load(folder)
+
+
+def test_shards_load(folder: Path) -> None:
+    expected = load(folder).embedding_VD
+    shard(folder)
+    assert torch.equal(load(folder).embedding_VD, expected)
+
+
+def test_missing_shard(folder: Path) -> None:
+    shard(folder)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"b\.safetensors"):
+        load(folder)
+
+
+def test_broken_index(folder: Path) -> None:
+    shard(folder)
+    (folder / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"index\.json"):
+        load(folder)
+
+
+def test_pickled_weights_are_named(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*safetensors"):
+        load(folder)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"config\.json"):
+        load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '"llama"'])
+def test_config_is_no_json_object(folder: Path, content: str) -> None:
+    (folder / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        ModelShape.from_config(folder)
+
+
+@pytest.mark.parametrize("value", [None, "many", [3], -1, 0])
+def test_config_number_is_wrong(folder: Path, value: object) -> None:
+    edit_config(folder, hidden_size=value)
+    with pytest.raises(CheckpointError, match=r"config\.json|hidden_size"):
+        ModelShape.from_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"model_type": "mamba"}, "model_type"),
+        ({"model_type": None}, "model_type"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"sliding_window": 512}, "sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"dtype": "int8", "torch_dtype": "int8"}, "dtype"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"head_dim": 15}, "head_dim"),
+    ],
+)
+def test_what_would_run_wrongly_is_refused(
+    folder: Path, changes: dict[str, Any], name: str
+) -> None:
+    edit_config(folder, **changes)
+    with pytest.raises((UnsupportedModelError, CheckpointError), match=name):
+        ModelShape.from_config(folder)
+
+
+def test_unused_window_settings_are_fine(folder: Path) -> None:
+    """Qwen3 configs carry a window that is switched off."""
+    edit_config(folder, use_sliding_window=False, sliding_window=4096)
+    assert ModelShape.from_config(folder).hidden_size == 64
+
+
+@pytest.mark.parametrize(
+    ("config_ids", "generation_ids", "expected"),
+    [
+        (None, None, ()),
+        (2, None, (2,)),
+        ([2, 5], None, (2, 5)),
+        (2, [2, 7], (2, 7)),
+        (None, 7, (7,)),
+    ],
+)
+def test_eos_ids(
+    folder: Path, config_ids: object, generation_ids: object, expected: tuple[int, ...]
+) -> None:
+    edit_config(folder, eos_token_id=config_ids)
+    if generation_ids is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation_ids}))
+    assert ModelShape.from_config(folder).eos_token_ids == expected
