@@ -31,10 +31,16 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """The shares of rows that are edit documents or repeated noise, and of the rest, from tests."""
+    """The shares of rows that are edit documents or repeated noise, and of the rest, from tests.
+
+    Noise, which teaches copying, is used between two counts of tokens seen, `repeat_from` and
+    `repeat_until`.
+    """
 
     edit_share: float
     repeat_share: float
+    repeat_from: int = 0
+    repeat_until: int = 1 << 62
     test_share: float
 
 
@@ -103,16 +109,17 @@ class TrainingData:
         return np.array(row[:length], dtype=np.uint16)
 
     def batch(self, step: int, tokens: int, length: int) -> Batch:
-        """The rows of `step`: tokens / length of them, `length` inputs each."""
+        """The rows of `step` (or of a part of one): tokens / length, `length` inputs each."""
         rng = random.Random(self._seed * 1_000_003 + step)
         count = tokens // length
+        noisy = self._mix.repeat_from <= step * tokens < self._mix.repeat_until
+        made = self._mix.edit_share + (self._mix.repeat_share if noisy else 0.0)
         rows = []
         for index in range(count):
             draw = rng.random()
             if draw < self._mix.edit_share:
                 rows.append(self._edit_row(length + 1, rng))
                 continue
-            made = self._mix.edit_share + self._mix.repeat_share
             if draw < made:
                 rows.append(self._repeat_row(length + 1, rng))
                 continue

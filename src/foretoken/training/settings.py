@@ -31,7 +31,9 @@ class Settings:
     micro_tokens: int = 1024
     helpers: int = 0
     edit_share: float = 0.22
-    repeat_share: float = 0.06
+    repeat_share: float = 0.0
+    repeat_from: int = 0
+    repeat_until: int = 1 << 62
     test_share: float = 0.25
     on_policy_share: float = 0.5
     pool_tokens: int = 0
@@ -70,7 +72,11 @@ class Settings:
     def mix(self) -> Mix:
         """The data's mix."""
         return Mix(
-            edit_share=self.edit_share, repeat_share=self.repeat_share, test_share=self.test_share
+            edit_share=self.edit_share,
+            repeat_share=self.repeat_share,
+            repeat_from=self.repeat_from,
+            repeat_until=self.repeat_until,
+            test_share=self.test_share,
         )
 
     @property

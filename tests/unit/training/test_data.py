@@ -55,6 +55,15 @@ def test_noise_is_said_again() -> None:
         assert size >= 6
 
 
+def test_noise_has_its_time() -> None:
+    mix = Mix(edit_share=0.0, repeat_share=1.0, repeat_until=1024, test_share=0.0)
+    early = TrainingData(CORPUS, TOKENIZER, mix, 7)
+    assert torch.equal(
+        early.batch(1, 512, 128).tokens, data(repeat_share=1.0).batch(1, 512, 128)[0]
+    )
+    assert torch.equal(early.batch(2, 512, 128).tokens, data().batch(2, 512, 128).tokens)
+
+
 def test_a_stream_uses_every_row_once_an_epoch() -> None:
     stream = TokenStream(np.arange(1000, dtype=np.uint16), 0)
     starts = [int(stream.row(i, 10)[1]) for i in range(99)]
