@@ -159,7 +159,7 @@ def _eos_ids(shape: ModelShape, tokenizer: Tokenizer | None) -> frozenset[int]:
     own = set(shape.eos_token_ids)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         own.add(tokenizer.eos_token_id)
-    return frozenset(own)
+    return frozenset(token for token in own if token < shape.vocab_size)
 
 
 def _gpu_free_memory() -> int | None:

@@ -1,7 +1,5 @@
 """Collects the outputs of steps into finished results in vLLM's shape. Knows no engine."""
 
-from dataclasses import dataclass, field
-
 from foretoken.types import (
     CompletionOutput,
     Logprob,
@@ -12,17 +10,18 @@ from foretoken.types import (
 )
 
 
-@dataclass(slots=True)
 class GrowingOutput:
     """One output while it grows."""
 
-    request: Request
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    sources: list[TokenSource] = field(default_factory=list)
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    last: Output | None = None
-    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+    def __init__(self, request: Request) -> None:
+        """Nothing yet."""
+        self.request = request
+        self.text: list[str] = []
+        self.token_ids: list[int] = []
+        self.sources: list[TokenSource] = []
+        self.logprobs: list[dict[int, Logprob]] = []
+        self.last: Output | None = None
+        self.prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
 
     def add(self, output: Output) -> None:
         """Take the tokens of one step."""

@@ -88,7 +88,7 @@ def test_kept_kv_equals_kv_computed_anew(pressure: str, model: Path, draft: Path
         assert pool.num_pages <= PAGES
         proposer = audited(draft, pool)
         object.__setattr__(engine.parts, "proposer", proposer)
-        object.__setattr__(engine.parts.scheduler, "_draft_budget", _alternating())
+        engine.parts.scheduler._draft_budget = _alternating()
         for parameters in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 4}):
             params = SamplingParams(max_tokens=32, detokenize=False, **parameters)  # type: ignore[arg-type]
             llm.generate(make_prompts(9, 5), params, use_tqdm=False)
@@ -126,3 +126,21 @@ def test_a_draft_with_another_vocabulary_is_refused(model: Path, tmp_path: Path)
         LLM(str(model), speculative_config={"model": str(other)})
     assert caught.value.field == "speculative_config.model"
     assert "97" in caught.value.allowed
+
+
+def test_mixed_rules_in_one_batch(model: Path, draft: Path) -> None:
+    """Drawn and matched drafts of unequal length side by side: seeded requests stay identical."""
+    config = {"model": str(draft), "num_speculative_tokens": 4}
+    drawn = SamplingParams(max_tokens=9, temperature=0.9, detokenize=False)
+    seeded = SamplingParams(max_tokens=24, temperature=0.9, seed=5, detokenize=False)
+    prompts = make_prompts(8, 7)
+    mixed = [drawn, seeded] * 4
+    settings = {"dtype": "float32", "batch_invariant": True}
+    with LLM(str(model), **settings) as plain:
+        expected = plain.generate(prompts, seeded, use_tqdm=False)
+    with LLM(str(model), speculative_config=config, **settings) as llm:
+        found = llm.generate(prompts, mixed, use_tqdm=False)
+    for i, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert len(one.outputs[0].token_ids) == mixed[i].max_tokens
+        if i % 2:
+            assert one.outputs[0].token_ids == other.outputs[0].token_ids

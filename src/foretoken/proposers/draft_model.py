@@ -93,11 +93,13 @@ class DraftModelProposer(Proposer):
         drafted: list[list[int]] = [[] for _ in spans]
         rows: list[Tensor] = []
         owners: list[int] = []
+        draws = any(self._sampler.draws(span.sequence.request.params) for span in spans)
         logits_BV = self._catch_up(spans)
         active = list(range(len(spans)))
         while True:
             sequences = [spans[i].sequence for i in active]
-            chosen = self._sampler.choose(logits_BV, sequences, [drafted[i] for i in active])
+            before = [drafted[i] for i in active]
+            chosen = self._sampler.choose(logits_BV, sequences, before, with_probs=draws)
             for i, token in zip(active, chosen.ids, strict=True):
                 drafted[i].append(token)
             if chosen.probs_BV is not None:
