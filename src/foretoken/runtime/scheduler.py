@@ -132,7 +132,8 @@ class Scheduler:
         del self._sequences[sequence.request.request_id]
 
     def schedule(self) -> Batch:
-        """Plan the next step, reserving pages for it. Empty only if nothing is unfinished."""
+        """Plan the next step, reserving pages for it. Empty only if nothing is unfinished; an
+        empty batch needs no `commit`."""
         assert not self._in_flight, "the last batch was neither committed nor cancelled"
         decoding = self._secure_decoding()
         prefilling = [s for s in self._roster.running if not s.is_decoding]
@@ -149,7 +150,7 @@ class Scheduler:
             tokens_left = self._add_chunk(spans, sequence, tokens_left)
         while tokens_left > 0 and (admitted := self._roster.admit_next(self._clock())) is not None:
             tokens_left = self._add_chunk(spans, admitted, tokens_left)
-        self._in_flight = True
+        self._in_flight = bool(spans)
         return Batch(spans=tuple(spans))
 
     def _secure_decoding(self) -> list[Sequence]:
