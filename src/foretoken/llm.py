@@ -12,6 +12,7 @@ from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
 from foretoken.engine import Engine
 from foretoken.errors import ConfigError, PromptError
+from foretoken.logs import show_logs
 from foretoken.metrics import Metric
 from foretoken.output_builder import GrowingOutput, collect
 from foretoken.proposers.base import Proposer
@@ -41,6 +42,7 @@ class LLM:
             ModelError: the model is not there, not supported, or broken on disk.
         """
         self.config = EngineConfig.from_kwargs(model=model, **settings)
+        show_logs()
         self._engine = build_engine(self.config, proposer)
         self._ids = count()
         self._closed = False
