@@ -15,7 +15,7 @@ from foretoken.ops.attention.tiled import TiledAttention, Tiling
 
 NUM_PAGES = 96
 HEADS = [(4, 4, 16), (6, 2, 8), (5, 1, 10), (8, 4, 64)]
-TILINGS = [Tiling(0, 1), Tiling(8, 64), Tiling(4, 512)]
+TILINGS = [Tiling(0, 1), Tiling(8, 64), Tiling(4, 512), Tiling(8, 64, by_position=True)]
 
 
 def geometry(

@@ -14,7 +14,13 @@ from foretoken.ops.attention.reference import ReferenceAttention
 from foretoken.ops.attention.tiled import TiledAttention, Tiling
 
 TILE_ROWS = 8
-KEY_MULTIPLES = (64, 128, 256, 512)
+TILINGS = (
+    Tiling(TILE_ROWS, 64),
+    Tiling(TILE_ROWS, 64, by_position=True),
+    Tiling(TILE_ROWS, 256),
+    Tiling(TILE_ROWS, 512),
+)
+"""In order of preference: a free number of keys lets sequences of any length share a call."""
 _POSITIONS = 640
 
 
@@ -23,10 +29,8 @@ def choose_attention(geometry: Geometry, *, batch_invariant: bool) -> Attention:
     if not batch_invariant:
         return TiledAttention(geometry, Tiling(rows=0, key_multiple=1))
     probe = _Probe(geometry)
-    for multiple in KEY_MULTIPLES:
-        if multiple % geometry.page_size and geometry.page_size % multiple:
-            continue
-        attention = TiledAttention(geometry, Tiling(rows=TILE_ROWS, key_multiple=multiple))
+    for tiling in TILINGS:
+        attention = TiledAttention(geometry, tiling)
         if probe.is_invariant(attention):
             return attention
     return ReferenceAttention(geometry)

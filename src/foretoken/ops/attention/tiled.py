@@ -30,6 +30,9 @@ class Tiling:
 
     rows: int
     key_multiple: int
+    by_position: bool = False
+    """A token's keys run to the next multiple after its own position, never further: spans are
+    cut there. Then the kernel need not be invariant to the number of keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,19 +84,40 @@ class TiledAttention(Attention):
 
     def _groups(self, spans: Sequence[SpanWindow]) -> list[_Group]:
         limit = self.tiling.rows or 8
-        short, groups, at = [], [], 0
+        short: list[tuple[SpanWindow, int]] = []
+        groups, at = [], 0
         for span in spans:
-            if span.num_tokens <= limit:
-                short.append((span, at))
-            else:
-                groups.append(self._long(span, at))
-            at += span.num_tokens
-        if len(short) == 1:
-            span, at = short[0]
-            groups.append(self._long(span, at))
-        elif short:
-            groups.append(self._together(short))
+            for window in self._sections(span):
+                if window.num_tokens <= limit:
+                    short.append((window, at))
+                else:
+                    groups.append(self._long(window, at))
+                at += window.num_tokens
+        for alike in self._alike(short):
+            span, at = alike[0]
+            groups.append(self._long(span, at) if len(alike) == 1 else self._together(alike))
         return groups
+
+    def _sections(self, span: SpanWindow) -> list[SpanWindow]:
+        """The span, cut so that all tokens of a part have the same number of keys."""
+        multiple, start = self.tiling.key_multiple, span.start
+        if not self.tiling.by_position or (span.end - 1) // multiple == start // multiple:
+            return [span]
+        sections = []
+        while start < span.end:
+            end = min(span.end, (start // multiple + 1) * multiple)
+            sections.append(SpanWindow(start, end - start, span.page_table))
+            start = end
+        return sections
+
+    def _alike(self, short: list[tuple[SpanWindow, int]]) -> list[list[tuple[SpanWindow, int]]]:
+        """Which of these can run in one call."""
+        if not self.tiling.by_position or len(short) < 2:
+            return [short] if short else []
+        alike: dict[int, list[tuple[SpanWindow, int]]] = {}
+        for span, at in short:
+            alike.setdefault(-(-span.end // self.tiling.key_multiple), []).append((span, at))
+        return list(alike.values())
 
     def _long(self, span: SpanWindow, at: int) -> _Group:
         """One span alone, in as many tiles as it needs."""
@@ -137,9 +161,7 @@ class TiledAttention(Attention):
             place=torch.tensor(place, device=device),
         )
 
-    def _keys(
-        self, spans: list[SpanWindow], num_keys: int
-    ) -> tuple[slice | None, Tensor | None]:
+    def _keys(self, spans: list[SpanWindow], num_keys: int) -> tuple[slice | None, Tensor | None]:
         """Where the keys are: neighbours for a single span if possible, else page numbers."""
         size = self._geometry.page_size
         if len(spans) == 1:
@@ -151,9 +173,7 @@ class TiledAttention(Attention):
         tables = [_fit(span.page_table, width) for span in spans]
         return None, torch.tensor(tables, dtype=torch.int64, device=self._geometry.device)
 
-    def _mask(
-        self, spans: list[SpanWindow], tiles: list[int], rows: int, num_keys: int
-    ) -> Tensor:
+    def _mask(self, spans: list[SpanWindow], tiles: list[int], rows: int, num_keys: int) -> Tensor:
         """0 where a row sees a key. Padding rows see what the span's first token sees."""
         geometry = self._geometry
         last = []
