@@ -33,8 +33,8 @@ def blocked_attention(query_NTd: Tensor, key_NTd: Tensor, value_NTd: Tensor) -> 
 
 def causal_attention(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor) -> Tensor:
     """Causal attention, [B, H, T, head_dim] each; the fastest known form for the length."""
-    length = query_BHTd.shape[2]
-    if query_BHTd.device.type != "cpu" or length > LONGEST_BLOCKED:
+    length, on_cpu = query_BHTd.shape[2], query_BHTd.device.type == "cpu"
+    if not on_cpu or length > LONGEST_BLOCKED or not torch.compiler.is_compiling():
         return F.scaled_dot_product_attention(query_BHTd, key_BHTd, value_BHTd, is_causal=True)
     flat = (x.flatten(0, 1) for x in (query_BHTd, key_BHTd, value_BHTd))
     return blocked_attention(*flat).view(query_BHTd.shape)

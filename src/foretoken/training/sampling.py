@@ -25,10 +25,11 @@ def _decode_block(block: Block, x_B1D: Tensor, cache: KeyValue, at: int, model: 
     query, key, value = block.project(x_B1D, model.rope(at, 1))
     cache.key[:, :, at : at + 1] = key
     cache.value[:, :, at : at + 1] = value
+    grouped = query.unflatten(1, (block.shape.kv_heads, -1)).squeeze(3)  # [B, kv_heads, group, d]
     mixed = F.scaled_dot_product_attention(
-        query, cache.key[:, :, : at + 1], cache.value[:, :, : at + 1], enable_gqa=True
+        grouped, cache.key[:, :, : at + 1], cache.value[:, :, : at + 1]
     )
-    return block.finish(x_B1D, mixed)
+    return block.finish(x_B1D, mixed.flatten(1, 2).unsqueeze(2))
 
 
 def _grown(cache: KeyValue, length: int) -> KeyValue:
