@@ -7,6 +7,8 @@ is finite at all times: attention reads masked slots and multiplies them by zero
 import torch
 from torch import Tensor
 
+from foretoken.shape import ModelShape
+
 SLACK = 1024
 """Slots after the last page, never written: a view rounded up past the end stays inside."""
 
@@ -16,10 +18,8 @@ class KVStore:
 
     def __init__(
         self,
+        shape: ModelShape,
         *,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
         num_pages: int,
         page_size: int,
         dtype: torch.dtype,
@@ -28,12 +28,9 @@ class KVStore:
         """Allocate zeros; on Linux the memory is only taken as pages are written."""
         self.page_size = page_size
         self.num_pages = num_pages
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
-        slots = num_pages * page_size + SLACK
-        shape = (slots, 2 * num_kv_heads, head_dim)
+        size = (num_pages * page_size + SLACK, 2 * shape.num_key_value_heads, shape.head_dim)
         self.layers = [
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)
+            torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_hidden_layers)
         ]
         """Per layer [slots, 2 * KV, hd]: the key heads, then the value heads."""
 

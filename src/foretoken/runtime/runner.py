@@ -53,13 +53,7 @@ class Runner:
             page_size=page_size,
         )
         store = KVStore(
-            num_layers=model.shape.num_hidden_layers,
-            num_kv_heads=model.shape.num_key_value_heads,
-            head_dim=model.shape.head_dim,
-            num_pages=num_pages,
-            page_size=page_size,
-            dtype=dtype,
-            device=device,
+            model.shape, num_pages=num_pages, page_size=page_size, dtype=dtype, device=device
         )
         return cls(model, store)
 
