@@ -134,7 +134,8 @@ def batching(settings: argparse.Namespace) -> Batching:
             metrics = [result.outputs[0].metrics for result in results]
             last = max(m.finished_s for m in metrics if m)
             first = max(m.first_token_s for m in metrics if m)
-            return float(last - first) / (count * (tokens - 1))
+            new: int = count * (tokens - 1)
+            return float(last - first) / new
 
         return measure
 
