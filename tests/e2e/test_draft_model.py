@@ -135,7 +135,7 @@ def test_mixed_rules_in_one_batch(model: Path, draft: Path) -> None:
     seeded = SamplingParams(max_tokens=24, temperature=0.9, seed=5, detokenize=False)
     prompts = make_prompts(8, 7)
     mixed = [drawn, seeded] * 4
-    settings = {"dtype": "float32", "batch_invariant": True}
+    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
     with LLM(str(model), **settings) as plain:
         expected = plain.generate(prompts, seeded, use_tqdm=False)
     with LLM(str(model), speculative_config=config, **settings) as llm:

@@ -73,7 +73,7 @@ def test_equals_the_definition(heads: tuple[int, int, int], tiling: Tiling) -> N
             q_THh = torch.randn(total, heads[0], heads[2])
             found = run(fast, spans, q_THh, store)
             expected = run(reference, spans, q_THh, store)
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
@@ -102,7 +102,7 @@ def test_a_single_key() -> None:
     for attention in (ReferenceAttention(shape), TiledAttention(shape, Tiling(0, 1))):
         found = run(attention, [SpanWindow(0, 1, [5])], torch.randn(1, 4, 8), store)
         value_Kh = store[20, 2:]
-        expected = value_Kh.repeat_interleave(2, 0).reshape(1, -1)
+        expected = value_Kh.repeat(2, 1).reshape(1, -1)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 

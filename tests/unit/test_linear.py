@@ -27,11 +27,13 @@ class MoodyLinear(Linear):
         self._low, self._high = low, high
         self.seen: list[int] = []
 
-    def __call__(self, x_TK: Tensor) -> Tensor:
+    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
         rows = x_TK.shape[0]
         self.seen.append(rows)
-        exact: Tensor = self._plain(x_TK.double()).float()
-        return exact if self._low <= rows <= self._high else exact * (1 + 2**-20)
+        exact = self._plain(x_TK.double()).float()
+        if residual_TN is not None:
+            exact = exact.add(residual_TN)
+        return exact if self._low <= rows <= self._high else exact.mul(1 + 2**-20)
 
 
 def weights(outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -68,18 +70,26 @@ def test_kernel_only_sees_its_class(rows: int, limits: RowClass) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), [(40, 48), (130, 768)])
-def test_real_kernels_keep_bits(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+def test_real_kernels_keep_bits(
+    outputs: int, inputs: int, residual: bool, dtype: torch.dtype
+) -> None:
     weight_NK = weights(outputs, inputs, dtype)
-    linear = make_linear(weight_NK, batch_invariant=True, probe=RowProbe())
+    linear = make_linear(weight_NK, probe=RowProbe(), adds_residual=residual)
+    adding = torch.randn(400, outputs, generator=torch.Generator().manual_seed(2)).to(dtype)
+
+    def apply(rows: slice | Tensor) -> Tensor:
+        return linear(x_TK[rows], adding[rows] if residual else None)
+
     x_TK = torch.randn(400, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
-    expected = torch.cat([linear(row) for row in x_TK.split(1)])
+    expected = torch.cat([apply(slice(row, row + 1)) for row in range(400)])
     draw, order = random.Random(0), torch.randperm(400)
-    assert torch.equal(linear(x_TK), expected)
-    assert torch.equal(linear(x_TK[order]), expected[order])
+    assert torch.equal(apply(slice(0, 400)), expected)
+    assert torch.equal(apply(order), expected[order])
     for _ in range(20):
         start, count = draw.randrange(300), draw.randint(2, 100)
-        found = linear(x_TK[start : start + count])
+        found = apply(slice(start, start + count))
         assert torch.equal(found, expected[start : start + count]), (start, count)
 
 
@@ -95,5 +105,5 @@ def test_packed_is_close_to_plain(dtype: torch.dtype) -> None:
 
 
 def test_half_precision_takes_the_plain_path() -> None:
-    linear = make_linear(weights(8, 8, torch.float16), batch_invariant=False, probe=RowProbe())
+    linear = make_linear(weights(8, 8, torch.float16), probe=None)
     assert isinstance(linear, PlainLinear)

@@ -39,8 +39,10 @@ class AttentionBlock:
     geometry: Geometry
     norms: HeadNorms | None = None
 
-    def __call__(self, x_TD: Tensor, layer_SKh: Tensor, step: StepState) -> Tensor:
-        """Attend with the store `layer_SKh` of this layer."""
+    def __call__(
+        self, x_TD: Tensor, residual_TD: Tensor, layer_SKh: Tensor, step: StepState
+    ) -> Tensor:
+        """residual + attention(x), over the store `layer_SKh` of this layer."""
         heads, kv = self.geometry.num_heads, self.geometry.num_kv_heads
         qkv_TAh = self.qkv(x_TD).view(x_TD.shape[0], heads + 2 * kv, self.geometry.head_dim)
         turned = qkv_TAh[:, : heads + kv]
@@ -49,7 +51,7 @@ class AttentionBlock:
         rotated = rotate(turned, step.rotation)
         qkv_TAh[:, heads : heads + kv] = rotated[:, heads:]
         write(layer_SKh, step.slots_T, qkv_TAh[:, heads:])
-        return self.out(step.attend(rotated[:, :heads], layer_SKh))
+        return self.out(step.attend(rotated[:, :heads], layer_SKh), residual_TD)
 
     def _normed(self, qk_TAh: Tensor, norms: HeadNorms) -> Tensor:
         size, heads = (self.geometry.head_dim,), self.geometry.num_heads

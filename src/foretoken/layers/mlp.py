@@ -16,7 +16,7 @@ class GatedMLP:
     down: Linear
     width: int
 
-    def __call__(self, x_TD: Tensor) -> Tensor:
-        """Apply it."""
+    def __call__(self, x_TD: Tensor, residual_TD: Tensor) -> Tensor:
+        """residual + mlp(x)."""
         both = self.gate_up(x_TD)
-        return self.down(F.silu(both[:, : self.width]).mul_(both[:, self.width :]))
+        return self.down(F.silu(both[:, : self.width]).mul_(both[:, self.width :]), residual_TD)

@@ -20,9 +20,7 @@ class Rotation(NamedTuple):
 class RotaryTable:
     """cos and sin for positions [0, max_positions)."""
 
-    def __init__(
-        self, *, head_dim: int, theta: float, max_positions: int, like: Tensor
-    ) -> None:
+    def __init__(self, *, head_dim: int, theta: float, max_positions: int, like: Tensor) -> None:
         """Compute the tables in the type and on the device of `like`."""
         exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
         angles = torch.outer(torch.arange(max_positions).float(), 1.0 / theta**exponents)

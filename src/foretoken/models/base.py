@@ -30,8 +30,8 @@ class Layer:
         """The residual stream after this layer."""
         size = self.attention_norm_D.shape
         normed = F.rms_norm(x_TD, size, self.attention_norm_D, self.eps)
-        x_TD = x_TD + self.attention(normed, layer_SKh, step)
-        return x_TD + self.mlp(F.rms_norm(x_TD, size, self.mlp_norm_D, self.eps))
+        x_TD = self.attention(normed, x_TD, layer_SKh, step)
+        return self.mlp(F.rms_norm(x_TD, size, self.mlp_norm_D, self.eps), x_TD)
 
 
 @final

@@ -5,6 +5,7 @@ Model files say which parts a family has; this file knows how each is stored and
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from foretoken.layers.attention import AttentionBlock, HeadNorms
@@ -17,6 +18,13 @@ from foretoken.ops.linear import Linear, RowProbe, make_linear
 from foretoken.shape import ModelShape
 
 
+def group_major(rows_NK: Tensor, shape: ModelShape) -> Tensor:
+    """Reorder query heads in the first dimension as attention wants them (ops/attention/base)."""
+    heads = (shape.num_key_value_heads, -1, shape.head_dim)
+    reordered: Tensor = rows_NK.unflatten(0, heads).transpose(0, 1).flatten(0, 2)
+    return reordered
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
     """One load: where tensors come from and how linears are made."""
@@ -27,9 +35,10 @@ class Builder:
     batch_invariant: bool
     probe: RowProbe
 
-    def linear(self, weight_NK: Tensor) -> Linear:
-        """The weights, packed if that is faster."""
-        return make_linear(weight_NK, batch_invariant=self.batch_invariant, probe=self.probe)
+    def linear(self, weight_NK: Tensor, *, adds_residual: bool = False) -> Linear:
+        """The weights, packed if that is faster; says whether it will be given a residual."""
+        probe = self.probe if self.batch_invariant else None
+        return make_linear(weight_NK, probe=probe, adds_residual=adds_residual)
 
     def attention(self, prefix: str, *, head_norms: bool) -> AttentionBlock:
         """q, k, v as one matrix, o, and per-head norms where the family has them."""
@@ -43,9 +52,11 @@ class Builder:
             query_h = take(f"{prefix}.q_norm.weight", size)
             key_h = take(f"{prefix}.k_norm.weight", size)
             norms = HeadNorms(query_h, key_h, shape.rms_norm_eps)
+        q_ND, k_ND, v_ND = (take(name, size) for name, size in zip(names, sizes, strict=True))
+        out_DN = take(f"{prefix}.o_proj.weight", (hidden, queries))
         return AttentionBlock(
-            qkv=self.linear(self.checkpoint.take_rows(names, sizes)),
-            out=self.linear(take(f"{prefix}.o_proj.weight", (hidden, queries))),
+            qkv=self.linear(torch.cat([group_major(q_ND, shape), k_ND, v_ND])),
+            out=self.linear(group_major(out_DN.T, shape).T.contiguous(), adds_residual=True),
             geometry=self.geometry,
             norms=norms,
         )
@@ -56,7 +67,11 @@ class Builder:
         names = [f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"]
         gate_up = self.checkpoint.take_rows(names, [(inner, hidden)] * 2)
         down = self.checkpoint.take(f"{prefix}.down_proj.weight", (hidden, inner))
-        return GatedMLP(gate_up=self.linear(gate_up), down=self.linear(down), width=inner)
+        return GatedMLP(
+            gate_up=self.linear(gate_up),
+            down=self.linear(down, adds_residual=True),
+            width=inner,
+        )
 
     def layer(self, index: int, *, head_norms: bool) -> Layer:
         """One decoder layer."""

@@ -24,11 +24,11 @@ _SOME_LARGER = (48, 64, 100, 128, 256)
 
 
 class Linear(ABC):
-    """y = x W^T for rows [T, K] -> [T, N]; no bias."""
+    """y = x W^T (+ residual) for rows [T, K] -> [T, N]; no bias."""
 
     @abstractmethod
-    def __call__(self, x_TK: Tensor) -> Tensor:
-        """Apply it."""
+    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
+        """Apply it; the residual is not changed."""
 
 
 @final
@@ -38,23 +38,32 @@ class PlainLinear(Linear):
     def __init__(self, weight_NK: Tensor) -> None:
         self.weight_NK = weight_NK
 
-    def __call__(self, x_TK: Tensor) -> Tensor:
-        """F.linear."""
-        return F.linear(x_TK, self.weight_NK)
+    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
+        """F.linear, and an addition."""
+        y_TN = F.linear(x_TK, self.weight_NK)
+        return y_TN if residual_TN is None else y_TN.add_(residual_TN)
 
 
 @final
 class PackedLinear(Linear):
-    """oneDNN over weights that were packed once; bfloat16 and float32 on a CPU."""
+    """oneDNN over weights that were packed once; bfloat16 and float32 on a CPU.
+
+    The sum with the residual is rounded once instead of twice.
+    """
 
     def __init__(self, weight_NK: Tensor) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), None)
         self._apply = torch.ops.mkldnn._linear_pointwise.default
+        self._apply_add = torch.ops.mkldnn._linear_pointwise.binary
 
-    def __call__(self, x_TK: Tensor) -> Tensor:
+    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
         """One oneDNN call."""
-        result: Tensor = self._apply(x_TK, self._packed, None, "none", [], "")
-        return result
+        y_TN: Tensor
+        if residual_TN is None:
+            y_TN = self._apply(x_TK, self._packed, None, "none", [], "")
+        else:
+            y_TN = self._apply_add(x_TK, residual_TN, self._packed, None, "add")
+        return y_TN
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +82,18 @@ class InvariantLinear(Linear):
         self._inner = inner
         self.rows = rows
 
-    def __call__(self, x_TK: Tensor) -> Tensor:
+    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
         """Pad up to min_rows, split by max_rows."""
-        num_rows = x_TK.shape[0]
-        if self.rows.min_rows <= num_rows <= self.rows.max_rows:
-            return self._inner(x_TK)
-        if num_rows > self.rows.max_rows:
-            return torch.cat([self(piece) for piece in x_TK.split(self.rows.max_rows)])
-        padded = x_TK.new_zeros(self.rows.min_rows, x_TK.shape[1])
-        padded[:num_rows] = x_TK
-        return self._inner(padded)[:num_rows]
+        num_rows, largest = x_TK.shape[0], self.rows.max_rows
+        if self.rows.min_rows <= num_rows <= largest:
+            return self._inner(x_TK, residual_TN)
+        if num_rows < largest:
+            extra = (0, 0, 0, self.rows.min_rows - num_rows)
+            padded = None if residual_TN is None else F.pad(residual_TN, extra)
+            return self._inner(F.pad(x_TK, extra), padded)[:num_rows]
+        pieces = x_TK.split(largest)
+        residuals = [None] * len(pieces) if residual_TN is None else residual_TN.split(largest)
+        return torch.cat([self(x, r) for x, r in zip(pieces, residuals, strict=True)])
 
 
 class RowProbe:
@@ -92,12 +103,15 @@ class RowProbe:
         """Nothing is known yet."""
         self._known: dict[tuple[object, ...], RowClass] = {}
 
-    def row_class(self, linear: Linear, weight_NK: Tensor) -> RowClass:
+    def row_class(
+        self, linear: Linear, weight_NK: Tensor, *, adds_residual: bool = False
+    ) -> RowClass:
         """The class of 32 rows for weights of this shape, measured with random rows.
 
         Args:
             linear: the kernel over `weight_NK`.
             weight_NK: shape, type and device are what counts; values do not.
+            adds_residual: whether it will be given residuals.
         """
         key = (
             type(linear).__name__,
@@ -105,23 +119,37 @@ class RowProbe:
             weight_NK.dtype,
             str(weight_NK.device),
             torch.get_num_threads(),
+            adds_residual,
         )
         if key not in self._known:
-            self._known[key] = _measure(linear, weight_NK)
+            self._known[key] = _measure(linear, weight_NK, adds_residual)
         return self._known[key]
 
 
-def _measure(linear: Linear, weight_NK: Tensor) -> RowClass:
+def _measure(linear: Linear, weight_NK: Tensor, adds_residual: bool) -> RowClass:
     small = weight_NK.nbytes <= _SMALL
     generator = torch.Generator().manual_seed(0)
-    x_TK = torch.randn(_PROBE_ROWS, weight_NK.shape[1], generator=generator)
-    x_TK = x_TK.to(weight_NK.device, weight_NK.dtype)
-    expected = torch.cat([linear(piece) for piece in x_TK.split(CLASS_ROWS)])
+
+    def randn(columns: int) -> Tensor:
+        values = torch.randn(_PROBE_ROWS, columns, generator=generator)
+        return values.to(weight_NK.device, weight_NK.dtype)
+
+    x_TK = randn(weight_NK.shape[1])
+    residual_TN = randn(weight_NK.shape[0]) if adds_residual else None
+
+    def run(count: int) -> Tensor:
+        """All whole pieces of `count` rows."""
+        starts = range(0, _PROBE_ROWS - count + 1, count)
+        pieces = (slice(start, start + count) for start in starts)
+        if residual_TN is None:
+            return torch.cat([linear(x_TK[piece]) for piece in pieces])
+        return torch.cat([linear(x_TK[piece], residual_TN[piece]) for piece in pieces])
+
+    expected = run(CLASS_ROWS)
 
     def same(count: int) -> bool:
-        whole = _PROBE_ROWS // count * count
-        found = torch.cat([linear(piece) for piece in x_TK[:whole].split(count)])
-        return torch.equal(found, expected[:whole])
+        found = run(count)
+        return torch.equal(found, expected[: found.shape[0]])
 
     low = high = CLASS_ROWS
     for count in _ALL_SMALLER if small else _SOME_SMALLER:
@@ -148,9 +176,12 @@ def can_pack(weight_NK: Tensor) -> bool:
     return True
 
 
-def make_linear(weight_NK: Tensor, *, batch_invariant: bool, probe: RowProbe) -> Linear:
-    """The fastest linear for these weights, kept inside one row class if asked for."""
+def make_linear(
+    weight_NK: Tensor, *, probe: RowProbe | None, adds_residual: bool = False
+) -> Linear:
+    """The fastest linear for these weights; given a probe, kept inside one row class."""
     linear = PackedLinear(weight_NK) if can_pack(weight_NK) else PlainLinear(weight_NK)
-    if not batch_invariant:
+    if probe is None:
         return linear
-    return InvariantLinear(linear, probe.row_class(linear, weight_NK))
+    rows = probe.row_class(linear, weight_NK, adds_residual=adds_residual)
+    return InvariantLinear(linear, rows)

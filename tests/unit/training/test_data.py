@@ -1,5 +1,7 @@
 """Batches repeat exactly, hold the mix asked for, and shift targets by one."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,7 @@ TOKENIZER = train_tokenizer([TEXT], 300)
 
 
 def data(**shares: float) -> TrainingData:
-    mix = {"edit_share": 0.0, "repeat_share": 0.0, "test_share": 0.0, **shares}
+    mix: dict[str, Any] = {"edit_share": 0.0, "repeat_share": 0.0, "test_share": 0.0, **shares}
     return TrainingData(CORPUS, TOKENIZER, Mix(**mix), 7)
 
 

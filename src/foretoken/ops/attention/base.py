@@ -1,5 +1,9 @@
 """What every attention is: planned once a step, then called once a layer.
 
+Query heads come in group-major order: head g * K + k is query g of key head k (models reorder
+their weights once, at load), so that all queries of a key head are rows of one matrix without a
+copy. The output is in the same order.
+
 Shape letters: T tokens of the step, H query heads, K key heads, h head size, S slots of the
 store.
 """

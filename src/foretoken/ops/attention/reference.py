@@ -48,8 +48,9 @@ class ReferenceAttention(Attention):
         geometry = self._geometry
         kv = geometry.num_kv_heads
         keys_LKh, values_LKh = kv_LKh[:, :kv].float(), kv_LKh[:, kv:].float()
-        q_KGh = q_Hh.float().view(kv, geometry.group, geometry.head_dim)
+        q_KGh = q_Hh.float().view(geometry.group, kv, geometry.head_dim).transpose(0, 1)
         scores_KGL = (q_KGh[:, :, None] * keys_LKh.transpose(0, 1)[:, None]).sum(-1)
         weights_KGL = (scores_KGL * geometry.head_dim**-0.5).softmax(dim=-1)
         out_KGh = (weights_KGL[..., None] * values_LKh.transpose(0, 1)[:, None]).sum(-2)
-        return out_KGh.flatten().to(q_Hh.dtype)
+        out: Tensor = out_KGh.transpose(0, 1).flatten().to(q_Hh.dtype)
+        return out

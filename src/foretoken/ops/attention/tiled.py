@@ -50,7 +50,7 @@ class _Group:
     num_keys: int
     """Keys that are attended to; whole pages may hold more."""
     mask: Tensor | None
-    """[tiles, 1, G * rows, L], 0 or -inf."""
+    """[tiles, 1, rows * G, L], 0 or -inf."""
     take: Tensor | slice
     """Tokens of the step that this group serves."""
     place: Tensor | slice
@@ -176,7 +176,7 @@ class TiledAttention(Attention):
     def _mask(self, spans: list[SpanWindow], tiles: list[int], rows: int, num_keys: int) -> Tensor:
         """0 where a row sees a key. Padding rows see what the span's first token sees."""
         geometry = self._geometry
-        last = []
+        last: list[int] = []
         for span, count in zip(spans, tiles, strict=True):
             last.extend(range(span.start, span.end))
             last.extend([span.start] * (count * rows - span.num_tokens))
@@ -184,9 +184,8 @@ class TiledAttention(Attention):
         unseen_NL = torch.arange(num_keys, device=geometry.device) > last_N1
         mask_NL = torch.zeros(unseen_NL.shape, dtype=geometry.dtype, device=geometry.device)
         mask_NL.masked_fill_(unseen_NL, -torch.inf)
-        shape = (sum(tiles), 1, geometry.group, rows, num_keys)
-        mask = mask_NL.view(sum(tiles), 1, 1, rows, num_keys).expand(shape)
-        return mask.reshape(sum(tiles), 1, geometry.group * rows, num_keys)
+        mask = mask_NL.repeat_interleave(geometry.group, 0)
+        return mask.view(sum(tiles), 1, rows * geometry.group, num_keys)
 
 
 def _attend(geometry: Geometry, group: _Group, q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
@@ -197,8 +196,7 @@ def _attend(geometry: Geometry, group: _Group, q_THh: Tensor, layer_SKh: Tensor)
         padded = q_THh.new_zeros(tiles * rows, heads, size)
         padded[group.place] = q_THh
         q_THh = padded
-    q = q_THh.view(tiles, rows, kv, geometry.group, size).permute(0, 2, 3, 1, 4)
-    q = q.reshape(tiles, kv, geometry.group * rows, size)
+    q = q_THh.reshape(tiles, rows * geometry.group, kv, size).transpose(1, 2)
     if group.slots is not None:
         kv_BLKh = layer_SKh[group.slots][None]
     else:
@@ -208,8 +206,7 @@ def _attend(geometry: Geometry, group: _Group, q_THh: Tensor, layer_SKh: Tensor)
     if group.shared_keys:
         keys, values = keys.expand(tiles, -1, -1, -1), values.expand(tiles, -1, -1, -1)
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
-    out = out.view(tiles, kv, geometry.group, rows, size).permute(0, 3, 1, 2, 4)
-    out_ND = out.reshape(tiles * rows, heads * size)
+    out_ND = out.transpose(1, 2).reshape(tiles * rows, heads * size)
     return out_ND[group.place]
 
 
