@@ -33,7 +33,8 @@ class MoodyLinear(Linear):
         exact = self._plain(x_TK.double()).float()
         if residual_TN is not None:
             exact = exact.add(residual_TN)
-        return exact if self._low <= rows <= self._high else exact.mul(1 + 2**-20)
+        moody: Tensor = exact if self._low <= rows <= self._high else exact * (1 + 2**-20)
+        return moody
 
 
 def weights(outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> Tensor:
