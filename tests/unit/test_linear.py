@@ -39,7 +39,7 @@ class MoodyLinear(Linear):
 
 def weights(outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> Tensor:
     generator = torch.Generator().manual_seed(outputs + inputs)
-    return (torch.randn(outputs, inputs, generator=generator) / inputs**0.5).to(dtype)
+    return torch.randn(outputs, inputs, generator=generator).div(inputs**0.5).to(dtype)
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 10_000), (2, 10_000), (5, 70), (32, 32), (32, 50)])
