@@ -71,8 +71,8 @@ a training file, name an edit, and show the edited piece.
 
 Held out, never trained on ({len(corpus.held_out)} modules): {held}.
 
-The sources are under the PSF License; the weights hold no text, but a model this small trained on
-so little text can repeat passages of it."""
+The sources are under the PSF License. None of their text is stored in this project, but a model
+trained on so little text can repeat passages of it."""
 
 
 def _state(run: Path) -> dict[str, Any]:
@@ -166,8 +166,9 @@ the target's full distributions.
 
 `foretoken train lm demo-draft --target DEMO`, {progress["step"]} steps,
 {progress["tokens"] / 1e6:.1f} M tokens, {progress["seconds"] / 60:.0f} minutes on two shared CPU
-cores. {_versions()}. The loss is half forward KL divergence and half total variation. Half of the
-rows are the target's own samples (greedy, temperature 0.8 and 1.0), the others its training text.
+cores. {_versions()}. The loss is half forward KL divergence and half total variation. About half of
+the rows are the target's own samples (greedy, temperature 0.8 and 1.0), the others its training
+text.
 {_notes(card.notes)}
 {loss_curve(progress["history"], columns)}
 
