@@ -39,8 +39,13 @@ def pick_device() -> torch.device:
 
 
 def prepare(model: Llama, settings: Settings) -> None:
-    """Compile the blocks of `model` where the settings ask for it."""
+    """Compile the blocks of `model` where the settings ask for it.
+
+    All blocks share one piece of code, so each length, mode and kind of model is a recompilation
+    of it; the compiler's usual limit of eight would leave the last ones uncompiled.
+    """
     if settings.compile:
+        torch._dynamo.config.recompile_limit = 64
         for block in model.blocks:
             block.compile(dynamic=False)
 
