@@ -5,6 +5,7 @@ batch, length of keys or page table. One-token decoding is the reference; no tol
 """
 
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -38,11 +39,18 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
-def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    changes, dtype = KINDS[request.param]
+@pytest.fixture(scope="module", params=[(kind, n) for kind in KINDS for n in (1, 2)], ids=str)
+def opened(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Runner]:
+    """Each kind of model, with one thread and with two."""
+    kind, num_threads = request.param
+    changes, dtype = KINDS[kind]
     folder = write_tiny_llama(tmp_path_factory.mktemp("model"), **changes)
-    return open_runner(folder, dtype=dtype, batch_invariant=True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    yield open_runner(folder, dtype=dtype, batch_invariant=True)
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from foretoken.ops.activation import silu
 from foretoken.ops.linear import Linear
 
 
@@ -19,4 +19,4 @@ class GatedMLP:
     def __call__(self, x_TD: Tensor, residual_TD: Tensor) -> Tensor:
         """residual + mlp(x)."""
         both = self.gate_up(x_TD)
-        return self.down(F.silu(both[:, : self.width]).mul_(both[:, self.width :]), residual_TD)
+        return self.down(silu(both[:, : self.width]).mul_(both[:, self.width :]), residual_TD)
