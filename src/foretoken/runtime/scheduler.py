@@ -224,7 +224,7 @@ class Scheduler:
         Returns an output for each span that sampled, in order of the spans; sequences aborted
         since `schedule` are passed over.
         """
-        self._land()
+        self._land(batch)
         results = verification.spans
         assert len(results) == len(batch.spans), (len(results), len(batch.spans))
         outputs = []
@@ -253,13 +253,13 @@ class Scheduler:
 
     def cancel(self, batch: Batch) -> None:
         """Drop the last scheduled batch: nothing of it counts as computed."""
-        self._land()
+        self._land(batch)
         for span in batch.spans:
             if span.sequence.state is SequenceState.RUNNING:
                 self._pages.trim(span.sequence)
 
-    def _land(self) -> None:
-        assert self._in_flight, "no batch is in flight"
+    def _land(self, batch: Batch) -> None:
+        assert self._in_flight == bool(batch.spans), (self._in_flight, len(batch.spans))
         self._in_flight = False
 
     def check_integrity(self) -> None:
