@@ -20,16 +20,6 @@ from tests.e2e.lossless import PRESSURES, VOCAB, make_prompts
 PAGE_SIZE, PAGES = 8, 600
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("target"), seed=1)
-
-
-@pytest.fixture(scope="module")
-def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("draft"), seed=1, num_hidden_layers=1)
-
-
 class Audited(Proposer):
     """Asks a proposer, and one that remembers nothing and computes everything anew."""
 

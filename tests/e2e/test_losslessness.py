@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.testing import write_tiny_llama
 from tests.e2e.lossless import (
     METHODS,
     PARAMETERS,
@@ -24,18 +23,6 @@ from tests.e2e.lossless import (
 
 TOKENS = 48
 QUICK, FULL = 21, 210
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random target."""
-    return write_tiny_llama(tmp_path_factory.mktemp("target"), seed=1)
-
-
-@pytest.fixture(scope="module")
-def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target's own weights with one layer less: agrees sometimes."""
-    return write_tiny_llama(tmp_path_factory.mktemp("draft"), seed=1, num_hidden_layers=1)
 
 
 class Reference:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BASELINE = "none"
 METHODS: dict[str, dict[str, Any] | None] = {
     BASELINE: None,
-    "ngram": {"method": "ngram", "num_speculative_tokens": 5},
+    "ngram": {"method": "ngram", "num_speculative_tokens": 10},
     "draft_model": {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 5},
 }
 
