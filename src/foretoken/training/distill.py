@@ -20,7 +20,7 @@ from foretoken.training.corpus import load_corpus
 from foretoken.training.crew import Job
 from foretoken.training.data import TrainingData
 from foretoken.training.distill_loss import Head, distillation_loss
-from foretoken.training.export import read_checkpoint, read_exported
+from foretoken.training.export import copy_tokenizer, read_checkpoint, read_exported
 from foretoken.training.loop import Progress, Trainer, autocast, pick_device, prepare, run_folder
 from foretoken.training.model import Llama
 from foretoken.training.sampling import Sampling, generate
@@ -162,6 +162,7 @@ def train_draft(settings: Settings, out: Path | None, report: Callable[[str], No
         raise ConfigError("target", None, "the folder of the target to distil from")
     source = Path(settings.target).expanduser()
     folder = run_folder(settings, out)
+    copy_tokenizer(source, folder)
     grow_pool(settings, source, folder / "samples", report)
     build = partial(build_job, settings, source, folder)
     return Trainer(build(), settings, folder, build).run(report)

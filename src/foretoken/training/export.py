@@ -140,6 +140,12 @@ def export(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {"bos_token_id": BEGIN_ID, "eos_token_id": END_ID, "do_sample": False}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    copy_tokenizer(tokenizer_from, folder)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Put the tokenizer files of `source` into `folder`, which may be the same."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
-        if (tokenizer_from / name).resolve() != (folder / name).resolve():
-            shutil.copyfile(tokenizer_from / name, folder / name)
+        if (source / name).resolve() != (folder / name).resolve():
+            shutil.copyfile(source / name, folder / name)
