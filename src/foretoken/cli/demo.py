@@ -123,8 +123,11 @@ def _show_writing(console: "Console", arms: tuple[Arm, ...]) -> None:
 
     from foretoken.cli.paint import STYLES, Painter, legend
 
-    prompt = "def is_palindrome(text):\n"
-    params = SamplingParams(temperature=0.0, max_tokens=96)
+    prompt = (
+        "class Stack:\n    def __init__(self):\n        self.items = []\n\n"
+        "    def push(self, item):"
+    )
+    params = SamplingParams(temperature=0.6, seed=1, max_tokens=96)
     warm = SamplingParams(temperature=0.0, max_tokens=8)
     console.print(legend())
     for arm in (arms[0], arms[-1]):
