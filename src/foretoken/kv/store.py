@@ -34,11 +34,6 @@ class KVStore:
         ]
         """Per layer [slots, 2 * KV, hd]: the key heads, then the value heads."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Address space of all layers."""
-        return sum(layer.nbytes for layer in self.layers)
-
 
 def write(layer_SKh: Tensor, slots_T: Tensor | slice, kv_TKh: Tensor) -> None:
     """Store keys and values [T, 2 * KV, hd] of one layer; a slice where slots are neighbours."""

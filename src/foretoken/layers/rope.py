@@ -27,7 +27,6 @@ class RotaryTable:
         cos, sin = angles.cos(), angles.sin()
         self._cos = torch.cat([cos, cos], dim=-1)[:, None].to(like.device, like.dtype)
         self._sin = torch.cat([-sin, sin], dim=-1)[:, None].to(like.device, like.dtype)
-        self._half = head_dim // 2
 
     def at(self, positions_T: Tensor) -> Rotation:
         """The rows of these positions."""

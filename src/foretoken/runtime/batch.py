@@ -75,6 +75,7 @@ class Batch:
     def with_draft(self, draft: Draft) -> Self:
         """The same spans carrying `draft`; asserts that no budget is exceeded."""
         assert len(draft.ids) == len(self.spans), (len(draft.ids), len(self.spans))
+        draft.check()
         spans = []
         for span, ids in zip(self.spans, draft.ids, strict=True):
             assert len(ids) <= span.draft_budget, (len(ids), span.draft_budget)
