@@ -2,6 +2,7 @@
 another sequence or of a page's unused end, a row attributed to another token."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,20 @@ from foretoken.ops.attention.reference import ReferenceAttention
 from foretoken.ops.attention.tiled import TiledAttention, Tiling
 
 NUM_PAGES = 96
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "narrow window": {"window": 3},
+    "window": {"window": 40},
+    "softcap": {"softcap": 5.0},
+    "scale": {"scale": 0.7},
+    "all": {"window": 17, "softcap": 3.0, "scale": 0.3},
+}
 HEADS = [(4, 4, 16), (6, 2, 8), (5, 1, 10), (8, 4, 64)]
 TILINGS = [Tiling(0, 1), Tiling(8, 64), Tiling(4, 512), Tiling(8, 64, by_position=True)]
 
 
 def geometry(
-    heads: tuple[int, int, int], page_size: int, dtype: torch.dtype = torch.float32
+    heads: tuple[int, int, int], page_size: int, dtype: torch.dtype = torch.float32, **kind: Any
 ) -> Geometry:
     return Geometry(
         num_heads=heads[0],
@@ -28,6 +37,7 @@ def geometry(
         page_size=page_size,
         dtype=dtype,
         device=torch.device("cpu"),
+        **kind,
     )
 
 
@@ -76,11 +86,65 @@ def test_equals_the_definition(heads: tuple[int, int, int], tiling: Tiling) -> N
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
 
 
+def by_hand(q_Hh: Tensor, kv_LKh: Tensor, shape: Geometry) -> Tensor:
+    """One token's output in float64, head by head, from the formula."""
+    out = []
+    for head in range(shape.num_heads):
+        key_head = head % shape.num_kv_heads
+        keys_Lh, values_Lh = kv_LKh.double()[:, key_head :: shape.num_kv_heads].unbind(1)
+        scores_L = keys_Lh @ q_Hh[head].double() * (shape.scale or shape.head_dim**-0.5)
+        if shape.softcap is not None:
+            scores_L = shape.softcap * (scores_L / shape.softcap).tanh()
+        if shape.window is not None:
+            scores_L[: -shape.window] = -torch.inf
+        out.append(scores_L.softmax(0) @ values_Lh)
+    return torch.cat(out).float()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_definition_is_the_formula(kind: str) -> None:
+    shape = geometry((6, 2, 8), 4, **KINDS[kind])
+    store, q_THh = random_store(shape), torch.randn(60, 6, 8)
+    found = run(ReferenceAttention(shape), [SpanWindow(0, 60, list(range(15)))], q_THh, store)
+    for position in (0, 1, 2, 3, 16, 17, 39, 40, 59):
+        expected = by_hand(q_THh[position], store[: position + 1], shape)
+        torch.testing.assert_close(found[position], expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
-def test_what_a_token_may_not_see_has_no_effect(tiling: Tiling) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_equals_the_definition(kind: str, tiling: Tiling) -> None:
+    draw = random.Random(str((kind, tiling)))
+    for page_size in (3, 16):
+        shape = geometry((6, 2, 8), page_size, **KINDS[kind])
+        store = random_store(shape)
+        fast, reference = TiledAttention(shape, tiling), ReferenceAttention(shape)
+        for count in (1, 1, 4):
+            spans = random_spans(draw, page_size, count)
+            q_THh = torch.randn(sum(span.num_tokens for span in spans), 6, 8)
+            found, expected = (run(a, spans, q_THh, store) for a in (fast, reference))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+def test_windows_that_begin_late(tiling: Tiling) -> None:
+    """Sequences whose windows begin before, at and after multiples of the kernel's key block."""
+    shape = geometry((4, 2, 8), 16, window=90)
+    store, table = random_store(shape), list(range(NUM_PAGES))
+    fast, reference = TiledAttention(shape, tiling), ReferenceAttention(shape)
+    spans = [SpanWindow(s, n, table) for s, n in [(590, 30), (601, 1), (1100, 20), (700, 6)]]
+    for chosen in ([spans[0]], [spans[1]], spans, spans[1:]):
+        q_THh = torch.randn(sum(span.num_tokens for span in chosen), 4, 8)
+        found, expected = (run(a, chosen, q_THh, store) for a in (fast, reference))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["plain", "window", "all"])
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+def test_what_a_token_may_not_see_has_no_effect(tiling: Tiling, kind: str) -> None:
     """Every slot that no token of the spans may see is changed; no bit of the output is."""
     draw = random.Random(3)
-    shape = geometry((6, 2, 8), 4)
+    shape = geometry((6, 2, 8), 4, **KINDS[kind])
     fast = TiledAttention(shape, tiling)
     for count in (1, 1, 1, 1, 3, 6):
         spans = random_spans(draw, 4, count)
@@ -89,7 +153,8 @@ def test_what_a_token_may_not_see_has_no_effect(tiling: Tiling) -> None:
         expected = run(fast, spans, q_THh, store)
         unseen = torch.ones(store.shape[0], dtype=torch.bool)
         for span in spans:
-            for position in range(span.end):
+            first = max(0, span.start + 1 - (shape.window or span.end))
+            for position in range(first, span.end):
                 unseen[span.page_table[position // 4] * 4 + position % 4] = False
         store[unseen] = 1000.0
         assert torch.equal(run(fast, spans, q_THh, store), expected)
@@ -107,9 +172,11 @@ def test_a_single_key() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chosen_attention_keeps_bits_at_long_contexts(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", ["plain", "long window", "softcap", "all"])
+def test_chosen_attention_keeps_bits_at_long_contexts(kind: str, dtype: torch.dtype) -> None:
     """Beyond what the choice has tried: other positions, other cuts."""
-    shape = geometry((6, 2, 8), 16, dtype)
+    kinds = {**KINDS, "long window": {"window": 600}}
+    shape = geometry((6, 2, 8), 16, dtype, **kinds[kind])
     attention = choose_attention(shape, batch_invariant=True)
     store, table = random_store(shape), list(range(NUM_PAGES))
     length, draw = NUM_PAGES * 16, random.Random(4)

@@ -71,13 +71,12 @@ def test_kernel_only_sees_its_class(rows: int, limits: RowClass) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("adds", ["nothing", "residual", "bias", "both"])
 @pytest.mark.parametrize(("outputs", "inputs"), [(40, 48), (130, 768)])
-def test_real_kernels_keep_bits(
-    outputs: int, inputs: int, residual: bool, dtype: torch.dtype
-) -> None:
-    weight_NK = weights(outputs, inputs, dtype)
-    linear = make_linear(weight_NK, probe=RowProbe(), adds_residual=residual)
+def test_real_kernels_keep_bits(outputs: int, inputs: int, adds: str, dtype: torch.dtype) -> None:
+    weight_NK, residual = weights(outputs, inputs, dtype), adds in ("residual", "both")
+    bias_N = weights(outputs, 1, dtype)[:, 0] if adds in ("bias", "both") else None
+    linear = make_linear(weight_NK, probe=RowProbe(), bias_N=bias_N, adds_residual=residual)
     adding = torch.randn(400, outputs, generator=torch.Generator().manual_seed(2)).to(dtype)
 
     def apply(rows: slice | Tensor) -> Tensor:
@@ -101,8 +100,12 @@ def test_packed_is_close_to_plain(dtype: torch.dtype) -> None:
         pytest.skip("oneDNN does not pack this type here")
     x_TK = torch.randn(7, 90, generator=torch.Generator().manual_seed(2)).to(dtype)
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
-    found = PackedLinear(weight_NK)(x_TK)
-    torch.testing.assert_close(found, PlainLinear(weight_NK)(x_TK), rtol=tolerance, atol=tolerance)
+    for bias_N in (None, weights(70, 1, dtype)[:, 0]):
+        found, expected = (kind(weight_NK, bias_N)(x_TK) for kind in (PackedLinear, PlainLinear))
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    assert bias_N is not None
+    plain = (x_TK.double() @ weight_NK.double().T + bias_N.double()).to(dtype)
+    torch.testing.assert_close(found, plain, rtol=tolerance, atol=tolerance)
 
 
 def test_half_precision_takes_the_plain_path() -> None:

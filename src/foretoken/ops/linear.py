@@ -24,7 +24,7 @@ _SOME_LARGER = (48, 64, 100, 128, 256)
 
 
 class Linear(ABC):
-    """y = x W^T (+ residual) for rows [T, K] -> [T, N]; no bias."""
+    """y = x W^T (+ bias) (+ residual) for rows [T, K] -> [T, N]."""
 
     @abstractmethod
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
@@ -35,12 +35,13 @@ class Linear(ABC):
 class PlainLinear(Linear):
     """The reference: any device, any type, rows as they come."""
 
-    def __init__(self, weight_NK: Tensor) -> None:
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
         self.weight_NK = weight_NK
+        self.bias_N = bias_N
 
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
         """F.linear, and an addition."""
-        y_TN = F.linear(x_TK, self.weight_NK)
+        y_TN = F.linear(x_TK, self.weight_NK, self.bias_N)
         return y_TN if residual_TN is None else y_TN.add_(residual_TN)
 
 
@@ -51,7 +52,8 @@ class PackedLinear(Linear):
     The sum with the residual is rounded once instead of twice.
     """
 
-    def __init__(self, weight_NK: Tensor) -> None:
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
+        self._bias_N = bias_N
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), None)
         self._apply = torch.ops.mkldnn._linear_pointwise.default
         self._apply_add = torch.ops.mkldnn._linear_pointwise.binary
@@ -60,9 +62,9 @@ class PackedLinear(Linear):
         """One oneDNN call."""
         y_TN: Tensor
         if residual_TN is None:
-            y_TN = self._apply(x_TK, self._packed, None, "none", [], "")
+            y_TN = self._apply(x_TK, self._packed, self._bias_N, "none", [], "")
         else:
-            y_TN = self._apply_add(x_TK, residual_TN, self._packed, None, "add")
+            y_TN = self._apply_add(x_TK, residual_TN, self._packed, self._bias_N, "add")
         return y_TN
 
 
@@ -104,7 +106,12 @@ class RowProbe:
         self._known: dict[tuple[object, ...], RowClass] = {}
 
     def row_class(
-        self, linear: Linear, weight_NK: Tensor, *, adds_residual: bool = False
+        self,
+        linear: Linear,
+        weight_NK: Tensor,
+        *,
+        adds_residual: bool = False,
+        adds_bias: bool = False,
     ) -> RowClass:
         """The class of 32 rows for weights of this shape, measured with random rows.
 
@@ -112,6 +119,7 @@ class RowProbe:
             linear: the kernel over `weight_NK`.
             weight_NK: shape, type and device are what counts; values do not.
             adds_residual: whether it will be given residuals.
+            adds_bias: whether `linear` has a bias.
         """
         key = (
             type(linear).__name__,
@@ -120,6 +128,7 @@ class RowProbe:
             str(weight_NK.device),
             torch.get_num_threads(),
             adds_residual,
+            adds_bias,
         )
         if key not in self._known:
             self._known[key] = _measure(linear, weight_NK, adds_residual)
@@ -177,11 +186,25 @@ def can_pack(weight_NK: Tensor) -> bool:
 
 
 def make_linear(
-    weight_NK: Tensor, *, probe: RowProbe | None, adds_residual: bool = False
+    weight_NK: Tensor,
+    *,
+    probe: RowProbe | None,
+    bias_N: Tensor | None = None,
+    adds_residual: bool = False,
 ) -> Linear:
-    """The fastest linear for these weights; given a probe, kept inside one row class."""
-    linear = PackedLinear(weight_NK) if can_pack(weight_NK) else PlainLinear(weight_NK)
+    """The fastest linear for these weights; given a probe, kept inside one row class.
+
+    Args:
+        weight_NK: packed if that is faster.
+        probe: measures the row class; None: no promise about bits.
+        bias_N: added to every row, in the type of the weights.
+        adds_residual: whether it will be given residuals.
+    """
+    packs = can_pack(weight_NK)
+    linear = PackedLinear(weight_NK, bias_N) if packs else PlainLinear(weight_NK, bias_N)
     if probe is None:
         return linear
-    rows = probe.row_class(linear, weight_NK, adds_residual=adds_residual)
+    rows = probe.row_class(
+        linear, weight_NK, adds_residual=adds_residual, adds_bias=bias_N is not None
+    )
     return InvariantLinear(linear, rows)

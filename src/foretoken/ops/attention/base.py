@@ -21,7 +21,7 @@ Attend = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """Heads and type; what a kernel's choice of code path depends on."""
+    """Heads, type and kind of attention; what a kernel's choice of code path depends on."""
 
     num_heads: int
     num_kv_heads: int
@@ -29,6 +29,17 @@ class Geometry:
     page_size: int
     dtype: torch.dtype
     device: torch.device
+    window: int | None = None
+    """Positions a token sees, its own included: (p - window, p]. None: all up to its own."""
+    softcap: float | None = None
+    """Scaled scores become softcap * tanh(scores / softcap) before the mask. None: they stay."""
+    scale: float | None = None
+    """What q k^T is multiplied with; None: head_dim ** -0.5."""
+
+    @property
+    def score_scale(self) -> float:
+        """What q k^T is multiplied with."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def group(self) -> int:
@@ -51,7 +62,7 @@ class SpanWindow:
 
 
 class Attention(ABC):
-    """Causal attention of spans over their own pages."""
+    """Causal attention of spans over their own pages, as their Geometry says."""
 
     @abstractmethod
     def plan(self, spans: Sequence[SpanWindow]) -> Attend:

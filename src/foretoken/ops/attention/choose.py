@@ -5,6 +5,7 @@ decoding, alone and in batches. Nothing is assumed about the kernel's version or
 """
 
 import random
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -23,13 +24,18 @@ TILINGS = (
 )
 """In order of preference: a free number of keys lets sequences of any length share a call."""
 _POSITIONS = 640
+_WINDOW, _WINDOW_POSITIONS = 100, 760
+"""A longer window is probed as one of 100: enough for keys that begin at 0, at 512 and between."""
 
 
 def choose_attention(geometry: Geometry, *, batch_invariant: bool) -> Attention:
     """The fastest attention; under `batch_invariant` the fastest that keeps the bits."""
     if not batch_invariant:
         return TiledAttention(geometry, Tiling(rows=0, key_multiple=1))
-    tiling = _invariant_tiling(geometry, torch.get_num_threads())
+    probed = geometry
+    if geometry.window is not None:
+        probed = replace(geometry, window=min(geometry.window, _WINDOW))
+    tiling = _invariant_tiling(probed, torch.get_num_threads())
     return ReferenceAttention(geometry) if tiling is None else TiledAttention(geometry, tiling)
 
 
@@ -48,15 +54,16 @@ class _Probe:
 
     def __init__(self, geometry: Geometry) -> None:
         self._geometry = geometry
+        self._positions = _POSITIONS if geometry.window is None else _WINDOW_POSITIONS
         generator = torch.Generator().manual_seed(0)
-        pages = -(-(_POSITIONS + 1024) // geometry.page_size)
+        pages = -(-(self._positions + 1024) // geometry.page_size)
         slots = 2 * pages * geometry.page_size + 1024
 
         def randn(*shape: int) -> Tensor:
             values = torch.randn(*shape, generator=generator)
             return values.to(geometry.device, geometry.dtype)
 
-        self._q_THh = randn(_POSITIONS, geometry.num_heads, geometry.head_dim)
+        self._q_THh = randn(self._positions, geometry.num_heads, geometry.head_dim)
         self._layer_SKh = randn(slots, 2 * geometry.num_kv_heads, geometry.head_dim)
         self._table = list(range(pages))
         self._scattered = list(range(pages, 2 * pages))
@@ -69,14 +76,14 @@ class _Probe:
     @torch.inference_mode()
     def is_invariant(self, attention: Attention) -> bool:
         """Whether all ways of cutting the sequence give the bits of one token at a time."""
-        expected = self._run(attention, [_POSITIONS], self._table)
+        expected = self._run(attention, [self._positions], self._table)
         draw = random.Random(1)
-        chunks = _cut(draw, [9, 33, 100, 17, 200])
-        spans = _cut(draw, [5, 6, 8, 3, 2, 4, 7])
+        chunks = _cut(draw, self._positions, [9, 33, 100, 17, 200])
+        spans = _cut(draw, self._positions, [5, 6, 8, 3, 2, 4, 7])
         scattered = self._run(attention, chunks, self._scattered)
         if not torch.equal(scattered, expected) or not self._in_batches(attention, expected):
             return False
-        cuts = (chunks, spans, [1] * _POSITIONS)
+        cuts = (chunks, spans, [1] * self._positions)
         return all(torch.equal(self._run(attention, c, self._table), expected) for c in cuts)
 
     def _run(self, attention: Attention, lengths: list[int], table: list[int]) -> Tensor:
@@ -93,7 +100,7 @@ class _Probe:
         for _ in range(12):
             windows = []
             for _ in range(draw.randint(2, 16)):
-                start = draw.randrange(_POSITIONS - 9)
+                start = draw.randrange(self._positions - 9)
                 length = draw.choice([1, 1, 2, 6, 9])
                 table = draw.choice([self._table, self._scattered])
                 windows.append(SpanWindow(start, length, table))
@@ -105,10 +112,10 @@ class _Probe:
         return True
 
 
-def _cut(draw: random.Random, lengths: list[int]) -> list[int]:
-    """Random pieces of these lengths that add up to the probe's positions."""
+def _cut(draw: random.Random, total: int, lengths: list[int]) -> list[int]:
+    """Random pieces of these lengths that add up to `total`."""
     pieces: list[int] = []
-    left = _POSITIONS
+    left = total
     while left:
         piece = min(draw.choice(lengths), left)
         pieces.append(piece)

@@ -15,7 +15,7 @@ from foretoken.ops.attention.base import Attend, Attention, Geometry, SpanWindow
 
 @final
 class ReferenceAttention(Attention):
-    """softmax(q k^T / sqrt(h)) v in float32, one row at a time."""
+    """softmax(cap(scale q k^T)) v in float32 over a row's window, one row at a time."""
 
     def __init__(self, geometry: Geometry) -> None:
         """Any geometry."""
@@ -23,14 +23,15 @@ class ReferenceAttention(Attention):
 
     def plan(self, spans: Sequence[SpanWindow]) -> Attend:
         """Slots of every span's positions."""
-        slots = [self._slots(span) for span in spans]
+        slots, geometry = [self._slots(span) for span in spans], self._geometry
 
         def attend(q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
             rows, at = [], 0
             for span, slots_L in zip(spans, slots, strict=True):
                 kv_LKh = layer_SKh.index_select(0, slots_L)
                 for offset in range(span.num_tokens):
-                    seen = kv_LKh[: span.start + offset + 1]
+                    end = span.start + offset + 1
+                    seen = kv_LKh[max(0, end - (geometry.window or end)) : end]
                     rows.append(self._row(q_THh[at], seen))
                     at += 1
             return torch.stack(rows)
@@ -50,7 +51,10 @@ class ReferenceAttention(Attention):
         keys_LKh, values_LKh = kv_LKh[:, :kv].float(), kv_LKh[:, kv:].float()
         q_KGh = q_Hh.float().view(geometry.group, kv, geometry.head_dim).transpose(0, 1)
         scores_KGL = (q_KGh[:, :, None] * keys_LKh.transpose(0, 1)[:, None]).sum(-1)
-        weights_KGL = (scores_KGL * geometry.head_dim**-0.5).softmax(dim=-1)
+        scores_KGL = scores_KGL * geometry.score_scale
+        if geometry.softcap is not None:
+            scores_KGL = (scores_KGL / geometry.softcap).tanh() * geometry.softcap
+        weights_KGL = scores_KGL.softmax(dim=-1)
         out_KGh = (weights_KGL[..., None] * values_LKh.transpose(0, 1)[:, None]).sum(-2)
         out: Tensor = out_KGh.transpose(0, 1).flatten().to(q_Hh.dtype)
         return out

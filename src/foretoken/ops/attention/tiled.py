@@ -4,8 +4,13 @@ The query heads of a key head become rows of one matrix, token rows are padded t
 fixed number, and the length of the keys is rounded up and masked: then the kernel does the same
 arithmetic for a token wherever it stands, as far as `choose` has measured. Spans of one tile run
 together in one call; longer ones run alone, a tile per batch entry over the same keys.
+
+Under a window the keys begin at a multiple of 512, the kernel's own block of keys, so that a
+position lies in the same block whatever else is computed. Soft-capped scores, which the kernel
+does not know, are computed tile by tile in float32.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -21,6 +26,10 @@ from foretoken.ops.attention.base import (
     SpanWindow,
     contiguous_start,
 )
+
+_KEY_BLOCK = 512
+_CAPPED_TOKENS = 256
+"""Most tokens of a span whose soft-capped scores are computed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,7 @@ class _Group:
     pages: Tensor | None
     """int64 [spans, pages] otherwise."""
     num_keys: int
-    """Keys that are attended to; whole pages may hold more."""
+    """Keys that are attended to, from the first on; whole pages may hold more."""
     mask: Tensor | None
     """[tiles, 1, rows * G, L], 0 or -inf."""
     take: Tensor | slice
@@ -65,6 +74,14 @@ class TiledAttention(Attention):
         """Serve `geometry`; `tiling` decides the shapes."""
         self._geometry = geometry
         self.tiling = tiling
+        self._key_block = math.lcm(_KEY_BLOCK, geometry.page_size)
+        cuts = [tiling.key_multiple] if tiling.by_position else []
+        if geometry.window is not None:
+            cuts.append(self._key_block)
+        if geometry.softcap is not None:
+            cuts.append(_CAPPED_TOKENS)
+        self._cut = min(cuts, default=None)
+        """Spans are cut at multiples of this position."""
 
     def plan(self, spans: Sequence[SpanWindow]) -> Attend:
         """Group the spans into calls; masks and indices are made here, once a step."""
@@ -99,9 +116,10 @@ class TiledAttention(Attention):
         return groups
 
     def _sections(self, span: SpanWindow) -> list[SpanWindow]:
-        """The span, cut so that all tokens of a part have the same number of keys."""
-        multiple, start = self.tiling.key_multiple, span.start
-        if not self.tiling.by_position or (span.end - 1) // multiple == start // multiple:
+        """The span, cut so that no part has keys that are far from most of its tokens, and by
+        position all tokens of a part have the same ones."""
+        multiple, start = self._cut, span.start
+        if multiple is None or (span.end - 1) // multiple == start // multiple:
             return [span]
         sections = []
         while start < span.end:
@@ -116,17 +134,27 @@ class TiledAttention(Attention):
             return [short] if short else []
         alike: dict[int, list[tuple[SpanWindow, int]]] = {}
         for span, at in short:
-            alike.setdefault(-(-span.end // self.tiling.key_multiple), []).append((span, at))
+            num_keys = _round_up(span.end, self.tiling.key_multiple) - self._first_key(span)
+            alike.setdefault(num_keys, []).append((span, at))
         return list(alike.values())
+
+    def _first_key(self, span: SpanWindow) -> int:
+        """Where the keys of the span begin: a multiple of the key block, and of a page; the same
+        for all tokens between two cuts."""
+        if self._geometry.window is None:
+            return 0
+        assert self._cut is not None, "spans are cut under a window"
+        seen = max(0, span.start // self._cut * self._cut - self._geometry.window + 1)
+        return seen // self._key_block * self._key_block
 
     def _long(self, span: SpanWindow, at: int) -> _Group:
         """One span alone, in as many tiles as it needs."""
         rows = self.tiling.rows or span.num_tokens
         tiles = -(-span.num_tokens // rows)
-        num_keys = _round_up(span.end, self.tiling.key_multiple)
+        num_keys = _round_up(span.end, self.tiling.key_multiple) - self._first_key(span)
         slots, pages = self._keys([span], num_keys)
         mask = None
-        if rows > 1 or num_keys != span.end:
+        if rows > 1 or num_keys != span.end or self._geometry.window is not None:
             mask = self._mask([span], [tiles], rows, num_keys)
         return _Group(
             tiles=tiles,
@@ -141,11 +169,13 @@ class TiledAttention(Attention):
         )
 
     def _together(self, short: list[tuple[SpanWindow, int]]) -> _Group:
-        """Spans of one tile each, in one call over keys of the longest one's length."""
+        """Spans of one tile each, in one call over as many keys as the one with most has."""
         device = self._geometry.device
         spans = [span for span, _ in short]
         rows = self.tiling.rows or max(span.num_tokens for span in spans)
-        num_keys = _round_up(max(span.end for span in spans), self.tiling.key_multiple)
+        num_keys = max(
+            _round_up(span.end, self.tiling.key_multiple) - self._first_key(span) for span in spans
+        )
         _, pages = self._keys(spans, num_keys)
         take = [at + i for span, at in short for i in range(span.num_tokens)]
         place = [n * rows + i for n, span in enumerate(spans) for i in range(span.num_tokens)]
@@ -165,23 +195,32 @@ class TiledAttention(Attention):
         """Where the keys are: neighbours for a single span if possible, else page numbers."""
         size = self._geometry.page_size
         if len(spans) == 1:
-            span = spans[0]
-            first = contiguous_start(span.page_table, -(-span.end // size))
+            table = self._pages(spans[0])
+            first = contiguous_start(table, len(table))
             if first is not None:
                 return slice(first * size, first * size + num_keys), None
         width = -(-num_keys // size)
-        tables = [_fit(span.page_table, width) for span in spans]
+        tables = [_fit(self._pages(span), width) for span in spans]
         return None, torch.tensor(tables, dtype=torch.int64, device=self._geometry.device)
+
+    def _pages(self, span: SpanWindow) -> list[int]:
+        """The pages from the first key of the span to its last token."""
+        size = self._geometry.page_size
+        return span.page_table[self._first_key(span) // size : -(-span.end // size)]
 
     def _mask(self, spans: list[SpanWindow], tiles: list[int], rows: int, num_keys: int) -> Tensor:
         """0 where a row sees a key. Padding rows see what the span's first token sees."""
         geometry = self._geometry
         last: list[int] = []
         for span, count in zip(spans, tiles, strict=True):
-            last.extend(range(span.start, span.end))
-            last.extend([span.start] * (count * rows - span.num_tokens))
+            first = self._first_key(span)
+            last.extend(range(span.start - first, span.end - first))
+            last.extend([span.start - first] * (count * rows - span.num_tokens))
         last_N1 = torch.tensor(last, device=geometry.device)[:, None]
-        unseen_NL = torch.arange(num_keys, device=geometry.device) > last_N1
+        keys_L = torch.arange(num_keys, device=geometry.device)
+        unseen_NL = keys_L > last_N1
+        if geometry.window is not None:
+            unseen_NL |= keys_L <= last_N1 - geometry.window
         mask_NL = torch.zeros(unseen_NL.shape, dtype=geometry.dtype, device=geometry.device)
         mask_NL.masked_fill_(unseen_NL, -torch.inf)
         mask = mask_NL.repeat_interleave(geometry.group, 0)
@@ -203,11 +242,40 @@ def _attend(geometry: Geometry, group: _Group, q_THh: Tensor, layer_SKh: Tensor)
         assert group.pages is not None, "keys are neighbours or have pages"
         kv_BLKh = _gather(layer_SKh, group.pages, geometry)[:, : group.num_keys]
     keys, values = kv_BLKh[:, :, :kv].transpose(1, 2), kv_BLKh[:, :, kv:].transpose(1, 2)
-    if group.shared_keys:
-        keys, values = keys.expand(tiles, -1, -1, -1), values.expand(tiles, -1, -1, -1)
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
+    if geometry.softcap is not None:
+        out = _capped(geometry, group, q, (keys, values))
+    else:
+        if group.shared_keys:
+            keys, values = keys.expand(tiles, -1, -1, -1), values.expand(tiles, -1, -1, -1)
+        out = F.scaled_dot_product_attention(
+            q, keys, values, attn_mask=group.mask, scale=geometry.score_scale
+        )
     out_ND = out.transpose(1, 2).reshape(tiles * rows, heads * size)
     return out_ND[group.place]
+
+
+def _capped(
+    geometry: Geometry, group: _Group, q: Tensor, keys_values: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Attention with soft-capped scores, a tile at a time: every call has the same shape.
+
+    Args:
+        geometry: its softcap is set.
+        group: for the mask.
+        q: [tiles, K, rows * G, h].
+        keys_values: each [tiles, K, L, h], or [1, K, L, h] if all tiles read the same.
+    """
+    assert geometry.softcap is not None, "asked for by the geometry"
+    keys, values = (part.float().contiguous() for part in keys_values)
+    out = []
+    for tile in range(group.tiles):
+        at = tile if keys.shape[0] > 1 else 0
+        scores = torch.bmm(q[tile].float() * geometry.score_scale, keys[at].transpose(1, 2))
+        scores = scores.div_(geometry.softcap).tanh_().mul_(geometry.softcap)
+        if group.mask is not None:
+            scores += group.mask[tile]
+        out.append(torch.bmm(scores.softmax(dim=-1), values[at]))
+    return torch.stack(out).to(q.dtype)
 
 
 def _gather(layer_SKh: Tensor, pages: Tensor, geometry: Geometry) -> Tensor:
