@@ -11,6 +11,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 from foretoken.config import EngineConfig, SpeculativeConfig
+from foretoken.config.aliases import ALIASES, FLAGS
 from foretoken.types import SamplingParams
 
 TARGET = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -86,9 +87,33 @@ def render_section(section: Section) -> str:
     return "\n".join(lines) + "\n"
 
 
+ALIAS_HEADER = """
+## Names of other engines
+
+Taken for ours, with a line in the log. One setting under two names with different values is an
+error. The older flags of vLLM stand beside `model=` in `LLM(...)` or inside `speculative_config`.
+
+| name | whose | ours | values with another name |
+|---|---|---|---|
+"""
+
+
+def render_aliases() -> str:
+    """The alias table."""
+    lines = []
+    flags = {alias.name for alias in FLAGS}
+    for alias in ALIASES:
+        values = ", ".join(f"`{given!r}` is `{ours!r}`" for given, ours in alias.values.items())
+        where = f"{alias.origin} (also as a keyword of `LLM`)"
+        origin = where if alias.name in flags else alias.origin
+        lines.append(f"| `{alias.name}` | {origin} | `{alias.key}` | {values} |\n")
+    return ALIAS_HEADER + "".join(lines)
+
+
 def render() -> str:
     """The whole document."""
-    return HEADER + "".join("\n" + render_section(section) for section in SECTIONS)
+    sections = "".join("\n" + render_section(section) for section in SECTIONS)
+    return HEADER + sections + render_aliases()
 
 
 if __name__ == "__main__":

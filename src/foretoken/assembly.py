@@ -15,9 +15,11 @@ from foretoken.engine import Engine, EngineParts
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kv.pool import PagePool
+from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.draft_model import DraftModelProposer
 from foretoken.proposers.registry import create_proposer
+from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import DraftSampler
 from foretoken.runtime.schedule_config import SchedulerConfig
@@ -72,7 +74,7 @@ class _Assembly:
     def engine(self, proposer: Proposer | None) -> Engine:
         config, shape = self.config, self.shape
         rule = self.speculative.rejection_sample_method if self.speculative else "auto"
-        verifier = Verifier(shape.vocab_size, config.device, rule)
+        verifier = Verifier(shape.vocab_size, config.device, rule, _rule_settings(self.speculative))
         tokenizer = _tokenizer(config.user, self.folder)
         texts = TextStreams(tokenizer)
         if proposer is None:
@@ -132,6 +134,22 @@ class _Assembly:
             max_model_len=min(limit, self.speculative.max_model_len or limit),
             max_num_batched_tokens=self.config.max_num_batched_tokens,
         )
+
+
+def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:
+    """What the rules need; says so where the output will not be the model's own."""
+    if speculative is None:
+        return RuleSettings()
+    rule = speculative.rejection_sample_method
+    if rule in LOSSY:
+        logger.warning("rejection_sample_method %r is LOSSY: it changes what the model says", rule)
+    if rule in INVALID:
+        logger.warning("rejection_sample_method %r: all output is INVALID, for timing only", rule)
+    return RuleSettings(
+        posterior_threshold=speculative.posterior_threshold,
+        posterior_alpha=speculative.posterior_alpha,
+        synthetic_rates=speculative.synthetic_rates,
+    )
 
 
 def _draft_folder(speculative: SpeculativeConfig | None) -> Path | None:

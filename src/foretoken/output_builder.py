@@ -21,6 +21,7 @@ class GrowingOutput:
         self.sources: list[TokenSource] = []
         self.logprobs: list[dict[int, Logprob]] = []
         self.last: Output | None = None
+        self.valid = True
         self.prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
 
     def add(self, output: Output) -> None:
@@ -31,6 +32,7 @@ class GrowingOutput:
         self.logprobs.extend(output.logprobs or ())
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
+        self.valid = self.valid and output.valid
         self.last = output
 
     def freeze(self) -> CompletionOutput:
@@ -51,6 +53,7 @@ class GrowingOutput:
             stop_reason=self.last.stop_reason,
             sources=tuple(self.sources),
             metrics=self.last.metrics,
+            valid=self.valid,
         )
 
 
@@ -63,4 +66,5 @@ def collect(text: str | None, group: list[GrowingOutput]) -> RequestOutput:
         prompt_token_ids=first.request.prompt_token_ids,
         outputs=tuple(one.freeze() for one in group),
         prompt_logprobs=first.prompt_logprobs,
+        valid=all(one.valid for one in group),
     )

@@ -67,6 +67,7 @@ class FakeResult:
     sources: tuple[TokenSource, ...] = ()
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     prompt_logprobs: tuple[dict[int, Logprob], ...] | None = None
+    valid: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ def test_a_part_not_built_says_so() -> None:
         EngineConfig.from_kwargs(model="demo", quantization="int8")
     with pytest.raises(NotYetError, match="eagle3"):
         SpeculativeConfig.from_dict({"method": "eagle3", "model": "x"})
-    with pytest.raises(NotYetError, match="block"):
-        SpeculativeConfig.from_dict({"method": "ngram", "rejection_sample_method": "block"})
+    with pytest.raises(NotYetError, match="fly"):
+        SpeculativeConfig.from_dict({"method": "ngram", "rejection_sample_method": "fly"})
     with pytest.raises(NotYetError):
         SpeculativeConfig.from_dict({"method": "ngram", "parallel_drafting": True})
 
@@ -45,11 +45,11 @@ def test_neutral_values_of_parts_not_built_are_taken() -> None:
     assert config.method == "ngram"
 
 
-def test_removed_flags_name_their_successor() -> None:
-    with pytest.raises(ConfigError, match="prompt_lookup_max"):
-        SpeculativeConfig.from_dict({"method": "ngram", "ngram_prompt_lookup_max": 4})
-    with pytest.raises(ConfigError, match="speculative_config"):
-        EngineConfig.from_kwargs(model="demo", speculative_model="demo-draft")
+def test_removed_keys_name_their_successor() -> None:
+    with pytest.raises(ConfigError, match="synthetic_acceptance_rates"):
+        SpeculativeConfig.from_dict({"method": "ngram", "synthetic_acceptance_rate": 0.4})
+    with pytest.raises(ConfigError, match="leave it out"):
+        EngineConfig.from_kwargs(model="demo", swap_space=4)
     with pytest.raises(ConfigError, match="draft_tensor_parallel_size"):
         SpeculativeConfig.from_dict({"method": "ngram", "tensor_parallel_size": 1})
 
@@ -78,7 +78,7 @@ def test_one_lookup_bound_moves_the_other() -> None:
         ("prompt_lookup_min", 0),
         ("prompt_lookup_min", 6),
         ("draft_sample_method", "best"),
-        ("rejection_sample_method", "strict"),
+        ("rejection_sample_method", "strictly"),
         ("max_model_len", 0),
         ("model", "demo-draft"),
     ],

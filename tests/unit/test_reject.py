@@ -5,7 +5,16 @@ import math
 import pytest
 import torch
 
-from foretoken.ops.reject import acceptable, agreeing, leading, residual, uses_matching
+from foretoken.ops.reject import (
+    RULES,
+    acceptable,
+    agreeing,
+    leading,
+    residual,
+    rule_of,
+    typical,
+    wants_distribution,
+)
 from foretoken.types import SamplingParams
 
 
@@ -56,9 +65,39 @@ def test_residual_of_nothing_is_the_target() -> None:
 def test_which_rule(one_hot: bool) -> None:
     greedy, seeded = SamplingParams(temperature=0), SamplingParams(seed=1)
     free = SamplingParams()
-    assert uses_matching(greedy, "auto", one_hot) and uses_matching(seeded, "auto", one_hot)
-    assert uses_matching(free, "auto", one_hot) is one_hot
-    assert uses_matching(free, "matching", one_hot)
-    assert uses_matching(greedy, "standard", one_hot)
-    assert not uses_matching(free, "standard", one_hot)
-    assert not uses_matching(seeded, "standard", one_hot)
+    for params in (greedy, seeded):
+        assert rule_of(params, "auto", one_hot) == "matching"
+    assert rule_of(free, "auto", one_hot) == ("matching" if one_hot else "standard")
+    for rule in ("matching", "standard", "block", "typical"):
+        assert rule_of(greedy, rule, one_hot) == "matching"
+        assert rule_of(seeded, rule, one_hot) == rule_of(free, rule, one_hot) == rule
+    assert rule_of(greedy, "synthetic", one_hot) == "synthetic"
+
+
+def test_which_rules_weigh_distributions() -> None:
+    free = SamplingParams()
+    weigh = [rule for rule in RULES if wants_distribution(free, rule)]
+    assert weigh == ["auto", "standard", "block"]
+    assert not any(wants_distribution(SamplingParams(temperature=0), rule) for rule in RULES)
+
+
+def test_typical_bar_falls_with_entropy() -> None:
+    """Sure rows: the threshold; spread ones: alpha exp(-entropy), here 0.3 / 8 for 8 equals."""
+    sure = torch.tensor([[0.92, 0.08] + [0.0] * 6])
+    flat = torch.full((1, 8), 1 / 8)
+    spread = torch.tensor([[0.91, 0.02, 0.07] + [0.0] * 5])
+    bars = {"threshold": 0.09, "alpha": 0.3}
+    assert typical(sure.expand(3, 8), [0, 1, -1], **bars) == [True, False, False]
+    assert typical(flat, [3], **bars) == [True]
+    assert typical(flat, [3], threshold=0.2, alpha=1.1) == [False]
+    assert typical(flat, [3], threshold=0.1, alpha=1.1) == [True]
+    assert typical(spread, [2], threshold=0.09, alpha=0.05) == [True]
+
+
+def test_weighted_residual() -> None:
+    p = torch.tensor([[0.5, 0.4, 0.1]])
+    q = torch.tensor([[0.1, 0.1, 0.8]])
+    left = residual(p.log(), p, q, [2], weights_S=[0.5])
+    assert left.softmax(dim=-1).tolist()[0] == pytest.approx([0.6, 0.4, 0.0])
+    empty = residual(p.log(), p, q, [2], weights_S=[0.1])
+    assert torch.equal(empty, p.log()), "nothing is left: the row's own logits"

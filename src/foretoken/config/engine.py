@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from foretoken.config.aliases import with_flags_gathered
 from foretoken.config.keys import KeyTable, is_int, require
 from foretoken.config.speculative import SpeculativeConfig
 
@@ -32,10 +33,6 @@ KEYS = KeyTable(
         "compilation_config": (None,),
     },
     removed={
-        "speculative_model": 'speculative_config={"model": ...}',
-        "num_speculative_tokens": 'speculative_config={"num_speculative_tokens": ...}',
-        "ngram_prompt_lookup_max": 'speculative_config={"prompt_lookup_max": ...}',
-        "ngram_prompt_lookup_min": 'speculative_config={"prompt_lookup_min": ...}',
         "use_v2_block_manager": "leave it out: pages are always block-managed",
         "max_seq_len_to_capture": "leave it out: there are no graphs to capture",
         "swap_space": "leave it out: preempted requests are recomputed",
@@ -98,7 +95,7 @@ class EngineConfig:
             ConfigError: an unknown or removed key, or a value out of range.
             NotYetError: a key of vLLM whose part is not built, at other than its neutral value.
         """
-        kept = KEYS.accept(given, (f.name for f in fields(cls)))
+        kept = KEYS.accept(with_flags_gathered(given), (f.name for f in fields(cls)))
         speculative = kept.get("speculative_config")
         if isinstance(speculative, Mapping):
             kept["speculative_config"] = SpeculativeConfig.from_dict(speculative)

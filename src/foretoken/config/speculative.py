@@ -1,9 +1,11 @@
 """Settings of speculation: vLLM's `speculative_config` keys, checked one by one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from foretoken.config import acceptance
+from foretoken.config.aliases import with_our_names
 from foretoken.config.keys import KeyTable, is_int, require
 from foretoken.errors import ConfigError, NotYetError
 
@@ -13,8 +15,6 @@ METHODS_NOT_YET = (
     "mtp", "dflash", "dspark", "custom_class", "ngram_gpu", "extract_hidden_states",
 )  # fmt: skip
 LOOKUP_MAX, LOOKUP_MIN = 5, 2
-RULES = ("auto", "matching", "standard")
-RULES_NOT_YET = ("block", "traversal", "synthetic", "typical", "fly")
 DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
 
 KEYS = KeyTable(
@@ -35,8 +35,6 @@ KEYS = KeyTable(
         "suffix_decoding_max_spec_factor": (1.0,),
         "suffix_decoding_min_token_prob": (0.1,),
         "parallel_drafting": (False,),
-        "synthetic_acceptance_rates": (None,),
-        "synthetic_acceptance_length": (None,),
         "fly_window_size": (None,),
         "fly_entropy_threshold": (0.3,),
         "fly_entropy_top_k": (3,),
@@ -54,17 +52,10 @@ KEYS = KeyTable(
     },
     removed={
         "tensor_parallel_size": "draft_tensor_parallel_size",
-        "acceptance_method": "rejection_sample_method",
-        "spec_decoding_acceptance_method": "rejection_sample_method",
         "synthetic_acceptance_rate": "synthetic_acceptance_rates",
-        "speculative_model": "model",
-        "ngram_prompt_lookup_max": "prompt_lookup_max",
-        "ngram_prompt_lookup_min": "prompt_lookup_min",
         "speculative_token_tree": "leave it out: trees have their own methods",
         "disable_mqa_scorer": "leave it out: drafts are always checked in one pass",
         "disable_logprobs": "leave it out: logprobs are always exact",
-        "typical_acceptance_sampler_posterior_threshold": "posterior_threshold",
-        "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
     },
 )
 
@@ -95,8 +86,21 @@ class SpeculativeConfig:
     rejection_sample_method: str = "auto"
     """`matching`: a draft is accepted if it is the token that the target itself draws: identical
     output with and without speculation. `standard`: the rejection rule of Leviathan et al. and
-    Chen et al.: the same distribution. `auto`: matching for greedy and seeded requests and for
-    one-hot drafts, else standard."""
+    Chen et al.: the same distribution. `block`: the same distribution, tested for all drafts
+    together (Sun et al.), never fewer accepted on average. `auto`: matching for greedy and seeded
+    requests and for one-hot drafts, else standard. Two change the output and are never chosen by
+    `auto`: `typical`, LOSSY: accepts what the target finds probable enough (Medusa); `synthetic`,
+    INVALID output: accepts at given rates, to measure an engine. docs/rules.md has the proofs."""
+    posterior_threshold: float = acceptance.THRESHOLD
+    """`typical` only, LOSSY: highest bar for a draft's probability."""
+    posterior_alpha: float = acceptance.ALPHA
+    """`typical` only, LOSSY: the bar is this times exp(-entropy) where that is lower."""
+    synthetic_acceptance_rates: Sequence[float] | None = None
+    """`synthetic` only: for each of num_speculative_tokens drafts, the share of verifications
+    that accept it; in [0, 1], none above the one before it."""
+    synthetic_acceptance_length: float | None = None
+    """`synthetic` only, instead of rates: mean tokens per verification, the recovered or bonus
+    token included; 1 to num_speculative_tokens + 1."""
     max_model_len: int | None = None
     """No drafts beyond this many tokens; default: the draft model's context."""
     revision: str | None = None
@@ -110,6 +114,7 @@ class SpeculativeConfig:
             ConfigError: an unknown or removed key, or a value out of range.
             NotYetError: a key whose part is not built, at other than its neutral value.
         """
+        given = with_our_names(given)
         method = given.get("method")
         if method is not None:
             _check_choice("method", method, METHODS, METHODS_NOT_YET)
@@ -123,13 +128,16 @@ class SpeculativeConfig:
         where = "speculative_config."
         _check_choice("method", self.method, METHODS, METHODS_NOT_YET)
         rule = self.rejection_sample_method
-        _check_choice("rejection_sample_method", rule, RULES, RULES_NOT_YET)
+        _check_choice("rejection_sample_method", rule, acceptance.RULES, acceptance.RULES_NOT_YET)
         _check_choice("draft_sample_method", self.draft_sample_method, DRAFT_SAMPLE_METHODS, ())
         for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"):
             value = getattr(self, name)
             require(where + name, value, is_int(value, 1), "an integer >= 1")
         count = self.num_speculative_tokens
         require(where + "num_speculative_tokens", count, count <= 128, "1 to 128")
+        acceptance.check_typical(rule, self.posterior_threshold, self.posterior_alpha)
+        rates, length = self.synthetic_acceptance_rates, self.synthetic_acceptance_length
+        acceptance.check_synthetic(rule, rates, length, count)
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         require(where + "prompt_lookup_min", low, low <= high, f"1 to prompt_lookup_max ({high})")
         limit = self.max_model_len
@@ -139,8 +147,14 @@ class SpeculativeConfig:
         if self.method == "draft_model":
             require(where + "model", self.model, named, "the draft model's name, folder or hub id")
         else:
-            ok = self.model in (None, self.method)
+            ok = self.model in (None, self.method, f"[{self.method}]")
             require(where + "model", self.model, ok, f"nothing: {self.method} has no weights")
+
+    @property
+    def synthetic_rates(self) -> tuple[float, ...]:
+        """Share of verifications that keep each draft under `synthetic`; else empty."""
+        rates, length = self.synthetic_acceptance_rates, self.synthetic_acceptance_length
+        return acceptance.synthetic_rates(rates, length, self.num_speculative_tokens)
 
 
 def _check_choice(

@@ -41,6 +41,10 @@ class SpanResult(Protocol):
     def prompt_logprobs(self) -> tuple[dict[int, Logprob], ...] | None:
         """One per prompt row of the span, if asked for."""
 
+    @property
+    def valid(self) -> bool:
+        """Whether the new ids are what the model would say."""
+
 
 class StepResult(Protocol):
     """What was found for a batch, span by span."""
@@ -100,6 +104,7 @@ def output_of(span: Span, result: SpanResult, ending: Ending, now: float) -> Out
         finish_reason=ending.finish_reason,
         stop_reason=ending.stop_reason,
         metrics=metrics_of(sequence, now) if finished else None,
+        valid=result.valid,
     )
 
 

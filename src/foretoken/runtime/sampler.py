@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foretoken.ops.logits import NEVER, Filters, keep_filtered, scale
 from foretoken.ops.noise import KeyedNoise, Stream, pack_keys
-from foretoken.ops.reject import uses_matching
+from foretoken.ops.reject import wants_distribution
 from foretoken.ops.sampling import draw, draw_filtered, greedy
 from foretoken.runtime.penalties import PenaltyCounts
 from foretoken.runtime.rows import Profile, Rows, banned_cells
@@ -196,9 +196,10 @@ class DraftSampler:
 
         Args:
             sampler: over the target's vocabulary; may be the verifier's own.
-            rule: of the verifier (see `uses_matching`).
-            method: `greedy` (the draft's best token, one-hot), `probabilistic` or `auto`: with the
-                target's own noise where matching will check it, else drawn.
+            rule: of the verifier (see `rule_of`).
+            method: `greedy` (the draft's best token, one-hot), `probabilistic` or `auto`: drawn
+                where the rule weighs distributions, the best under `typical`, else with the
+                target's own noise.
         """
         self._sampler = sampler
         self._rule = rule
@@ -209,8 +210,8 @@ class DraftSampler:
         self._sampler.release(request_id)
 
     def draws(self, params: SamplingParams) -> bool:
-        """Whether drafts of such a request need distributions: drawn, and checked by rejection."""
-        return self._method != "greedy" and not uses_matching(params, self._rule, one_hot=False)
+        """Whether drafts of such a request need distributions: drawn, and weighed by the rule."""
+        return self._method != "greedy" and wants_distribution(params, self._rule)
 
     @torch.inference_mode()
     def choose(
@@ -258,7 +259,8 @@ class DraftSampler:
 
     def _settle(self, logits_PV: Tensor, rows: list[Rows]) -> list[int]:
         """Tokens without a distribution: the best, or what the target's own noise draws."""
-        if self._method == "greedy":
+        best = self._method == "greedy" or (self._method, self._rule) == ("auto", "typical")
+        if best:
             tokens_P = self._sampler.best(logits_PV, rows)
         else:
             tokens_P = self._sampler.choose(logits_PV, rows)

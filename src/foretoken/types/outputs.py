@@ -102,6 +102,8 @@ class Output:
     error: str | None = None
     metrics: RequestMetrics | None = None
     """Given with the finish reason."""
+    valid: bool = True
+    """False: drafts were kept whatever they are (`synthetic`); only good for measuring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,8 @@ class CompletionOutput:
     sources: tuple[TokenSource, ...] = ()
     """Provenance of each token."""
     metrics: RequestMetrics | None = None
+    valid: bool = True
+    """False: not the model's output, but that of a measurement (`synthetic`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,3 +136,5 @@ class RequestOutput:
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
     error: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    valid: bool = True
+    """Whether all outputs are."""

@@ -1,0 +1,137 @@
+"""One table from the names of other engines to ours, for keys and for values.
+
+Only names whose meaning is the same are here; what was dropped upstream or means something else
+is an error in the key tables beside the configs. Torch-free.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretoken.errors import ConfigError
+
+logger = logging.getLogger("foretoken")
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A key of `speculative_config`, or a keyword of `LLM`, as another engine calls it."""
+
+    name: str
+    key: str
+    """Our key in `speculative_config`."""
+    origin: str
+    """Whose name it is."""
+    values: Mapping[object, object] = field(default_factory=dict)
+    """Values that have another name too; others stay."""
+
+
+_OLD_RULES: dict[object, object] = {
+    "rejection_sampler": "standard",
+    "typical_acceptance_sampler": "typical",
+    "strict": "matching",
+    "probabilistic": "standard",
+}
+_TRT_METHODS: dict[object, object] = {
+    "Draft_Target": "draft_model",
+    "NGram": "ngram",
+    "SA": "suffix",
+    "Eagle": "eagle",
+    "Eagle3": "eagle3",
+    "Medusa": "medusa",
+    "MTP": "mtp",
+    "PARD": "pard",
+    "DFlash": "dflash",
+    "DSpark": "dspark",
+}
+_OLD, _TRT = "vLLM, older", "TensorRT-LLM"
+
+ALIASES = (
+    Alias("rejection_sample_method", "rejection_sample_method", _OLD, _OLD_RULES),
+    Alias("acceptance_method", "rejection_sample_method", _OLD, _OLD_RULES),
+    Alias("spec_decoding_acceptance_method", "rejection_sample_method", _OLD, _OLD_RULES),
+    Alias("typical_acceptance_sampler_posterior_threshold", "posterior_threshold", _OLD),
+    Alias("typical_acceptance_sampler_posterior_alpha", "posterior_alpha", _OLD),
+    Alias("speculative_model", "model", _OLD),
+    Alias("speculative_model_revision", "revision", _OLD),
+    Alias("speculative_max_model_len", "max_model_len", _OLD),
+    Alias("speculative_draft_tensor_parallel_size", "draft_tensor_parallel_size", _OLD),
+    Alias("speculative_disable_by_batch_size", "disable_by_batch_size", _OLD),
+    Alias("ngram_prompt_lookup_max", "prompt_lookup_max", _OLD),
+    Alias("ngram_prompt_lookup_min", "prompt_lookup_min", _OLD),
+    Alias("decoding_type", "method", _TRT, _TRT_METHODS),
+    Alias("max_draft_len", "num_speculative_tokens", _TRT),
+    Alias("speculative_model_dir", "model", _TRT),
+    Alias("max_matching_ngram_size", "prompt_lookup_max", _TRT),
+    Alias(
+        "use_rejection_sampling",
+        "rejection_sample_method",
+        _TRT,
+        {True: "standard", False: "matching"},
+    ),
+)
+"""Keys of `speculative_config`."""
+
+FLAGS = (
+    Alias("num_speculative_tokens", "num_speculative_tokens", _OLD),
+    *(alias for alias in ALIASES if alias.origin == _OLD and alias.name.startswith("spec")),
+    *(alias for alias in ALIASES if alias.origin == _OLD and alias.name.startswith("typical")),
+    *(alias for alias in ALIASES if alias.origin == _OLD and alias.name.startswith("ngram")),
+)
+"""Keywords of `LLM` from before vLLM had a `speculative_config`."""
+
+
+def with_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`speculative_config` under our keys and values; a line of log per name that was changed.
+
+    Raises:
+        ConfigError: one setting under two names, with different values.
+    """
+    table = {alias.name: alias for alias in ALIASES}
+    result: dict[str, Any] = {}
+    for key, value in given.items():
+        name = key.replace("-", "_")
+        alias = table.get(name)
+        if alias is not None and isinstance(value, str | bool) and value in alias.values:
+            _note(f"{name}={value!r}", f"{alias.key}={alias.values[value]!r}", alias.origin)
+            name, value = alias.key, alias.values[value]
+        elif alias is not None and alias.key != name:
+            _note(name, alias.key, alias.origin)
+            name = alias.key
+        _put(result, name, value, f"speculative_config.{key}")
+    return result
+
+
+def with_flags_gathered(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of `LLM` with older speculation flags moved into `speculative_config`.
+
+    Raises:
+        ConfigError: a flag contradicts the speculative_config beside it.
+    """
+    table = {alias.name: alias for alias in FLAGS}
+    flags = {k: v for k, v in given.items() if k.replace("-", "_") in table}
+    if not flags:
+        return dict(given)
+    rest = {k: v for k, v in given.items() if k not in flags}
+    beside = rest.get("speculative_config")
+    if beside is not None and not isinstance(beside, Mapping):
+        allowed = f"a dictionary beside {', '.join(flags)}"
+        raise ConfigError("speculative_config", beside, allowed)
+    merged = with_our_names(beside or {})
+    for key, value in flags.items():
+        _note(key, f"speculative_config.{table[key.replace('-', '_')].key}", _OLD)
+        for name, own in with_our_names({key: value}).items():
+            _put(merged, name, own, key)
+    return {**rest, "speculative_config": merged}
+
+
+def _put(into: dict[str, Any], name: str, value: object, where: str) -> None:
+    if name in into and into[name] != value:
+        allowed = f"one value of {name}, which is also given as {into[name]!r}"
+        raise ConfigError(where, value, allowed)
+    into[name] = value
+
+
+def _note(given: str, ours: str, origin: str) -> None:
+    logger.info("%s (%s) is taken as %s", given, origin, ours)

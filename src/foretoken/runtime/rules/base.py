@@ -1,0 +1,94 @@
+"""What every rule of acceptance is: logits and drafts of some spans in, their new tokens out.
+
+Owns the values that rules are given and the helpers they share. Knows nothing of stopping,
+scheduling, or how drafts were made. Invariants of every rule: each span gets between 1 and
+num_drafts + 1 new tokens; all but the last are its leading drafts; a draft of -1 is never kept.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from foretoken.ops.noise import Stream, pack_keys, row_key
+from foretoken.ops.sampling import draw
+from foretoken.runtime.rows import Rows
+from foretoken.runtime.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleSettings:
+    """What the rules with parameters need; see `SpeculativeConfig`."""
+
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
+    synthetic_rates: tuple[float, ...] = ()
+    """Share of verifications that keep draft 0, 1, ...; non-increasing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One sampling span: its rows, and where its logits and draft distributions start."""
+
+    index: int
+    """Of the span in its batch."""
+    rows: Rows
+    row: int
+    """First of its sample rows in the step's logits."""
+    drafted_row: int
+    """First of its rows in the step's draft distributions."""
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """Draft ids, in order."""
+        return self.rows.drafts
+
+
+class Rule(ABC):
+    """Decides which drafts stay and what follows them."""
+
+    name: str
+    """The word the user types."""
+    valid = True
+    """False: the output is not the model's at all, and says so."""
+
+    @abstractmethod
+    def decide(
+        self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
+    ) -> list[tuple[int, ...]]:
+        """New tokens of each check: the drafts that stay and one more.
+
+        Args:
+            logits_PV: raw float32 logits of the checks' own rows, check after check; read only.
+            checks: the spans.
+            probs_KV: distributions of all drafts of the step (`Check.drafted_row`), float32;
+                None: all drafts are one-hot.
+        """
+
+
+def draw_last(
+    sampler: Sampler, last_SV: Tensor, checks: Seq[Check], kept: Seq[int], recovered: Seq[bool]
+) -> list[int]:
+    """One token after the kept drafts of each check, from processed logits [S, V].
+
+    `recovered` says where it stands in place of a rejected draft, which has noise of its own.
+    """
+    keys = [
+        row_key(
+            sampler.profile(check.rows.sequence.request).key,
+            check.rows.position + count,
+            Stream.RECOVER if instead else Stream.TARGET,
+        )
+        for check, count, instead in zip(checks, kept, recovered, strict=True)
+    ]
+    last: list[int] = draw(last_SV, pack_keys(keys, sampler.device), sampler.noise).tolist()
+    return last
+
+
+def with_last(checks: Seq[Check], kept: Seq[int], last: Seq[int]) -> list[tuple[int, ...]]:
+    """Kept drafts and the token after them, per check."""
+    return [
+        (*check.drafts[:count], token)
+        for check, count, token in zip(checks, kept, last, strict=True)
+    ]

@@ -1,0 +1,38 @@
+"""Matching: a draft stays if it is the token that the target chooses there itself.
+
+The output is what plain decoding gives, token by token, whatever was drafted.
+"""
+
+from collections.abc import Sequence as Seq
+from typing import final
+
+from torch import Tensor
+
+from foretoken.ops.reject import agreeing
+from foretoken.runtime.rules.base import Check, Rule
+from foretoken.runtime.sampler import Sampler
+
+
+@final
+class MatchingRule(Rule):
+    """The target's own tokens, as far as the drafts agree and one further."""
+
+    name = "matching"
+
+    def __init__(self, sampler: Sampler) -> None:
+        """Choose with `sampler`."""
+        self._sampler = sampler
+
+    def decide(
+        self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
+    ) -> list[tuple[int, ...]]:
+        """See `Rule`; distributions of drafts do not matter."""
+        rows = [check.rows for check in checks]
+        targets: list[int] = self._sampler.choose(logits_PV, rows).tolist()
+        found, start = [], 0
+        for check in checks:
+            end = start + check.rows.num_rows
+            own = targets[start:end]
+            found.append(tuple(own[: agreeing(check.drafts, own) + 1]))
+            start = end
+        return found

@@ -1,0 +1,21 @@
+"""From the words of `rejection_sample_method` to rules, and which rule checks which request."""
+
+from foretoken.runtime.rules.base import Rule, RuleSettings
+from foretoken.runtime.rules.block import BlockRule
+from foretoken.runtime.rules.matching import MatchingRule
+from foretoken.runtime.rules.standard import StandardRule
+from foretoken.runtime.rules.synthetic import SyntheticRule
+from foretoken.runtime.rules.typical import TypicalRule
+from foretoken.runtime.sampler import Sampler
+
+
+def create_rules(sampler: Sampler, settings: RuleSettings) -> dict[str, Rule]:
+    """Every rule by its name."""
+    rules: tuple[Rule, ...] = (
+        MatchingRule(sampler),
+        StandardRule(sampler),
+        BlockRule(sampler),
+        TypicalRule(sampler, settings),
+        SyntheticRule(sampler, settings),
+    )
+    return {rule.name: rule for rule in rules}

@@ -1,0 +1,50 @@
+"""The rejection rule for chains: the same distribution, draft by draft.
+
+Source: Leviathan et al. 2022 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
+"""
+
+from collections.abc import Sequence as Seq
+from typing import final
+
+from torch import Tensor
+
+from foretoken.ops.reject import acceptable, leading, residual
+from foretoken.runtime.rules.base import Check, Rule, draw_last, with_last
+from foretoken.runtime.rules.drafts import FlatDrafts
+from foretoken.runtime.sampler import Sampler
+
+
+@final
+class StandardRule(Rule):
+    """Keeps a draft with probability min(1, p / q); else draws from max(p - q, 0)."""
+
+    name = "standard"
+
+    def __init__(self, sampler: Sampler) -> None:
+        """Process logits with `sampler`."""
+        self._sampler = sampler
+
+    def decide(
+        self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
+    ) -> list[tuple[int, ...]]:
+        """See `Rule`."""
+        processed_PV = self._sampler.process(logits_PV, [check.rows for check in checks])
+        flat = FlatDrafts.of(self._sampler, processed_PV, checks, probs_KV)
+        passed = acceptable(flat.target_KV, flat.drafted_KV, flat.ids_K, flat.uniforms_K)
+        kept, ends, failed = [], [], []
+        first = 0
+        for row, count in zip(flat.first_row_S, flat.lengths_S, strict=True):
+            kept.append(leading(passed[first : first + count]))
+            ends.append(row + kept[-1])
+            failed.append(first + kept[-1] if kept[-1] < count else None)
+            first += count
+        last_SV = processed_PV[ends]
+        spans = [s for s, at in enumerate(failed) if at is not None]
+        if spans:
+            at = [at for at in failed if at is not None]
+            drafted_SV = None if flat.drafted_KV is None else flat.drafted_KV[at]
+            ids = [flat.ids_K[k] for k in at]
+            last_SV[spans] = residual(last_SV[spans], flat.target_KV[at], drafted_SV, ids)
+        recovered = [at is not None for at in failed]
+        last = draw_last(self._sampler, last_SV, checks, kept, recovered)
+        return with_last(checks, kept, last)

@@ -1,0 +1,51 @@
+"""Synthetic acceptance: keeps drafts at given rates, whatever they are. The output is INVALID.
+
+For measuring an engine apart from the quality of its drafts. Reproducible: how many drafts stay
+is a pure function of the request's key and the position.
+"""
+
+from collections.abc import Sequence as Seq
+from typing import final
+
+from torch import Tensor
+
+from foretoken.ops.noise import Stream, row_key, uniform
+from foretoken.runtime.rules.base import Check, Rule, RuleSettings, with_last
+from foretoken.runtime.sampler import Sampler
+
+
+@final
+class SyntheticRule(Rule):
+    """Keeps draft i in a share rates[i] of the verifications, always with those before it."""
+
+    name = "synthetic"
+    valid = False
+
+    def __init__(self, sampler: Sampler, settings: RuleSettings) -> None:
+        """Choose what follows the drafts with `sampler`."""
+        self._sampler = sampler
+        self._rates = settings.synthetic_rates
+
+    def decide(
+        self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
+    ) -> list[tuple[int, ...]]:
+        """See `Rule`; neither what was drafted nor its distribution matters."""
+        rows = [check.rows for check in checks]
+        targets: list[int] = self._sampler.choose(logits_PV, rows).tolist()
+        kept, last, start = [], [], 0
+        for check in checks:
+            kept.append(self._count(check))
+            last.append(targets[start + kept[-1]])
+            start += check.rows.num_rows
+        return with_last(checks, kept, last)
+
+    def _count(self, check: Check) -> int:
+        """One uniform decides about all drafts: those whose rate is above it stay."""
+        key = self._sampler.profile(check.rows.sequence.request).key
+        bar = uniform(row_key(key, check.rows.position, Stream.ACCEPT))
+        count = 0
+        for token, rate in zip(check.drafts, self._rates, strict=False):
+            if bar >= rate or token < 0:
+                break
+            count += 1
+        return count

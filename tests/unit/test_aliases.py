@@ -1,0 +1,124 @@
+"""Names of other engines mean the same here, and never something twice."""
+
+import logging
+from dataclasses import fields
+
+import pytest
+
+from foretoken.config import EngineConfig, SpeculativeConfig
+from foretoken.config.acceptance import RULES
+from foretoken.config.aliases import ALIASES, FLAGS
+from foretoken.config.speculative import KEYS
+from foretoken.errors import ConfigError, NotYetError
+
+
+def test_the_table_leads_to_keys_that_exist() -> None:
+    own = {f.name for f in fields(SpeculativeConfig)}
+    for alias in (*ALIASES, *FLAGS):
+        assert alias.key in own or alias.key in KEYS.neutral, alias
+        assert alias.name not in own or alias.name == alias.key, f"{alias.name} is ours already"
+        if alias.key == "rejection_sample_method":
+            assert set(alias.values.values()) <= set(RULES)
+    names = [alias.name for alias in ALIASES]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "value"),
+    [
+        ({"rejection_sample_method": "strict"}, "rejection_sample_method", "matching"),
+        ({"rejection_sample_method": "probabilistic"}, "rejection_sample_method", "standard"),
+        ({"acceptance_method": "rejection_sampler"}, "rejection_sample_method", "standard"),
+        (
+            {"spec-decoding-acceptance-method": "typical_acceptance_sampler"},
+            "rejection_sample_method",
+            "typical",
+        ),
+        ({"use_rejection_sampling": False}, "rejection_sample_method", "matching"),
+        ({"use_rejection_sampling": True}, "rejection_sample_method", "standard"),
+        ({"max_draft_len": 7}, "num_speculative_tokens", 7),
+        ({"max_matching_ngram_size": 3}, "prompt_lookup_max", 3),
+        ({"decoding_type": "NGram"}, "method", "ngram"),
+        ({"ngram_prompt_lookup_max": 8}, "prompt_lookup_max", 8),
+    ],
+)
+def test_values_arrive_under_our_names(
+    given: dict[str, object], key: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = {} if "decoding_type" in given else {"method": "ngram"}
+    with caplog.at_level(logging.INFO, "foretoken"):
+        config = SpeculativeConfig.from_dict({**base, **given})
+    assert getattr(config, key) == value
+    assert key in caplog.text, "the translation is not logged"
+
+
+def test_older_typical_thresholds() -> None:
+    config = SpeculativeConfig.from_dict(
+        {
+            "model": "ngram",
+            "spec_decoding_acceptance_method": "typical_acceptance_sampler",
+            "typical_acceptance_sampler_posterior_threshold": 0.05,
+            "typical_acceptance_sampler_posterior_alpha": 0.2,
+        }
+    )
+    assert (config.posterior_threshold, config.posterior_alpha) == (0.05, 0.2)
+
+
+def test_one_setting_under_two_names() -> None:
+    same = {"method": "ngram", "prompt_lookup_max": 4, "ngram_prompt_lookup_max": 4}
+    assert SpeculativeConfig.from_dict(same).prompt_lookup_max == 4
+    with pytest.raises(ConfigError, match="one value of prompt_lookup_max"):
+        SpeculativeConfig.from_dict({**same, "ngram_prompt_lookup_max": 5})
+
+
+def test_methods_of_tensorrt_that_are_not_built() -> None:
+    with pytest.raises(NotYetError, match="medusa"):
+        SpeculativeConfig.from_dict({"decoding_type": "Medusa", "speculative_model": "x"})
+
+
+def test_flags_from_before_the_dictionary() -> None:
+    config = EngineConfig.from_kwargs(
+        model="demo",
+        speculative_model="[ngram]",
+        num_speculative_tokens=4,
+        ngram_prompt_lookup_max=6,
+    )
+    found = config.speculative_config
+    assert found is not None
+    assert (found.method, found.num_speculative_tokens, found.prompt_lookup_max) == ("ngram", 4, 6)
+    with pytest.raises(ConfigError, match="num_speculative_tokens"):
+        EngineConfig.from_kwargs(
+            model="demo",
+            num_speculative_tokens=4,
+            speculative_config={"method": "ngram", "num_speculative_tokens": 3},
+        )
+
+
+def rule(name: str, **others: object) -> dict[str, object]:
+    base: dict[str, object] = {"method": "ngram", "num_speculative_tokens": 2}
+    return {**base, "rejection_sample_method": name, **others}
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        (rule("typical", posterior_threshold=0), "posterior_threshold"),
+        (rule("typical", posterior_alpha="high"), "posterior_alpha"),
+        (rule("standard", posterior_alpha=0.2), "posterior_alpha"),
+        (rule("synthetic"), "synthetic_acceptance_rates"),
+        (rule("synthetic", synthetic_acceptance_rates=[0.5]), "synthetic_acceptance_rates"),
+        (rule("synthetic", synthetic_acceptance_rates=[0.5, 0.6]), "synthetic_acceptance_rates"),
+        (rule("synthetic", synthetic_acceptance_rates=[1.5, 0.6]), "synthetic_acceptance_rates"),
+        (rule("synthetic", synthetic_acceptance_length=0.5), "synthetic_acceptance_length"),
+        (rule("synthetic", synthetic_acceptance_length=3.5), "synthetic_acceptance_length"),
+        (
+            rule("synthetic", synthetic_acceptance_length=2, synthetic_acceptance_rates=[0.5, 0.5]),
+            "synthetic_acceptance_rates",
+        ),
+        (rule("auto", synthetic_acceptance_length=2), "synthetic_acceptance_length"),
+    ],
+)
+def test_settings_of_rules_out_of_range(given: dict[str, object], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SpeculativeConfig.from_dict(given)
+    assert caught.value.field == f"speculative_config.{field}"
