@@ -26,16 +26,25 @@ class Hardware:
     def detect(cls) -> Self:
         """Read /proc and the cgroup; elsewhere fall back to what Python knows."""
         info = _read_cpuinfo()
-        if hasattr(os, "sched_getaffinity"):
-            cores = len(os.sched_getaffinity(0))
-        else:
-            cores = os.cpu_count() or 1
         return cls(
             cpu_name=info.get("model name", "unknown"),
-            num_cores=cores,
+            num_cores=usable_cores(),
             free_memory=_free_memory(),
             cpu_flags=frozenset(info.get("flags", "").split()),
         )
+
+
+def usable_cores() -> int:
+    """Cores that this process may keep busy: its affinity, and its cgroup's share rounded up."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    share = quota.read_text().split() if quota.is_file() else []
+    if len(share) == 2 and share[0].isdigit():
+        cores = min(cores, -(-int(share[0]) // int(share[1])))
+    return max(1, cores)
 
 
 def _read_cpuinfo() -> dict[str, str]:

@@ -1,0 +1,6 @@
+"""Kernels in C: how they are compiled, loaded and chosen. What they compute is said in `ops`.
+
+`native/` holds plain C, compiled by `build` into one shared library when the package is installed
+(again when its files change, in a checkout) and loaded by `library`. Without a compiler
+everything runs on PyTorch's operations.
+"""

@@ -1,0 +1,148 @@
+"""Compiles `native/*.c` into one shared library beside it. Standard library only.
+
+The library's name carries a hash of the sources and flags, so that a stale one is never loaded.
+The build hook of the package, `library` in a checkout, and `python -m foretoken.kernels.build`
+call it; this module imports nothing of the package, because the hook loads it by path.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+NATIVE, BUILT = FOLDER / "native", FOLDER / "lib"
+COMMON = (
+    "-std=gnu11", "-O3", "-g", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off",
+    "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra", "-Werror=vla",
+)  # fmt: skip
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (
+    *_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512",
+)  # fmt: skip
+_AVX512BF16 = (*_AVX512, "-mavx512vnni", "-mavx512bf16")
+BY_SUFFIX = {
+    "_avx2": _AVX2,
+    "_avx512": _AVX512,
+    "_avx512bf16": _AVX512BF16,
+    "_amx": (*_AVX512BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+}
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1")
+
+
+class BuildError(Exception):
+    """There is no C compiler, or it failed; the message has its words."""
+
+
+def sources() -> list[Path]:
+    """The C files, in order."""
+    return sorted(NATIVE.glob("*.c"))
+
+
+def library_path() -> Path:
+    """Where the library of the present sources is, or would be."""
+    digest = hashlib.sha256(repr((COMMON, BY_SUFFIX)).encode())
+    for path in sorted(NATIVE.glob("*.[ch]")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return BUILT / f"foretoken-{platform.machine()}-{digest.hexdigest()[:16]}.so"
+
+
+def compiler() -> str:
+    """The C compiler: $CC, or cc, gcc, clang.
+
+    Raises:
+        BuildError: none is installed.
+    """
+    given = os.environ.get("CC")
+    for name in (given,) if given else ("cc", "gcc", "clang"):
+        path = shutil.which(name)
+        if path:
+            return path
+    raise BuildError(f"no C compiler: {given or 'cc, gcc, clang'} not found")
+
+
+def build_library() -> Path:
+    """Compile and link unless it is there already; older libraries are removed.
+
+    Raises:
+        BuildError: no compiler, an error in the sources, or a folder that cannot be written.
+    """
+    target = library_path()
+    if target.is_file():
+        return target
+    try:
+        BUILT.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BUILT) as folder:
+            fresh = Path(folder) / target.name
+            _compile(sources(), Path(folder), fresh, ("-shared",), ())
+            os.replace(fresh, target)
+    except OSError as error:
+        raise BuildError(f"{BUILT} cannot be written: {error}") from error
+    for path in BUILT.glob("foretoken-*.so"):
+        if path != target:
+            path.unlink(missing_ok=True)
+    return target
+
+
+def build_program(main: Path, target: Path, flags: Sequence[str] = SANITIZERS) -> None:
+    """Compile a C program with a main together with the kernels, by default under sanitizers.
+
+    Raises:
+        BuildError: as for `build_library`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        _compile([main, *sources()], Path(folder), target, (), tuple(flags))
+
+
+def _compile(
+    files: Sequence[Path],
+    folder: Path,
+    target: Path,
+    link: tuple[str, ...],
+    more: tuple[str, ...],
+) -> None:
+    command = compiler()
+    objects = [folder / f"{path.stem}.o" for path in files]
+
+    def one(path: Path, result: Path) -> None:
+        base = [command, *COMMON, *more, f"-I{NATIVE}", "-c", str(path), "-o", str(result)]
+        flags = _flags(path)
+        try:
+            _run([*base, *flags])
+        except BuildError:
+            if not flags:
+                raise
+            _run(base)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, files, objects))
+    _run([command, *more, *link, "-pthread", *map(str, objects), "-lm", "-o", str(target)])
+
+
+def _flags(path: Path) -> tuple[str, ...]:
+    """Of this file's instruction set. A compiler that does not know them gets none, and the
+    guards in the file leave a null table."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return ()
+    for suffix, flags in BY_SUFFIX.items():
+        if path.stem.endswith(suffix):
+            return flags
+    return ()
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command[:1])} failed:\n{done.stderr[-4000:]}")
+    if done.stderr:
+        print(done.stderr, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    print(build_library())

@@ -1,0 +1,97 @@
+"""Loads the compiled kernels once and says which instruction set they use.
+
+FORETOKEN_KERNELS chooses: `auto` (default), `off`, or the highest level to use, `portable`,
+`avx2`, `avx512`, `avx512bf16` or `amx`. Owns no kernel: those who call one declare its arguments
+themselves (`Library.function`). Foreign calls release the GIL.
+"""
+
+import ctypes
+import functools
+import logging
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import ConfigError
+from foretoken.hardware import usable_cores
+from foretoken.kernels import build
+
+logger = logging.getLogger("foretoken")
+
+VARIABLE = "FORETOKEN_KERNELS"
+LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
+_CHOICES = ("auto", "off", *LEVELS)
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The loaded library; `level` is the instruction set in use."""
+
+    handle: ctypes.CDLL
+    level: str
+
+    def function(self, name: str, arguments: Sequence[Any], result: Any = None) -> Any:
+        """The C function `name` with its argument types, as ctypes calls it."""
+        found = self.handle[name]
+        found.argtypes = tuple(arguments)
+        found.restype = result
+        return found
+
+    def use_threads(self, threads: int) -> None:
+        """How many threads share a call, no more than the cores that this process may use.
+
+        Call it with torch.get_num_threads(), whenever that may have changed.
+        """
+        self.handle.ft_set_threads(min(threads, usable_cores()))
+
+    def advise_huge(self, address: int, num_bytes: int) -> None:
+        """Ask for huge pages; do it before the memory is written for the first time."""
+        self.handle.ft_advise_huge(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes))
+
+
+@functools.cache
+def find_library() -> Library | None:
+    """The kernels, or None where they are off or could not be compiled, which is said once.
+
+    Raises:
+        ConfigError: FORETOKEN_KERNELS has an unknown value, or a level that this machine lacks.
+    """
+    wanted = os.environ.get(VARIABLE, "auto").lower()
+    if wanted not in _CHOICES:
+        raise ConfigError(VARIABLE, wanted, ", ".join(_CHOICES))
+    if wanted == "off":
+        return None
+    path = _library_file()
+    if path is None:
+        return None
+    handle = ctypes.CDLL(str(path))
+    most = LEVELS[handle.ft_cpu_level()]
+    level = most if wanted == "auto" else wanted
+    if LEVELS.index(level) > LEVELS.index(most):
+        raise ConfigError(VARIABLE, wanted, f"auto, off, or at most {most} on this machine")
+    handle.ft_set_level(LEVELS.index(level))
+    return Library(handle, level)
+
+
+def _library_file() -> Path | None:
+    """What the installation built; in a checkout, built now if the sources have changed."""
+    path = build.library_path()
+    if path.is_file():
+        return path
+    if platform.system() != "Linux":
+        logger.warning("Kernels run on Linux only; PyTorch's operations are used, slower.")
+        return None
+    if not (build.FOLDER.parents[2] / "hatch_build.py").is_file():
+        logger.warning(
+            "Foretoken was installed without a C compiler: PyTorch's operations are used, slower. "
+            "With one, reinstall it; FORETOKEN_KERNELS=off silences this."
+        )
+        return None
+    try:
+        return build.build_library()
+    except build.BuildError as error:
+        logger.warning("Kernels were not compiled, PyTorch's operations are used: %s", error)
+        return None

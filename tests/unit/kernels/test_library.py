@@ -1,0 +1,101 @@
+"""The kernels' library and pool. The guarded bugs: an item done twice or never, a stale library,
+a mistyped FORETOKEN_KERNELS that silently chooses something."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foretoken.errors import ConfigError
+from foretoken.kernels import build
+from foretoken.kernels.library import LEVELS, Library, find_library
+
+TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
+
+
+@pytest.fixture
+def library() -> Library:
+    found = find_library()
+    if found is None:
+        pytest.skip("no kernels here")
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("items", [0, 1, 2, 3, 64, 1000])
+def test_every_item_is_done_once(library: Library, threads: int, items: int) -> None:
+    before = library.handle.ft_threads()
+    library.handle.ft_set_threads(threads)
+    parallel = library.function("ft_parallel", (TASK, ctypes.c_void_p, ctypes.c_int64))
+    try:
+        for _ in range(20):
+            done: list[tuple[int, int]] = []
+            task = TASK(lambda _, item, worker, done=done: done.append((item, worker)))
+            parallel(task, None, items)
+            assert sorted(item for item, _ in done) == list(range(items))
+            assert {worker for _, worker in done} <= set(range(threads))
+    finally:
+        library.handle.ft_set_threads(before)
+
+
+def test_a_forked_child_has_a_pool_of_its_own(library: Library) -> None:
+    code = f"""
+import ctypes, os, sys
+lib = ctypes.CDLL({library.handle._name!r})
+TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
+lib.ft_parallel.argtypes = (TASK, ctypes.c_void_p, ctypes.c_int64)
+lib.ft_set_threads(3)
+def run():
+    done = []
+    lib.ft_parallel(TASK(lambda c, i, w: done.append(i)), None, 50)
+    return sorted(done) == list(range(50))
+assert run()
+child = os.fork()
+if child == 0:
+    os._exit(0 if run() else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or not run())
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60)
+    assert done.returncode == 0
+
+
+def test_level_is_at_most_the_machines(library: Library) -> None:
+    assert LEVELS.index(library.level) <= library.handle.ft_cpu_level()
+    assert library.handle.ft_level() == LEVELS.index(library.level)
+
+
+def in_fresh_process(value: str) -> "subprocess.CompletedProcess[str]":
+    """What a new interpreter says about its kernels with FORETOKEN_KERNELS=value."""
+    code = "from foretoken.kernels.library import find_library as f; k = f(); print(k and k.level)"
+    source = Path(build.FOLDER).parents[1]
+    environment = {**os.environ, "FORETOKEN_KERNELS": value, "PYTHONPATH": str(source)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_the_switch(library: Library) -> None:
+    assert in_fresh_process("off").stdout.strip() == "None"
+    assert in_fresh_process("portable").stdout.strip() == "portable"
+    wrong = in_fresh_process("avx1024")
+    assert ConfigError.__name__ in wrong.stderr
+    assert "FORETOKEN_KERNELS: got 'avx1024'; allowed: auto, off" in wrong.stderr
+
+
+def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = build.library_path()
+    for path in build.NATIVE.glob("*.[ch]"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(build, "NATIVE", tmp_path)
+    assert build.library_path() == before
+    (tmp_path / "cpu.c").write_text("// changed\n")
+    assert build.library_path() != before
+
+
+def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", "a-compiler-that-is-not-there")
+    monkeypatch.setattr(build, "BUILT", tmp_path)
+    with pytest.raises(build.BuildError, match="a-compiler-that-is-not-there not found"):
+        build.build_library()
