@@ -1,0 +1,144 @@
+"""The files of a run: what is written is what is read, and a torn end is no loss."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from foretoken.errors import ConfigError
+from foretoken.lab.plain import from_plain, to_plain
+from foretoken.lab.results import (
+    AbSummary,
+    Acceptance,
+    ArmSummary,
+    Gain,
+    RequestRecord,
+    ServerInfo,
+)
+from foretoken.lab.results_io import (
+    LineWriter,
+    read_requests,
+    read_summary,
+    write_json,
+)
+from foretoken.lab.statistics import Interval, unknown
+
+RECORD = RequestRecord(
+    index=3,
+    arm="on",
+    block=1,
+    temperature=0.4,
+    scheduled_s=1.0,
+    sent_s=1.001,
+    first_s=1.1,
+    last_s=1.5,
+    chunk_s=(1.1, 1.3, 1.5),
+    chunk_tokens=(1, 3, 2),
+    output_tokens=6,
+    acceptance=Acceptance(source="body", num_drafted=10, num_accepted=3, num_steps=2),
+)
+
+
+def an_arm(name: str) -> ArmSummary:
+    """A summary with only what has no default."""
+    return ArmSummary(
+        arm=name,
+        server=ServerInfo(url="http://localhost:1"),
+        num_requests=1,
+        num_errors=0,
+        errors={},
+        duration_s=1.0,
+        output_tokens=6,
+        tokens_per_s=unknown(6.0),
+        requests_per_s=1.0,
+        goodput_per_s=None,
+        attained=None,
+        ttft=None,
+        tpot=None,
+        e2e=None,
+    )
+
+
+def test_times_of_a_request() -> None:
+    assert RECORD.ttft_s == pytest.approx(0.1)
+    assert RECORD.e2e_s == pytest.approx(0.5)
+    assert RECORD.tpot_s == pytest.approx(0.4 / 5)
+    assert RECORD.acceptance is not None
+    assert RECORD.acceptance.rate == pytest.approx(0.3)
+    assert RECORD.acceptance.length == pytest.approx(2.5)
+
+
+def test_a_first_chunk_of_several_tokens_is_not_counted_as_decoded_after_it() -> None:
+    record = RequestRecord(
+        index=0, first_s=1.0, last_s=2.0, output_tokens=6, chunk_tokens=(2, 4), chunk_s=(1.0, 2.0)
+    )
+    assert record.tpot_s == pytest.approx(0.25)
+
+
+def test_requests_survive_the_file(tmp_path: Path) -> None:
+    with LineWriter(tmp_path / "requests.jsonl") as writer:
+        writer.write(RECORD)
+        writer.write(RequestRecord(index=4, error="timeout: 30 s"))
+    assert read_requests(tmp_path) == [RECORD, RequestRecord(index=4, error="timeout: 30 s")]
+
+
+def test_a_torn_last_line_is_dropped_and_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    with LineWriter(path) as writer:
+        writer.write(RECORD)
+    with path.open("a") as file:
+        file.write('{"index": 7, "arm"')
+    assert [r.index for r in read_requests(tmp_path)] == [3]
+    with LineWriter(path) as writer:
+        writer.write(RequestRecord(index=8))
+    assert [r.index for r in read_requests(tmp_path)] == [3, 8]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    (tmp_path / "requests.jsonl").write_text('{"index": 1}\nnonsense\n{"index": 2}\n')
+    with pytest.raises(ConfigError, match="line 2"):
+        read_requests(tmp_path)
+
+
+def test_a_summary_survives_the_file(tmp_path: Path) -> None:
+    gain = Gain(
+        metric="tpot_p50", ratio=Interval(1.4, 1.3, 1.5), num_blocks=8, num_pairs=80, enough=True
+    )
+    summary = AbSummary(
+        baseline="off", candidate="on", arms=(an_arm("off"), an_arm("on")), gains=(gain,)
+    )
+    write_json(tmp_path / "summary.json", summary)
+    read = read_summary(tmp_path)
+    assert isinstance(read, AbSummary)
+    assert read.gain("tpot_p50") == gain
+    assert read.gain("ttft_p50") is None
+    assert math.isnan(read.arm("on").tokens_per_s.low), "infinite ends come back as not known"
+    assert not read.arm("on").tokens_per_s.known
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"kind": "ab", "schema": 99}))
+    with pytest.raises(ConfigError, match=r"schema.*99"):
+        read_summary(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        ({"indx": 1}, r"indx"),
+        ({}, r"index: got None"),
+        ({"index": "one"}, r"index.*an integer"),
+        ({"index": True}, r"index.*an integer"),
+        ({"index": 1, "chunk_s": ["x"]}, r"chunk_s\[0\].*a number"),
+        ({"index": 1, "acceptance": {"source": "x"}}, r"acceptance.num_drafted"),
+        ([], r"a mapping"),
+    ],
+)
+def test_wrong_fields_are_named(value: object, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        from_plain(RequestRecord, value, "r")
+
+
+def test_infinite_numbers_become_null() -> None:
+    assert to_plain({"a": math.inf, "b": (1, math.nan)}) == {"a": None, "b": [1, None]}
