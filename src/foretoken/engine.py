@@ -44,6 +44,8 @@ class Engine:
         config = parts.config
         self.parts = parts
         self.metrics = EngineMetrics(config.user.model, log_stats=not config.user.disable_log_stats)
+        self.cancelled: tuple[str, ...] = ()
+        """Requests of the last step, if it failed before anything of it was committed."""
         self._seeds = random.Random(config.user.seed)
 
     @property
@@ -102,16 +104,27 @@ class Engine:
 
     def abort(self, request_id: str) -> Output | None:
         """End a request now; None if it is not there or has already ended."""
-        output = self.parts.scheduler.abort(request_id)
+        return self._interrupted(self.parts.scheduler.abort(request_id))
+
+    def fail(self, request_id: str, error: str) -> Output | None:
+        """End a request with an error; None if it is not there or has already ended."""
+        return self._interrupted(self.parts.scheduler.fail(request_id, error))
+
+    def _interrupted(self, output: Output | None) -> Output | None:
         if output is None:
             return None
         output = self.parts.texts.advance(output)
-        self._release(request_id)
+        self._release(output.request_id)
         return output
 
     def step(self) -> list[Output]:
-        """Run one step; new tokens and ends of the requests it touched."""
+        """Run one step; new tokens and ends of the requests it touched.
+
+        If it raises with `cancelled` not empty, nothing was committed: the engine can go on once
+        those requests have been ended.
+        """
         parts, began = self.parts, time.perf_counter()
+        self.cancelled = ()
         planned = parts.scheduler.schedule()
         if not planned.spans:
             return []
@@ -121,6 +134,7 @@ class Engine:
             verification = parts.verifier.verify(batch, parts.runner.run(batch))
         except BaseException:
             parts.scheduler.cancel(planned)
+            self.cancelled = tuple(span.sequence.request.request_id for span in planned.spans)
             raise
         verified = time.perf_counter()
         committed = parts.scheduler.commit(batch, verification, time.monotonic())

@@ -1,6 +1,7 @@
 """Every exception that Foretoken raises on purpose, as one tree.
 
     ForetokenError                 exit 1  HTTP 500
+    +-- EngineLostError            exit 1  HTTP 503  the engine has ended; nothing more can be run
     +-- ConfigError                exit 2  HTTP 400  a setting of the engine or of a command
     |   +-- NotYetError            exit 2  HTTP 501  a known setting whose part is not built yet
     +-- RequestError               exit 2  HTTP 400  one request is wrong; its neighbours go on
@@ -23,6 +24,12 @@ class ForetokenError(Exception):
 
     exit_code = 1
     http_status = 500
+
+
+class EngineLostError(ForetokenError):
+    """The engine's thread has ended, by request or by an error; nothing more can be run."""
+
+    http_status = 503
 
 
 class _FieldError(ForetokenError):

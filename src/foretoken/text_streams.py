@@ -16,6 +16,20 @@ class _Stream:
     include_stop: bool
     num_sent: int = 0
 
+    def take_pieces(self, num_tokens: int) -> tuple[str, ...]:
+        """The text that became final with each of the newest tokens; the last one's takes what
+        the end of the output set free."""
+        detokenizer = self.detokenizer
+        end = detokenizer.stable_length()
+        lengths = detokenizer.take_lengths()[:num_tokens]
+        lengths += [end] * (max(num_tokens, 1) - len(lengths))
+        lengths[-1] = end
+        pieces = []
+        for length in lengths:
+            pieces.append(detokenizer.text[self.num_sent : length])
+            self.num_sent = max(length, self.num_sent)
+        return tuple(pieces)
+
 
 class TextStreams:
     """Text by request id; requests that want no text have none."""
@@ -55,10 +69,8 @@ class TextStreams:
                 stream.detokenizer.feed(output.new_token_ids[-1:])
             stream.detokenizer.finish()
             del self._streams[output.request_id]
-        end = stream.detokenizer.stable_length()
-        text = stream.detokenizer.text[stream.num_sent : end]
-        stream.num_sent = max(end, stream.num_sent)
-        return replace(output, text=text)
+        pieces = stream.take_pieces(len(output.new_token_ids))
+        return replace(output, text="".join(pieces), text_pieces=pieces)
 
 
 def _ended_by_id(output: Output) -> bool:

@@ -121,6 +121,7 @@ class Detokenizer:
         self.text = ""
         """All text so far, a found stop string cut off unless it is to be included."""
         self.finished = False
+        self._stable: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> StopMatch | None:
         """Add output tokens; stop at the first stop string.
@@ -132,19 +133,29 @@ class Detokenizer:
         assert not self.finished, "a finished output cannot grow"
         for count, token in enumerate(ids, start=1):
             self._ids.append(token)
-            piece = self._stream.step(self._tokenizer, token)
-            if piece is None:
-                continue
-            searched_from = max(self._unsearched, len(self.text) - self._hold)
-            self.text += piece
-            if len(self._ids) <= self._options.min_tokens:
-                self._unsearched = len(self.text)
-                continue
-            stop = self._find_stop(searched_from)
+            stop = self._grow(self._stream.step(self._tokenizer, token))
+            self._stable.append(self.stable_length())
             if stop is not None:
-                self.finished = True
                 return StopMatch(count, stop)
         return None
+
+    def take_lengths(self) -> list[int]:
+        """`stable_length` after each token fed since the last call."""
+        taken, self._stable = self._stable, []
+        return taken
+
+    def _grow(self, piece: str | None) -> str | None:
+        """Add the text of one token; the stop string it completes, if any."""
+        if piece is None:
+            return None
+        searched_from = max(self._unsearched, len(self.text) - self._hold)
+        self.text += piece
+        if len(self._ids) <= self._options.min_tokens:
+            self._unsearched = len(self.text)
+            return None
+        stop = self._find_stop(searched_from)
+        self.finished = stop is not None
+        return stop
 
     def finish(self) -> None:
         """No more tokens: add the text of an incomplete last character, if there is one."""

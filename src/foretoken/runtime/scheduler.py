@@ -74,6 +74,12 @@ class Scheduler:
         return self._roster.num_preemptions
 
     @property
+    def kv_usage(self) -> float:
+        """Share of the KV pages that running requests hold."""
+        pool = self._pages.pool
+        return pool.num_used / pool.num_pages
+
+    @property
     def sequences(self) -> Mapping[str, Sequence]:
         """Unfinished sequences by request id; a read-only view."""
         return MappingProxyType(self._sequences)

@@ -94,6 +94,9 @@ class Output:
     new_token_ids: tuple[int, ...] = ()
     text: str = ""
     """New text that later tokens cannot take back."""
+    text_pieces: tuple[str, ...] = ()
+    """The same text, split as it became final: one piece per new token (an end without a new
+    token may have one), exactly what plain decoding would have given step by step."""
     sources: tuple[TokenSource, ...] = ()
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None

@@ -1,0 +1,127 @@
+"""The outermost layer: request ids, API keys, the access log, and errors as JSON.
+
+A plain ASGI middleware. Invariants: every answer has an x-request-id; a key is compared in
+constant time and never logged; an exception becomes 500 without its text.
+"""
+
+import hmac
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from foretoken.errors import ForetokenError
+from foretoken.server.events import to_json
+from foretoken.server.metrics import ServerMetrics
+from foretoken.server.problems import Problem, internal, problem_of
+from foretoken.server.settings import ServerConfig
+from foretoken.server.state import request_id_of
+
+logger = logging.getLogger("foretoken.access")
+
+_OPEN = ("/health", "/health/live", "/health/ready", "/version", "/metrics", "/", "/page/")
+_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+
+class Access:
+    """Wraps the app."""
+
+    def __init__(
+        self, app: ASGIApp, config: ServerConfig, metrics: ServerMetrics, paths: Sequence[str]
+    ) -> None:
+        """`paths` are the templates that answers are counted under."""
+        self._app = app
+        self._config = config
+        self._metrics = metrics
+        self._paths = frozenset(paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        own = headers.get("x-request-id", "")
+        request_id = uuid.uuid4().hex
+        scope["foretoken.request_id"] = request_id
+        shown = own if _ID.fullmatch(own) else request_id
+        began, status, started = time.perf_counter(), 500, False
+
+        async def tagged(message: Message) -> None:
+            nonlocal status, started
+            if message["type"] == "http.response.start":
+                started, status = True, message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = shown
+            await send(message)
+
+        try:
+            self._authorize(scope["path"], headers)
+            await self._app(scope, receive, tagged)
+        except Exception as error:
+            if not isinstance(error, Problem):
+                logger.exception("request %s failed", request_id)
+            if not started:
+                response = await as_response(Request(scope), error)
+                await response(scope, receive, tagged)
+        finally:
+            self._record(scope, status, time.perf_counter() - began, request_id)
+
+    def _authorize(self, path: str, headers: Headers) -> None:
+        """Raise a Problem (401) unless the key opens the path."""
+        given = headers.get("authorization", "").removeprefix("Bearer ")
+        if path.startswith("/admin"):
+            key = self._config.admin_key
+            if key is None or not _matches(given, (key,)):
+                raise Problem(401 if key else 404, "not found" if key is None else "wrong key")
+            return
+        keys = self._config.api_keys
+        if not keys or path in _OPEN or path.startswith("/page/"):
+            return
+        if not _matches(given, keys):
+            raise Problem(
+                401,
+                "a valid API key is needed: `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+
+    def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+        path = scope["path"] if scope["path"] in self._paths else "other"
+        self._metrics.http.labels(path, str(status)).inc()
+        if logger.isEnabledFor(logging.INFO):
+            line = {
+                "request_id": request_id,
+                "method": scope["method"],
+                "path": path,
+                "status": status,
+                "seconds": round(seconds, 4),
+            }
+            logger.info(json.dumps(line))
+
+
+def _matches(given: str, keys: Sequence[str]) -> bool:
+    """Whether `given` is one of the keys; the time tells neither which nor how nearly."""
+    found = [hmac.compare_digest(given.encode(), key.encode()) for key in keys]
+    return any(found)
+
+
+async def as_response(request: Request, error: Exception) -> Response:
+    """The answer to a request that ended in an exception; unknown ones tell nothing."""
+    problem = internal()
+    if isinstance(error, Problem):
+        problem = error
+    elif isinstance(error, ForetokenError):
+        problem = problem_of(error)
+    elif isinstance(error, HTTPException):
+        what = f"{request.method} {request.url.path[:200]}: {error.detail}"
+        problem = Problem(error.status_code, what, headers=error.headers)
+    body = to_json(problem.body(request_id_of(request)))
+    return Response(body, problem.status, problem.headers, media_type="application/json")

@@ -1,0 +1,157 @@
+"""The JSON of answers that completions and chat completions share: usage, logprobs, metrics.
+
+Builds plain dictionaries from events; knows no transport and no engine.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from foretoken.server.generation import Event, Generation
+from foretoken.tokenizer import Tokenizer
+from foretoken.types import Logprob, RequestMetrics
+
+TokenText = Callable[[int], str]
+
+
+class TokenTexts:
+    """The text of single tokens, remembered."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        """Without a tokenizer, a token's text is its number."""
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def __call__(self, token_id: int) -> str:
+        """The token alone as text, special tokens included."""
+        text = self._known.get(token_id)
+        if text is None:
+            if self._tokenizer is None:
+                text = f"token_id:{token_id}"
+            else:
+                text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+            self._known[token_id] = text
+        return text
+
+
+class Tally:
+    """Counts over all choices of one request, for its usage and its metrics."""
+
+    def __init__(self, generation: Generation) -> None:
+        """Nothing generated yet."""
+        self._generation = generation
+        self.num_completion = 0
+        self.num_cached = 0
+        self.ends: list[RequestMetrics] = []
+
+    def add(self, event: Event) -> None:
+        """Count one event."""
+        self.num_completion += event.token_id is not None
+        if event.metrics is not None:
+            self.ends.append(event.metrics)
+            self.num_cached += event.metrics.num_cached_tokens
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage as it stands."""
+        prompt = self._generation.num_prompt_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.num_completion,
+            "total_tokens": prompt + self.num_completion,
+            "prompt_tokens_details": {"cached_tokens": min(self.num_cached, prompt)},
+        }
+
+    def metrics(self) -> dict[str, Any] | None:
+        """The `metrics` field: None unless the server reports it; null inside for n > 1."""
+        level = self._generation.state.config.per_request_metrics
+        if level == "none":
+            return None
+        if len(self.ends) != 1 or self._generation.num_choices != 1:
+            return {"speculative_decoding": None}
+        spec = self._generation.state.engine.engine.parts.config.user.speculative_config
+        most = spec.num_speculative_tokens if spec is not None else 0
+        return {"speculative_decoding": speculation(self.ends[0], most, level == "detailed")}
+
+
+def speculation(metrics: RequestMetrics, num_spec_tokens: int, detailed: bool) -> dict[str, Any]:
+    """What speculation did for one request, in vLLM's names."""
+    drafted, accepted = metrics.drafted_per_step, metrics.accepted_per_step
+    histogram = enumerate(metrics.acceptance_histogram)
+    found: dict[str, Any] = {
+        "mean_acceptance_length": metrics.acceptance_length,
+        "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else 0.0,
+        "acceptance_histogram": {str(length): count for length, count in histogram if count},
+        "num_spec_steps": len(drafted),
+        "num_accepted_draft_tokens": sum(accepted),
+        "num_draft_tokens": sum(drafted),
+        "num_spec_tokens": num_spec_tokens,
+    }
+    if detailed:
+        found["per_step_num_draft_tokens"] = list(drafted)
+        found["per_step_num_accepted_tokens"] = list(accepted)
+    return found
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can carry; impossible tokens get -9999, as in vLLM."""
+    return logprob if math.isfinite(logprob) else -9999.0
+
+
+def completion_logprobs(
+    rows: Iterable[tuple[int, Mapping[int, Logprob] | None]],
+    text_of: TokenText,
+    offset: int,
+    count: int,
+) -> dict[str, Any]:
+    """Logprobs of a completion's tokens; `offset` is where the first token's text starts."""
+    tokens, own, best, offsets = [], [], [], []
+    for token_id, row in rows:
+        text = text_of(token_id)
+        tokens.append(text)
+        offsets.append(offset)
+        offset += len(text)
+        own.append(None if row is None else finite(row[token_id].logprob))
+        top = None if row is None else list(row.items())[: count + 1]
+        best.append(None if top is None else {text_of(i): finite(e.logprob) for i, e in top})
+    return {
+        "text_offset": offsets,
+        "token_logprobs": own,
+        "tokens": tokens,
+        "top_logprobs": best,
+    }
+
+
+def chat_logprobs(event: Event, text_of: TokenText, count: int) -> dict[str, Any]:
+    """Logprobs of one token of a chat completion."""
+    assert event.token_id is not None and event.logprobs is not None, event
+    row = event.logprobs
+    best = sorted(row.items(), key=lambda pair: pair[1].rank)[:count]
+    return {
+        **_entry(event.token_id, row[event.token_id], text_of),
+        "top_logprobs": [_entry(i, entry, text_of) for i, entry in best],
+    }
+
+
+def _entry(token_id: int, entry: Logprob, text_of: TokenText) -> dict[str, Any]:
+    text = text_of(token_id)
+    return {"token": text, "logprob": finite(entry.logprob), "bytes": list(text.encode())}
+
+
+def prompt_logprobs(
+    rows: tuple[dict[int, Logprob] | None, ...], text_of: TokenText
+) -> list[dict[str, Any] | None]:
+    """vLLM's prompt_logprobs: per prompt token a map from id to its entry."""
+    return [
+        None
+        if row is None
+        else {
+            str(i): {"logprob": finite(e.logprob), "rank": e.rank, "decoded_token": text_of(i)}
+            for i, e in row.items()
+        }
+        for row in rows
+    ]
+
+
+def token_entry(event: Event) -> dict[str, Any]:
+    """One token with its provenance."""
+    return {"id": event.token_id, "text": event.text, "source": event.source}

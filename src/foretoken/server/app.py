@@ -1,0 +1,61 @@
+"""Puts endpoints, middleware and state together into an ASGI application. Knows no socket."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from foretoken.engine import Engine
+from foretoken.engine_async import AsyncEngine
+from foretoken.errors import ForetokenError
+from foretoken.server import chat, completions, status, tokens
+from foretoken.server.access import Access, as_response
+from foretoken.server.metrics import ServerMetrics
+from foretoken.server.problems import Problem
+from foretoken.server.settings import ServerConfig
+from foretoken.server.state import ServerState
+
+ROUTES = (
+    Route("/v1/models", status.models),
+    Route("/v1/models/{name:path}", status.models),
+    Route("/v1/completions", completions.completions, methods=["POST"]),
+    Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
+    Route("/tokenize", tokens.tokenize, methods=["POST"]),
+    Route("/detokenize", tokens.detokenize, methods=["POST"]),
+    Route("/health", status.health),
+    Route("/health/ready", status.health),
+    Route("/health/live", status.live),
+    Route("/ping", status.health),
+    Route("/version", status.version),
+    Route("/metrics", status.metrics),
+    Route("/openapi.json", status.openapi),
+)
+
+
+def build_state(
+    engine: Engine, config: ServerConfig, draining: Callable[[], bool] = lambda: False
+) -> ServerState:
+    """The parts of a server around `engine`."""
+    name = (config.served_model_names or (engine.parts.config.user.model,))[0]
+    metrics = ServerMetrics(engine, name, config.metrics_prefix)
+    running = AsyncEngine(engine, max_buffered=config.limits.max_unread_tokens)
+    running.observers.append(metrics.observe)
+    return ServerState(config=config, engine=running, metrics=metrics, draining=draining)
+
+
+def build_app(state: ServerState) -> ASGIApp:
+    """The application; its lifespan starts and stops the engine's thread."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        state.engine.start()
+        yield
+        await state.engine.stop()
+
+    handlers = dict.fromkeys((HTTPException, Problem, ForetokenError, Exception), as_response)
+    app = Starlette(routes=list(ROUTES), lifespan=lifespan, exception_handlers=handlers)
+    app.state.foretoken = state
+    return Access(app, state.config, state.metrics, [route.path for route in ROUTES])

@@ -1,0 +1,116 @@
+"""Server-sent events and how long to go on: streams of chunks, disconnects, slow readers.
+
+Owns the transport of answers that take time. Knows nothing of what they say. Invariant: the
+source of chunks is closed when the client has gone, when it stops reading, and at the end.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from foretoken.server.problems import Problem, internal
+
+Result = TypeVar("Result")
+Chunks = AsyncGenerator[list[dict[str, Any]], None]
+
+DONE = b"data: [DONE]\n\n"
+
+
+def to_json(value: object) -> bytes:
+    """Compact UTF-8; asserts (by raising) that there is no NaN in it."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
+        "utf-8", "replace"
+    )
+
+
+class EventStream:
+    """An ASGI response that sends each chunk as an event, and at the end [DONE]."""
+
+    def __init__(
+        self, chunks: Chunks, close: Callable[[], None], request_id: str, timeout_s: float
+    ) -> None:
+        """`chunks` is an async generator of lists of chunks, sent together.
+
+        `close` is called when there is nothing more to send, whatever the reason. A client that
+        takes no data for `timeout_s` counts as gone.
+        """
+        self._chunks = chunks
+        self._close = close
+        self._request_id = request_id
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the end or until the client has gone."""
+        writing = asyncio.ensure_future(self._write(send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._close()
+            for task in (gone, writing):
+                if not task.done():
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await task
+        if not writing.cancelled():
+            writing.result()
+
+    async def _write(self, send: Send) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with aclosing(self._chunks) as source:
+            try:
+                async for batch in source:
+                    if batch:
+                        events = b"".join(b"data: " + to_json(chunk) + b"\n\n" for chunk in batch)
+                        await self._send(send, events, more=True)
+            except Problem as problem:
+                await self._send(send, self._error(problem), more=True)
+            except TimeoutError:
+                return
+            except Exception:
+                await self._send(send, self._error(internal()), more=False)
+                raise
+        await self._send(send, DONE, more=False)
+
+    def _error(self, problem: Problem) -> bytes:
+        return b"data: " + to_json(problem.body(self._request_id)) + b"\n\n"
+
+    async def _send(self, send: Send, data: bytes, *, more: bool) -> None:
+        async with asyncio.timeout(self._timeout_s):
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled when the client hangs up.
+
+    Raises:
+        Problem: 499, the client has gone.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Problem(499, "the client has gone")
+    finally:
+        for one in (gone, task):
+            if not one.done():
+                one.cancel()
+                with suppress(asyncio.CancelledError):
+                    await one
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

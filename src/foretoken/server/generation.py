@@ -1,0 +1,169 @@
+"""One accepted HTTP request on its way through the engine: admission, events, its end.
+
+An event is one token of one choice, so that what is made of it cannot depend on how many tokens a
+step had. Knows no JSON. Invariant: whatever ends the reading of events (the end, an error, a
+timeout, a client that left), nothing of the request stays in the engine.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+
+from foretoken.engine_async import OutputStream
+from foretoken.server.problems import Problem
+from foretoken.server.prompts import PromptIds
+from foretoken.server.schemas import GenerationBody
+from foretoken.server.state import ServerState
+from foretoken.types import (
+    FinishReason,
+    Logprob,
+    Output,
+    Request,
+    RequestMetrics,
+    SamplingParams,
+    TokenSource,
+)
+
+logger = logging.getLogger("foretoken")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A token of a choice, or the end of a choice, or both."""
+
+    choice: int
+    text: str
+    token_id: int | None
+    source: TokenSource | None = None
+    logprobs: dict[int, Logprob] | None = None
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    metrics: RequestMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What was accepted: choices in order, prompt after prompt."""
+
+    request_id: str
+    prompts: list[PromptIds]
+    params: SamplingParams
+    stream: OutputStream
+    state: ServerState
+    deadline: float
+    created: int
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of the answer."""
+        return len(self.stream.requests)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        return sum(len(prompt.ids) for prompt in self.prompts)
+
+    async def batches(self) -> AsyncIterator[list[Event]]:
+        """Events of the engine's steps until all choices have ended.
+
+        Raises:
+            Problem: 500 the engine failed, 504 it took too long, 503 the server is going away.
+        """
+        choices = {r.request_id: i for i, r in enumerate(self.stream.requests)}
+        try:
+            async for outputs in self.stream.batches(self.deadline):
+                events: list[Event] = []
+                for output in outputs:
+                    self._check(output)
+                    events.extend(events_of(output, choices[output.request_id]))
+                yield events
+        except TimeoutError:
+            limit = self.state.config.limits.timeout_s
+            raise Problem(504, f"the request took longer than {limit:g} s") from None
+        if self.stream.overflowed:
+            raise Problem(504, "the client read too slowly; the request was ended")
+
+    def close(self) -> None:
+        """End what has not ended."""
+        self.state.engine.close(self.stream)
+
+    def _check(self, output: Output) -> None:
+        if output.finish_reason is FinishReason.ERROR:
+            logger.error("request %s failed: %s", self.request_id, output.error)
+            raise Problem(500, "the engine failed; the request id finds the cause in the log")
+        if output.finish_reason is FinishReason.ABORT:
+            raise Problem(503, "the server is going away", headers={"retry-after": "5"})
+
+
+def events_of(output: Output, choice: int) -> Iterator[Event]:
+    """The tokens of an output one by one, the last with the end if there is one."""
+    count = len(output.new_token_ids)
+    pieces = output.text_pieces or ("",) * max(count, 1)
+    for i in range(max(count, 1)):
+        last = i + 1 >= count
+        yield Event(
+            choice=choice,
+            text=pieces[i],
+            token_id=output.new_token_ids[i] if count else None,
+            source=output.sources[i] if count else None,
+            logprobs=output.logprobs[i] if count and output.logprobs is not None else None,
+            prompt_logprobs=output.prompt_logprobs if i == 0 else None,
+            finish_reason=output.finish_reason if last else None,
+            stop_reason=output.stop_reason if last else None,
+            metrics=output.metrics if last else None,
+        )
+
+
+def accept(
+    state: ServerState,
+    request_id: str,
+    prompts: Sequence[PromptIds],
+    params: SamplingParams,
+    body: GenerationBody,
+) -> Generation:
+    """Send prompts to the engine; whoever asks must `close` what is returned.
+
+    Raises:
+        Problem: 503 while draining, 429 when too many wait.
+        RequestError: a prompt or a parameter is wrong; nothing was started.
+    """
+    _check_admission(state, len(prompts) * params.n)
+    engine = state.engine.engine
+    requests: list[Request] = []
+    for number, prompt in enumerate(prompts):
+        name = f"{request_id}-{number}" if len(prompts) > 1 else request_id
+        requests += engine.make_requests(
+            name, prompt.ids, params, priority=body.priority, cache_salt=body.cache_salt
+        )
+    deadline = asyncio.get_running_loop().time() + state.config.limits.timeout_s
+    stream = state.engine.open(requests)
+    state.metrics.opened(requests)
+    return Generation(
+        request_id=request_id,
+        prompts=list(prompts),
+        params=params,
+        stream=stream,
+        state=state,
+        deadline=deadline,
+        created=int(time.time()),
+    )
+
+
+def _check_admission(state: ServerState, num_choices: int) -> None:
+    limits = state.config.limits
+    if num_choices > limits.max_n:
+        raise Problem(400, f"n: got {num_choices} outputs in all; allowed: {limits.max_n}", "n")
+    if state.draining():
+        raise Problem(503, "the server is going away", headers={"retry-after": "5"})
+    if not state.engine.alive:
+        raise Problem(503, "the engine has stopped")
+    running = state.engine.engine.parts.config.max_num_seqs
+    if state.engine.num_open + num_choices > running + limits.max_queue:
+        raise Problem(
+            429,
+            f"{state.engine.num_open} requests are running or waiting already",
+            headers={"retry-after": "1"},
+        )

@@ -1,0 +1,186 @@
+"""Prometheus metrics of a server: vLLM's names where vLLM has them, ours with a prefix.
+
+Counters and gauges are read from the engine when they are scraped, never kept twice; what only
+the loop sees (latencies, ends, what was asked for) is observed here. Knows no endpoint.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+import foretoken
+from foretoken import metrics as engine_metrics
+from foretoken.engine import Engine
+from foretoken.types import FinishReason, Output, Request
+
+LABELS = ("model_name", "engine")
+_FIRST_TOKEN_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0,
+)  # fmt: skip
+_PER_TOKEN_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
+    5.0, 10.0, 80.0,
+)  # fmt: skip
+_REQUEST_S = (
+    0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 240.0,
+    480.0, 960.0,
+)  # fmt: skip
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_COUNTED_HERE = {"vllm:request_success"}
+"""Metrics of the engine that `ServerMetrics` has with more labels."""
+
+
+class EngineCollector(Collector):
+    """Reads the engine at each scrape."""
+
+    def __init__(self, engine: Engine, model_name: str, prefix: str) -> None:
+        """Label everything with `model_name`; our own metrics start with `prefix`."""
+        self._engine = engine
+        self._values = (model_name, "0")
+        self._prefix = prefix
+
+    def collect(self) -> Iterable[Metric]:
+        """Every metric of the engine as it stands."""
+        for metric in self._engine.metrics.read():
+            if metric.name not in _COUNTED_HERE:
+                yield self._convert(metric)
+        scheduler = self._engine.parts.scheduler
+        config = self._engine.parts.config
+        yield self._gauge(
+            "vllm:kv_cache_usage_perc", "Share of KV pages in use.", scheduler.kv_usage
+        )
+        preemptions = scheduler.num_preemptions
+        yield self._counter("vllm:num_preemptions", "Requests preempted.", preemptions)
+        prefix = scheduler.prefix
+        queried, hit = (prefix.num_queried_tokens, prefix.num_hit_tokens) if prefix else (0, 0)
+        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", queried)
+        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found cached.", hit)
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "The KV cache.", labels=("block_size", "num_gpu_blocks")
+        )
+        info.add_metric((str(config.page_size), str(config.num_pages)), 1)
+        yield info
+        version = GaugeMetricFamily(f"{self._prefix}:info", "The version.", labels=("version",))
+        version.add_metric((foretoken.__version__,), 1)
+        yield version
+
+    def _convert(self, metric: engine_metrics.Metric) -> Metric:
+        name = metric.name.replace("foretoken:", f"{self._prefix}:", 1)
+        if isinstance(metric, engine_metrics.Gauge):
+            return self._gauge(name, name, metric.value)
+        if isinstance(metric, engine_metrics.Counter):
+            return self._counter(name, name, metric.value)
+        assert isinstance(metric, engine_metrics.Vector), type(metric)
+        family = CounterMetricFamily(name, name, labels=(*LABELS, "position"))
+        for position, value in enumerate(metric.values):
+            family.add_metric((*self._values, str(position)), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+
+class ServerMetrics:
+    """Histograms and counts of requests."""
+
+    def __init__(self, engine: Engine, model_name: str, prefix: str = "foretoken") -> None:
+        """Register everything in a registry of its own."""
+        self.registry = CollectorRegistry()
+        self.registry.register(EngineCollector(engine, model_name, prefix))
+        self._values = (model_name, "0")
+        self._started: dict[str, Request] = {}
+        self._last_at: dict[str, float] = {}
+        self._num_tokens: dict[str, int] = {}
+        self._first_token = self._histogram("time_to_first_token_seconds", _FIRST_TOKEN_S)
+        self._between = self._histogram("inter_token_latency_seconds", _PER_TOKEN_S)
+        self._per_token = self._histogram("request_time_per_output_token_seconds", _PER_TOKEN_S)
+        self._whole = self._histogram("e2e_request_latency_seconds", _REQUEST_S)
+        self._queued = self._histogram("request_queue_time_seconds", _REQUEST_S)
+        self._prefill = self._histogram("request_prefill_time_seconds", _REQUEST_S)
+        self._decode = self._histogram("request_decode_time_seconds", _REQUEST_S)
+        self._inference = self._histogram("request_inference_time_seconds", _REQUEST_S)
+        self._prompt = self._histogram("request_prompt_tokens", _TOKENS)
+        self._generated = self._histogram("request_generation_tokens", _TOKENS)
+        self._asked = self._histogram("request_params_max_tokens", _TOKENS)
+        self._n = self._histogram("request_params_n", (1, 2, 5, 10, 20))
+        self._ends = Counter(
+            "vllm:request_success",
+            "Requests that ended, by reason.",
+            (*LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        self.http = Counter(
+            f"{prefix}:http_responses",
+            "Answers by path and status.",
+            ("path", "status"),
+            registry=self.registry,
+        )
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def opened(self, requests: Sequence[Request]) -> None:
+        """Requests that were accepted."""
+        for request in requests:
+            self._started[request.request_id] = request
+            self._prompt.observe(len(request.prompt_token_ids))
+            self._asked.observe(request.max_tokens)
+            self._n.observe(request.params.n)
+
+    def observe(self, outputs: Sequence[Output]) -> None:
+        """Outputs of a step, as `AsyncEngine` gives them to observers."""
+        for output in outputs:
+            request = self._started.get(output.request_id)
+            if request is not None:
+                self._observe(output, request)
+
+    def _observe(self, output: Output, request: Request) -> None:
+        request_id, count = output.request_id, len(output.new_token_ids)
+        self._num_tokens[request_id] = self._num_tokens.get(request_id, 0) + count
+        if count:
+            now = time.monotonic()
+            if request_id in self._last_at:
+                self._between.observe(now - self._last_at[request_id])
+            else:
+                self._first_token.observe(now - request.arrival)
+            self._last_at[request_id] = now
+        if output.finish_reason is not None:
+            self._end(output)
+
+    def _end(self, output: Output) -> None:
+        request_id, reason = output.request_id, output.finish_reason
+        assert reason is not None, "called at the end"
+        del self._started[request_id]
+        count = self._num_tokens.pop(request_id)
+        self._last_at.pop(request_id, None)
+        self._ends.labels(*self._values, str(reason)).inc()
+        times = output.metrics
+        if times is None or reason in (FinishReason.ABORT, FinishReason.ERROR):
+            return
+        decoding = times.finished_s - times.first_token_s
+        self._generated.observe(count)
+        self._whole.observe(times.finished_s)
+        self._queued.observe(times.queued_s)
+        self._prefill.observe(times.first_token_s - times.queued_s)
+        self._decode.observe(decoding)
+        self._inference.observe(times.finished_s - times.queued_s)
+        if count > 1:
+            self._per_token.observe(decoding / (count - 1))
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(
+            f"vllm:{name}", name.replace("_", " "), LABELS, buckets=buckets, registry=self.registry
+        )
+        return family.labels(*self._values)

@@ -1,0 +1,110 @@
+"""From what a body asks to be continued to token ids. Long texts are encoded off the loop."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.errors import PromptError
+from foretoken.server.problems import Problem
+from foretoken.server.schemas import CompletionBody, Message
+from foretoken.server.state import ServerState
+from foretoken.tokenizer import Tokenizer
+
+_ENCODED_AT_ONCE = 2000
+"""Characters that are encoded on the loop, in well under a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptIds:
+    """A prompt as ids, and as text if it was given as text."""
+
+    ids: list[int]
+    text: str | None = None
+
+
+def check_model(state: ServerState, name: str | None) -> None:
+    """Raise a Problem (404) unless `name` is None or served here."""
+    if name is not None and name not in state.model_names:
+        allowed = ", ".join(state.model_names)
+        raise Problem(
+            404, f"model: got {name[:200]!r}; allowed: {allowed}", "model", code="model_not_found"
+        )
+
+
+def tokenizer_of(state: ServerState) -> Tokenizer:
+    """The tokenizer.
+
+    Raises:
+        PromptError: the model has none.
+    """
+    if state.tokenizer is None:
+        raise PromptError("prompt", "text", "token ids: the model has no tokenizer")
+    return state.tokenizer
+
+
+async def completion_prompts(state: ServerState, body: CompletionBody) -> list[PromptIds]:
+    """The prompts of a completion, in order.
+
+    Raises:
+        PromptError: none, too many, or text without a tokenizer.
+    """
+    given: Any = body.prompt
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        given = [given]
+    most = state.config.limits.max_prompts
+    if not 1 <= len(given) <= most:
+        raise PromptError("prompt", f"{len(given)} prompts", f"1 to {most}")
+    return [await _prompt(state, one, body.add_special_tokens) for one in given]
+
+
+async def _prompt(state: ServerState, given: str | list[int], special: bool) -> PromptIds:
+    if not isinstance(given, str):
+        return _within(state, PromptIds(given))
+    return _within(state, PromptIds(await encode(state, given, special), given))
+
+
+async def encode(state: ServerState, text: str, special: bool = True) -> list[int]:
+    """Token ids of a text."""
+    tokenizer = tokenizer_of(state)
+    if len(text) <= _ENCODED_AT_ONCE:
+        return tokenizer.encode(text, add_special_tokens=special)
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=special)
+
+
+async def chat_prompt(
+    state: ServerState, messages: Sequence[Message], *, add_generation_prompt: bool
+) -> PromptIds:
+    """A conversation through the model's chat template.
+
+    Raises:
+        PromptError: there is no template, or it rejects the messages.
+    """
+    plain = [_plain(message) for message in messages]
+    ids = await asyncio.to_thread(
+        tokenizer_of(state).apply_chat_template, plain, add_generation_prompt=add_generation_prompt
+    )
+    return _within(state, PromptIds(ids))
+
+
+def _within(state: ServerState, prompt: PromptIds) -> PromptIds:
+    most = state.config.limits.max_prompt_tokens
+    if most is not None and len(prompt.ids) > most:
+        raise PromptError("prompt", f"{len(prompt.ids)} tokens", f"at most {most} on this server")
+    return prompt
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as templates take it: parts of text joined."""
+    fields = message.model_dump(exclude_none=True)
+    if isinstance(message.content, list):
+        fields["content"] = "".join(_text(part) for part in message.content)
+    return fields
+
+
+def _text(part: dict[str, Any]) -> str:
+    text = part.get("text")
+    if part.get("type") != "text" or not isinstance(text, str):
+        given = str(part.get("type"))[:50]
+        raise PromptError("messages.content.type", given, "text (others: not yet built)")
+    return text

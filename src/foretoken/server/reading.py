@@ -1,0 +1,85 @@
+"""From bytes to a checked body: size, JSON, fields.
+
+Invariant: whatever a client sends, the answer is a body of the right type or a Problem.
+"""
+
+import difflib
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from foretoken.server.problems import Problem
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
+    """Read a request's JSON as `kind`.
+
+    Raises:
+        Problem: 413 too large, 415 not JSON, 400 malformed or with wrong fields, 499 gone.
+    """
+    media = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    if media != "application/json":
+        raise Problem(415, f"content-type: got {media!r}; allowed: application/json")
+    raw = await _read(request, max_bytes)
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise _problem(error, kind) from None
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    """The body, of which no more than `max_bytes` is ever held."""
+    announced = request.headers.get("content-length", "0")
+    if announced.isdigit() and len(announced) < 20 and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    raw = bytearray()
+    try:
+        async for chunk in request.stream():
+            raw += chunk
+            if len(raw) > max_bytes:
+                raise _too_large(max_bytes)
+    except ClientDisconnect:
+        raise Problem(499, "the client has gone") from None
+    return bytes(raw)
+
+
+def _too_large(max_bytes: int) -> Problem:
+    return Problem(
+        413, f"the body is larger than {max_bytes} bytes", headers={"connection": "close"}
+    )
+
+
+def _problem(error: ValidationError, kind: type[BaseModel]) -> Problem:
+    """The first thing that is wrong, and how many more there are."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    first = found[0]
+    path = [str(part) for part in first["loc"]]
+    param = ".".join(path) or None
+    if first["type"] == "extra_forbidden" and len(path) == 1:
+        message = _unknown(path[0], kind)
+    elif first["type"] == "json_invalid":
+        message = f"the body is not valid JSON: {first['msg']}"
+    else:
+        message = f"{param}: {first['msg']}"
+    if len(found) > 1:
+        message += f" (and {len(found) - 1} more)"
+    return Problem(400, message[:1000], param[:200] if param else None)
+
+
+def _unknown(name: str, kind: type[BaseModel]) -> str:
+    close = difflib.get_close_matches(name[:100], kind.model_fields, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "allowed: " + ", ".join(kind.model_fields)
+    return f"{name[:100]}: not a field of this request; {hint}"
+
+
+def json_schema(kinds: list[type[BaseModel]]) -> dict[str, Any]:
+    """JSON schemas of bodies, by name, for the OpenAPI document."""
+    from pydantic.json_schema import models_json_schema
+
+    _, schema = models_json_schema(
+        [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
+    )
+    return dict(schema["$defs"])

@@ -1,0 +1,111 @@
+"""Runs the server until it is told to stop: sockets, signals, the lines printed at the start.
+
+SIGTERM and SIGINT: no new requests, running ones may finish, exit code 0. A lost engine: exit
+code 1, after every open request was answered.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from foretoken.config import EngineConfig
+from foretoken.errors import ConfigError
+from foretoken.server.app import build_app, build_state
+from foretoken.server.settings import ServerConfig
+from foretoken.server.state import ServerState
+
+logger = logging.getLogger("foretoken")
+
+
+def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]) -> int:
+    """Load the model, listen, and serve until a signal; the exit code.
+
+    Raises:
+        ConfigError: a setting is wrong, or the port is taken.
+        ModelError: the model is missing or broken.
+    """
+    listening = _listen(server)
+    from foretoken.assembly import build_engine
+
+    engine = build_engine(config)
+    stopping = _Stopping()
+    state = build_state(engine, server, stopping)
+    runner = uvicorn.Server(
+        uvicorn.Config(
+            build_app(state),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ws="none",
+            lifespan="on",
+            timeout_graceful_shutdown=max(1, int(server.limits.drain_s)),
+        )
+    )
+    stopping.runner = runner
+    state.engine.on_lost = stopping.now
+    for line in banner(state, listening):
+        say(line)
+    return _run(runner, listening, state)
+
+
+class _Stopping:
+    """Whether the server was told to stop."""
+
+    def __init__(self) -> None:
+        self.runner: uvicorn.Server | None = None
+
+    def __call__(self) -> bool:
+        return self.runner is not None and self.runner.should_exit
+
+    def now(self) -> None:
+        if self.runner is not None:
+            self.runner.should_exit = True
+
+
+def _listen(server: ServerConfig) -> socket.socket:
+    """A socket before the model is loaded, so that a taken port is known at once."""
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listening = socket.socket(family=family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((server.host, server.port))
+    except OSError as error:
+        listening.close()
+        given = f"{server.host}:{server.port}"
+        raise ConfigError(
+            "--host and --port", given, f"an address that is free ({error})"
+        ) from error
+    return listening
+
+
+def _run(runner: uvicorn.Server, listening: socket.socket, state: ServerState) -> int:
+    """uvicorn raises the signal that ended it once more; by then it is ours, and harmless."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    asyncio.run(runner.serve(sockets=[listening]))
+    listening.close()
+    if not runner.started:
+        return 1
+    return 0 if state.engine.stopped_cleanly else 1
+
+
+def banner(state: ServerState, listening: socket.socket) -> list[str]:
+    """What is served, where, with how much KV cache and which speculation."""
+    parts = state.engine.engine.parts
+    spec = parts.config.user.speculative_config
+    drafting = "off"
+    if spec is not None:
+        source = f" from {spec.model}" if spec.model and spec.model != spec.method else ""
+        drafting = f"{spec.method}{source}, up to {spec.num_speculative_tokens} tokens"
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    key = "asked for" if state.config.api_keys else "none"
+    return [
+        f"Serving {', '.join(state.model_names)} at http://{shown}:{port}  (API at /v1)",
+        parts.config.describe(),
+        f"Speculation: {drafting}; API key: {key}; stop with Ctrl-C",
+    ]

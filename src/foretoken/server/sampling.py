@@ -1,0 +1,65 @@
+"""From a body to SamplingParams: OpenAI's names and defaults, and the server's limits."""
+
+from typing import Any
+
+from foretoken.errors import ParameterError
+from foretoken.server.schemas import ChatBody, CompletionBody, GenerationBody
+from foretoken.server.settings import Limits
+from foretoken.types import SamplingParams
+
+_SAME = (
+    "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "stop", "stop_token_ids",
+    "include_stop_str_in_output", "ignore_eos", "bad_words", "allowed_token_ids",
+    "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs",
+)  # fmt: skip
+
+
+def completion_params(body: CompletionBody, limits: Limits) -> SamplingParams:
+    """Parameters of a completion; max_tokens is 16 unless given, as in OpenAI's API.
+
+    Raises:
+        ParameterError: a value out of its range or over a limit.
+    """
+    max_tokens = 16 if body.max_tokens is None else body.max_tokens
+    prompt_logprobs = body.prompt_logprobs
+    if body.echo and body.logprobs is not None and prompt_logprobs is None:
+        prompt_logprobs = body.logprobs
+    return _params(
+        body,
+        limits,
+        max_tokens=max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def chat_params(body: ChatBody, limits: Limits) -> SamplingParams:
+    """Parameters of a chat completion; without max_tokens, all that the context leaves.
+
+    Raises:
+        ParameterError: a value out of its range or over a limit, or top_logprobs alone.
+    """
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ParameterError("top_logprobs", body.top_logprobs, "nothing without logprobs: true")
+    given = body.max_completion_tokens
+    max_tokens = body.max_tokens if given is None else given
+    if body.max_tokens is not None and given is not None and given != body.max_tokens:
+        raise ParameterError("max_tokens", body.max_tokens, "the same as max_completion_tokens")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _params(body, limits, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def _params(body: GenerationBody, limits: Limits, **others: Any) -> SamplingParams:
+    given = {name: getattr(body, name) for name in _SAME}
+    given.update(others)
+    kept = {k: v for k, v in given.items() if v is not None or k == "max_tokens"}
+    params = SamplingParams(**kept)
+    if params.n > limits.max_n:
+        raise ParameterError("n", params.n, f"at most {limits.max_n} on this server")
+    most = limits.max_tokens
+    if most is not None and (params.max_tokens or 0) > most:
+        raise ParameterError("max_tokens", params.max_tokens, f"at most {most} on this server")
+    if most is not None and params.max_tokens is None:
+        return _params(body, limits, **{**others, "max_tokens": most})
+    return params

@@ -1,0 +1,119 @@
+"""The bodies of requests: OpenAI's fields and vLLM's extras, each with its type.
+
+Ranges are checked by SamplingParams and by the limits. A field that is not here is an error, not
+ignored; fields that change nothing here are accepted only at the values at which they do not.
+"""
+
+from abc import ABC
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+LogitBias = dict[str, float]
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside the choices."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class GenerationBody(BaseModel, ABC):
+    """What completions and chat completions have in common."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: LogitBias | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    """Requests share cached prefixes only within one salt."""
+    return_token_ids: bool = False
+    """Add `token_ids` to every choice."""
+    token_sources: bool = False
+    """Add `tokens` to every choice: text, id and source of each token."""
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool = False
+    add_special_tokens: bool = True
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+
+class Message(BaseModel):
+    """One message of a conversation; templates may use further fields, such as tool_calls."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    echo: Literal[False] = False
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize: a text or a conversation."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool = False

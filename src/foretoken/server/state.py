@@ -1,0 +1,52 @@
+"""What every endpoint is given: the engine, the settings, the metrics. Made once, never changed."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from foretoken.engine_async import AsyncEngine
+from foretoken.server.metrics import ServerMetrics
+from foretoken.server.settings import ServerConfig
+from foretoken.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """The parts of a running server."""
+
+    config: ServerConfig
+    engine: AsyncEngine
+    metrics: ServerMetrics
+    draining: Callable[[], bool] = lambda: False
+    """Whether the server has been told to stop."""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, if it has one."""
+        return self.engine.engine.parts.tokenizer
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names that requests may give, the answered one first."""
+        model = self.engine.engine.parts.config.user.model
+        return self.config.served_model_names or (model,)
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and output together."""
+        return self.engine.engine.parts.config.max_model_len
+
+
+def state_of(request: Request) -> ServerState:
+    """The state of the app that serves `request`."""
+    state: ServerState = request.app.state.foretoken
+    return state
+
+
+def request_id_of(request: Request) -> str:
+    """The id that answers, logs and errors of `request` carry."""
+    found: str = request.scope["foretoken.request_id"]
+    return found

@@ -1,0 +1,119 @@
+"""GET endpoints that say how the server is: health, version, models, metrics, OpenAPI."""
+
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+import foretoken
+from foretoken.server.events import to_json
+from foretoken.server.problems import Problem
+from foretoken.server.reading import json_schema
+from foretoken.server.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from foretoken.server.state import state_of
+
+
+def _json(value: Any) -> Response:
+    return Response(to_json(value), media_type="application/json")
+
+
+async def health(request: Request) -> Response:
+    """200 while the server can take requests; as /health, /health/ready."""
+    state = state_of(request)
+    if not state.engine.alive:
+        raise Problem(503, "the engine has stopped")
+    if state.draining():
+        raise Problem(503, "the server is going away")
+    return _json({"status": "ready"})
+
+
+async def live(request: Request) -> Response:
+    """200 while the process is worth keeping, draining included; as /health/live."""
+    state = state_of(request)
+    if not state.engine.alive:
+        raise Problem(503, "the engine has stopped")
+    return _json({"status": "live"})
+
+
+async def version(request: Request) -> Response:
+    """The version of Foretoken."""
+    return _json({"version": foretoken.__version__})
+
+
+async def models(request: Request) -> Response:
+    """The names that requests may give."""
+    state = state_of(request)
+    entries = [
+        {
+            "id": name,
+            "object": "model",
+            "created": state.created,
+            "owned_by": "foretoken",
+            "root": state.model_names[0],
+            "parent": None,
+            "max_model_len": state.max_model_len,
+        }
+        for name in state.model_names
+    ]
+    wanted = request.path_params.get("name")
+    if wanted is None:
+        return _json({"object": "list", "data": entries})
+    for entry in entries:
+        if entry["id"] == wanted:
+            return _json(entry)
+    raise Problem(404, f"model: got {wanted[:200]!r}", "model", code="model_not_found")
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus text."""
+    return Response(state_of(request).metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+_POSTS: dict[str, tuple[type[BaseModel], str]] = {
+    "/v1/completions": (CompletionBody, "Continue prompts"),
+    "/v1/chat/completions": (ChatBody, "Answer a conversation"),
+    "/tokenize": (TokenizeBody, "Token ids of a text"),
+    "/detokenize": (DetokenizeBody, "The text of token ids"),
+}
+_GETS = {
+    "/v1/models": "The models served",
+    "/health": "Whether the server takes requests",
+    "/health/live": "Whether the process is alive",
+    "/health/ready": "Whether the server takes requests",
+    "/version": "The version",
+    "/metrics": "Prometheus metrics",
+}
+
+
+async def openapi(request: Request) -> Response:
+    """The OpenAPI document."""
+    return _json(openapi_document())
+
+
+def openapi_document() -> dict[str, Any]:
+    """Paths, and the schemas of bodies as pydantic has them."""
+    error = {"description": "An error in OpenAI's shape"}
+    paths: dict[str, Any] = {}
+    for path, (kind, summary) in _POSTS.items():
+        reference = {"$ref": f"#/components/schemas/{kind.__name__}"}
+        paths[path] = {
+            "post": {
+                "summary": summary,
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": reference}},
+                },
+                "responses": {"200": {"description": "Done"}, "default": error},
+            }
+        }
+    for path, summary in _GETS.items():
+        responses = {"200": {"description": "Done"}, "default": error}
+        paths[path] = {"get": {"summary": summary, "responses": responses}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Foretoken", "version": foretoken.__version__},
+        "paths": paths,
+        "components": {"schemas": json_schema([kind for kind, _ in _POSTS.values()])},
+    }

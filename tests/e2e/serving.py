@@ -1,0 +1,63 @@
+"""A server in a thread of the test's own process, on any free port."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import uvicorn
+
+from foretoken.engine import Engine
+from foretoken.server.app import build_app, build_state
+from foretoken.server.settings import ServerConfig
+from foretoken.server.state import ServerState
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Where it listens, and its insides for a look."""
+
+    url: str
+    state: ServerState
+    runner: uvicorn.Server
+
+    def wait_idle(self, seconds: float = 20.0) -> None:
+        """Wait until no request is open and every page is free."""
+        engine = self.state.engine
+        until = time.monotonic() + seconds
+        while engine.num_open or engine.engine.has_unfinished:
+            assert time.monotonic() < until, f"{engine.num_open} requests are still open"
+            time.sleep(0.01)
+        assert engine.engine.parts.scheduler.kv_usage == 0.0
+
+
+@contextmanager
+def serving(engine: Engine, config: ServerConfig | None = None) -> Iterator[Serving]:
+    """Serve `engine` until the block ends."""
+    state = build_state(engine, config or ServerConfig())
+    settings = uvicorn.Config(
+        build_app(state), log_config=None, access_log=False, ws="none", lifespan="on"
+    )
+    runner = uvicorn.Server(settings)
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]})
+    thread.start()
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    try:
+        while not runner.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.005)
+        yield Serving(url, state, runner)
+    finally:
+        runner.should_exit = True
+        thread.join(30)
+        listening.close()
+    assert not thread.is_alive(), "the server did not stop"
+
+
+def post(serving: Serving, path: str, body: object, **headers: str) -> httpx.Response:
+    """A JSON request."""
+    return httpx.post(serving.url + path, json=body, headers=headers, timeout=60)

@@ -1,0 +1,172 @@
+"""The engine in a thread: streams, failures, aborts, the end."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from foretoken.assembly import build_engine
+from foretoken.config import EngineConfig
+from foretoken.engine import Engine
+from foretoken.engine_async import AsyncEngine, OutputStream
+from foretoken.errors import EngineLostError
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context, Proposer
+from foretoken.testing import write_tiny_llama
+from foretoken.types import FinishReason, Output, SamplingParams
+
+
+class Faulty(Proposer):
+    """Raises when it is asked about one of some requests."""
+
+    name = "faulty"
+
+    def __init__(self, bad: str, times: int) -> None:
+        self.bad = bad
+        self.left = times
+
+    def propose(self, context: Context) -> Draft:
+        names = [span.sequence.request.request_id for span in context.spans]
+        if self.left and any(name.startswith(self.bad) for name in names):
+            self.left -= 1
+            raise ValueError("out of ideas")
+        return Draft.empty(len(context.spans))
+
+    def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model"))
+
+
+def engine_of(model: Path, proposer: Proposer | None = None) -> Engine:
+    config = EngineConfig.from_kwargs(
+        model=str(model), max_num_seqs=4, kv_cache_memory_bytes=8 << 20
+    )
+    return build_engine(config, proposer)
+
+
+def opened(running: AsyncEngine, name: str, max_tokens: int = 8) -> OutputStream:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    return running.open(running.engine.make_requests(name, [1, 2, 3], params))
+
+
+async def read(stream: OutputStream) -> list[Output]:
+    return [output async for batch in stream.batches() for output in batch]
+
+
+def ids(outputs: Sequence[Output]) -> list[int]:
+    return [token for output in outputs for token in output.new_token_ids]
+
+
+def test_outputs_are_the_engines(model: Path) -> None:
+    async def main() -> None:
+        running = AsyncEngine(engine_of(model))
+        running.start()
+        first, second = opened(running, "a"), opened(running, "b", 20)
+        one, two = await asyncio.gather(read(first), read(second))
+        assert ids(one) == ids(two)[:8]
+        assert len(ids(two)) == 20
+        assert [o.finish_reason for o in one][-1] is FinishReason.LENGTH
+        assert running.num_open == 0
+        await running.stop()
+        assert running.stopped_cleanly
+
+    asyncio.run(main())
+
+
+def test_a_failed_step_ends_its_requests_and_no_others(model: Path) -> None:
+    async def main() -> None:
+        running = AsyncEngine(engine_of(model, Faulty("bad", 1)))
+        running.start()
+        before = await read(opened(running, "good-0"))
+        failed = await read(opened(running, "bad"))
+        after = await read(opened(running, "good-1"))
+        assert [o.finish_reason for o in failed] == [FinishReason.ERROR]
+        assert ids(before) == ids(after)
+        assert running.alive
+        await running.stop()
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_keeps_failing_is_lost_loudly(model: Path) -> None:
+    async def main() -> None:
+        running = AsyncEngine(engine_of(model, Faulty("bad", 99)))
+        told: list[bool] = []
+        running.on_lost = lambda: told.append(True)
+        running.start()
+        for number in range(3):
+            outputs = await read(opened(running, f"bad-{number}"))
+            assert [o.finish_reason for o in outputs] == [FinishReason.ERROR]
+        await asyncio.sleep(0.05)
+        assert told == [True] and not running.alive
+        with pytest.raises(EngineLostError):
+            opened(running, "late")
+        assert not running.stopped_cleanly
+
+    asyncio.run(main())
+
+
+def test_closing_a_stream_frees_its_pages(model: Path) -> None:
+    async def main() -> None:
+        running = AsyncEngine(engine_of(model))
+        ends: list[Output] = []
+        running.observers.append(lambda outputs: ends.extend(o for o in outputs if o.finish_reason))
+        running.start()
+        stream = opened(running, "a", 200)
+        async for _ in stream.batches():
+            break
+        running.close(stream)
+        await running.call(lambda engine: engine.parts.scheduler.check_integrity())
+        usage = await running.call(lambda engine: engine.parts.scheduler.kv_usage)
+        assert usage == 0.0
+        assert [o.finish_reason for o in ends] == [FinishReason.ABORT]
+        await running.stop()
+
+    asyncio.run(main())
+
+
+def test_nobody_reads_so_the_stream_is_cut_off(model: Path) -> None:
+    async def main() -> None:
+        running = AsyncEngine(engine_of(model), max_buffered=10)
+        running.start()
+        stream = opened(running, "a", 200)
+        while running.num_open:
+            await asyncio.sleep(0.005)
+        assert stream.overflowed
+        assert 10 < len(ids(await read(stream))) < 60
+        await running.stop()
+
+    asyncio.run(main())
+
+
+def test_a_deadline_and_a_call_that_fails(model: Path) -> None:
+    async def main() -> None:
+        running = AsyncEngine(engine_of(model))
+        running.start()
+        stream = OutputStream([], 10)
+        stream.live.add("never")
+        with pytest.raises(TimeoutError):
+            async for _ in stream.batches(asyncio.get_running_loop().time() + 0.01):
+                pass
+        with pytest.raises(ZeroDivisionError):
+            await running.call(lambda engine: 1 / 0)
+        assert running.alive
+        await running.stop()
+
+    asyncio.run(main())
+
+
+def test_stopping_ends_what_is_open(model: Path) -> None:
+    async def main() -> None:
+        running = AsyncEngine(engine_of(model))
+        running.start()
+        stream = opened(running, "a", 200)
+        await running.stop()
+        assert (await read(stream))[-1].finish_reason is FinishReason.ABORT
+
+    asyncio.run(main())
