@@ -2,6 +2,9 @@
 
 import typer
 
+from foretoken.cli.lab.plan import EPILOG as PLAN_EPILOG
+from foretoken.cli.lab.plan import plan
+
 lab_app = typer.Typer(
     help="Plan, measure and decide whether to speculate, for any OpenAI-style server.",
     no_args_is_help=True,
@@ -11,3 +14,6 @@ lab_app = typer.Typer(
 @lab_app.callback()
 def main() -> None:
     """Plan, measure and decide whether to speculate, for any OpenAI-style server."""
+
+
+lab_app.command(epilog=PLAN_EPILOG)(plan)

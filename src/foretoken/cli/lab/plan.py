@@ -1,0 +1,117 @@
+"""`foretoken lab plan`: the command line of planning. Parses and prints; computes nothing."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.errors import ConfigError
+
+EXIT_DOES_NOT_FIT = 1
+EPILOG = (
+    "Exit code: 0: it fits; 1: a check failed with an error (it would not load, or the server "
+    "would refuse it); 2 and 3: wrong settings or an unknown model."
+)
+
+
+def plan(
+    target: Annotated[
+        str | None, typer.Argument(help="Hub id, short name, config.json or its folder.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="The draft model.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="draft_model, ngram, suffix, eagle3, mtp or none.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="vllm, llama.cpp or foretoken.")] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="Of the target: bf16, fp8, int8, int4, q4_k_m ...")
+    ] = None,
+    draft_quantization: Annotated[str | None, typer.Option(help="Of the draft.")] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto, fp8, q8_0 ...")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="A device of the table, or `this`; a wrong one lists them.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(help="How many devices.")] = None,
+    draft_tensor_parallel_size: Annotated[
+        int | None, typer.Option(help="Ranks the draft is split over.")
+    ] = None,
+    utilization: Annotated[
+        float | None, typer.Option(help="Share of the memory that may be used.")
+    ] = None,
+    overhead_gb: Annotated[
+        float | None, typer.Option(help="Per device, for activations and graphs.")
+    ] = None,
+    k: Annotated[int | None, typer.Option("-k", help="Drafts per verification.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens of a typical request.")] = None,
+    output_tokens: Annotated[int | None, typer.Option(help="Of them written.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Requests in flight, usually.")] = None,
+    peak_concurrency: Annotated[int | None, typer.Option(help="The same at the peak.")] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="chat, code, summarize, rag, edit, json, creative, mixed.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of production traffic.")] = None,
+    acceptance: Annotated[
+        str | None, typer.Option(metavar="LOW:HIGH", help="Chance that a draft is accepted.")
+    ] = None,
+    slo: Annotated[str | None, typer.Option(help="tpot, ttft or throughput.")] = None,
+    bandwidth_gb_s: Annotated[
+        float | None, typer.Option(help="Measured, per device; default: the data sheet's.")
+    ] = None,
+    eager_draft: Annotated[
+        bool | None, typer.Option("--eager-draft", help="The draft runs without graphs.")
+    ] = None,
+    measured: Annotated[
+        str | None,
+        typer.Option(
+            metavar="V,c,LENGTH",
+            help="Measured verify cost, draft cost, acceptance length at k: names the next step.",
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML; options override it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """What fits, what to expect and how to start it, before anything is measured."""
+    given = {name: value for name, value in locals().items() if name not in _OWN}
+    given["num_speculative_tokens"] = given.pop("k")
+    raise typer.Exit(_run(given, measured, config, as_json))
+
+
+_OWN = ("measured", "config", "as_json")
+
+
+def _run(given: dict[str, Any], measured: str | None, config: Path | None, as_json: bool) -> int:
+    from rich.console import Console
+
+    from foretoken.lab.findings import worst_level
+    from foretoken.lab.plan.build import build_plan
+    from foretoken.lab.plan.setup import PlanSettings
+    from foretoken.lab.plan.show import plan_document, print_plan
+    from foretoken.lab.plan.tuning import next_step
+    from foretoken.lab.settings import merge_settings
+
+    found = build_plan(PlanSettings.from_mapping(merge_settings(config, given)))
+    step = next_step(parse_measured(measured, found.setup.k)) if measured else None
+    if as_json:
+        print(json.dumps(plan_document(found, step)))
+    else:
+        print_plan(Console(highlight=False), found, step)
+    return EXIT_DOES_NOT_FIT if worst_level(found.findings) == "error" else 0
+
+
+def parse_measured(text: str, k: int) -> Any:
+    """The MeasuredCost that `--measured V,c,LENGTH` means at `k`.
+
+    Raises:
+        ConfigError: not three numbers, or out of range.
+    """
+    from foretoken.lab.plan.tuning import MeasuredCost
+
+    allowed = f"verify cost >= 1, draft cost >= 0, acceptance length of 1 to {k + 1}: 1.1,0.15,2.8"
+    try:
+        verify, draft, length = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError("--measured", text, allowed) from error
+    if verify < 1 or draft < 0 or not 1 <= length <= k + 1 or k < 1:
+        raise ConfigError("--measured", text, allowed)
+    return MeasuredCost(k=k, acceptance_length=length, verify_cost=verify, draft_cost=draft)

@@ -1,0 +1,33 @@
+"""What a check of the lab answers: a level, a sentence, and what to do.
+
+Shared by `plan` and `lint`. Policies have their own results, which carry intervals.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LEVELS = ("error", "warning", "note", "ok")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One sentence about one thing."""
+
+    check: str
+    """Name of the check, as `docs/deciding.md` lists it."""
+    level: str
+    """`error`: it will not work. `warning`: it may not pay. `note`: worth knowing. `ok`."""
+    message: str
+    where: str = ""
+    """The flag, key or metric that it is about; empty where it is about the whole."""
+    remedy: str = ""
+    """What to do instead; empty where there is nothing to do."""
+
+    def __post_init__(self) -> None:
+        """Only known levels."""
+        assert self.level in LEVELS, (self.level, LEVELS)
+
+
+def worst_level(findings: Iterable[Finding]) -> str:
+    """The most serious level among `findings`, `ok` if there are none."""
+    return min((f.level for f in findings), key=LEVELS.index, default="ok")

@@ -1,0 +1,131 @@
+"""Ready commands for Foretoken, vLLM and llama.cpp that start what was planned.
+
+Syntax of vLLM 0.33 and of llama.cpp's server of late 2026. `lint` accepts every command that this
+module writes; a test checks it.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from foretoken.lab.plan.bits import Quantization
+from foretoken.lab.plan.setup import Setup
+
+_VLLM_ONLINE = {"fp8": "fp8", "int8": "int8_per_channel_weight_only"}
+"""Quantizations that vLLM applies while loading; others need a checkpoint made for them."""
+
+
+def ready_commands(setup: Setup, schedule: list[tuple[int, int]]) -> dict[str, str]:
+    """Engine -> command line, or a sentence that begins with `#` where there is none.
+
+    Where the user named no k, the best of the schedule's is used.
+    """
+    if not setup.settings.num_speculative_tokens and setup.method != "none" and schedule:
+        setup = replace(setup, k=max(1, schedule[0][0]))
+    return {
+        "foretoken": _foretoken(setup),
+        "vllm": _vllm(setup, schedule),
+        "llama.cpp": _llama_cpp(setup),
+    }
+
+
+def _join(parts: list[str]) -> str:
+    """One option per line, quoted for a shell."""
+    lines = [shlex.quote(parts[0])]
+    for part in parts[1:]:
+        if part.startswith("-") and len(lines[-1]) > 0:
+            lines.append(shlex.quote(part))
+        else:
+            lines[-1] += " " + shlex.quote(part)
+    return " \\\n  ".join(lines)
+
+
+def _speculative_config(setup: Setup) -> dict[str, Any]:
+    config: dict[str, Any] = {"method": setup.method, "num_speculative_tokens": setup.k}
+    if setup.method == "draft_model" and setup.draft is not None:
+        config["model"] = setup.draft.name
+    elif setup.method == "eagle3":
+        config["model"] = "HEAD-TRAINED-FOR-THIS-TARGET"
+    if setup.method == "ngram":
+        config |= {"prompt_lookup_max": 5, "prompt_lookup_min": 2}
+    return config
+
+
+def _foretoken(setup: Setup) -> str:
+    if setup.method not in ("draft_model", "ngram", "suffix", "eagle3", "none"):
+        return f"# Foretoken does not draft with {setup.method}"
+    if setup.tp > 1:
+        return "# Foretoken runs on one device"
+    parts = ["foretoken", "serve", setup.target.name]
+    if setup.method != "none":
+        parts += ["--speculative-config", json.dumps(_speculative_config(setup))]
+    return _join(parts)
+
+
+def _vllm(setup: Setup, schedule: list[tuple[int, int]]) -> str:
+    settings = setup.settings
+    parts = ["vllm", "serve", setup.target.name, "--tensor-parallel-size", str(setup.tp)]
+    parts += ["--gpu-memory-utilization", f"{setup.utilization:g}"]
+    parts += ["--max-model-len", str(settings.context)]
+    if setup.quantization.name in _VLLM_ONLINE and setup.target.quantization in ("bf16", "fp16"):
+        parts += ["--quantization", _VLLM_ONLINE[setup.quantization.name]]
+    if setup.kv_bytes <= 1:
+        parts += ["--kv-cache-dtype", "fp8"]
+    if setup.method == "none":
+        return _join(parts)
+    config = _speculative_config(setup)
+    if setup.method == "draft_model":
+        config["draft_tensor_parallel_size"] = setup.draft_tp
+        if settings.temperature > 0.5:
+            config["draft_sample_method"] = "probabilistic"
+    if len(schedule) > 1 and setup.method != "suffix":
+        config["num_speculative_tokens_per_batch_size"] = _ranges(schedule)
+    parts += ["--speculative-config", json.dumps(config)]
+    parts += ["--per-request-spec-decode-metrics", "detailed"]
+    return _comment(setup.quantization, setup.target.quantization) + _join(parts)
+
+
+def _ranges(schedule: list[tuple[int, int]]) -> list[list[int]]:
+    """vLLM's list of (first, last, k), starting at 1; the last one reaches 4096 requests."""
+    found, first = [], 1
+    for k, last in schedule:
+        found.append([first, last or 4096, k])
+        first = (last or 4096) + 1
+    return found
+
+
+def _comment(quantization: Quantization, stored: str) -> str:
+    made = quantization.name in ("int4", "mxfp4", "nvfp4") and quantization.name != stored
+    return f"# name a checkpoint of the target in {quantization.name}\n" if made else ""
+
+
+def _llama_cpp(setup: Setup) -> str:
+    settings = setup.settings
+    slots = max(1, settings.concurrency)
+    parts = ["llama-server", "-m", _gguf(setup.target.name, setup.quantization)]
+    parts += ["-c", str(settings.context * slots), "-np", str(slots), "--metrics"]
+    if setup.device.kind == "gpu":
+        parts += ["-ngl", "99"]
+    drafts: Mapping[str, list[str]] = {
+        "draft_model": ["--spec-type", "draft-simple"],
+        "eagle3": ["--spec-type", "draft-eagle3"],
+        "mtp": ["--spec-type", "draft-mtp"],
+        "ngram": ["--spec-type", "ngram-simple"],
+        "suffix": ["--spec-type", "ngram-map-k"],
+        "none": [],
+    }
+    parts += drafts[setup.method]
+    if setup.method == "draft_model" and setup.draft is not None:
+        parts += ["--spec-draft-model", _gguf(setup.draft.name, setup.draft_quantization)]
+        if settings.temperature > 0.5:
+            parts += ["--spec-draft-sampling", "probabilistic"]
+    if setup.method in ("draft_model", "eagle3", "mtp"):
+        parts += ["--spec-draft-n-max", str(setup.k)]
+    return _join(parts)
+
+
+def _gguf(name: str, quantization: Quantization) -> str:
+    kinds = {"int8": "q8_0", "fp8": "q8_0", "int4": "q4_k_m", "mxfp4": "mxfp4", "nvfp4": "q4_k_m"}
+    return f"{name.rsplit('/', 1)[-1]}-{kinds.get(quantization.name, quantization.name)}.gguf"

@@ -1,0 +1,95 @@
+"""The table of devices and how its rows are read. Data sheet numbers, no measurement."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from foretoken.errors import ConfigError
+from foretoken.hardware import Hardware
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator, or one CPU socket. Bytes, bytes per second, operations per second."""
+
+    name: str
+    kind: str
+    """`gpu` or `cpu`."""
+    advertised_bytes: int
+    """The decimal gigabytes of the product's name."""
+    memory_bytes: int
+    """What a program finds."""
+    bandwidth: float
+    flops: dict[str, float]
+    """Peak dense matrix operations by operand type; multiply-adds count two."""
+    link: float
+    """To other devices of the group, one direction; 0 where there is none."""
+    step_s_per_layer: float
+    """Time per layer below which a decoding step does not go; an assumption."""
+    source: str
+
+    def flops_for(self, compute: str) -> float:
+        """Operations per second with operands of type `compute`, or the next wider type."""
+        for name in (compute, "fp8", "int8", "bf16"):
+            if name in self.flops and (name == compute or compute == "fp4"):
+                return self.flops[name]
+        return self.flops["bf16"]
+
+
+@cache
+def known_devices() -> dict[str, Device]:
+    """Every device of the table by name."""
+    text = resources.files("foretoken.lab.plan").joinpath("devices.toml").read_text("utf-8")
+    return {name: _device(name, row) for name, row in tomllib.loads(text).items()}
+
+
+def _device(name: str, row: dict[str, Any]) -> Device:
+    return Device(
+        name=name,
+        kind=row.get("kind", "gpu"),
+        advertised_bytes=round(row["advertised_gb"] * 1e9),
+        memory_bytes=row["memory_mib"] << 20,
+        bandwidth=row["bandwidth_gb_s"] * 1e9,
+        flops={kind: value * 1e12 for kind, value in row["tflops"].items()},
+        link=row.get("link_gb_s", 0) * 1e9,
+        step_s_per_layer=row["step_us_per_layer"] * 1e-6,
+        source=row["source"],
+    )
+
+
+def find_device(name: str) -> Device:
+    """A device of the table, or `this`: the CPU of this machine, its speed an assumption.
+
+    Raises:
+        ConfigError: nothing of that name.
+    """
+    wanted = name.lower().replace("_", "-")
+    if wanted == "this":
+        return _this_machine()
+    found = known_devices()
+    if wanted in found:
+        return found[wanted]
+    close = [known for known in found if wanted in known or known in wanted]
+    if len(close) == 1:
+        return found[close[0]]
+    raise ConfigError("device", name, ", ".join((*close, "...") if close else (*found, "this")))
+
+
+def _this_machine() -> Device:
+    """Memory and cores as found; bandwidth and compute per core as typical servers have them."""
+    hardware = Hardware.detect()
+    wide = 128 if "avx512_bf16" in hardware.cpu_flags else 32
+    wide = 2048 if "amx_bf16" in hardware.cpu_flags else wide
+    return Device(
+        name=f"this ({hardware.cpu_name}, {hardware.num_cores} cores)",
+        kind="cpu",
+        advertised_bytes=hardware.free_memory,
+        memory_bytes=hardware.free_memory,
+        bandwidth=min(20e9 * hardware.num_cores, 400e9),
+        flops={"bf16": 2.5e9 * wide * hardware.num_cores},
+        link=0.0,
+        step_s_per_layer=30e-6,
+        source="detected; an assumption: 20 GB/s and 2.5 GHz per core (override with --bandwidth)",
+    )

@@ -1,0 +1,236 @@
+"""Sizes of any decoder from its config.json, for planning: weights, KV, experts.
+
+More lenient than `foretoken.shape`, which refuses what Foretoken cannot run: here an unknown
+feature becomes a note in `approximations`. For shapes that both read, both give the same numbers.
+Weights are counted, not read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.errors import CheckpointError
+
+_BIASED = ("qwen2", "qwen2_moe")
+"""Model types with a bias on queries, keys and values that config.json does not mention."""
+_QK_NORM = ("qwen3", "qwen3_moe")
+_LINEAR_LAYERS = ("linear_attention", "mamba", "recurrent", "short_conv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanModel:
+    """A model as the planner sees it. Counts of weights unless a name says bytes."""
+
+    name: str
+    family: str
+    tokenizer: str
+    """Identifies the tokenizer; models with another one cannot share drafts."""
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    context: int
+    table_params: int
+    """Embedding and output head; once if they are tied."""
+    dense_params: int
+    """Read in every step beside the head: attention, dense MLPs, routers, shared experts."""
+    expert_params: int
+    """Weights of all routed experts."""
+    num_experts: int
+    """Per layer; 0 for a dense model."""
+    experts_per_token: int
+    kv_elements: int
+    """Keys and values of one token over all layers that keep the whole context."""
+    window_elements: int
+    """The same over layers that keep only the last `window` tokens."""
+    window: int
+    kv_is_shared: bool
+    """Whether every tensor-parallel rank keeps all of it (latent attention)."""
+    mtp_layers: int
+    """Draft heads that come with the checkpoint; 0: none."""
+    quantization: str
+    """As the checkpoint is stored."""
+    approximations: tuple[str, ...]
+    """What was left out or assumed."""
+
+    @property
+    def params(self) -> int:
+        """All weights."""
+        return self.table_params + self.dense_params + self.expert_params
+
+    @property
+    def head_params(self) -> int:
+        """The output head, read in every step."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def active_params(self) -> int:
+        """Weights that one token passes through, the embedding table excluded."""
+        return round(self.head_params + self.dense_params + self.expert_share * self.expert_params)
+
+    @property
+    def expert_share(self) -> float:
+        """Share of the experts that one token passes through; 1 where it is unknown."""
+        used = self.experts_per_token or self.num_experts
+        return used / self.num_experts if self.num_experts else 0.0
+
+
+def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer: str) -> PlanModel:
+    """The sizes that a config.json describes.
+
+    Raises:
+        CheckpointError: a size is missing.
+    """
+    config = config.get("text_config", config)
+    reader = _Reader(config)
+    attention = reader.attention_params()
+    dense_layers, moe_layers = reader.layer_kinds()
+    hidden, layers = reader.size("hidden_size"), reader.size("num_hidden_layers")
+    mlp = 3 * hidden * reader.size("intermediate_size", 0)
+    expert = 3 * hidden * reader.expert_width()
+    router = hidden * reader.num_experts + reader.shared_experts * expert
+    norms = 2 * hidden + reader.qk_norms()
+    full, window_layers = reader.attention_layers()
+    tied = bool(config.get("tie_word_embeddings", False))
+    return PlanModel(
+        name=name,
+        family=family or str(config.get("model_type", "unknown")),
+        tokenizer=tokenizer,
+        model_type=str(config.get("model_type", "unknown")),
+        vocab_size=reader.size("vocab_size"),
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=reader.size("num_attention_heads"),
+        num_kv_heads=reader.kv_heads,
+        context=reader.size("max_position_embeddings", 4096),
+        table_params=reader.size("vocab_size") * hidden * (1 if tied else 2),
+        dense_params=layers * (attention + norms)
+        + dense_layers * mlp
+        + moe_layers * router
+        + hidden,
+        expert_params=moe_layers * reader.num_experts * expert,
+        num_experts=reader.num_experts,
+        experts_per_token=reader.experts_per_token,
+        kv_elements=full * reader.kv_elements_per_layer(),
+        window_elements=window_layers * reader.kv_elements_per_layer(),
+        window=int(config.get("sliding_window") or 0) if window_layers else 0,
+        kv_is_shared=reader.latent > 0,
+        mtp_layers=reader.first("num_nextn_predict_layers", "mtp_num_hidden_layers"),
+        quantization=_stored_as(config),
+        approximations=tuple(reader.notes()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Names of fields differ between families; this is the only place that knows them."""
+
+    config: Mapping[str, Any]
+
+    def size(self, name: str, default: int | None = None) -> int:
+        value = self.config.get(name)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise CheckpointError(f"config.json {name}", value, "a positive integer")
+        return value
+
+    def first(self, *names: str) -> int:
+        """The first of `names` that is set, else 0."""
+        return next((self.size(n) for n in names if self.config.get(n) is not None), 0)
+
+    @property
+    def kv_heads(self) -> int:
+        return self.size("num_key_value_heads", self.size("num_attention_heads"))
+
+    @property
+    def head_dim(self) -> int:
+        hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
+        default = 128 if self.config.get("model_type") in _QK_NORM else hidden // heads
+        return self.size("head_dim", default)
+
+    @property
+    def latent(self) -> int:
+        return self.first("kv_lora_rank")
+
+    @property
+    def num_experts(self) -> int:
+        return self.first("num_experts", "num_local_experts", "n_routed_experts")
+
+    @property
+    def experts_per_token(self) -> int:
+        return self.first("num_experts_per_tok", "experts_per_token")
+
+    @property
+    def shared_experts(self) -> int:
+        return self.first("n_shared_experts")
+
+    def expert_width(self) -> int:
+        return self.first("moe_intermediate_size", "intermediate_size") if self.num_experts else 0
+
+    def qk_norms(self) -> int:
+        return 2 * self.head_dim if self.config.get("model_type") in _QK_NORM else 0
+
+    def layer_kinds(self) -> tuple[int, int]:
+        """Numbers of layers with a dense MLP and with experts."""
+        layers = self.size("num_hidden_layers")
+        if not self.num_experts:
+            return layers, 0
+        dense = min(self.first("first_k_dense_replace"), layers)
+        return dense, layers - dense
+
+    def attention_params(self) -> int:
+        hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
+        if self.latent:
+            return self._latent_params(hidden, heads)
+        query, key = heads * self.head_dim, self.kv_heads * self.head_dim
+        biased = self.config.get("model_type") in _BIASED or self.config.get("attention_bias")
+        return hidden * (2 * query + 2 * key) + (query + 2 * key if biased else 0)
+
+    def _latent_params(self, hidden: int, heads: int) -> int:
+        rope, nope = self.size("qk_rope_head_dim"), self.size("qk_nope_head_dim")
+        value, rank = self.size("v_head_dim"), self.first("q_lora_rank")
+        query = rank * (hidden + heads * (rope + nope)) if rank else hidden * heads * (rope + nope)
+        keys = hidden * (self.latent + rope) + self.latent * heads * (nope + value)
+        return query + keys + heads * value * hidden
+
+    def kv_elements_per_layer(self) -> int:
+        """Latent attention keeps one compressed vector and the rotary part of the key."""
+        if self.latent:
+            return self.latent + self.size("qk_rope_head_dim")
+        return 2 * self.kv_heads * self.head_dim
+
+    def attention_layers(self) -> tuple[int, int]:
+        """Numbers of layers with full and with windowed attention."""
+        layers = self.size("num_hidden_layers")
+        kinds = self.config.get("layer_types") or ["full_attention"]
+        kinds = [kinds[i % len(kinds)] for i in range(layers)]
+        windowed = sum("sliding" in kind or "chunked" in kind for kind in kinds)
+        return layers - windowed - sum(kind in _LINEAR_LAYERS for kind in kinds), windowed
+
+    def notes(self) -> list[str]:
+        found = []
+        if set(self.config.get("layer_types") or ()) & set(_LINEAR_LAYERS):
+            found.append("recurrent layers: their state per request is not counted")
+        if self.config.get("num_nextn_predict_layers"):
+            found.append("the weights of the MTP layers are not counted")
+        if self.config.get("vision_config"):
+            found.append("the vision tower is not counted")
+        if self.num_experts and not self.experts_per_token:
+            found.append("experts per token unknown: all are taken to be active")
+        return found
+
+
+def _stored_as(config: Mapping[str, Any]) -> str:
+    """The planner's name of the checkpoint's quantization."""
+    quantized = config.get("quantization_config") or {}
+    method = str(quantized.get("quant_method", ""))
+    bits = quantized.get("bits") or quantized.get("w_bit")
+    if method in ("mxfp4", "fp8"):
+        return method
+    if method in ("awq", "gptq", "bitsandbytes", "compressed-tensors"):
+        return "int8" if bits == 8 or "int8" in str(quantized) else "int4"
+    names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+    return names.get(str(config.get("dtype") or config.get("torch_dtype")), "bf16")

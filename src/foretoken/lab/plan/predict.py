@@ -1,0 +1,185 @@
+"""Predicted speed-up by load: the roofline's costs with the assumed acceptance.
+
+A prediction is only as good as its assumptions, which travel with it. Crossover is the number of
+requests in flight beyond which speculation is slower than plain decoding.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from foretoken.lab.plan.acceptance import Acceptance, assume_acceptance
+from foretoken.lab.plan.bits import QUANTIZATIONS
+from foretoken.lab.plan.models import PlanModel
+from foretoken.lab.plan.roofline import StepModel
+from foretoken.lab.plan.setup import Setup
+from foretoken.lab.plan.speed import MOST_K, acceptance_length, best_k, break_even_rate
+
+LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+LOOKUP_COST = 0.01
+"""Seconds of a look-up per draft, in plain steps: an assumption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPrediction:
+    """At one number of requests in flight."""
+
+    requests: int
+    plain_step_s: float
+    verify_cost: float
+    """V: seconds of a verifying step over a plain one."""
+    draft_cost: float
+    """c: seconds per draft over a plain step."""
+    break_even_rate: float
+    """Accepted over drafted tokens at which speculation costs nothing and gains nothing."""
+    low: float
+    middle: float
+    high: float
+    """Speed-up at the lower bound, the middle and the upper bound of the acceptance."""
+    best_k: int
+    best: float
+    """The k with the highest speed-up at the middle of the acceptance, and that speed-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One method over all loads."""
+
+    method: str
+    k: int
+    acceptance: Acceptance
+    loads: tuple[LoadPrediction, ...]
+    crossover_low: float
+    crossover: float
+    crossover_high: float
+    """Requests in flight at which the speed-up becomes 1, at the three acceptances; infinite:
+    beyond the largest load; 0: it never pays."""
+    crossover_qps: float
+    """Requests per second at `crossover`, from Little's law."""
+
+    def at(self, requests: int) -> LoadPrediction:
+        """The prediction at the load nearest to `requests`."""
+        return min(self.loads, key=lambda load: abs(math.log(load.requests / requests)))
+
+
+def predict(setup: Setup) -> Prediction:
+    """The speed-up of the method of `setup` by load."""
+    settings = setup.settings
+    own = assume_acceptance(
+        setup.method, settings.workload, settings.temperature, settings.acceptance
+    )
+    target, drafter = step_models(setup)
+    context = settings.context - settings.output_tokens / 2
+    loads = tuple(
+        _at_load(setup, own, (target, drafter), requests, max(1.0, context)) for requests in LOADS
+    )
+    crossings = [_crossing([getattr(load, name) for load in loads]) for name in _BOUNDS]
+    return Prediction(
+        method=setup.method,
+        k=setup.k,
+        acceptance=own,
+        loads=loads,
+        crossover_low=crossings[0],
+        crossover=crossings[1],
+        crossover_high=crossings[2],
+        crossover_qps=_arrivals(setup, target, crossings[1]),
+    )
+
+
+_BOUNDS = ("low", "middle", "high")
+
+
+def step_models(setup: Setup) -> tuple[StepModel, StepModel | None]:
+    """The roofline of the target, and of whatever drafts (None: a look-up)."""
+    bandwidth = setup.settings.bandwidth_gb_s * 1e9 or setup.device.bandwidth
+    target = StepModel(
+        model=setup.target,
+        quantization=setup.quantization,
+        kv_bytes=setup.kv_bytes,
+        device=setup.device,
+        bandwidth=bandwidth,
+        ranks=setup.tp,
+    )
+    if setup.method == "draft_model" and setup.draft is not None:
+        drafter = replace(
+            target,
+            model=setup.draft,
+            quantization=setup.draft_quantization,
+            kv_bytes=setup.draft_kv_bytes,
+            ranks=setup.draft_tp,
+            eager=setup.settings.eager_draft,
+        )
+        return target, drafter
+    if setup.method in ("eagle3", "mtp"):
+        quantization = setup.quantization if setup.method == "mtp" else QUANTIZATIONS["bf16"]
+        head = _one_layer(setup.target)
+        return target, replace(target, model=head, quantization=quantization)
+    return target, None
+
+
+def _one_layer(model: PlanModel) -> PlanModel:
+    """A head as deep as one layer of the target; it uses the target's output head."""
+    layers = model.num_layers
+    return replace(
+        model,
+        num_layers=1,
+        dense_params=model.dense_params // layers,
+        expert_params=model.expert_params // layers,
+        kv_elements=(model.kv_elements + model.window_elements) // layers,
+        window_elements=0,
+    )
+
+
+def _at_load(
+    setup: Setup,
+    acceptance: Acceptance,
+    steps: tuple[StepModel, StepModel | None],
+    requests: int,
+    context: float,
+) -> LoadPrediction:
+    target, drafter = steps
+    plain = target.seconds(requests, 1, context)
+    costs = [1.0] + [target.seconds(requests, k + 1, context) / plain for k in range(1, MOST_K + 1)]
+    draft = drafter.seconds(requests, 1, context) / plain if drafter else LOOKUP_COST
+    k, hits = setup.k, acceptance.hits
+    verify = costs[k] if k < len(costs) else target.seconds(requests, k + 1, context) / plain
+
+    def gain(alpha: float) -> float:
+        tokens = 1.0 + hits * (acceptance_length(alpha, k) - 1.0)
+        return tokens / (1.0 + hits * (verify - 1.0 + k * draft))
+
+    found, best = best_k(acceptance.middle, costs, draft)
+    return LoadPrediction(
+        requests=requests,
+        plain_step_s=plain,
+        verify_cost=verify,
+        draft_cost=draft,
+        break_even_rate=break_even_rate(verify, draft, k),
+        low=gain(acceptance.low),
+        middle=gain(acceptance.middle),
+        high=gain(acceptance.high),
+        best_k=found,
+        best=1.0 + hits * (best - 1.0),
+    )
+
+
+def _crossing(gains: Sequence[float]) -> float:
+    """Requests in flight at which `gains` fall to 1, between the loads on a logarithmic scale."""
+    if gains[0] <= 1.0:
+        return 0.0
+    for i in range(1, len(gains)):
+        if gains[i] <= 1.0:
+            share = (gains[i - 1] - 1.0) / (gains[i - 1] - gains[i])
+            return float(LOADS[i - 1] * (LOADS[i] / LOADS[i - 1]) ** share)
+    return math.inf
+
+
+def _arrivals(setup: Setup, target: StepModel, requests: float) -> float:
+    """Requests per second that keep `requests` in flight while decoding plainly."""
+    if requests == 0.0 or math.isinf(requests):
+        return requests
+    settings = setup.settings
+    step = target.seconds(max(1, round(requests)), 1, settings.context)
+    prompt = max(1, settings.context - settings.output_tokens)
+    prefill = target.seconds(1, prompt, prompt / 2)
+    return requests / (settings.output_tokens * step + prefill)

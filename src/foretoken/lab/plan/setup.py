@@ -1,0 +1,200 @@
+"""What a plan is about: models, devices, and the settings of the server and of the load.
+
+Frozen values; names of settings follow vLLM. Built from a mapping (a YAML file with the command
+line's options over it), where an unknown key is an error.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from foretoken.errors import ConfigError
+from foretoken.lab.plan.bits import Quantization, find_quantization, kv_element_bytes
+from foretoken.lab.plan.catalog import load_plan_model
+from foretoken.lab.plan.devices import Device, find_device
+from foretoken.lab.plan.models import PlanModel
+
+METHODS = ("draft_model", "ngram", "suffix", "eagle3", "mtp", "none")
+ENGINES = ("vllm", "llama.cpp", "foretoken")
+WORKLOADS = ("chat", "code", "summarize", "rag", "edit", "json", "creative", "mixed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """Everything a plan asks, as a user writes it."""
+
+    target: str
+    """The model to serve."""
+    draft: str | None = None
+    """The draft model; None: only methods without one can be planned."""
+    method: str = "auto"
+    """One of METHODS; `auto`: draft_model if there is a draft, else ngram."""
+    engine: str = "vllm"
+    """Whose defaults and limits count."""
+    quantization: str = "auto"
+    """Of the target's weights; `auto`: as its checkpoint."""
+    draft_quantization: str = "auto"
+    """Of the draft's weights."""
+    kv_cache_dtype: str = "auto"
+    """Of the target's keys and values."""
+    draft_kv_cache_dtype: str = "auto"
+    """Of the draft's keys and values."""
+    device: str = "h100-sxm"
+    """A row of the table of devices, or `this`."""
+    count: int = 1
+    """How many of them."""
+    tensor_parallel_size: int = 0
+    """Ranks the target is split over; 0: all devices."""
+    draft_tensor_parallel_size: int = 0
+    """Ranks the draft is split over; 0: as the target."""
+    utilization: float = 0.0
+    """Share of the memory the server may use; 0: the engine's default."""
+    overhead_gb: float = -1.0
+    """Memory per device for activations, graphs and the runtime; negative: estimated."""
+    max_num_batched_tokens: int = 8192
+    """Most tokens of one step."""
+    num_speculative_tokens: int = 0
+    """Drafts per verification; 0: the method's usual start."""
+    context: int = 4096
+    """Tokens of a typical request when it ends, prompt included."""
+    output_tokens: int = 256
+    """Of them written by the model."""
+    concurrency: int = 8
+    """Requests in flight on an ordinary day."""
+    peak_concurrency: int = 64
+    """Requests in flight at the peak."""
+    workload: str = "chat"
+    """One of WORKLOADS; decides which acceptance is assumed."""
+    temperature: float = 0.0
+    """Of the production traffic's median request."""
+    acceptance: str = ""
+    """Share of drafts accepted given that all before were, as LOW:HIGH; empty: assumed from
+    method, workload and temperature."""
+    slo: str = "tpot"
+    """What the service promises: `tpot`, `ttft` or `throughput`."""
+    bandwidth_gb_s: float = 0.0
+    """Measured memory bandwidth per device; 0: the data sheet's."""
+    eager_draft: bool = False
+    """Whether the draft runs without captured graphs."""
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Self:
+        """Settings of a YAML file.
+
+        Raises:
+            ConfigError: an unknown key, a wrong type or value.
+        """
+        known = {field.name: field for field in fields(cls)}
+        kept = {}
+        for key, value in given.items():
+            name = key.replace("-", "_")
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise ConfigError(f"plan.{key}", value, hint + ", ".join(known))
+            kept[name] = _checked(name, value, known[name].default)
+        if "target" not in kept:
+            raise ConfigError("plan.target", None, "the model to serve")
+        return cls(**kept)
+
+    def __post_init__(self) -> None:
+        """Check choices and ranges."""
+        choices = {
+            "method": ("auto", *METHODS),
+            "engine": ENGINES,
+            "workload": WORKLOADS,
+            "slo": ("tpot", "ttft", "throughput"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"plan.{name}", getattr(self, name), ", ".join(allowed))
+        for name in ("count", "context", "output_tokens", "concurrency", "peak_concurrency"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"plan.{name}", getattr(self, name), "at least 1")
+        if not 0 <= self.utilization <= 1:
+            raise ConfigError("plan.utilization", self.utilization, "0 to 1")
+        if not 0 <= self.num_speculative_tokens <= 128:
+            raise ConfigError(
+                "plan.num_speculative_tokens", self.num_speculative_tokens, "0 to 128"
+            )
+
+
+def _checked(name: str, value: object, default: object) -> Any:
+    """`value`, if it is of the type of `default`; integers pass for floats."""
+    if isinstance(default, bool):
+        ok = isinstance(value, bool)
+    elif isinstance(default, float):
+        ok = isinstance(value, int | float) and not isinstance(value, bool)
+    elif isinstance(default, int):
+        ok = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        ok = isinstance(value, str) or (value is None and name == "draft")
+    if not ok:
+        wanted = "text" if isinstance(default, str) or default is None else type(default).__name__
+        raise ConfigError(f"plan.{name}", value, wanted)
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The settings with every name looked up and every 0 replaced by what it stands for."""
+
+    settings: PlanSettings
+    target: PlanModel
+    draft: PlanModel | None
+    method: str
+    device: Device
+    quantization: Quantization
+    draft_quantization: Quantization
+    kv_bytes: float
+    """Of one element of the target's keys and values."""
+    draft_kv_bytes: float
+    tp: int
+    draft_tp: int
+    utilization: float
+    k: int
+
+
+DEFAULT_UTILIZATION = {"vllm": 0.92, "llama.cpp": 1.0, "foretoken": 0.9}
+"""vLLM 0.33's default; llama.cpp has none."""
+USUAL_K = {"draft_model": 5, "ngram": 5, "suffix": 4, "eagle3": 3, "mtp": 1, "none": 0}
+"""Where to start (K1, K2, K7); `plan` then prints the best k per batch from the cost."""
+
+
+def resolve_setup(settings: PlanSettings) -> Setup:
+    """Look everything up.
+
+    Raises:
+        ConfigError: an unknown device or quantization, or a method that lacks its draft.
+        ModelNotFoundError: an unknown model.
+    """
+    method = settings.method
+    if method == "auto":
+        method = "draft_model" if settings.draft else "ngram"
+    if method == "draft_model" and not settings.draft:
+        raise ConfigError("plan.draft", None, "a draft model, or another method")
+    target = load_plan_model(settings.target, "plan.target")
+    draft = load_plan_model(settings.draft, "plan.draft") if settings.draft else None
+    tp = settings.tensor_parallel_size or settings.count
+    if not 1 <= tp <= settings.count:
+        raise ConfigError("plan.tensor_parallel_size", tp, f"1 to count ({settings.count})")
+    own = target.quantization if settings.quantization == "auto" else settings.quantization
+    drafts = settings.draft_quantization
+    if drafts == "auto":
+        drafts = draft.quantization if draft else "bf16"
+    return Setup(
+        settings=settings,
+        target=target,
+        draft=draft,
+        method=method,
+        device=find_device(settings.device),
+        quantization=find_quantization(own, "plan.quantization"),
+        draft_quantization=find_quantization(drafts, "plan.draft_quantization"),
+        kv_bytes=kv_element_bytes(settings.kv_cache_dtype, "plan.kv_cache_dtype"),
+        draft_kv_bytes=kv_element_bytes(settings.draft_kv_cache_dtype, "plan.draft_kv_cache_dtype"),
+        tp=tp,
+        draft_tp=settings.draft_tensor_parallel_size or tp,
+        utilization=settings.utilization or DEFAULT_UTILIZATION[settings.engine],
+        k=settings.num_speculative_tokens or USUAL_K[method],
+    )

@@ -1,0 +1,152 @@
+"""What a plan warns of, its commands, its settings, and the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from foretoken.cli.app import app
+from foretoken.errors import ConfigError
+from foretoken.lab.plan.build import CHECKS, build_plan
+from foretoken.lab.plan.setup import PlanSettings
+
+PAIR: dict[str, Any] = {
+    "target": "llama-3.1-70b",
+    "draft": "llama-3.1-8b",
+    "count": 2,
+    "quantization": "int8",
+}
+
+
+def levels(**settings: object) -> dict[str, str]:
+    """Check -> its level."""
+    plan = build_plan(PlanSettings.from_mapping(settings))
+    return {finding.check: finding.level for finding in plan.findings}
+
+
+def test_the_recommended_command_of_the_framework_does_not_load() -> None:
+    found = levels(**{**PAIR, "quantization": "bf16"}, draft_tensor_parallel_size=1)
+    assert found["kv_budget"] == "error"
+    assert found["tp_symmetry"] == "error"
+
+
+def test_a_draft_share_is_measured_against_what_is_left() -> None:
+    assert levels(**PAIR)["draft_share"] == "warning"
+    assert levels(**{**PAIR, "draft": "llama-3.2-1b"})["draft_share"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("settings", "check", "level"),
+    [
+        ({"target": "qwen2.5-72b", "draft": "qwen2.5-0.5b", "count": 4}, "same_tokenizer", "error"),
+        ({"target": "qwen2.5-72b", "draft": "qwen2.5-7b", "count": 4}, "same_tokenizer", "ok"),
+        ({"target": "llama-3.1-70b", "draft": "qwama-0.5b", "count": 4}, "same_tokenizer", "ok"),
+        ({"target": "llama-3.1-70b", "draft": "qwama-0.5b", "count": 4}, "same_family", "warning"),
+        ({"target": "qwen3-8b", "draft": "llama-3.1-8b"}, "same_tokenizer", "error"),
+        ({"target": "qwen3-8b", "draft": "qwen3-0.6b"}, "size_ratio", "note"),
+        ({"target": "llama-3.1-70b", "draft": "llama-3.1-8b", "count": 4}, "size_ratio", "ok"),
+        ({"target": "qwen3-8b", "method": "ngram", "slo": "ttft"}, "ttft_bound", "warning"),
+        ({"target": "qwen3-8b", "method": "ngram", "output_tokens": 20}, "output_length",
+         "warning"),
+        ({"target": "qwen3-8b", "draft": "qwen3-0.6b", "temperature": 0.9}, "hot_sampling",
+         "warning"),
+        ({"target": "llama-3.1-70b", "quantization": "int4", "method": "ngram"}, "quantized_target",
+         "warning"),
+        ({"target": "qwen3-8b", "method": "ngram"}, "quantize_first", "note"),
+        ({"target": "qwen3-8b", "draft": "qwen3-0.6b", "context": 40000, "peak_concurrency": 4},
+         "long_context", "warning"),
+        ({"target": "qwen3-8b", "method": "ngram", "peak_concurrency": 2048}, "step_rows",
+         "warning"),
+        ({"target": "llama-3.1-70b", "quantization": "int8", "method": "ngram"}, "target_share",
+         "warning"),
+    ],
+)  # fmt: skip
+def test_checks_fire(settings: dict[str, Any], check: str, level: str) -> None:
+    assert levels(**settings).get(check) == level
+
+
+def test_size_ratios_are_the_actual_ones() -> None:
+    pairs = {
+        ("llama-3.1-70b", "llama-3.1-8b"): "1 : 8.8",
+        ("qwen2.5-72b", "qwen2.5-7b"): "1 : 9.5",
+        ("llama-3.1-70b", "llama-3.2-1b"): "1 : 57.1",
+        ("llama-3.1-405b", "llama-3.1-8b"): "1 : 50.5",
+        ("qwen3-8b", "qwen3-0.6b"): "1 : 13.7",
+    }
+    for (target, draft), shown in pairs.items():
+        plan = build_plan(PlanSettings(target=target, draft=draft, count=8))
+        [found] = [f for f in plan.findings if f.check == "size_ratio"]
+        assert shown in found.message
+
+
+def test_names_of_checks_are_unique_and_findings_use_them() -> None:
+    names = [check.name for check in CHECKS]
+    assert len(set(names)) == len(names)
+    plan = build_plan(PlanSettings(**PAIR))
+    assert {finding.check for finding in plan.findings} <= set(names)
+
+
+def test_a_method_without_memory_takes_none() -> None:
+    plan = build_plan(PlanSettings(target="qwen3-8b", method="ngram"))
+    assert plan.speculating.tokens == plan.plain.tokens
+    assert plan.speculating.lookahead == 0
+
+
+def test_commands_name_what_was_planned() -> None:
+    commands = build_plan(PlanSettings(target="qwen3-8b", draft="qwen3-0.6b")).commands
+    for engine in ("foretoken", "vllm", "llama.cpp"):
+        assert "Qwen3-8B" in commands[engine] and "Qwen3-0.6B" in commands[engine], engine
+    assert "--speculative-config" in commands["vllm"]
+    assert "--spec-draft-n-max" in commands["llama.cpp"]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"target": "qwen3-8b", "drafts": "x"}, "draft"),
+        ({"target": "qwen3-8b", "count": "two"}, "count"),
+        ({"target": "qwen3-8b", "count": 0}, "count"),
+        ({"target": "qwen3-8b", "method": "medusa"}, "ngram"),
+        ({"target": "qwen3-8b", "acceptance": "0.9:0.1"}, "acceptance"),
+        ({"target": "qwen3-8b", "method": "draft_model"}, "draft"),
+        ({"target": "qwen3-8b", "device": "abacus"}, "device"),
+        ({"draft": "qwen3-8b"}, "target"),
+    ],
+)
+def test_wrong_settings_are_named(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        build_plan(PlanSettings.from_mapping(given))
+
+
+def test_the_command_prints_tables_and_answers_with_its_exit_code(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text("target: llama-3.1-70b\ndraft: llama-3.1-8b\ncount: 2\n")
+    runner = CliRunner()
+    wide = {"COLUMNS": "160"}
+    bad = runner.invoke(app, ["lab", "plan", "--config", str(file)], env=wide)
+    assert bad.exit_code == 1, bad.output
+    assert "does not load" in bad.stdout
+    good = runner.invoke(
+        app, ["lab", "plan", "--config", str(file), "--quantization", "int8"], env=wide
+    )
+    assert good.exit_code == 0, good.output
+    assert "really" in good.stdout and "126k" not in good.stderr
+
+
+def test_the_command_answers_with_one_json_document() -> None:
+    options = ["--draft", "qwen3-0.6b", "--measured", "1.1,0.15,2.8", "--json"]
+    result = CliRunner().invoke(app, ["lab", "plan", "qwen3-8b", *options])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["next_step"]["action"]
+    assert document["prediction"]["loads"]
+    assert document["assumptions"]
+
+
+@pytest.mark.parametrize("text", ["1.1", "a,b,c", "0.5,0.1,2", "1.1,0.1,9"])
+def test_a_wrong_measurement_is_named(text: str) -> None:
+    result = CliRunner().invoke(app, ["lab", "plan", "qwen3-8b", "--measured", text])
+    assert result.exit_code == 2
+    assert "--measured" in result.output

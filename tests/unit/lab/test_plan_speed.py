@@ -1,0 +1,150 @@
+"""The arithmetic of speculation, the roofline's laws, and the next tuning step."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretoken.lab.plan.build import build_plan
+from foretoken.lab.plan.predict import predict
+from foretoken.lab.plan.setup import PlanSettings, resolve_setup
+from foretoken.lab.plan.speed import (
+    acceptance_length,
+    acceptance_rate,
+    alpha_of_length,
+    best_k,
+    break_even_rate,
+    ceiling,
+    speed_up,
+)
+from foretoken.lab.plan.tuning import MeasuredCost, next_step
+
+PAIR: dict[str, Any] = {
+    "target": "llama-3.1-70b",
+    "draft": "llama-3.1-8b",
+    "count": 2,
+    "quantization": "int8",
+}
+
+
+def test_the_rate_falls_with_k_while_the_draft_stays_as_good() -> None:
+    rates = [acceptance_rate(0.7, k) for k in (1, 3, 5, 8)]
+    assert rates == pytest.approx([0.70, 0.51, 0.39, 0.28], abs=0.006)
+    lengths = [acceptance_length(0.7, k) for k in (1, 3, 5, 8)]
+    assert lengths == pytest.approx([1.70, 2.53, 2.94, 3.20], abs=0.005)
+    gains = [speed_up(acceptance_length(0.7, k), 1.1, 1 / 9, k) for k in (1, 3, 5, 8)]
+    assert gains == pytest.approx([1.40, 1.77, 1.78, 1.61], abs=0.01)
+
+
+def test_break_even_is_not_a_half() -> None:
+    assert break_even_rate(1.0, 1 / 9, 5) == pytest.approx(1 / 9)
+    assert break_even_rate(1 + 5 * (0.5 - 1 / 9), 1 / 9, 5) == pytest.approx(0.5)
+    assert break_even_rate(1.0, 1 / 9, 5, 1.3) == pytest.approx(0.20, abs=0.005)
+    assert break_even_rate(1.1, 0.2, 5, 1.3) == pytest.approx(0.35, abs=0.005)
+
+
+def test_the_ceiling_is_not_rate_times_ratio() -> None:
+    gains = [speed_up(acceptance_length(0.8, k), 1.0, 1 / 9, k) for k in range(1, 60)]
+    assert gains[4] == pytest.approx(2.37, abs=0.01)
+    assert max(gains) < 0.8 * 9 / 2
+    assert max(gains) < ceiling(0.8)
+
+
+@given(st.floats(0.01, 0.99), st.integers(1, 16))
+def test_alpha_and_length_are_inverse(alpha: float, k: int) -> None:
+    assert alpha_of_length(acceptance_length(alpha, k), k) == pytest.approx(alpha, abs=1e-6)
+
+
+@given(st.floats(0.0, 0.99), st.floats(0.0, 0.5), st.floats(0.0, 1.0))
+def test_no_k_beats_the_best_k(alpha: float, per_row: float, draft: float) -> None:
+    costs = [1 + per_row * k for k in range(17)]
+    k, gain = best_k(alpha, costs, draft)
+    others = [speed_up(acceptance_length(alpha, n), costs[n], draft, n) for n in range(1, 17)]
+    assert gain >= max([1.0, *others]) / 1.02
+    assert (k == 0) == (max(others) <= 1.0)
+
+
+@pytest.mark.parametrize("method", ["draft_model", "ngram", "eagle3", "suffix"])
+def test_predictions_obey_the_roofline(method: str) -> None:
+    prediction = predict(resolve_setup(PlanSettings(**PAIR, method=method)))
+    for load in prediction.loads:
+        assert 1.0 <= load.verify_cost <= prediction.k + 1
+        assert load.low <= load.middle <= load.high <= prediction.k + 1
+        assert load.plain_step_s > 0
+    steps = [load.plain_step_s for load in prediction.loads]
+    assert steps == sorted(steps)
+    assert prediction.loads[0].verify_cost < 1.1, "one request is bound by reading weights"
+    assert prediction.loads[-1].verify_cost > prediction.loads[0].verify_cost
+
+
+def test_crossover_lies_where_the_speed_up_is_one() -> None:
+    prediction = predict(resolve_setup(PlanSettings(**PAIR, acceptance="0.3:0.5")))
+    assert prediction.crossover_low <= prediction.crossover <= prediction.crossover_high
+    if not math.isinf(prediction.crossover) and prediction.crossover > 0:
+        below = [p.middle for p in prediction.loads if p.requests <= prediction.crossover]
+        above = [p.middle for p in prediction.loads if p.requests > prediction.crossover]
+        assert min(below) >= 1.0 >= max(above)
+
+
+def test_a_perfect_draft_helps_and_a_hopeless_one_hurts() -> None:
+    good = predict(resolve_setup(PlanSettings(**PAIR, acceptance="1.0")))
+    bad = predict(resolve_setup(PlanSettings(**PAIR, acceptance="0.0")))
+    assert good.loads[0].middle > 2
+    assert bad.loads[0].middle < 1
+    assert bad.crossover == 0
+
+
+def test_launches_make_small_drafts_dear() -> None:
+    fast = predict(resolve_setup(PlanSettings(**{**PAIR, "draft": "llama-3.2-1b"})))
+    eager = predict(
+        resolve_setup(PlanSettings(**{**PAIR, "draft": "llama-3.2-1b"}, eager_draft=True))
+    )
+    assert eager.loads[0].draft_cost > fast.loads[0].draft_cost
+    assert eager.loads[0].draft_cost > 1.24 / 70.6, "far above the ratio of weights"
+
+
+@pytest.mark.parametrize(
+    ("k", "length", "verify", "draft", "action"),
+    [
+        (5, 2.94, 1.1, 1 / 9, "keep"),
+        (2, 2.9, 1.02, 0.02, "raise_k"),
+        (10, 2.5, 1.5, 0.12, "lower_k"),
+        (5, 1.1, 1.5, 0.05, "leave_off"),
+        (5, 3.5, 1.05, 0.9, "cheaper_draft"),
+        (1, 1.3, 1.05, 0.05, "better_draft"),
+    ],
+)
+def test_next_step_follows_the_cost(
+    k: int, length: float, verify: float, draft: float, action: str
+) -> None:
+    cost = MeasuredCost(k=k, acceptance_length=length, verify_cost=verify, draft_cost=draft)
+    step = next_step(cost)
+    assert step.action == action, step
+    assert step.reason
+    if action in ("raise_k", "lower_k"):
+        assert step.expected > step.speed_up
+
+
+def test_a_rate_below_half_may_be_right() -> None:
+    """39 % at k = 5 is the 1.78x setting that a fixed threshold throws away."""
+    step = next_step(MeasuredCost(k=5, acceptance_length=2.94, verify_cost=1.1, draft_cost=1 / 9))
+    assert step.rate < 0.4
+    assert step.action == "keep"
+
+
+def test_every_question_gets_an_answer_with_a_reason() -> None:
+    plan = build_plan(PlanSettings(**PAIR))
+    questions = [choice.question for choice in plan.choices]
+    assert questions == ["lowest latency", "no memory", "safe at the peak", "easiest"]
+    assert all(choice.reason for choice in plan.choices)
+    no_memory = plan.choices[1]
+    assert no_memory.method in ("ngram", "suffix", "none")
+
+
+def test_schedules_never_rise_with_the_load() -> None:
+    plan = build_plan(PlanSettings(**PAIR, acceptance="0.3:0.6", peak_concurrency=512))
+    ks = [k for k, _ in plan.schedule]
+    assert ks == sorted(ks, reverse=True)
+    assert plan.schedule[-1][1] == 0
