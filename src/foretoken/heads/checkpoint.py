@@ -1,0 +1,126 @@
+"""Reads a head's folder strictly: config.json, and every tensor in its place.
+
+Knows files, names and shapes; what the names mean is the business of `formats`.
+"""
+
+import json
+import pickle
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from foretoken.errors import CheckpointError, ModelNotFoundError
+
+WEIGHTS = (
+    "model.safetensors",
+    "medusa_lm_head.safetensors",
+    "pytorch_model.bin",
+    "medusa_lm_head.pt",
+)
+"""Where heads keep their tensors, in order of preference."""
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFolder:
+    """What a folder holds."""
+
+    path: Path
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive integer of the config.
+
+        Raises:
+            CheckpointError: it is missing or no positive integer.
+        """
+        value = self.config.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise CheckpointError(f"config.json {name}", value, "a positive integer")
+        return value
+
+
+def read_head(folder: Path) -> HeadFolder:
+    """The config and the tensors of `folder`; `.bin` and `.pt` by weights-only loading.
+
+    Raises:
+        ModelNotFoundError: no config.json.
+        CheckpointError: invalid JSON, no weights, or a file that cannot be read.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ModelNotFoundError("speculative_config.model", str(folder), "a config.json in it")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError("config.json", str(file), f"valid JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise CheckpointError("config.json", config, "a JSON object")
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return HeadFolder(folder, config, _read_tensors(folder / name))
+    raise CheckpointError("weights", str(folder), " or ".join(WEIGHTS))
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(str(file))
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(file.name, str(file), f"a complete file ({error})") from error
+    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+        raise CheckpointError(file.name, type(found).__name__, "a dictionary of tensors")
+    return found
+
+
+def fill(
+    module: nn.Module,
+    tensors: dict[str, Tensor],
+    *,
+    rename: Callable[[str], str] = str,
+    ignored: Iterable[str] = (),
+) -> None:
+    """Copy `tensors` into `module`, each wanted one once and none left over.
+
+    Args:
+        module: its state dict says what is wanted.
+        tensors: by the file's names.
+        rename: from the file's names to the module's.
+        ignored: names (of the file) that may be there and are not used.
+
+    Raises:
+        CheckpointError: tensors are missing, unused, double or misshapen; the message names them.
+    """
+    skipped = set(ignored)
+    wanted = module.state_dict()
+    given: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name in skipped:
+            continue
+        renamed = rename(name)
+        if renamed in given:
+            raise CheckpointError("tensor", name, f"only one tensor for {renamed}")
+        given[renamed] = tensor
+    _refuse("missing tensors", set(wanted) - set(given), "all tensors of this kind of head")
+    _refuse("unused tensors", set(given) - set(wanted), "only tensors of this kind of head")
+    for name, place in wanted.items():
+        tensor = given[name]
+        if tensor.numel() != place.numel() or tensor.squeeze().shape != place.squeeze().shape:
+            shown = f"{name} {list(tensor.shape)}"
+            raise CheckpointError("tensor shape", shown, f"{list(place.shape)} from config.json")
+        place.copy_(tensor.reshape(place.shape))
+
+
+def _refuse(what: str, names: set[str], allowed: str) -> None:
+    if names:
+        shown = ", ".join(sorted(names)[:_SHOWN])
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        raise CheckpointError(what, shown + more, allowed)

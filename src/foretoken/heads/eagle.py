@@ -1,0 +1,80 @@
+"""EAGLE (1 and 2): one decoder layer that continues the target's last features.
+
+Slot i joins the embedding of token i + 1 with feature i (after the target's final norm); a linear
+map halves the pair and a decoder layer without input norm gives the guess at feature i + 1, which
+the target's own head turns into logits. Drafting goes on from its own guesses.
+
+Source: Li et al. 2024 (arXiv 2401.15077, 2406.16858) and the published EAGLE checkpoints.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.heads.parts import Attend, HeadAttention, HeadMLP, HeadShape, RMSNorm
+from foretoken.layers.rope import Rotation
+
+
+class EagleLayer(nn.Module):
+    """A Llama layer; the first one has no input norm."""
+
+    def __init__(self, shape: HeadShape, *, first: bool, attention_bias: bool) -> None:
+        """Sizes from `shape`."""
+        super().__init__()
+        size, eps = shape.hidden_size, shape.rms_norm_eps
+        self.input_layernorm = None if first else RMSNorm(size, eps)
+        self.self_attn = HeadAttention(shape, size, bias=attention_bias)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.mlp = HeadMLP(shape)
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """The residual stream after the layer."""
+        normed = x if self.input_layernorm is None else self.input_layernorm(x)
+        x = x + self.self_attn(normed, rotation, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Eagle(nn.Module):
+    """The network; `embed_tokens` is a frozen copy of the target's, never saved."""
+
+    def __init__(
+        self, shape: HeadShape, *, fc_bias: bool = True, attention_bias: bool = False
+    ) -> None:
+        """Random weights; embeddings are given by `use_embedding`."""
+        super().__init__()
+        self.shape = shape
+        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=fc_bias)
+        self.layers = nn.ModuleList(
+            EagleLayer(shape, first=i == 0, attention_bias=attention_bias)
+            for i in range(shape.num_hidden_layers)
+        )
+        self.register_buffer("embedding_VD", torch.empty(0), persistent=False)
+
+    def use_embedding(self, embedding_VD: Tensor) -> None:
+        """Embed tokens with this table, shared and not trained."""
+        self.embedding_VD = embedding_VD
+
+    def mix(self, features: Tensor) -> Tensor:
+        """Features of the target as they come [..., D]."""
+        return features
+
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, rotation: Rotation, attends: Sequence[Attend]
+    ) -> Tensor:
+        """Guesses at the next features.
+
+        Args:
+            tokens: of the slot after each feature's, int64 [...].
+            hidden: features, the target's or its own guesses, [..., D].
+            rotation: of the slots' positions.
+            attends: one per layer.
+
+        Returns:
+            [..., D], to be recycled and to be given to the target's head.
+        """
+        embedded = nn.functional.embedding(tokens, self.embedding_VD)
+        x: Tensor = self.fc(torch.cat((embedded, hidden), dim=-1))
+        for layer, attend in zip(self.layers, attends, strict=True):
+            x = layer(x, rotation, attend)
+        return x

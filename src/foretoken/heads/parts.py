@@ -1,0 +1,85 @@
+"""What head networks are made of: norms, attention over a given function, the gated MLP.
+
+Linear maps are `nn.Linear` in the order of heads of the published checkpoints; how keys and values
+are kept is the business of the `Attend` that a layer is called with.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretoken.layers.rope import Rotation, rotate
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q [..., H, h], k [..., K, h], v [..., K, h]), rotated -> [..., H * h]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadShape:
+    """Sizes of a head's decoder layers; names as in Hugging Face configs."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight (Zhang and Sennrich 2019), normalised in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        """Start with ones."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape and type."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class HeadAttention(nn.Module):
+    """Grouped-query attention whose input may be wider than its output."""
+
+    def __init__(self, shape: HeadShape, input_size: int, *, bias: bool = False) -> None:
+        """Project `input_size` values; `bias` is for q, k and v."""
+        super().__init__()
+        self.heads, self.kv_heads = shape.num_attention_heads, shape.num_key_value_heads
+        queries, keys = self.heads * shape.head_dim, self.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(input_size, queries, bias=bias)
+        self.k_proj = nn.Linear(input_size, keys, bias=bias)
+        self.v_proj = nn.Linear(input_size, keys, bias=bias)
+        self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """[..., input_size] -> [..., hidden_size]."""
+        q = self.q_proj(x).unflatten(-1, (self.heads, -1))
+        k = self.k_proj(x).unflatten(-1, (self.kv_heads, -1))
+        v = self.v_proj(x).unflatten(-1, (self.kv_heads, -1))
+        out: Tensor = self.o_proj(attend(rotate(q, rotation), rotate(k, rotation), v))
+        return out
+
+
+class HeadMLP(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        """Three maps without biases."""
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden_size] -> the same."""
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out

@@ -1,0 +1,64 @@
+"""Hidden states of computed tokens, slot by slot: what feature-conditioned drafters read.
+
+They lie under the same slots as the keys and values, so rollback, preemption, chunked prefill and
+prefix hits need no second book: a token that was computed has its features, whenever a drafter
+comes to ask. Knows neither models nor drafters. Costs one row of `width` values a token.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FINAL = -1
+"""The point after the last norm; other points i are the residual stream before layer i."""
+
+
+class FeatureStore:
+    """Rows of hidden states of `num_slots` slots, taken at some points of a model."""
+
+    def __init__(
+        self,
+        points: Sequence[int],
+        hidden_size: int,
+        num_slots: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate zeros; on Linux the memory is only taken as slots are written.
+
+        Args:
+            points: where hidden states are taken, FINAL or the index of a layer, in the order in
+                which they stand in a row.
+            hidden_size: of the model.
+            num_slots: as many as its KV store has.
+            dtype: the model's.
+            device: the model's.
+        """
+        assert len(set(points)) == len(points), points
+        self.columns = {
+            point: slice(i * hidden_size, (i + 1) * hidden_size) for i, point in enumerate(points)
+        }
+        self.slots_SF = torch.zeros(
+            num_slots, len(points) * hidden_size, dtype=dtype, device=device
+        )
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What a token's features cost."""
+        return self.slots_SF.shape[1] * self.slots_SF.element_size()
+
+    def write(self, point: int, slots_T: Tensor | slice, x_TD: Tensor) -> None:
+        """Keep the hidden states of a step's tokens, if this point is wanted."""
+        columns = self.columns.get(point)
+        if columns is None:
+            return
+        if isinstance(slots_T, slice):
+            self.slots_SF[slots_T, columns] = x_TD
+        else:
+            self.slots_SF[:, columns].index_copy_(0, slots_T, x_TD)
+
+    def read(self, slots_N: Tensor) -> Tensor:
+        """Features of these slots, [N, F]."""
+        return self.slots_SF.index_select(0, slots_N)
