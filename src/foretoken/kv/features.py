@@ -59,6 +59,8 @@ class FeatureStore:
         else:
             self.slots_SF[:, columns].index_copy_(0, slots_T, x_TD)
 
-    def read(self, slots_N: Tensor) -> Tensor:
-        """Features of these slots, [N, F]."""
+    def read(self, slots_N: Tensor | slice) -> Tensor:
+        """Features of these slots, [N, F]; a view where slots are neighbours."""
+        if isinstance(slots_N, slice):
+            return self.slots_SF[slots_N]
         return self.slots_SF.index_select(0, slots_N)

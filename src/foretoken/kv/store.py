@@ -4,13 +4,29 @@ A slot is page * page_size + offset. Knows nothing of sequences or of who uses a
 is finite at all times: attention reads masked slots and multiplies them by zero.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from foretoken.shape import ModelShape
-
 SLACK = 1024
 """Slots after the last page, never written: a view rounded up past the end stays inside."""
+
+
+class KVShape(Protocol):
+    """The sizes that keys and values have; `ModelShape` and the shapes of heads have them."""
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers with keys and values."""
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of keys, and of values."""
+
+    @property
+    def head_dim(self) -> int:
+        """Values of a head."""
 
 
 class KVStore:
@@ -18,7 +34,7 @@ class KVStore:
 
     def __init__(
         self,
-        shape: ModelShape,
+        shape: KVShape,
         *,
         num_pages: int,
         page_size: int,
@@ -28,7 +44,8 @@ class KVStore:
         """Allocate zeros; on Linux the memory is only taken as pages are written."""
         self.page_size = page_size
         self.num_pages = num_pages
-        size = (num_pages * page_size + SLACK, 2 * shape.num_key_value_heads, shape.head_dim)
+        self.num_slots = num_pages * page_size + SLACK
+        size = (self.num_slots, 2 * shape.num_key_value_heads, shape.head_dim)
         self.layers = [
             torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_hidden_layers)
         ]

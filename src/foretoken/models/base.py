@@ -6,6 +6,7 @@ from typing import final
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretoken.kv.features import FINAL, FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import AttentionBlock, StepState
 from foretoken.layers.mlp import GatedMLP
@@ -48,8 +49,16 @@ class Model:
     rotary: RotaryTable
     attention: Attention
 
-    def hidden(self, inputs: ModelInput, store: KVStore) -> Tensor:
-        """Run a step: hidden states after the last norm, [T, D] in the model's type."""
+    def hidden(
+        self, inputs: ModelInput, store: KVStore, features: FeatureStore | None = None
+    ) -> Tensor:
+        """Run a step: hidden states after the last norm, [T, D] in the model's type.
+
+        Args:
+            inputs: the step's tokens and where they stand.
+            store: keys and values; the step's are written to it.
+            features: where the hidden states that a drafter reads are kept, if any.
+        """
         windows = [SpanWindow(s.start, s.num_tokens, s.page_table) for s in inputs.spans]
         step = StepState(
             rotation=self.rotary.at(inputs.positions_T),
@@ -57,9 +66,14 @@ class Model:
             attend=self.attention.plan(windows),
         )
         x_TD = F.embedding(inputs.tokens_T, self.embedding_VD)
-        for layer, layer_SKh in zip(self.layers, store.layers, strict=True):
+        for index, (layer, layer_SKh) in enumerate(zip(self.layers, store.layers, strict=True)):
+            if features is not None:
+                features.write(index, inputs.slots_T, x_TD)
             x_TD = layer(x_TD, layer_SKh, step)
-        return F.rms_norm(x_TD, self.norm_D.shape, self.norm_D, self.shape.rms_norm_eps)
+        x_TD = F.rms_norm(x_TD, self.norm_D.shape, self.norm_D, self.shape.rms_norm_eps)
+        if features is not None:
+            features.write(FINAL, inputs.slots_T, x_TD)
+        return x_TD
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """float32 logits [R, V]."""

@@ -47,6 +47,12 @@ class Span:
         """Rows of logits before those, for prompt logprobs."""
         return self.length - int(self.samples) if self.wants_prompt_logprobs else 0
 
+    def clipped(self, max_drafts: int) -> Self:
+        """The same span with a budget of at most `max_drafts`."""
+        if self.draft_budget <= max_drafts:
+            return self
+        return replace(self, draft_budget=max_drafts)
+
     @property
     def input_ids(self) -> list[int]:
         """Token ids of the forward, drafts last; length num_tokens."""

@@ -12,6 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.models import Model, load_model
 from foretoken.models.tensors import ModelInput, ModelOutput, SpanLayout
@@ -27,7 +28,17 @@ class Runner:
         self.model = model
         self.store = store
         self.page_size = store.page_size
+        self.features: FeatureStore | None = None
         self._device = model.embedding_VD.device
+
+    def keep_features(self, points: Sequence[int]) -> FeatureStore:
+        """From now on keep the hidden states at `points` of every token that is computed."""
+        hidden = self.model.shape.hidden_size
+        like = self.model.embedding_VD
+        self.features = FeatureStore(
+            points, hidden, self.store.num_slots, dtype=like.dtype, device=like.device
+        )
+        return self.features
 
     @classmethod
     def load(
@@ -99,7 +110,7 @@ class Runner:
             rows: which of the step's tokens need logits, in order.
         """
         inputs = self._inputs(layouts, token_ids, rows)
-        hidden_TD = self.model.hidden(inputs, self.store)
+        hidden_TD = self.model.hidden(inputs, self.store, self.features)
         if inputs.rows_R is not None:
             hidden_TD = hidden_TD.index_select(0, inputs.rows_R)
         return ModelOutput(logits_RV=self.model.logits(hidden_TD), hidden_RD=hidden_TD)
@@ -114,34 +125,41 @@ class Runner:
         tokens = torch.tensor(list(chain.from_iterable(token_ids)), device=device)
         total = sum(layout.num_tokens for layout in layouts)
         assert tokens.shape[0] == total, (tokens.shape[0], total)
-        ranges = [
-            torch.arange(layout.start, layout.start + layout.num_tokens, device=device)
-            for layout in layouts
-        ]
-        positions = ranges[0] if len(ranges) == 1 else torch.cat(ranges)
         whole = len(rows) == total
         return ModelInput(
             tokens_T=tokens,
-            positions_T=positions,
-            slots_T=self._slots(layouts),
+            positions_T=positions_of(layouts, device),
+            slots_T=slots_of(layouts, self.page_size, device),
             spans=tuple(layouts),
             rows_R=None if whole else torch.tensor(rows, dtype=torch.int64, device=device),
         )
 
-    def _slots(self, layouts: Sequence[SpanLayout]) -> Tensor | slice:
-        """Where keys and values go; a slice for one span in neighbouring slots."""
-        size = self.page_size
-        if len(layouts) == 1:
-            layout = layouts[0]
-            first, last = layout.start // size, (layout.start + layout.num_tokens - 1) // size
-            pages = layout.page_table[first : last + 1]
-            page = contiguous_start(pages, len(pages))
-            if page is not None:
-                slot = page * size + layout.start % size
-                return slice(slot, slot + layout.num_tokens)
-        slots = chain.from_iterable(_runs(layout, size) for layout in layouts)
-        every = list(chain.from_iterable(slots))
-        return torch.tensor(every, dtype=torch.int64, device=self._device)
+
+def positions_of(layouts: Sequence[SpanLayout], device: torch.device) -> Tensor:
+    """Positions of the spans' tokens, laid end to end, int64 [T]."""
+    ranges = [
+        torch.arange(layout.start, layout.start + layout.num_tokens, device=device)
+        for layout in layouts
+    ]
+    return ranges[0] if len(ranges) == 1 else torch.cat(ranges)
+
+
+def slots_of(
+    layouts: Sequence[SpanLayout], page_size: int, device: torch.device
+) -> Tensor | slice:
+    """Where the spans' keys and values go; a slice for one span in neighbouring slots."""
+    if len(layouts) == 1:
+        layout = layouts[0]
+        first = layout.start // page_size
+        last = (layout.start + layout.num_tokens - 1) // page_size
+        pages = layout.page_table[first : last + 1]
+        page = contiguous_start(pages, len(pages))
+        if page is not None:
+            slot = page * page_size + layout.start % page_size
+            return slice(slot, slot + layout.num_tokens)
+    slots = chain.from_iterable(_runs(layout, page_size) for layout in layouts)
+    every = list(chain.from_iterable(slots))
+    return torch.tensor(every, dtype=torch.int64, device=device)
 
 
 def _runs(layout: SpanLayout, size: int) -> Iterator[range]:

@@ -1,0 +1,211 @@
+"""EAGLE, EAGLE-3 and P-EAGLE: drafting from the target's features with keys and values of its own.
+
+Slot i of the head pairs the target's features at position i with the token at i + 1; it lies under
+the target's page tables. A call feeds every slot whose features came since the last one (after a
+pause all that were missed, after a prefix hit those that no request filled), which gives the first
+draft; further drafts continue from the head's own outputs and are overwritten when true features
+come. P-EAGLE fills the places of unknown features with its mask and drafts in the same pass.
+
+Source: Li et al. 2024, 2025 (EAGLE to EAGLE-3); P-EAGLE (arXiv 2602.01469).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.models.tensors import Draft, SpanLayout
+from foretoken.proposers.base import Context, Proposer
+from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.head_runner import HeadRunner
+from foretoken.proposers.progress import DraftProgress
+from foretoken.runtime.batch import Span
+from foretoken.runtime.sampler import DraftSampler
+from foretoken.runtime.sequence import Sequence as TokenSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Feed:
+    """Slots of several spans to be fed in one pass."""
+
+    layouts: list[SpanLayout]
+    tokens: list[int]
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], starts: Sequence[int], ends: Sequence[int]) -> "_Feed":
+        """Slots [start, end) of each span, each with the token after it."""
+        layouts, tokens = [], []
+        for span, start, end in zip(spans, starts, ends, strict=True):
+            sequence = span.sequence
+            layouts.append(
+                SpanLayout(start=start, num_tokens=end - start, page_table=sequence.page_table)
+            )
+            tokens.extend(sequence.token_ids[start + 1 : end + 1])
+        return cls(layouts=layouts, tokens=tokens)
+
+    @property
+    def last_rows(self) -> list[int]:
+        """The row of each span's last slot."""
+        rows, end = [], 0
+        for layout in self.layouts:
+            end += layout.num_tokens
+            rows.append(end - 1)
+        return rows
+
+
+class EagleProposer(Proposer):
+    """Drafts chains with an EAGLE head."""
+
+    def __init__(
+        self,
+        name: str,
+        runner: HeadRunner,
+        sampler: DraftSampler,
+        progress: DraftProgress,
+        *,
+        mask_token_id: int | None = None,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        """Draft with `runner`.
+
+        Args:
+            name: the word the user typed.
+            runner: the network over its own KV store.
+            sampler: turns logits into tokens and, under rejection, distributions.
+            progress: the book of the head's keys and values, in slots.
+            mask_token_id: of a parallel head (P-EAGLE); None: one token a pass.
+            max_model_len: no drafts for sequences that would outgrow the head's context.
+            max_num_batched_tokens: most slots of one pass.
+        """
+        self.name = name
+        self._runner = runner
+        self._sampler = sampler
+        self._progress = progress
+        self._mask = mask_token_id
+        self._max_model_len = min(max_model_len, runner.max_positions)
+        self._max_tokens = max_num_batched_tokens
+
+    @torch.inference_mode()
+    def propose(self, context: Context) -> Draft:
+        """Drafts of the spans that want one."""
+        ids: list[tuple[int, ...]] = [()] * len(context.spans)
+        wanted = [i for i in context.wanted if self._fits(context.spans[i])]
+        if not wanted:
+            return Draft(ids=tuple(ids), drafter=self.name)
+        spans = [context.spans[i] for i in wanted]
+        starts = self._feed_all_but_last_pass(spans)
+        steps: ChainSteps
+        if self._mask is None:
+            steps = _RecurrentSteps(self._runner, spans, starts)
+        else:
+            steps = _ParallelSteps(self._runner, spans, starts, self._mask)
+        drafted = draft_chain(steps, self._sampler, spans)
+        for i, span, tokens in zip(wanted, spans, drafted.ids, strict=True):
+            ids[i] = tuple(tokens)
+            self._progress.record(span.sequence, span.sequence.num_tokens - 1)
+        return Draft(ids=tuple(ids), probs_KV=drafted.probs_KV, drafter=self.name)
+
+    def release(self, request_id: str) -> None:
+        """Forget how far a request's slots reached."""
+        self._progress.release(request_id)
+        self._sampler.release(request_id)
+
+    def _fits(self, span: Span) -> bool:
+        return span.sequence.num_tokens + span.draft_budget <= self._max_model_len
+
+    def _feed_all_but_last_pass(self, spans: list[Span]) -> list[int]:
+        """Feed what does not fit one pass; first slot of each span that is still to be fed."""
+        starts = [self._first_missing(span.sequence) for span in spans]
+        ends = [span.sequence.num_tokens - 1 for span in spans]
+        while sum(ends) - sum(starts) > self._max_tokens:
+            longest = max(range(len(spans)), key=lambda i: ends[i] - starts[i])
+            stop = min(ends[longest] - 1, starts[longest] + self._max_tokens)
+            feed = _Feed.of([spans[longest]], [starts[longest]], [stop])
+            hidden_TD = self._runner.mixed_features(feed.layouts)
+            self._runner.forward(feed.layouts, feed.tokens, hidden_TD)
+            starts[longest] = stop
+        return starts
+
+    def _first_missing(self, sequence: TokenSequence) -> int:
+        """The first slot without valid KV; the newest one is always fed again.
+
+        A slot also depends on the token after it, which a page filled by another request need not
+        share for its last slot.
+        """
+        valid = self._progress.num_valid(sequence)
+        known = self._progress.knows(sequence)
+        return max(0, min(valid if known else valid - 1, sequence.num_tokens - 2))
+
+
+class _RecurrentSteps(ChainSteps):
+    """One pass over the true features, then one slot a token from the head's own outputs."""
+
+    def __init__(self, runner: HeadRunner, spans: list[Span], starts: list[int]) -> None:
+        self._runner, self._spans, self._starts = runner, spans, starts
+        self._rows = list(range(len(spans)))
+        self._output_BD: Tensor | None = None
+
+    def first(self) -> Tensor:
+        ends = [span.sequence.num_tokens - 1 for span in self._spans]
+        feed = _Feed.of(self._spans, self._starts, ends)
+        hidden_TD = self._runner.mixed_features(feed.layouts)
+        outputs_TD = self._runner.forward(feed.layouts, feed.tokens, hidden_TD)
+        self._output_BD = outputs_TD[feed.last_rows]
+        return self._runner.logits(self._output_BD)
+
+    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
+        assert self._output_BD is not None, "asked for the first logits before"
+        if len(active) < len(self._rows):
+            self._output_BD = self._output_BD[[self._rows.index(i) for i in active]]
+            self._rows = active
+        layouts = [
+            SpanLayout(
+                start=self._spans[i].sequence.num_tokens + len(tokens) - 2,
+                num_tokens=1,
+                page_table=self._spans[i].sequence.page_table,
+            )
+            for i, tokens in zip(active, drafted, strict=True)
+        ]
+        newest = [tokens[-1] for tokens in drafted]
+        self._output_BD = self._runner.forward(layouts, newest, self._output_BD)
+        return self._runner.logits(self._output_BD)
+
+
+class _ParallelSteps(ChainSteps):
+    """One pass over the true features and a mask slot for every further draft."""
+
+    def __init__(
+        self, runner: HeadRunner, spans: list[Span], starts: list[int], mask_token_id: int
+    ) -> None:
+        net = runner.net
+        assert isinstance(net, Eagle3), "only EAGLE-3 networks have a mask"
+        ends = [span.sequence.num_tokens - 1 for span in spans]
+        known = _Feed.of(spans, starts, ends)
+        true_TD = runner.mixed_features(known.layouts).split([s.num_tokens for s in known.layouts])
+        masked_1D = net.mix(net.mask_hidden.flatten(0, 1))
+        layouts, tokens, parts, self._rows = [], [], [], list[int]()
+        at = row = 0
+        for span, layout, hidden_TD in zip(spans, known.layouts, true_TD, strict=True):
+            extra = span.draft_budget - 1
+            count = layout.num_tokens
+            layouts.append(
+                SpanLayout(
+                    start=layout.start, num_tokens=count + extra, page_table=layout.page_table
+                )
+            )
+            tokens.extend([*known.tokens[at : at + count], *[mask_token_id] * extra])
+            parts.extend([hidden_TD, masked_1D.expand(extra, -1)])
+            self._rows.append(row + count - 1)
+            at, row = at + count, row + count + extra
+        self._outputs_TD = runner.forward(layouts, tokens, torch.cat(parts))
+        self._runner = runner
+
+    def first(self) -> Tensor:
+        return self._runner.logits(self._outputs_TD[self._rows])
+
+    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
+        rows = [self._rows[i] + len(tokens) for i, tokens in zip(active, drafted, strict=True)]
+        return self._runner.logits(self._outputs_TD[rows])

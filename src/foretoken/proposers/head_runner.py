@@ -1,0 +1,130 @@
+"""Runs an EAGLE network over paged keys and values of its own, under the target's slots.
+
+Knows pages, positions and features, not requests or drafts. A row is a slot: the features at a
+position and the token after it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from foretoken.heads.eagle import Eagle
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.heads.parts import Attend as HeadAttend
+from foretoken.kv.features import FeatureStore
+from foretoken.kv.store import KVStore, write
+from foretoken.layers.rope import RotaryTable
+from foretoken.models.tensors import SpanLayout
+from foretoken.ops.attention import Geometry, SpanWindow, choose_attention
+from foretoken.ops.attention.base import Attend
+from foretoken.ops.logits import NEVER
+from foretoken.runtime.runner import positions_of, slots_of
+
+
+class HeadRunner:
+    """An EAGLE or EAGLE-3 network, its KV store, and the features it reads."""
+
+    def __init__(
+        self,
+        net: Eagle | Eagle3,
+        features: FeatureStore,
+        *,
+        target_logits: Callable[[Tensor], Tensor],
+        vocab_size: int,
+        num_pages: int,
+        page_size: int,
+    ) -> None:
+        """Run `net`, which must be in the type and on the device of `features`.
+
+        Args:
+            net: with its embedding in place.
+            features: what the target's runner keeps at the network's points.
+            target_logits: the target's head, for networks that have none.
+            vocab_size: of the target.
+            num_pages: of the target's KV store.
+            page_size: of the target's KV store.
+        """
+        self.net = net.eval().requires_grad_(False)
+        self.features = features
+        self.page_size = page_size
+        shape = net.shape.layer if isinstance(net, Eagle3) else net.shape
+        like = features.slots_SF
+        self.device = like.device
+        self._store = KVStore(
+            shape, num_pages=num_pages, page_size=page_size, dtype=like.dtype, device=like.device
+        )
+        geometry = Geometry(
+            num_heads=shape.num_attention_heads,
+            num_kv_heads=shape.num_key_value_heads,
+            head_dim=shape.head_dim,
+            page_size=page_size,
+            dtype=like.dtype,
+            device=like.device,
+        )
+        self._group = geometry.group
+        self._attention = choose_attention(geometry, batch_invariant=False)
+        self._rotary = RotaryTable(
+            head_dim=shape.head_dim,
+            theta=shape.rope_theta,
+            max_positions=shape.max_position_embeddings,
+            like=like,
+        )
+        self._target_logits = target_logits
+        self._vocab_size = vocab_size
+        self.max_positions = shape.max_position_embeddings
+        self._target_ids = net.target_ids if isinstance(net, Eagle3) else None
+        if self._target_ids is not None and self._target_ids.shape[0] == vocab_size:
+            self._target_ids = None
+
+    def mixed_features(self, layouts: Sequence[SpanLayout]) -> Tensor:
+        """What the network makes of the target's features of these slots, [T, D]."""
+        return self.net.mix(self.features.read(slots_of(layouts, self.page_size, self.device)))
+
+    def forward(
+        self, layouts: Sequence[SpanLayout], token_ids: Sequence[int], hidden_TD: Tensor
+    ) -> Tensor:
+        """One pass over slots laid end to end; the network's outputs [T, D].
+
+        Args:
+            layouts: where the slots lie; their pages must cover them.
+            token_ids: of the token after each slot's position.
+            hidden_TD: mixed features or the network's own outputs.
+        """
+        total = sum(layout.num_tokens for layout in layouts)
+        assert total == len(token_ids) == hidden_TD.shape[0], (total, len(token_ids))
+        attend = self._attention.plan(
+            [SpanWindow(s.start, s.num_tokens, s.page_table) for s in layouts]
+        )
+        slots_T = slots_of(layouts, self.page_size, self.device)
+        attends = [self._paged(layer_SKh, slots_T, attend) for layer_SKh in self._store.layers]
+        tokens_T = torch.tensor(token_ids, device=self.device)
+        rotation = self._rotary.at(positions_of(layouts, self.device))
+        outputs_TD: Tensor = self.net(tokens_T, hidden_TD, rotation, attends)
+        return outputs_TD
+
+    def logits(self, outputs_BD: Tensor) -> Tensor:
+        """float32 logits over the target's vocabulary, [B, V]; ids it cannot draft get -inf."""
+        if not isinstance(self.net, Eagle3):
+            return self._target_logits(outputs_BD)
+        own = self.net.logits(outputs_BD).float()
+        if self._target_ids is None:
+            return own
+        full = own.new_full((own.shape[0], self._vocab_size), NEVER)
+        return full.index_copy_(1, self._target_ids, own)
+
+    def _paged(self, layer_SKh: Tensor, slots_T: Tensor | slice, attend: Attend) -> HeadAttend:
+        """Attention over the store, which wants query heads group-major."""
+        group = self._group
+
+        def apply(q_THh: Tensor, k_TKh: Tensor, v_TKh: Tensor) -> Tensor:
+            write(layer_SKh, slots_T, torch.cat((k_TKh, v_TKh), dim=1))
+            if group == 1:
+                return attend(q_THh, layer_SKh)
+            rows, heads, size = q_THh.shape
+            grouped = q_THh.view(rows, heads // group, group, size).transpose(1, 2)
+            out = attend(grouped.reshape(rows, heads, size), layer_SKh)
+            back = out.view(rows, group, heads // group, size).transpose(1, 2)
+            return back.reshape(rows, heads * size)
+
+        return apply

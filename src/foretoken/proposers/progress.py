@@ -1,0 +1,82 @@
+"""How far a drafter's own keys and values reach, for drafters that share the target's pages.
+
+Their KV lies in their own tensors but under the target's page tables, so allocation, preemption
+and prefix hits need no second book. What is kept here: per request how many positions are valid
+and which drafted tokens stand after them, and per page whether it was filled for what it holds
+now (so that a prefix hit finds the drafter's KV too). Knows nothing of models.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from foretoken.runtime.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """What one sequence has."""
+
+    num_preemptions: int
+    """Of the sequence when this was written: a preempted sequence has new pages."""
+    num_valid: int
+    """Committed positions with valid KV."""
+    drafted: tuple[int, ...]
+    """Draft tokens whose KV stands after those."""
+
+
+class DraftProgress:
+    """The book of one drafter."""
+
+    def __init__(self, generations: Seq[int], page_size: int) -> None:
+        """Start empty.
+
+        Args:
+            generations: the page pool's count of how often each page changed its contents.
+            page_size: positions of a page.
+        """
+        self._generations = generations
+        self._page_size = page_size
+        self._filled: dict[int, int] = {}
+        self._reaches: dict[str, _Reach] = {}
+
+    def knows(self, sequence: Sequence) -> bool:
+        """Whether the request itself was drafted for since it got its pages."""
+        return self._reach(sequence) is not None
+
+    def num_valid(self, sequence: Sequence) -> int:
+        """Leading positions of `sequence` whose KV can be used."""
+        reach = self._reach(sequence)
+        if reach is None:
+            return self._num_filled(sequence.page_table) * self._page_size
+        valid = reach.num_valid
+        committed = sequence.token_ids[valid:]
+        for drafted, token in zip(reach.drafted, committed, strict=False):
+            if drafted != token:
+                break
+            valid += 1
+        return valid
+
+    def record(self, sequence: Sequence, num_valid: int, drafted: Seq[int] = ()) -> None:
+        """From now on `num_valid` positions are valid, and `drafted` tokens after them."""
+        before = self._reach(sequence)
+        first = 0 if before is None else before.num_valid // self._page_size
+        for page in sequence.page_table[first : num_valid // self._page_size]:
+            self._filled[page] = self._generations[page]
+        reach = _Reach(sequence.num_preemptions, num_valid, tuple(drafted))
+        self._reaches[sequence.request.request_id] = reach
+
+    def release(self, request_id: str) -> None:
+        """Forget a request; its pages keep their marks."""
+        self._reaches.pop(request_id, None)
+
+    def _reach(self, sequence: Sequence) -> _Reach | None:
+        reach = self._reaches.get(sequence.request.request_id)
+        same = reach is not None and reach.num_preemptions == sequence.num_preemptions
+        return reach if same else None
+
+    def _num_filled(self, page_table: list[int]) -> int:
+        """Leading pages whose KV was written for their present contents."""
+        for count, page in enumerate(page_table):
+            if self._filled.get(page) != self._generations[page]:
+                return count
+        return len(page_table)

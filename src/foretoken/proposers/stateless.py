@@ -1,0 +1,126 @@
+"""Drafters that need one hidden state of the target and keep nothing: MLP speculator and Medusa.
+
+The state is that of the newest computed token, read from the feature store; rollback, preemption
+and prefix hits therefore need no care. Both draft chains.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from foretoken.heads.medusa import Medusa
+from foretoken.heads.mlp import MLPSpeculator
+from foretoken.kv.features import FeatureStore
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context, Proposer
+from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.runtime.batch import Span
+from foretoken.runtime.sampler import DraftSampler
+
+MakeSteps = Callable[[Tensor, list[Span]], ChainSteps]
+"""(hidden states of the newest computed tokens [B, D], spans) -> the steps of one draft."""
+
+
+class StatelessProposer(Proposer):
+    """Drafts from the newest hidden state of each sequence."""
+
+    def __init__(
+        self,
+        name: str,
+        steps: MakeSteps,
+        *,
+        features: FeatureStore,
+        page_size: int,
+        sampler: DraftSampler,
+        max_drafts: int,
+    ) -> None:
+        """Draft at most `max_drafts` tokens with what `steps` makes of the hidden states."""
+        self.name = name
+        self._steps = steps
+        self._features = features
+        self._page_size = page_size
+        self._sampler = sampler
+        self._max_drafts = max_drafts
+
+    @torch.inference_mode()
+    def propose(self, context: Context) -> Draft:
+        """Drafts of the spans that want one."""
+        ids: list[tuple[int, ...]] = [()] * len(context.spans)
+        wanted = context.wanted
+        if not wanted:
+            return Draft(ids=tuple(ids), drafter=self.name)
+        spans = [context.spans[i].clipped(self._max_drafts) for i in wanted]
+        slots_B = torch.tensor(
+            [self._newest_slot(span) for span in spans], device=self._features.slots_SF.device
+        )
+        steps = self._steps(self._features.read(slots_B), spans)
+        drafted = draft_chain(steps, self._sampler, spans)
+        for i, tokens in zip(wanted, drafted.ids, strict=True):
+            ids[i] = tuple(tokens)
+        return Draft(ids=tuple(ids), probs_KV=drafted.probs_KV, drafter=self.name)
+
+    def release(self, request_id: str) -> None:
+        """Forget the request's sampling state; nothing else is kept."""
+        self._sampler.release(request_id)
+
+    def _newest_slot(self, span: Span) -> int:
+        """Where the newest computed token's features are: that of the one before the newest."""
+        position = span.sequence.num_tokens - 2
+        page = span.sequence.page_table[position // self._page_size]
+        return page * self._page_size + position % self._page_size
+
+
+class MLPSteps(ChainSteps):
+    """One stage a token."""
+
+    def __init__(self, net: MLPSpeculator, hidden_BD: Tensor, spans: list[Span]) -> None:
+        """Start from the hidden states and the newest tokens."""
+        self._net = net
+        self._newest = [span.sequence.token_ids[-1] for span in spans]
+        self._state_BD = net.start(hidden_BD)
+        self._rows = list(range(len(spans)))
+
+    def first(self) -> Tensor:
+        """The first stage."""
+        return self._advance(0, self._newest)
+
+    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
+        """The next stage, for the spans that go on."""
+        if len(active) < len(self._rows):
+            kept = [self._rows.index(i) for i in active]
+            self._state_BD, self._rows = self._state_BD[kept], active
+        return self._advance(len(drafted[0]), [tokens[-1] for tokens in drafted])
+
+    def _advance(self, stage: int, tokens: Sequence[int]) -> Tensor:
+        tokens_B = torch.tensor(tokens, device=self._state_BD.device)
+        self._state_BD = self._net.advance(stage, self._state_BD, tokens_B)
+        return self._net.logits(stage, self._state_BD).float()
+
+
+class MedusaSteps(ChainSteps):
+    """All heads in one pass; what was drafted before does not count."""
+
+    def __init__(
+        self,
+        net: Medusa,
+        target_logits: Callable[[Tensor], Tensor],
+        hidden_BD: Tensor,
+        spans: list[Span],
+    ) -> None:
+        """Run as many heads as the longest budget."""
+        count = max(span.draft_budget for span in spans)
+        states_BKD = net.states(hidden_BD, count)
+        if net.shape.share_head:
+            logits_KV = target_logits(states_BKD.flatten(0, 1))
+            self._logits_BKV = logits_KV.view(len(spans), count, -1)
+        else:
+            self._logits_BKV = net.logits(states_BKD).float()
+
+    def first(self) -> Tensor:
+        """Of the first head."""
+        return self._logits_BKV[:, 0]
+
+    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
+        """Of the next head."""
+        return self._logits_BKV[active, len(drafted[0])]
