@@ -32,7 +32,8 @@ class EagleLayer(nn.Module):
         """The residual stream after the layer."""
         normed = x if self.input_layernorm is None else self.input_layernorm(x)
         x = x + self.self_attn(normed, rotation, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Eagle(nn.Module):
@@ -49,6 +50,7 @@ class Eagle(nn.Module):
             EagleLayer(shape, first=i == 0, attention_bias=attention_bias)
             for i in range(shape.num_hidden_layers)
         )
+        self.embedding_VD: Tensor
         self.register_buffer("embedding_VD", torch.empty(0), persistent=False)
 
     def use_embedding(self, embedding_VD: Tensor) -> None:

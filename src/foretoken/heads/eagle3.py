@@ -69,7 +69,8 @@ class Eagle3Layer(nn.Module):
             joined = torch.cat((self.input_layernorm(embedded), normed), dim=-1)
             x = normed if self.residual_normed else x
         x = x + self.self_attn(joined, rotation, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Eagle3(nn.Module):
@@ -91,6 +92,8 @@ class Eagle3(nn.Module):
         )
         self.norm = RMSNorm(size, eps)
         self.lm_head = nn.Linear(size, shape.draft_vocab_size, bias=False)
+        self.d2t: Tensor
+        self.embedding_VD: Tensor
         self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))
         if shape.parallel:
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, count * wide))

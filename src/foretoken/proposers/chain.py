@@ -6,7 +6,6 @@ what the token was really drawn from.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch

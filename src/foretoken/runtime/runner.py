@@ -144,9 +144,7 @@ def positions_of(layouts: Sequence[SpanLayout], device: torch.device) -> Tensor:
     return ranges[0] if len(ranges) == 1 else torch.cat(ranges)
 
 
-def slots_of(
-    layouts: Sequence[SpanLayout], page_size: int, device: torch.device
-) -> Tensor | slice:
+def slots_of(layouts: Sequence[SpanLayout], page_size: int, device: torch.device) -> Tensor | slice:
     """Where the spans' keys and values go; a slice for one span in neighbouring slots."""
     if len(layouts) == 1:
         layout = layouts[0]

@@ -1,0 +1,45 @@
+"""A head runner over scattered pages whose store holds given features."""
+
+import torch
+
+from foretoken.heads.eagle import Eagle
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.kv.features import FINAL, FeatureStore
+from foretoken.models.tensors import SpanLayout
+from foretoken.proposers.head_runner import HeadRunner
+
+PAGE, PAGES = 8, 6
+TABLE = [4, 1, 5, 0, 2, 3]
+
+
+def make(net: Eagle | Eagle3, features_TF: torch.Tensor) -> HeadRunner:
+    """Run `net` over a store that holds these features at positions 0, 1, ..."""
+    count, width = features_TF.shape
+    store = FeatureStore(
+        [FINAL], width, PAGE * PAGES, dtype=torch.float32, device=torch.device("cpu")
+    )
+    slots = torch.tensor([TABLE[i // PAGE] * PAGE + i % PAGE for i in range(count)])
+    store.write(FINAL, slots, features_TF)
+    return HeadRunner(
+        net,
+        store,
+        target_logits=lambda x: x,
+        vocab_size=61,
+        num_pages=PAGES,
+        page_size=PAGE,
+    )
+
+
+@torch.inference_mode()
+def feed(
+    runner: HeadRunner, features_TF: torch.Tensor, tokens: list[int], pieces: list[int]
+) -> torch.Tensor:
+    """Outputs of all slots, fed in `pieces`."""
+    outputs, at = [], 0
+    assert sum(pieces) == len(tokens) == features_TF.shape[0]
+    for piece in pieces:
+        layouts = [SpanLayout(start=at, num_tokens=piece, page_table=TABLE)]
+        hidden = runner.mixed_features(layouts)
+        outputs.append(runner.forward(layouts, tokens[at : at + piece], hidden))
+        at += piece
+    return torch.cat(outputs)
