@@ -20,7 +20,7 @@ from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.head_runner import HeadRunner
-from foretoken.proposers.progress import DraftProgress
+from foretoken.proposers.progress import DraftLimits, DraftProgress
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence as TokenSequence
@@ -66,8 +66,7 @@ class EagleProposer(Proposer):
         progress: DraftProgress,
         *,
         mask_token_id: int | None = None,
-        max_model_len: int,
-        max_num_batched_tokens: int,
+        limits: DraftLimits,
     ) -> None:
         """Draft with `runner`.
 
@@ -77,16 +76,15 @@ class EagleProposer(Proposer):
             sampler: turns logits into tokens and, under rejection, distributions.
             progress: the book of the head's keys and values, in slots.
             mask_token_id: of a parallel head (P-EAGLE); None: one token a pass.
-            max_model_len: no drafts for sequences that would outgrow the head's context.
-            max_num_batched_tokens: most slots of one pass.
+            limits: of sequences and passes; the head's context also counts.
         """
         self.name = name
         self._runner = runner
         self._sampler = sampler
         self._progress = progress
         self._mask = mask_token_id
-        self._max_model_len = min(max_model_len, runner.max_positions)
-        self._max_tokens = max_num_batched_tokens
+        self._max_model_len = min(limits.max_model_len, runner.max_positions)
+        self._max_tokens = limits.max_num_batched_tokens
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:

@@ -15,7 +15,7 @@ from torch import Tensor
 from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
-from foretoken.proposers.progress import DraftProgress
+from foretoken.proposers.progress import DraftLimits, DraftProgress
 from foretoken.runtime.batch import Span
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import DraftSampler
@@ -34,8 +34,7 @@ class ParallelProposer(Proposer):
         progress: DraftProgress,
         *,
         mask_token_id: int,
-        max_model_len: int,
-        max_num_batched_tokens: int,
+        limits: DraftLimits,
     ) -> None:
         """Draft with `runner`.
 
@@ -44,15 +43,14 @@ class ParallelProposer(Proposer):
             sampler: turns logits into tokens and, under rejection, distributions.
             progress: the book of the draft's keys and values.
             mask_token_id: fed where a token is to be guessed.
-            max_model_len: no drafts for sequences that would outgrow the draft's context.
-            max_num_batched_tokens: most tokens of one pass.
+            limits: of sequences and passes.
         """
         self._runner = runner
         self._sampler = sampler
         self._progress = progress
         self._mask = mask_token_id
-        self._max_model_len = max_model_len
-        self._max_tokens = max_num_batched_tokens
+        self._max_model_len = limits.max_model_len
+        self._max_tokens = limits.max_num_batched_tokens
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:

@@ -12,6 +12,16 @@ from dataclasses import dataclass
 from foretoken.runtime.sequence import Sequence
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftLimits:
+    """How far a drafter with KV of its own may go."""
+
+    max_model_len: int
+    """No drafts for sequences that would outgrow this many tokens."""
+    max_num_batched_tokens: int
+    """Most tokens of one pass."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Reach:
     """What one sequence has."""
