@@ -118,6 +118,7 @@ def serve(
     max_queue: Annotated[
         Number, typer.Option(help="Requests that may wait; more are answered with 429.")
     ] = None,
+    log_format: Annotated[Text, typer.Option(metavar="text|json", help="Of log lines.")] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Most seconds of a request.")] = None,
     drain_s: Annotated[float | None, typer.Option(help="Seconds to finish after SIGTERM.")] = None,
 ) -> None:
@@ -143,7 +144,7 @@ def _read_config(path: Path | None) -> dict[str, Any]:
         raise ConfigError("--config", str(path), f"valid YAML ({error})") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError("--config", str(path), "a mapping such as `max-num-seqs: 32`")
-    known = ("model", *_SPECULATION, *_SERVER, *_LIMITS, *_ENGINE)
+    known = ("model", "log_format", *_SPECULATION, *_SERVER, *_LIMITS, *_ENGINE)
     settings = _KEYS.accept(content, known)
     for name in ("served_model_name", "api_key"):
         if isinstance(settings.get(name), str):
@@ -157,6 +158,7 @@ def _serve(settings: dict[str, Any]) -> int:
         raise ConfigError("MODEL", model, "a packaged name, a folder or a Hugging Face id")
     from foretoken.config import EngineConfig
     from foretoken.logs import show_logs
+    from foretoken.server.log_lines import LOG_FORMATS, use_format
     from foretoken.server.run import serve as run
     from foretoken.server.settings import Limits, ServerConfig
 
@@ -172,7 +174,11 @@ def _serve(settings: dict[str, Any]) -> int:
         own[name] = tuple(own.get(name, ()))
     limits = Limits(**{name: settings[name] for name in _LIMITS if name in settings})
     server = ServerConfig(**own, limits=limits)
+    log_format = settings.get("log_format", "text")
+    if log_format not in LOG_FORMATS:
+        raise ConfigError("--log-format", log_format, ", ".join(LOG_FORMATS))
     show_logs()
+    use_format(log_format)
     config = EngineConfig.from_kwargs(model=model, speculative_config=speculation, **engine)
     return run(config, server, lambda line: print(line, flush=True))
 

@@ -4,8 +4,8 @@ A plain ASGI middleware. Invariants: every answer has an x-request-id; a key is 
 constant time and never logged; an exception becomes 500 without its text.
 """
 
+import hashlib
 import hmac
-import json
 import logging
 import re
 import time
@@ -27,7 +27,7 @@ from foretoken.server.state import request_id_of
 
 logger = logging.getLogger("foretoken.access")
 
-_OPEN = ("/health", "/health/live", "/health/ready", "/version", "/metrics", "/", "/page/")
+_OPEN = ("/health", "/ping", "/health/live", "/health/ready", "/version", "/metrics", "/")
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -50,20 +50,19 @@ class Access:
             return
         headers = Headers(scope=scope)
         own = headers.get("x-request-id", "")
-        request_id = uuid.uuid4().hex
+        request_id = own if _ID.fullmatch(own) else uuid.uuid4().hex
         scope["foretoken.request_id"] = request_id
-        shown = own if _ID.fullmatch(own) else request_id
         began, status, started = time.perf_counter(), 500, False
 
         async def tagged(message: Message) -> None:
             nonlocal status, started
             if message["type"] == "http.response.start":
                 started, status = True, message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = shown
+                MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         try:
-            self._authorize(scope["path"], headers)
+            scope["foretoken.tenant"] = self._authorize(scope["path"], headers)
             await self._app(scope, receive, tagged)
         except Exception as error:
             if not isinstance(error, Problem):
@@ -74,17 +73,23 @@ class Access:
         finally:
             self._record(scope, status, time.perf_counter() - began, request_id)
 
-    def _authorize(self, path: str, headers: Headers) -> None:
-        """Raise a Problem (401) unless the key opens the path."""
+    def _authorize(self, path: str, headers: Headers) -> str | None:
+        """The tenant that the key stands for, None if no key is asked for.
+
+        Raises:
+            Problem: 401, the key does not open the path.
+        """
         given = headers.get("authorization", "").removeprefix("Bearer ")
         if path.startswith("/admin"):
             key = self._config.admin_key
-            if key is None or not _matches(given, (key,)):
-                raise Problem(401 if key else 404, "not found" if key is None else "wrong key")
-            return
+            if key is None:
+                raise Problem(404, "there is no /admin: the server was started without its key")
+            if not _matches(given, (key,)):
+                raise Problem(401, "the admin key is needed", code="invalid_api_key")
+            return None
         keys = self._config.api_keys
         if not keys or path in _OPEN or path.startswith("/page/"):
-            return
+            return None
         if not _matches(given, keys):
             raise Problem(
                 401,
@@ -92,19 +97,20 @@ class Access:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
+        return hashlib.sha256(given.encode()).hexdigest()[:16]
 
     def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         path = scope["path"] if scope["path"] in self._paths else "other"
         self._metrics.http.labels(path, str(status)).inc()
-        if logger.isEnabledFor(logging.INFO):
-            line = {
-                "request_id": request_id,
-                "method": scope["method"],
-                "path": path,
-                "status": status,
-                "seconds": round(seconds, 4),
-            }
-            logger.info(json.dumps(line))
+        facts = {
+            "request_id": request_id,
+            "method": scope["method"],
+            "path": path,
+            "status": status,
+            "seconds": round(seconds, 4),
+        }
+        quiet = status < 400 and path in _OPEN
+        logger.log(logging.DEBUG if quiet else logging.INFO, "http", extra={"facts": facts})
 
 
 def _matches(given: str, keys: Sequence[str]) -> bool:

@@ -15,12 +15,12 @@ from foretoken.server.answers import (
     token_entry,
 )
 from foretoken.server.events import EventStream, to_json, unless_gone
-from foretoken.server.generation import Event, Generation, accept
+from foretoken.server.generation import Event, Generation, Order, accept
 from foretoken.server.prompts import chat_prompt, check_model
 from foretoken.server.reading import read_body
 from foretoken.server.sampling import chat_params
 from foretoken.server.schemas import ChatBody, StreamOptions
-from foretoken.server.state import request_id_of, state_of
+from foretoken.server.state import request_id_of, salt_of, state_of
 
 
 async def chat_completions(request: Request) -> ASGIApp:
@@ -32,12 +32,18 @@ async def chat_completions(request: Request) -> ASGIApp:
     prompt = await chat_prompt(
         state, body.messages, add_generation_prompt=body.add_generation_prompt
     )
-    request_id = "chatcmpl-" + request_id_of(request)
-    generation = accept(state, request_id, [prompt], params, body)
+    order = Order(
+        request_id=request_id_of(request),
+        prompts=[prompt],
+        params=params,
+        priority=body.priority,
+        cache_salt=salt_of(request, body.cache_salt),
+    )
+    generation = accept(state, "chatcmpl", order)
     answer = _Answer(generation, body)
     if body.stream:
         timeout = state.config.limits.timeout_s
-        return EventStream(answer.chunks(), generation.close, request_id, timeout)
+        return EventStream(answer.chunks(), generation.close, order.request_id, timeout)
     try:
         whole = await unless_gone(request, answer.whole())
     finally:
@@ -99,7 +105,7 @@ class _Answer:
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._generation.request_id,
+            "id": self._generation.answer_id,
             "object": kind,
             "created": self._generation.created,
             "model": self._generation.state.model_names[0],
@@ -118,7 +124,7 @@ class _Answer:
         }
         if self._body.return_token_ids:
             choice["token_ids"] = [e.token_id for e in events if e.token_id is not None]
-            choice["prompt_token_ids"] = self._generation.prompts[0].ids
+            choice["prompt_token_ids"] = self._generation.order.prompts[0].ids
         if self._body.token_sources:
             choice["tokens"] = [token_entry(event) for event in events]
         if self._body.prompt_logprobs is not None:

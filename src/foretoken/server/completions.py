@@ -15,12 +15,12 @@ from foretoken.server.answers import (
     token_entry,
 )
 from foretoken.server.events import EventStream, to_json, unless_gone
-from foretoken.server.generation import Event, Generation, accept
+from foretoken.server.generation import Event, Generation, Order, accept
 from foretoken.server.prompts import PromptIds, check_model, completion_prompts
 from foretoken.server.reading import read_body
 from foretoken.server.sampling import completion_params
 from foretoken.server.schemas import CompletionBody, StreamOptions
-from foretoken.server.state import request_id_of, state_of
+from foretoken.server.state import request_id_of, salt_of, state_of
 
 
 async def completions(request: Request) -> ASGIApp:
@@ -30,12 +30,18 @@ async def completions(request: Request) -> ASGIApp:
     check_model(state, body.model)
     params = completion_params(body, state.config.limits)
     prompts = await completion_prompts(state, body)
-    request_id = "cmpl-" + request_id_of(request)
-    generation = accept(state, request_id, prompts, params, body)
+    order = Order(
+        request_id=request_id_of(request),
+        prompts=prompts,
+        params=params,
+        priority=body.priority,
+        cache_salt=salt_of(request, body.cache_salt),
+    )
+    generation = accept(state, "cmpl", order)
     answer = _Answer(generation, body)
     if body.stream:
         timeout = state.config.limits.timeout_s
-        return EventStream(answer.chunks(), generation.close, request_id, timeout)
+        return EventStream(answer.chunks(), generation.close, order.request_id, timeout)
     try:
         whole = await unless_gone(request, answer.whole())
     finally:
@@ -92,7 +98,7 @@ class _Answer:
 
     def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._generation.request_id,
+            "id": self._generation.answer_id,
             "object": "text_completion",
             "created": self._generation.created,
             "model": self._generation.state.model_names[0],
@@ -100,7 +106,7 @@ class _Answer:
         }
 
     def _prompt(self, choice: int) -> PromptIds:
-        return self._generation.prompts[choice // self._generation.params.n]
+        return self._generation.order.prompts[choice // self._generation.order.params.n]
 
     def _echo(self, choice: int) -> str:
         """The prompt's text, if it is to be repeated."""

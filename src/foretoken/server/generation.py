@@ -8,13 +8,13 @@ timeout, a client that left), nothing of the request stays in the engine.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+import uuid
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from foretoken.engine_async import OutputStream
 from foretoken.server.problems import Problem
 from foretoken.server.prompts import PromptIds
-from foretoken.server.schemas import GenerationBody
 from foretoken.server.state import ServerState
 from foretoken.types import (
     FinishReason,
@@ -45,12 +45,23 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a request asks for, checked and encoded."""
+
+    request_id: str
+    """As logs and errors name it."""
+    prompts: list[PromptIds]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """What was accepted: choices in order, prompt after prompt."""
 
-    request_id: str
-    prompts: list[PromptIds]
-    params: SamplingParams
+    answer_id: str
+    order: Order
     stream: OutputStream
     state: ServerState
     deadline: float
@@ -64,7 +75,7 @@ class Generation:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts, each counted once."""
-        return sum(len(prompt.ids) for prompt in self.prompts)
+        return sum(len(prompt.ids) for prompt in self.order.prompts)
 
     async def batches(self) -> AsyncIterator[list[Event]]:
         """Events of the engine's steps until all choices have ended.
@@ -92,7 +103,7 @@ class Generation:
 
     def _check(self, output: Output) -> None:
         if output.finish_reason is FinishReason.ERROR:
-            logger.error("request %s failed: %s", self.request_id, output.error)
+            logger.error("request %s failed: %s", self.order.request_id, output.error)
             raise Problem(500, "the engine failed; the request id finds the cause in the log")
         if output.finish_reason is FinishReason.ABORT:
             raise Problem(503, "the server is going away", headers={"retry-after": "5"})
@@ -117,34 +128,44 @@ def events_of(output: Output, choice: int) -> Iterator[Event]:
         )
 
 
-def accept(
-    state: ServerState,
-    request_id: str,
-    prompts: Sequence[PromptIds],
-    params: SamplingParams,
-    body: GenerationBody,
-) -> Generation:
+def accept(state: ServerState, kind: str, order: Order) -> Generation:
     """Send prompts to the engine; whoever asks must `close` what is returned.
+
+    Args:
+        state: the server.
+        kind: what the answer's id starts with.
+        order: what to generate.
 
     Raises:
         Problem: 503 while draining, 429 when too many wait.
         RequestError: a prompt or a parameter is wrong; nothing was started.
     """
-    _check_admission(state, len(prompts) * params.n)
+    _check_admission(state, len(order.prompts) * order.params.n)
     engine = state.engine.engine
+    answer_id = f"{kind}-{uuid.uuid4().hex}"
     requests: list[Request] = []
-    for number, prompt in enumerate(prompts):
-        name = f"{request_id}-{number}" if len(prompts) > 1 else request_id
+    for number, prompt in enumerate(order.prompts):
+        name = f"{answer_id}-{number}" if len(order.prompts) > 1 else answer_id
         requests += engine.make_requests(
-            name, prompt.ids, params, priority=body.priority, cache_salt=body.cache_salt
+            name,
+            prompt.ids,
+            order.params,
+            priority=order.priority,
+            cache_salt=order.cache_salt,
         )
     deadline = asyncio.get_running_loop().time() + state.config.limits.timeout_s
     stream = state.engine.open(requests)
     state.metrics.opened(requests)
+    facts = {
+        "request_id": order.request_id,
+        "id": answer_id,
+        "prompt_tokens": sum(len(prompt.ids) for prompt in order.prompts),
+        "choices": len(requests),
+    }
+    logger.info("accepted", extra={"facts": facts})
     return Generation(
-        request_id=request_id,
-        prompts=list(prompts),
-        params=params,
+        answer_id=answer_id,
+        order=order,
         stream=stream,
         state=state,
         deadline=deadline,

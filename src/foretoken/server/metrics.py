@@ -4,6 +4,7 @@ Counters and gauges are read from the engine when they are scraped, never kept t
 the loop sees (latencies, ends, what was asked for) is observed here. Knows no endpoint.
 """
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 
@@ -15,6 +16,8 @@ import foretoken
 from foretoken import metrics as engine_metrics
 from foretoken.engine import Engine
 from foretoken.types import FinishReason, Output, Request
+
+logger = logging.getLogger("foretoken")
 
 LABELS = ("model_name", "engine")
 _FIRST_TOKEN_S = (
@@ -30,8 +33,12 @@ _REQUEST_S = (
     480.0, 960.0,
 )  # fmt: skip
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
-_COUNTED_HERE = {"vllm:request_success"}
-"""Metrics of the engine that `ServerMetrics` has with more labels."""
+_COUNTED_HERE = {
+    "vllm:request_success",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+}
+"""Metrics of the engine that are more exact, or have more labels, here."""
 
 
 class EngineCollector(Collector):
@@ -53,6 +60,9 @@ class EngineCollector(Collector):
         yield self._gauge(
             "vllm:kv_cache_usage_perc", "Share of KV pages in use.", scheduler.kv_usage
         )
+        running, waiting = scheduler.num_running, scheduler.num_waiting
+        yield self._gauge("vllm:num_requests_running", "Requests that hold pages.", running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", waiting)
         preemptions = scheduler.num_preemptions
         yield self._counter("vllm:num_preemptions", "Requests preempted.", preemptions)
         prefix = scheduler.prefix
@@ -167,6 +177,11 @@ class ServerMetrics:
         self._last_at.pop(request_id, None)
         self._ends.labels(*self._values, str(reason)).inc()
         times = output.metrics
+        facts = {"id": request_id, "finish_reason": str(reason), "completion_tokens": count}
+        if times is not None:
+            facts |= {"queued_s": times.queued_s, "ttft_s": times.first_token_s}
+            facts |= {"e2e_s": times.finished_s, "acceptance_length": times.acceptance_length}
+        logger.info("ended", extra={"facts": facts})
         if times is None or reason in (FinishReason.ABORT, FinishReason.ERROR):
             return
         decoding = times.finished_s - times.first_token_s

@@ -50,3 +50,11 @@ def request_id_of(request: Request) -> str:
     """The id that answers, logs and errors of `request` carry."""
     found: str = request.scope["foretoken.request_id"]
     return found
+
+
+def salt_of(request: Request, given: str | None) -> str | None:
+    """The salt within which a request shares caches: its own, inside its API key's."""
+    tenant = request.scope["foretoken.tenant"]
+    if tenant is None and given is None:
+        return None
+    return f"{tenant or ''}:{given or ''}"

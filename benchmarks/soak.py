@@ -1,0 +1,222 @@
+"""Hammer a server for minutes and see that nothing is lost, leaked or left behind.
+
+    python benchmarks/soak.py --minutes 10 --clients 64
+
+Starts `foretoken serve demo` and lets every client send one request after the other: short and
+long, streamed and whole, several choices, seeded and greedy, and, mixed in, clients that leave in
+the middle, send nonsense, or read slowly. Then every accepted request must have ended exactly
+once, all pages must be free, and memory must be flat. The last line is JSON; exit code 1 if not.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+PROMPTS = ("def ", "import os\n\n\nclass Walker:\n", "x = [", "for name in names:\n    ", "# ")
+NONSENSE: tuple[bytes, ...] = (
+    b"{", b"\xff\xff", b'{"prompt": 3}', b'{"prompt": "x", "temperature": -1}', b"[" * 5000,
+    b'{"prompt": "x", "n": 0}', b'{"prompt": "x", "nonsense": true}',
+)  # fmt: skip
+
+
+class Tallies:
+    """What clients saw."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.first_token_s: list[float] = []
+
+    def expect(self, ok: bool, what: str) -> None:
+        if not ok and len(self.wrong) < 20:
+            self.wrong.append(what)
+
+
+async def whole(client: httpx.AsyncClient, draw: random.Random, seen: Tallies) -> None:
+    body = some_body(draw)
+    answer = await client.post("/v1/completions", json=body)
+    if answer.status_code == 429:
+        seen.counts["refused"] += 1
+        await asyncio.sleep(float(answer.headers["retry-after"]))
+        return
+    seen.expect(answer.status_code == 200, f"{answer.status_code}: {answer.text[:200]}")
+    if answer.status_code == 200:
+        choices = answer.json()["choices"]
+        seen.expect(len(choices) == body["n"], f"{len(choices)} choices for n={body['n']}")
+        seen.expect(all(c["finish_reason"] for c in choices), "a choice without an end")
+        seen.counts["whole"] += 1
+
+
+async def streamed(
+    client: httpx.AsyncClient, draw: random.Random, seen: Tallies, pause_s: float = 0.0
+) -> None:
+    """Read a stream to its end: each choice ends once, and [DONE] is last."""
+    body = {**some_body(draw), "stream": True}
+    began, ends, last = time.perf_counter(), Counter[int](), ""
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        if answer.status_code == 429:
+            seen.counts["refused"] += 1
+            await asyncio.sleep(float(answer.headers["retry-after"]))
+            return
+        seen.expect(answer.status_code == 200, f"stream: {answer.status_code}")
+        async for line in answer.aiter_lines():
+            if not line:
+                continue
+            if not last:
+                seen.first_token_s.append(time.perf_counter() - began)
+            last = line
+            if line != "data: [DONE]":
+                chunk = json.loads(line.removeprefix("data: "))
+                seen.expect("error" not in chunk, str(chunk)[:200])
+                ends.update(c["index"] for c in chunk.get("choices", ()) if c["finish_reason"])
+            if pause_s:
+                await asyncio.sleep(pause_s)
+    seen.expect(last == "data: [DONE]", f"last line {last[:100]}")
+    seen.expect(ends == Counter(range(body["n"])), f"ends {dict(ends)} for n={body['n']}")
+    seen.counts["slow" if pause_s else "streamed"] += 1
+
+
+async def leaves(client: httpx.AsyncClient, draw: random.Random, seen: Tallies) -> None:
+    body = {**some_body(draw), "max_tokens": 1000, "stream": True, "ignore_eos": True}
+    stop_after = draw.randrange(20)
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        async for _ in answer.aiter_lines():
+            stop_after -= 1
+            if stop_after < 0:
+                break
+    seen.counts["left"] += 1
+
+
+async def nonsense(client: httpx.AsyncClient, draw: random.Random, seen: Tallies) -> None:
+    headers = {"content-type": "application/json"}
+    raw = draw.choice(NONSENSE)
+    answer = await client.post("/v1/completions", content=raw, headers=headers)
+    seen.expect(400 <= answer.status_code < 500, f"{raw[:30]!r}: {answer.status_code}")
+    seen.counts["nonsense"] += 1
+
+
+def some_body(draw: random.Random) -> dict[str, Any]:
+    return {
+        "prompt": draw.choice(PROMPTS) * draw.choice((1, 1, 4, 30)),
+        "max_tokens": draw.choice((1, 8, 32, 128)),
+        "temperature": draw.choice((0, 0.8)),
+        "seed": draw.choice((None, draw.randrange(1000))),
+        "n": draw.choice((1, 1, 1, 2)),
+        "stop": draw.choice((None, None, ["\n\n"])),
+    }
+
+
+async def one_client(url: str, number: int, until: float, seen: Tallies) -> None:
+    draw = random.Random(number)
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        while time.monotonic() < until:
+            kind = draw.random()
+            if kind < 0.35:
+                await whole(client, draw, seen)
+            elif kind < 0.75:
+                await streamed(client, draw, seen)
+            elif kind < 0.8:
+                await streamed(client, draw, seen, pause_s=0.02)
+            elif kind < 0.9:
+                await leaves(client, draw, seen)
+            else:
+                await nonsense(client, draw, seen)
+
+
+def resident_bytes(pid: int) -> int:
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found, "no RssAnon"
+    return int(found[1]) << 10
+
+
+async def watch(pid: int, until: float, samples: list[int]) -> None:
+    while time.monotonic() < until:
+        samples.append(resident_bytes(pid))
+        await asyncio.sleep(1)
+
+
+def totals(url: str) -> dict[str, float]:
+    """Sums of the server's metrics over their labels."""
+    found: dict[str, float] = {}
+    for line in httpx.get(url + "/metrics").text.splitlines():
+        match = re.match(r"([\w:]+)(\{.*\})? (\S+)$", line)
+        if match and "_bucket" not in match[1] and "_created" not in match[1]:
+            found[match[1]] = found.get(match[1], 0.0) + float(match[3])
+    return found
+
+
+async def drained(url: str) -> bool:
+    for _ in range(600):
+        now = totals(url)
+        if now["vllm:num_requests_running"] + now["vllm:num_requests_waiting"] == 0:
+            return now["vllm:kv_cache_usage_perc"] == 0
+        await asyncio.sleep(0.1)
+    return False
+
+
+async def soak(url: str, pid: int, minutes: float, clients: int) -> dict[str, Any]:
+    seen, samples = Tallies(), list[int]()
+    until = time.monotonic() + minutes * 60
+    tasks = [one_client(url, number, until, seen) for number in range(clients)]
+    await asyncio.gather(watch(pid, until, samples), *tasks)
+    free = await drained(url)
+    now = totals(url)
+    accepted = now["vllm:request_prompt_tokens_count"]
+    ended = now["vllm:request_success_total"]
+    fifth = max(1, len(samples) // 5)
+    warm, last = statistics.median(samples[fifth : 2 * fifth]), statistics.median(samples[-fifth:])
+    growth = last / warm - 1
+    return {
+        "minutes": minutes,
+        "clients": clients,
+        "requests": dict(seen.counts),
+        "accepted": accepted,
+        "ended": ended,
+        "generation_tokens": now["vllm:generation_tokens_total"],
+        "preemptions": now["vllm:num_preemptions_total"],
+        "ttft_p50_s": round(statistics.median(seen.first_token_s), 4),
+        "ttft_p99_s": round(statistics.quantiles(seen.first_token_s, n=100)[98], 4),
+        "memory_warm_mib": round(warm / 2**20, 1),
+        "memory_end_mib": round(last / 2**20, 1),
+        "memory_growth": round(growth, 4),
+        "pages_back_to_zero": free,
+        "wrong": seen.wrong,
+        "passed": accepted == ended and free and growth < 0.02 and not seen.wrong,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("serve", nargs="*", default=[], help="further options of foretoken serve")
+    given = parser.parse_args()
+    command = [sys.executable, "-m", "foretoken", "serve", "demo", "--port", "0", *given.serve]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found, "the server did not start"
+        result = asyncio.run(soak(found[0], process.pid, given.minutes, given.clients))
+        process.terminate()
+        result["exit_code"] = process.wait(60)
+    finally:
+        process.kill()
+    result["passed"] = result["passed"] and result["exit_code"] == 0
+    print(json.dumps(result))
+    return 0 if result["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
