@@ -15,6 +15,7 @@ from foretoken.engine import Engine, EngineParts
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kv.pool import PagePool
+from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.draft_model import DraftModelProposer
@@ -109,14 +110,14 @@ class _Assembly:
         )
 
     def _runner(self, folder: Path, batch_invariant: bool) -> Runner:
-        return Runner.load(
-            folder,
+        options = LoadOptions(
             dtype=getattr(torch, self.config.dtype),
             device=torch.device(self.config.device),
             batch_invariant=batch_invariant,
-            num_pages=self.config.num_pages,
             page_size=self.config.page_size,
+            max_model_len=self.config.max_model_len,
         )
+        return Runner.load(folder, options, num_pages=self.config.num_pages)
 
     def _draft_model(self, verifier: Verifier) -> Proposer:
         """The draft needs no invariance: what it proposes is checked either way."""

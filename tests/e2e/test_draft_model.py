@@ -9,6 +9,7 @@ import torch
 
 from foretoken import LLM, SamplingParams
 from foretoken.metrics import Gauge
+from foretoken.models import LoadOptions
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.draft_model import DraftModelProposer
@@ -42,14 +43,13 @@ class Audited(Proposer):
 
 
 def make_proposer(folder: Path, generations: list[int]) -> DraftModelProposer:
-    runner = Runner.load(
-        folder,
+    options = LoadOptions(
         dtype=torch.float32,
         device=torch.device("cpu"),
         batch_invariant=True,
-        num_pages=PAGES,
         page_size=PAGE_SIZE,
     )
+    runner = Runner.load(folder, options, num_pages=PAGES)
     sampler = DraftSampler(Sampler(VOCAB), "auto", "auto")
     limits = {"max_model_len": 256, "max_num_batched_tokens": 32}
     return DraftModelProposer(runner, sampler, generations, **limits)

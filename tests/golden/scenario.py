@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from foretoken.models import LoadOptions
 from foretoken.models.tensors import SpanLayout
 from foretoken.runtime.runner import Runner
 
@@ -15,17 +16,21 @@ NUM_PAGES = 128
 
 
 def open_runner(
-    folder: Path, *, dtype: torch.dtype = torch.float32, batch_invariant: bool = False
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    batch_invariant: bool = False,
+    max_model_len: int | None = None,
 ) -> Runner:
     """A runner whose pages already hold what somebody else left behind."""
-    runner = Runner.load(
-        folder,
+    options = LoadOptions(
         dtype=dtype,
         device=torch.device("cpu"),
         batch_invariant=batch_invariant,
-        num_pages=NUM_PAGES,
         page_size=PAGE,
+        max_model_len=max_model_len,
     )
+    runner = Runner.load(folder, options, num_pages=NUM_PAGES)
     leave_garbage(runner)
     return runner
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
-from foretoken.models import Model, load_model
+from foretoken.models import LoadOptions, Model, load_model
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
 
@@ -20,10 +20,10 @@ UP = "model.layers.1.mlp.up_proj.weight"
 
 
 def load(folder: Path) -> Model:
-    device = torch.device("cpu")
-    return load_model(
-        folder, dtype=torch.float32, device=device, batch_invariant=False, page_size=16
+    options = LoadOptions(
+        dtype=torch.float32, device=torch.device("cpu"), batch_invariant=False, page_size=16
     )
+    return load_model(folder, options)
 
 
 def edit(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
@@ -178,17 +178,28 @@ def test_config_number_is_wrong(folder: Path, value: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"model_type": "mamba"}, "model_type"),
+        ({"model_type": "no such type"}, "model_type"),
         ({"model_type": None}, "model_type"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope"),
+        ({"model_type": "mixtral", "num_local_experts": 8}, "experts"),
+        ({"model_type": "gemma3", "vision_config": {}}, "vision_config"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model_type": "bamba", "layer_types": ["mamba"]}, "layer_types"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        ({"rope_scaling": {"type": "linear"}}, "factor"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [2]}}, "rope"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "factor"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "rope_type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.2}, "partial_rotary_factor"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
         ({"sliding_window": 512}, "sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types"),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "sliding_window"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "bidirectional"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "softcapping"),
+        ({"model_type": "mistral", "sliding_window": -1}, "sliding_window"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"dtype": "int8", "torch_dtype": "int8"}, "dtype"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
@@ -203,10 +214,16 @@ def test_what_would_run_wrongly_is_refused(
         ModelShape.from_config(folder)
 
 
+def test_biases_in_config_but_not_on_disk(folder: Path) -> None:
+    edit_config(folder, attention_bias=True)
+    with pytest.raises(CheckpointError, match=r"q_proj\.bias"):
+        load(folder)
+
+
 def test_unused_window_settings_are_fine(folder: Path) -> None:
-    """Qwen3 configs carry a window that is switched off."""
-    edit_config(folder, use_sliding_window=False, sliding_window=4096)
-    assert ModelShape.from_config(folder).hidden_size == 64
+    """Qwen configs carry a window that is switched off."""
+    edit_config(folder, model_type="qwen3", use_sliding_window=False, sliding_window=4096)
+    assert ModelShape.from_config(folder).windows == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def _facts(shape: ModelShape, dtype: str) -> dict[str, Any]:
         "context": shape.max_position_embeddings,
         "dtype": dtype,
         "weight_bytes": shape.weight_bytes(size),
+        "run_by": "own model file" if shape.is_own else "transformers",
+        "windows": sorted({window for window in shape.windows if window}) or None,
         "kv_bytes_per_token": kv_per_token,
         "kv_bytes_full_context": kv_per_token * shape.max_position_embeddings,
     }

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.kv.store import write
+from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import Rotation, rotate
 from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.base import Attend
@@ -14,16 +14,15 @@ from foretoken.ops.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms over each query head and each key head (Qwen3)."""
+    """RMS norms over each query head and each key head (Qwen3, Gemma 3)."""
 
-    query_h: Tensor
-    key_h: Tensor
-    eps: float
+    query: RMSNorm
+    key: RMSNorm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepState:
-    """What every layer of a step needs."""
+    """What every layer of a kind needs in a step."""
 
     rotation: Rotation
     slots_T: Tensor | slice
@@ -40,9 +39,9 @@ class AttentionBlock:
     norms: HeadNorms | None = None
 
     def __call__(
-        self, x_TD: Tensor, residual_TD: Tensor, layer_SKh: Tensor, step: StepState
+        self, x_TD: Tensor, residual_TD: Tensor | None, layer_SKh: Tensor, step: StepState
     ) -> Tensor:
-        """residual + attention(x), over the store `layer_SKh` of this layer."""
+        """attention(x), plus the residual if there is one, over this layer's part of the store."""
         heads, kv = self.geometry.num_heads, self.geometry.num_kv_heads
         qkv_TAh = self.qkv(x_TD).view(x_TD.shape[0], heads + 2 * kv, self.geometry.head_dim)
         turned = qkv_TAh[:, : heads + kv]
@@ -54,8 +53,8 @@ class AttentionBlock:
         return self.out(step.attend(rotated[:, :heads], layer_SKh), residual_TD)
 
     def _normed(self, qk_TAh: Tensor, norms: HeadNorms) -> Tensor:
-        size, heads = (self.geometry.head_dim,), self.geometry.num_heads
+        heads = self.geometry.num_heads
         result = qk_TAh.clone()
-        result[:, :heads] = F.rms_norm(qk_TAh[:, :heads], size, norms.query_h, norms.eps)
-        result[:, heads:] = F.rms_norm(qk_TAh[:, heads:], size, norms.key_h, norms.eps)
+        result[:, :heads] = norms.query(qk_TAh[:, :heads])
+        result[:, heads:] = norms.key(qk_TAh[:, heads:])
         return result

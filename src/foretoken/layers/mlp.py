@@ -1,10 +1,10 @@
-"""The gated MLP of Llama: down(silu(gate(x)) * up(x)), gate and up as one matrix."""
+"""The gated MLP of Llama: down(act(gate(x)) * up(x)), gate and up as one matrix."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from foretoken.ops.activation import silu
+from foretoken.ops.activation import Activation
 from foretoken.ops.linear import Linear
 
 
@@ -15,8 +15,10 @@ class GatedMLP:
     gate_up: Linear
     down: Linear
     width: int
+    activate: Activation
 
-    def __call__(self, x_TD: Tensor, residual_TD: Tensor) -> Tensor:
-        """residual + mlp(x)."""
+    def __call__(self, x_TD: Tensor, residual_TD: Tensor | None) -> Tensor:
+        """mlp(x), plus the residual if there is one."""
         both = self.gate_up(x_TD)
-        return self.down(silu(both[:, : self.width]).mul_(both[:, self.width :]), residual_TD)
+        gate_TF = self.activate(both[:, : self.width])
+        return self.down(gate_TF.mul_(both[:, self.width :]), residual_TD)

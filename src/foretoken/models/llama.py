@@ -3,10 +3,10 @@
 Source: Touvron et al. 2023 and Hugging Face's checkpoint layout.
 """
 
-from foretoken.models.base import Model
+from foretoken.models.decoder import Decoder
 from foretoken.models.parts import Builder
 
 
-def build(builder: Builder) -> Model:
+def build(builder: Builder) -> Decoder:
     """The model of `builder`'s checkpoint."""
-    return builder.model(head_norms=False)
+    return builder.model()

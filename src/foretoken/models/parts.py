@@ -1,28 +1,52 @@
 """The parts that Llama-like checkpoints share, read under Hugging Face's names.
 
-Model files say which parts a family has; this file knows how each is stored and fused.
+The shape says which parts a family has and model files how theirs are stored; this file knows how
+they are fused.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from foretoken.layers.attention import AttentionBlock, HeadNorms
 from foretoken.layers.mlp import GatedMLP
+from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
-from foretoken.models.base import Layer, Model
+from foretoken.models.base import LoadOptions
+from foretoken.models.decoder import Decoder, Layer, LayerKind
 from foretoken.models.loader import Checkpoint
+from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry, choose_attention
 from foretoken.ops.linear import Linear, RowProbe, make_linear
 from foretoken.shape import ModelShape
 
+_FUSED = {("q", "k", "v"): "qkv", ("gate", "up"): "gate_up"}
 
-def group_major(rows_NK: Tensor, shape: ModelShape) -> Tensor:
+
+def group_major(rows: Tensor, shape: ModelShape) -> Tensor:
     """Reorder query heads in the first dimension as attention wants them (ops/attention/base)."""
     heads = (shape.num_key_value_heads, -1, shape.head_dim)
-    reordered: Tensor = rows_NK.unflatten(0, heads).transpose(0, 1).flatten(0, 2)
+    reordered: Tensor = rows.unflatten(0, heads).transpose(0, 1).flatten(0, 2)
     return reordered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """How a family's tensors differ from Llama's on disk."""
+
+    fused: bool = False
+    """q, k, v are one matrix, and gate and up are (Phi-3)."""
+    norm_offset: float = 0.0
+    """What has to be added to the weights of norms (Gemma: 1)."""
+
+
+class Part(NamedTuple):
+    """One projection as stored."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,61 +55,134 @@ class Builder:
 
     shape: ModelShape
     checkpoint: Checkpoint
-    geometry: Geometry
-    batch_invariant: bool
+    options: LoadOptions
     probe: RowProbe
+    storage: Storage = Storage()
 
-    def linear(self, weight_NK: Tensor, *, adds_residual: bool = False) -> Linear:
+    def linear(
+        self, weight_NK: Tensor, bias_N: Tensor | None = None, *, adds_residual: bool = False
+    ) -> Linear:
         """The weights, packed if that is faster; says whether it will be given a residual."""
-        probe = self.probe if self.batch_invariant else None
-        return make_linear(weight_NK, probe=probe, adds_residual=adds_residual)
+        probe = self.probe if self.options.batch_invariant else None
+        return make_linear(weight_NK, probe=probe, bias_N=bias_N, adds_residual=adds_residual)
 
-    def attention(self, prefix: str, *, head_norms: bool) -> AttentionBlock:
+    def norm(self, name: str, width: int) -> RMSNorm:
+        """An RMS norm; with an offset its weights are kept in float32."""
+        weight_D = self.checkpoint.take(f"{name}.weight", (width,))
+        if self.storage.norm_offset:
+            weight_D = weight_D.float() + self.storage.norm_offset
+        return RMSNorm(weight_D, self.shape.rms_norm_eps)
+
+    def parts(self, prefix: str, rows: dict[str, int], *, bias: bool) -> list[Part]:
+        """Projections of the hidden state, name -> rows, from one stored matrix or several."""
+        weights = self._stored(prefix, rows, "weight", (self.shape.hidden_size,))
+        if not bias:
+            return [Part(weight, None) for weight in weights]
+        biases = self._stored(prefix, rows, "bias", ())
+        return [Part(*pair) for pair in zip(weights, biases, strict=True)]
+
+    def _stored(
+        self, prefix: str, rows: dict[str, int], suffix: str, width: tuple[int, ...]
+    ) -> list[Tensor]:
+        take = self.checkpoint.take
+        if not self.storage.fused:
+            names = [(f"{prefix}.{name}_proj.{suffix}", count) for name, count in rows.items()]
+            return [take(name, (count, *width)) for name, count in names]
+        name = f"{prefix}.{_FUSED[tuple(rows)]}_proj.{suffix}"
+        return list(take(name, (sum(rows.values()), *width)).split(list(rows.values())))
+
+    def attention(self, prefix: str, layer: int) -> AttentionBlock:
         """q, k, v as one matrix, o, and per-head norms where the family has them."""
-        shape, take = self.shape, self.checkpoint.take
-        hidden, queries, keys = shape.hidden_size, shape.query_size, shape.kv_size
-        names = [f"{prefix}.{name}_proj.weight" for name in ("q", "k", "v")]
-        sizes = [(queries, hidden), (keys, hidden), (keys, hidden)]
+        shape = self.shape
+        sizes = {"q": shape.query_size, "k": shape.kv_size, "v": shape.kv_size}
+        q, k, v = self.parts(prefix, sizes, bias=shape.qkv_bias)
+        weight_ND = torch.cat([group_major(q.weight, shape), k.weight, v.weight])
+        bias_N = None
+        if q.bias is not None and k.bias is not None and v.bias is not None:
+            bias_N = torch.cat([group_major(q.bias, shape), k.bias, v.bias])
         norms = None
-        if head_norms:
-            size = (shape.head_dim,)
-            query_h = take(f"{prefix}.q_norm.weight", size)
-            key_h = take(f"{prefix}.k_norm.weight", size)
-            norms = HeadNorms(query_h, key_h, shape.rms_norm_eps)
-        q_ND, k_ND, v_ND = (take(name, size) for name, size in zip(names, sizes, strict=True))
-        out_DN = take(f"{prefix}.o_proj.weight", (hidden, queries))
+        if shape.head_norms:
+            names = (f"{prefix}.q_norm", f"{prefix}.k_norm")
+            norms = HeadNorms(*(self.norm(name, shape.head_dim) for name in names))
+        out = self._down(f"{prefix}.o_proj", shape.query_size, bias=shape.out_bias)
         return AttentionBlock(
-            qkv=self.linear(torch.cat([group_major(q_ND, shape), k_ND, v_ND])),
-            out=self.linear(group_major(out_DN.T, shape).T.contiguous(), adds_residual=True),
-            geometry=self.geometry,
+            qkv=self.linear(weight_ND, bias_N),
+            out=self.linear(
+                group_major(out.weight.T, shape).T.contiguous(),
+                out.bias,
+                adds_residual=not shape.sandwich_norms,
+            ),
+            geometry=self.geometry(self.shape.window(layer)),
             norms=norms,
         )
 
+    def _down(self, name: str, width: int, *, bias: bool) -> Part:
+        """A projection from `width` back to the hidden state."""
+        hidden, take = self.shape.hidden_size, self.checkpoint.take
+        weight = take(f"{name}.weight", (hidden, width))
+        return Part(weight, take(f"{name}.bias", (hidden,)) if bias else None)
+
     def mlp(self, prefix: str) -> GatedMLP:
         """gate and up as one matrix, and down."""
-        hidden, inner = self.shape.hidden_size, self.shape.intermediate_size
-        names = [f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight"]
-        gate_up = self.checkpoint.take_rows(names, [(inner, hidden)] * 2)
-        down = self.checkpoint.take(f"{prefix}.down_proj.weight", (hidden, inner))
+        inner, bias = self.shape.intermediate_size, self.shape.mlp_bias
+        gate, up = self.parts(prefix, {"gate": inner, "up": inner}, bias=bias)
+        bias_N = None
+        if gate.bias is not None and up.bias is not None:
+            bias_N = torch.cat([gate.bias, up.bias])
+        down = self._down(f"{prefix}.down_proj", inner, bias=bias)
+        adds_residual = not self.shape.sandwich_norms
         return GatedMLP(
-            gate_up=self.linear(gate_up),
-            down=self.linear(down, adds_residual=True),
+            gate_up=self.linear(torch.cat([gate.weight, up.weight]), bias_N),
+            down=self.linear(down.weight, down.bias, adds_residual=adds_residual),
             width=inner,
+            activate=ACTIVATIONS[self.shape.hidden_act],
         )
 
-    def layer(self, index: int, *, head_norms: bool) -> Layer:
+    def layer(self, index: int, kind: int) -> Layer:
         """One decoder layer."""
-        prefix, size = f"model.layers.{index}", (self.shape.hidden_size,)
-        take = self.checkpoint.take
+        prefix, width = f"model.layers.{index}", self.shape.hidden_size
+        before, between = f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"
+        mlp_norm, after_attention, after_mlp = between, None, None
+        if self.shape.sandwich_norms:
+            mlp_norm = f"{prefix}.pre_feedforward_layernorm"
+            after_attention = self.norm(between, width)
+            after_mlp = self.norm(f"{prefix}.post_feedforward_layernorm", width)
         return Layer(
-            attention_norm_D=take(f"{prefix}.input_layernorm.weight", size),
-            attention=self.attention(f"{prefix}.self_attn", head_norms=head_norms),
-            mlp_norm_D=take(f"{prefix}.post_attention_layernorm.weight", size),
+            kind=kind,
+            attention_norm=self.norm(before, width),
+            attention=self.attention(f"{prefix}.self_attn", index),
+            mlp_norm=self.norm(mlp_norm, width),
             mlp=self.mlp(f"{prefix}.mlp"),
-            eps=self.shape.rms_norm_eps,
+            after_attention=after_attention,
+            after_mlp=after_mlp,
         )
 
-    def model(self, *, head_norms: bool) -> Model:
+    def geometry(self, window: int | None) -> Geometry:
+        """Of the attention of layers with this window."""
+        shape, options = self.shape, self.options
+        return Geometry(
+            num_heads=shape.num_attention_heads,
+            num_kv_heads=shape.num_key_value_heads,
+            head_dim=shape.head_dim,
+            page_size=options.page_size,
+            dtype=options.dtype,
+            device=options.device,
+            window=window,
+            softcap=shape.attention_softcap,
+            scale=shape.attention_scale,
+        )
+
+    def kind(self, window: int | None, like: Tensor) -> LayerKind:
+        """The attention and positions of layers with this window."""
+        shape, options = self.shape, self.options
+        rope = shape.rope if window is None or shape.local_rope is None else shape.local_rope
+        assert rope is not None, f"{shape.model_type} has rotary positions"
+        attention = choose_attention(self.geometry(window), batch_invariant=options.batch_invariant)
+        limit = shape.max_position_embeddings
+        positions = min(options.max_model_len or limit, limit)
+        return LayerKind(attention, RotaryTable(rope, max_positions=positions, like=like))
+
+    def model(self) -> Decoder:
         """Embedding, layers, last norm and head; nothing may be left over.
 
         Raises:
@@ -99,21 +196,18 @@ class Builder:
             head_VD = embedding_VD
         else:
             head_VD = take("lm_head.weight", table)
-        layers = [self.layer(i, head_norms=head_norms) for i in range(shape.num_hidden_layers)]
-        norm_D = take("model.norm.weight", (shape.hidden_size,))
+        windows = [shape.window(layer) for layer in range(shape.num_hidden_layers)]
+        different = list(dict.fromkeys(windows))
+        layers = [self.layer(i, different.index(window)) for i, window in enumerate(windows)]
+        norm = self.norm("model.norm", shape.hidden_size)
         self.checkpoint.finish()
-        return Model(
+        scale = shape.embedding_scale
+        return Decoder(
             shape=shape,
-            geometry=self.geometry,
             embedding_VD=embedding_VD,
+            embedding_scale=None if scale == 1.0 else embedding_VD.new_tensor(scale),
+            kinds=tuple(self.kind(window, embedding_VD) for window in different),
             layers=tuple(layers),
-            norm_D=norm_D,
+            norm=norm,
             head=self.linear(head_VD),
-            rotary=RotaryTable(
-                head_dim=shape.head_dim,
-                theta=shape.rope_theta,
-                max_positions=shape.max_position_embeddings,
-                like=embedding_VD,
-            ),
-            attention=choose_attention(self.geometry, batch_invariant=self.batch_invariant),
         )

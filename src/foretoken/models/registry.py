@@ -5,59 +5,37 @@ from pathlib import Path
 import torch
 
 from foretoken.errors import UnsupportedModelError
-from foretoken.models import llama, qwen3
-from foretoken.models.base import Model
+from foretoken.models import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3
+from foretoken.models.base import LoadOptions, Model
 from foretoken.models.loader import Checkpoint
 from foretoken.models.parts import Builder
-from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import RowProbe
-from foretoken.shape import ModelShape
+from foretoken.shape import OWN_MODEL_TYPES, ModelShape
 
-_BUILDERS = {"llama": llama.build, "qwen3": qwen3.build}
+_BUILDERS = {
+    "gemma2": gemma2.build,
+    "gemma3_text": gemma3.build,
+    "llama": llama.build,
+    "mistral": mistral.build,
+    "phi3": phi3.build,
+    "qwen2": qwen2.build,
+    "qwen3": qwen3.build,
+}
+assert set(_BUILDERS) == set(OWN_MODEL_TYPES), (set(_BUILDERS), OWN_MODEL_TYPES)
 
 
 @torch.inference_mode()
-def load_model(
-    folder: Path,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    batch_invariant: bool,
-    page_size: int,
-) -> Model:
-    """Load the checkpoint in `folder`.
-
-    Args:
-        folder: config.json and safetensors.
-        dtype: weights and activations are converted to it.
-        device: where they go.
-        batch_invariant: keep each row's bits independent of the other rows; what that takes on
-            this machine is measured here.
-        page_size: of the KV store that it will run over.
+def load_model(folder: Path, options: LoadOptions) -> Model:
+    """Load the checkpoint in `folder`: config.json and weights.
 
     Raises:
         UnsupportedModelError: the model type or a feature is not run.
         CheckpointError: tensors are missing, unused, misshapen or unreadable.
     """
     shape = ModelShape.from_config(folder)
-    build = _BUILDERS.get(shape.model_type)
-    if build is None:
+    if not shape.is_own:
         raise UnsupportedModelError("model_type", shape.model_type, ", ".join(_BUILDERS))
-    geometry = Geometry(
-        num_heads=shape.num_attention_heads,
-        num_kv_heads=shape.num_key_value_heads,
-        head_dim=shape.head_dim,
-        page_size=page_size,
-        dtype=dtype,
-        device=device,
-    )
-    with Checkpoint(folder, dtype=dtype, device=device) as checkpoint:
-        return build(
-            Builder(
-                shape=shape,
-                checkpoint=checkpoint,
-                geometry=geometry,
-                batch_invariant=batch_invariant,
-                probe=RowProbe(),
-            )
+    with Checkpoint(folder, dtype=options.dtype, device=options.device) as checkpoint:
+        return _BUILDERS[shape.model_type](
+            Builder(shape=shape, checkpoint=checkpoint, options=options, probe=RowProbe())
         )

@@ -20,6 +20,7 @@ from foretoken.ops.attention import Geometry, SpanWindow, choose_attention
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.logits import NEVER
 from foretoken.runtime.runner import positions_of, slots_of
+from foretoken.shape import RopeShape
 
 
 class HeadRunner:
@@ -64,12 +65,9 @@ class HeadRunner:
         )
         self._group = geometry.group
         self._attention = choose_attention(geometry, batch_invariant=False)
-        self._rotary = RotaryTable(
-            head_dim=shape.head_dim,
-            theta=shape.rope_theta,
-            max_positions=shape.max_position_embeddings,
-            like=like,
-        )
+        rope = RopeShape(theta=shape.rope_theta, rotary_dim=shape.head_dim)
+        positions = shape.max_position_embeddings
+        self._rotary = RotaryTable(rope, max_positions=positions, like=like)
         self._target_logits = target_logits
         self._vocab_size = vocab_size
         self.max_positions = shape.max_position_embeddings

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
-from foretoken.models import Model, load_model
+from foretoken.models import LoadOptions, Model, load_model
 from foretoken.models.tensors import ModelInput, ModelOutput, SpanLayout
 from foretoken.ops.attention.base import contiguous_start
 from foretoken.runtime.batch import Batch
@@ -41,30 +41,19 @@ class Runner:
         return self.features
 
     @classmethod
-    def load(
-        cls,
-        folder: Path,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        batch_invariant: bool,
-        num_pages: int,
-        page_size: int,
-    ) -> Self:
+    def load(cls, folder: Path, options: LoadOptions, *, num_pages: int) -> Self:
         """Load a checkpoint and allocate its KV store.
 
         Raises:
             ModelError: the checkpoint is not supported or broken.
         """
-        model = load_model(
-            folder,
-            dtype=dtype,
-            device=device,
-            batch_invariant=batch_invariant,
-            page_size=page_size,
-        )
+        model = load_model(folder, options)
         store = KVStore(
-            model.shape, num_pages=num_pages, page_size=page_size, dtype=dtype, device=device
+            model.shape,
+            num_pages=num_pages,
+            page_size=options.page_size,
+            dtype=options.dtype,
+            device=options.device,
         )
         return cls(model, store)
 

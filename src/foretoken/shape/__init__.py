@@ -1,0 +1,12 @@
+"""The shape of a model, read from its config.json, and the arithmetic that follows from it.
+
+Plain data and formulas, no torch: what the engine, `foretoken info` and the lab agree on. A
+feature that Foretoken does not run is an error here, before any weight is read.
+"""
+
+from foretoken.shape.fields import DTYPES
+from foretoken.shape.model import ModelShape
+from foretoken.shape.own import OWN_MODEL_TYPES
+from foretoken.shape.rope import RopeShape
+
+__all__ = ["DTYPES", "OWN_MODEL_TYPES", "ModelShape", "RopeShape"]

@@ -1,0 +1,95 @@
+"""Fields of a config.json, checked one by one. Knows types and bounds, not what fields mean."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import CheckpointError, UnsupportedModelError
+
+Config = Mapping[str, Any]
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in `file`.
+
+    Raises:
+        CheckpointError: it cannot be read, is no JSON, or no object.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(file.name, str(file), f"valid JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(file.name, content, "a JSON object")
+    return content
+
+
+def size(config: Config, name: str, default: int | None = None) -> int:
+    """A positive integer field; `default` where it is absent or null."""
+    value = config.get(name)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"config.json {name}", value, "a positive integer")
+    return value
+
+
+def positive(config: Config, name: str, default: float | None = None) -> float:
+    """A positive number; `default` where it is absent or null."""
+    found = positive_or_none(config, name)
+    if found is None:
+        found = default
+    if found is None:
+        raise CheckpointError(f"config.json {name}", None, "a positive number")
+    return found
+
+
+def positive_or_none(config: Config, name: str) -> float | None:
+    """A positive number, or None where it is absent or null."""
+    value = config.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise CheckpointError(f"config.json {name}", value, "a positive number")
+    return float(value)
+
+
+def numbers(config: Config, name: str, count: int) -> tuple[float, ...]:
+    """A list of `count` numbers."""
+    values = config.get(name)
+    right = isinstance(values, list) and len(values) == count
+    if not right or not all(isinstance(value, int | float) for value in values or ()):
+        raise CheckpointError(f"config.json {name}", values, f"a list of {count} numbers")
+    return tuple(float(value) for value in values or ())
+
+
+def dtype_name(config: Config) -> str:
+    """The type that the weights are stored in."""
+    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if name not in DTYPES:
+        raise UnsupportedModelError("dtype", name, ", ".join(DTYPES))
+    return str(name)
+
+
+def eos_ids(config: Config) -> set[int]:
+    """End-of-sequence ids: none, one or several."""
+    ids = config.get("eos_token_id")
+    if ids is None:
+        return set()
+    return set(ids) if isinstance(ids, list) else {ids}
+
+
+def refuse_unless(config: Config, neutral: Mapping[str, tuple[object, str]]) -> None:
+    """Refuse by name what would otherwise be run wrongly.
+
+    Args:
+        config: the fields.
+        neutral: field -> the only value that is run (absent and null are fine), and in words
+            what is allowed.
+    """
+    for name, (only, allowed) in neutral.items():
+        given = config.get(name)
+        if given is not None and given != only:
+            raise UnsupportedModelError(name, given, allowed)

@@ -1,0 +1,124 @@
+"""Sizes of architectures without a model file of ours, as transformers' config classes name them.
+
+Only dense decoders with plain causal attention are let through; what else there is, is refused
+here by what its config says, and at load by what its modules do (models/transformers_backend).
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import CheckpointError, UnsupportedModelError
+from foretoken.shape.fields import Config, size
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "image_token_id")
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+def foreign_fields(folder: Path, raw: Config, own: Sequence[str]) -> dict[str, Any]:
+    """ModelShape's fields of the model in `folder`.
+
+    Args:
+        folder: for transformers' own reading of config.json, and the weight files.
+        raw: config.json as it is.
+        own: model types with a file of ours, for the error.
+
+    Raises:
+        UnsupportedModelError: mixture of experts, multimodal, encoder-decoder, another kind of
+            layer, or a type that transformers does not know as a causal language model.
+        CheckpointError: transformers cannot read the config, or a size is missing.
+    """
+    kind = raw.get("model_type")
+    allowed = f"{', '.join(own)}, or a dense decoder-only architecture of transformers"
+    _refuse(raw, kind, allowed)
+    config = _read(folder, kind, allowed)
+    _refuse(config, kind, allowed)
+    heads = size(config, "num_attention_heads")
+    hidden = size(config, "hidden_size")
+    layers = size(config, "num_hidden_layers")
+    key_heads = 1 if config.get("multi_query") else size(config, "num_key_value_heads", heads)
+    return {
+        "model_type": kind,
+        "vocab_size": size(config, "vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": size(config, "intermediate_size", 4 * hidden),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": size(config, "head_dim", hidden // heads),
+        "max_position_embeddings": size(config, "max_position_embeddings"),
+        "rms_norm_eps": 1.0,
+        "rope": None,
+        "tie_word_embeddings": bool(config.get("tie_word_embeddings")),
+        "windows": _windows(config, layers),
+        "stored_parameters": _count_stored(folder),
+    }
+
+
+def _read(folder: Path, kind: object, allowed: str) -> dict[str, Any]:
+    """config.json with transformers' defaults and under its common names."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UnsupportedModelError("model_type", kind, allowed)
+    try:
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise CheckpointError(
+            "config.json", kind, f"one transformers can read ({error})"
+        ) from error
+    names = config.attribute_map
+    common = {name: getattr(config, name, None) for name in names}
+    return {**config.to_dict(), **common}
+
+
+def _refuse(config: Config, kind: object, allowed: str) -> None:
+    for name in _EXPERTS:
+        if (config.get(name) or 0) > 1:
+            given = f"{kind} with {config[name]} experts"
+            raise UnsupportedModelError("model_type", given, f"{allowed}; no mixture of experts")
+    for name in _OTHER_INPUTS:
+        if config.get(name) is not None:
+            given = f"{kind} with {name}"
+            raise UnsupportedModelError("model_type", given, f"{allowed}; text only")
+    if config.get("is_encoder_decoder"):
+        given = f"{kind}, an encoder-decoder"
+        raise UnsupportedModelError("model_type", given, allowed)
+    if config.get("quantization_config") is not None:
+        given = config["quantization_config"]
+        raise UnsupportedModelError("quantization_config", given, "none: not yet built")
+    others = set(config.get("layer_types") or ()) - _LAYER_TYPES
+    if others:
+        given = f"{kind} with {', '.join(sorted(others))}"
+        raise UnsupportedModelError("layer_types", given, " and ".join(sorted(_LAYER_TYPES)))
+
+
+def _windows(config: Config, layers: int) -> tuple[int | None, ...]:
+    """What the config says; the truth is what the modules ask for."""
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    kinds = config.get("layer_types") or ["sliding_attention"] * layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _count_stored(folder: Path) -> int | None:
+    """Numbers in all safetensors files, from their headers; None: there are none of these."""
+    total = None
+    for path in sorted(folder.glob("model*.safetensors")):
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+            try:
+                header = json.loads(file.read(min(length, 100 << 20)))
+            except ValueError as error:
+                raise CheckpointError(path.name, str(path), "a complete safetensors") from error
+        for name, entry in header.items():
+            if name != "__metadata__":
+                count = 1
+                for extent in entry["shape"]:
+                    count *= extent
+                total = (total or 0) + count
+    return total

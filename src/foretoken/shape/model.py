@@ -1,0 +1,177 @@
+"""ModelShape: sizes and features of a decoder, and the bytes and operations that follow."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from foretoken.shape.fields import Config, dtype_name, eos_ids, positive, read_json, size
+from foretoken.shape.foreign import foreign_fields
+from foretoken.shape.own import OWN_MODEL_TYPES, own_fields
+from foretoken.shape.rope import RopeShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A dense decoder; field names as in Hugging Face configs where they have one."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    """Positions that the model was made to reach, rope scaling included."""
+    rms_norm_eps: float
+    rope: RopeShape | None
+    """None: the model is run through transformers, which knows its positions."""
+    tie_word_embeddings: bool
+    dtype: str
+    """Of the checkpoint: `float32`, `bfloat16` or `float16`."""
+    eos_token_ids: tuple[int, ...]
+    """Of config.json and generation_config.json."""
+    windows: tuple[int | None, ...] = ()
+    """Per layer: positions that a token sees, its own included; None: all. Empty: all see all."""
+    local_rope: RopeShape | None = None
+    """Of the layers with a window, where they have another one."""
+    hidden_act: str = "silu"
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_norms: bool = False
+    """A norm over every query head and every key head."""
+    sandwich_norms: bool = False
+    """Norms after attention and after the MLP too."""
+    attention_scale: float | None = None
+    """None: head_dim ** -0.5."""
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float = 1.0
+    stored_parameters: int | None = None
+    """Counted in the weight files, for models that are run through transformers."""
+
+    @classmethod
+    def from_config(cls, folder: Path) -> Self:
+        """Read `folder`/config.json.
+
+        Raises:
+            ModelNotFoundError: there is no config.json.
+            CheckpointError: it is no valid JSON, or a field is missing or of the wrong type.
+            UnsupportedModelError: a model type or feature that is not run.
+        """
+        file = folder / "config.json"
+        if not file.is_file():
+            raise ModelNotFoundError("model", str(folder), "a folder with a config.json")
+        config = read_json(file)
+        generation = folder / "generation_config.json"
+        more = read_json(generation) if generation.is_file() else {}
+        eos = sorted(eos_ids(config) | eos_ids(more))
+        if config.get("model_type") in OWN_MODEL_TYPES:
+            fields = {**_sizes(config), **own_fields(config)}
+            positions = fields["rope"].context(fields["max_position_embeddings"])
+            fields["max_position_embeddings"] = positions
+        else:
+            fields = foreign_fields(folder, config, OWN_MODEL_TYPES)
+        shape = cls(**{**fields, "eos_token_ids": tuple(eos), "dtype": dtype_name(config)})
+        shape._check()
+        return shape
+
+    def _check(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            allowed = f"a divisor of num_attention_heads, {self.num_attention_heads}"
+            given = self.num_key_value_heads
+            raise CheckpointError("config.json num_key_value_heads", given, allowed)
+        if self.rope is not None and self.head_dim % 2:
+            raise UnsupportedModelError("head_dim", self.head_dim, "an even number")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a model file of ours runs it; else transformers does."""
+        return self.rope is not None
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads, and of all value heads."""
+        return self.num_key_value_heads * self.head_dim
+
+    def window(self, layer: int) -> int | None:
+        """Positions that a token of this layer sees; None: all up to its own."""
+        return self.windows[layer] if self.windows else None
+
+    def layer_parameters(self) -> int:
+        """Weights of one layer, biases and norms included."""
+        if self.stored_parameters is not None:
+            return (self.stored_parameters - self._table_parameters()) // self.num_hidden_layers
+        hidden, inner = self.hidden_size, self.intermediate_size
+        attention = hidden * (2 * self.query_size + 2 * self.kv_size)
+        attention += self.qkv_bias * (self.query_size + 2 * self.kv_size) + self.out_bias * hidden
+        mlp = 3 * hidden * inner + self.mlp_bias * (2 * inner + hidden)
+        norms = (4 if self.sandwich_norms else 2) * hidden + self.head_norms * 2 * self.head_dim
+        return attention + mlp + norms
+
+    def _table_parameters(self) -> int:
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+
+    def parameter_count(self) -> int:
+        """All weights; tied embeddings count once."""
+        if self.stored_parameters is not None:
+            return self.stored_parameters
+        layers = self.num_hidden_layers * self.layer_parameters()
+        return self._table_parameters() + layers + self.hidden_size
+
+    def weight_bytes(self, dtype_bytes: int) -> int:
+        """Bytes of the weights on disk."""
+        return self.parameter_count() * dtype_bytes
+
+    def step_bytes(self, dtype_bytes: int) -> int:
+        """Bytes of weights that one step reads, whatever the number of rows: all but the
+        embedding table, and the head."""
+        head = self.vocab_size * self.hidden_size
+        layers = self.num_hidden_layers * self.layer_parameters()
+        return (head + layers + self.hidden_size) * dtype_bytes
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes of keys and values that are kept of one token, all layers. Layers with a window
+        keep all tokens too: pages belong to sequences, not to layers."""
+        return 2 * self.num_hidden_layers * self.kv_size * dtype_bytes
+
+    def tokens_seen(self, context: int) -> int:
+        """Keys that a token at the end of `context` positions attends to, summed over layers."""
+        layers = range(self.num_hidden_layers)
+        return sum(min(context, self.window(layer) or context) for layer in layers)
+
+    def kv_read_bytes(self, context: int, dtype_bytes: int) -> int:
+        """Bytes of keys and values that a step reads for a sequence of `context` tokens."""
+        return 2 * self.tokens_seen(context) * self.kv_size * dtype_bytes
+
+    def flops_per_token(self, context: int) -> int:
+        """Multiply-adds count two; attention over `context` tokens included."""
+        layers = self.num_hidden_layers * self.layer_parameters()
+        attention = 2 * self.tokens_seen(context) * self.query_size
+        return 2 * (layers + self.vocab_size * self.hidden_size + attention)
+
+
+def _sizes(config: Config) -> dict[str, Any]:
+    """What every family of our own has; a family may say otherwise."""
+    hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
+    return {
+        "model_type": config["model_type"],
+        "vocab_size": size(config, "vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": size(config, "intermediate_size"),
+        "num_hidden_layers": size(config, "num_hidden_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": size(config, "num_key_value_heads", heads),
+        "head_dim": size(config, "head_dim", hidden // heads),
+        "max_position_embeddings": size(config, "max_position_embeddings"),
+        "rms_norm_eps": positive(config, "rms_norm_eps", 1e-6),
+        "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
+    }
