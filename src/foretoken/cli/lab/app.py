@@ -2,6 +2,8 @@
 
 import typer
 
+from foretoken.cli.lab.lint import EPILOG as LINT_EPILOG
+from foretoken.cli.lab.lint import lint
 from foretoken.cli.lab.plan import EPILOG as PLAN_EPILOG
 from foretoken.cli.lab.plan import plan
 
@@ -17,3 +19,4 @@ def main() -> None:
 
 
 lab_app.command(epilog=PLAN_EPILOG)(plan)
+lab_app.command(epilog=LINT_EPILOG)(lint)

@@ -1,0 +1,97 @@
+"""Checks of recorded requests and of names of metrics.
+
+Turning speculation on can break clients that worked before: requests with some sampling
+parameters are then refused. The share of such requests in real traffic is what counts.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from foretoken.lab.findings import Finding
+from foretoken.lab.lint.tables import engine_table
+
+REFUSED_CHECK = "refused_parameter"
+METRIC_CHECK = "metric_name"
+
+
+def parameters_of(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling parameters of a request body or of a recorded one, nested ones included."""
+    found: dict[str, Any] = {}
+    for holder in (request, *(request.get(n) or {} for n in ("body", "parameters", "extra_body"))):
+        if isinstance(holder, Mapping):
+            found.update(holder)
+    return found
+
+
+def is_set(name: str, value: object) -> bool:
+    """Whether a parameter's value asks for anything."""
+    if name == "min_p":
+        return isinstance(value, int | float) and value > 0
+    return bool(value)
+
+
+def refused_counts(requests: Iterable[Mapping[str, Any]], engine: str) -> dict[str, int]:
+    """Parameter -> requests that the engine refuses once speculation is on."""
+    refused = engine_table(engine).get("refused_with_speculation", {})
+    counts = dict.fromkeys(refused, 0)
+    for request in requests:
+        parameters = parameters_of(request)
+        for name in refused:
+            counts[name] += is_set(name, parameters.get(name))
+    return {name: count for name, count in counts.items() if count}
+
+
+def check_requests(requests: Sequence[Mapping[str, Any]], engine: str) -> Iterator[Finding]:
+    """What happens to these requests when speculation is turned on."""
+    reasons = engine_table(engine).get("refused_with_speculation", {})
+    for name, count in refused_counts(requests, engine).items():
+        yield Finding(
+            check=REFUSED_CHECK,
+            level="error",
+            where=name,
+            message=f"{count} of {len(requests)} requests ({count / len(requests):.1%}) set it: "
+            f"{reasons[name]}",
+            remedy="route them to a server without speculation, or drop the parameter",
+        )
+    old = sum(any(str(key).startswith("speculative.") for key in r) for r in requests)
+    if old and engine == "llama.cpp":
+        yield Finding(
+            check=REFUSED_CHECK,
+            level="warning",
+            where="speculative.*",
+            message=f"{old} requests set draft lengths per request: current builds ignore that",
+        )
+    several = sum((parameters_of(r).get("n") or 1) not in (1, None) for r in requests)
+    if several and engine == "vllm":
+        yield Finding(
+            check=REFUSED_CHECK,
+            level="note",
+            where="n",
+            message=f"{several} requests ask for several answers: they report no acceptance",
+        )
+
+
+def check_metrics(names: Iterable[str]) -> Iterator[Finding]:
+    """Names of metrics that are gone, or that a query would not find."""
+    table = engine_table("vllm")
+    renamed, counters = table["renamed_metrics"], table["counters"]["names"]
+    for name in names:
+        base = name
+        for ending in ("_total", "_bucket", "_sum", "_count"):
+            base = base.removesuffix(ending)
+        if base in renamed:
+            yield Finding(
+                check=METRIC_CHECK,
+                level="error",
+                where=name,
+                message="no such metric any more: the panel stays empty",
+                remedy=renamed[base],
+            )
+        elif name in counters:
+            yield Finding(
+                check=METRIC_CHECK,
+                level="warning",
+                where=name,
+                message="counters are exported with _total",
+                remedy=f"{name}_total",
+            )
