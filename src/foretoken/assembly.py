@@ -12,17 +12,19 @@ from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.control.budget import FixedBudget
 from foretoken.engine import Engine, EngineParts
-from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kv.pool import PagePool
 from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.draft_model import DraftModelProposer
+from foretoken.proposers.draft_model import DraftModelProposer, LastLogits
 from foretoken.proposers.registry import create_proposer
+from foretoken.proposers.shared_vocabulary import SharedVocabularyRunner
+from foretoken.proposers.string_draft import StringDraftProposer
+from foretoken.proposers.vocabularies import Bridge, Side, Way, bridge
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner
-from foretoken.runtime.sampler import DraftSampler
+from foretoken.runtime.sampler import DraftSampler, Sampler
 from foretoken.runtime.schedule_config import SchedulerConfig
 from foretoken.runtime.scheduler import Scheduler
 from foretoken.runtime.verifier import Verifier
@@ -58,10 +60,17 @@ class _Assembly:
         self.shape = ModelShape.from_config(self.folder)
         self.speculative = config.speculative_config
         self.draft_folder = _draft_folder(self.speculative)
+        self.tokenizer = _tokenizer(config, self.folder)
         self.draft_shape: ModelShape | None = None
+        self.bridge = Bridge(Way.SAME)
         if self.draft_folder is not None:
+            assert self.speculative is not None, "it names the draft"
             self.draft_shape = ModelShape.from_config(self.draft_folder)
-            _check_vocabularies(self.draft_shape, self.shape)
+            self.bridge = bridge(
+                self.speculative,
+                Side(self.shape.vocab_size, self.tokenizer),
+                Side(self.draft_shape.vocab_size, _own_tokenizer(self.draft_folder)),
+            )
         self.config = resolve(
             config,
             Hardware.detect(),
@@ -76,8 +85,7 @@ class _Assembly:
         config, shape = self.config, self.shape
         rule = self.speculative.rejection_sample_method if self.speculative else "auto"
         verifier = Verifier(shape.vocab_size, config.device, rule, _rule_settings(self.speculative))
-        tokenizer = _tokenizer(config.user, self.folder)
-        texts = TextStreams(tokenizer)
+        texts = TextStreams(self.tokenizer)
         if proposer is None:
             proposer = create_proposer(self.speculative, lambda: self._draft_model(verifier))
             drafts = self.speculative.num_speculative_tokens if self.speculative else 0
@@ -98,14 +106,14 @@ class _Assembly:
         return Engine(
             EngineParts(
                 config=config,
-                tokenizer=tokenizer,
+                tokenizer=self.tokenizer,
                 scheduler=scheduler,
                 proposer=proposer,
                 runner=self._runner(self.folder, config.batch_invariant),
                 verifier=verifier,
                 texts=texts,
                 vocab_size=shape.vocab_size,
-                eos_token_ids=_eos_ids(shape, tokenizer),
+                eos_token_ids=_eos_ids(shape, self.tokenizer),
             )
         )
 
@@ -124,17 +132,25 @@ class _Assembly:
         assert self.speculative is not None, "asked for by a speculative_config"
         assert self.draft_folder is not None, "found in the constructor"
         assert self.draft_shape is not None, "read in the constructor"
+        runner: LastLogits = self._runner(self.draft_folder, batch_invariant=False)
+        sampler, pool = verifier.sampler, self.pool
+        if self.bridge.shared is not None:
+            size = self.shape.vocab_size
+            runner = SharedVocabularyRunner(runner, self.bridge.shared, size, self.config.device)
+        if self.bridge.way is Way.STRINGS:
+            sampler = Sampler(self.draft_shape.vocab_size, self.config.device)
+            pool = PagePool(self.config.num_pages, self.config.page_size)
         limit = self.draft_shape.max_position_embeddings
-        sampler = DraftSampler(
-            verifier.sampler, verifier.rule, self.speculative.draft_sample_method
-        )
-        return DraftModelProposer(
-            self._runner(self.draft_folder, batch_invariant=False),
-            sampler,
-            self.pool.generation,
+        proposer = DraftModelProposer(
+            runner,
+            DraftSampler(sampler, verifier.rule, self.speculative.draft_sample_method),
+            pool.generation,
             max_model_len=min(limit, self.speculative.max_model_len or limit),
             max_num_batched_tokens=self.config.max_num_batched_tokens,
         )
+        if self.bridge.encoders is None:
+            return proposer
+        return StringDraftProposer(proposer, pool, *self.bridge.encoders)
 
 
 def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:
@@ -160,16 +176,14 @@ def _draft_folder(speculative: SpeculativeConfig | None) -> Path | None:
     return find_model(speculative.model, revision=speculative.revision)
 
 
-def _check_vocabularies(draft: ModelShape, target: ModelShape) -> None:
-    if draft.vocab_size != target.vocab_size:
-        allowed = f"a draft with the target's vocabulary ({target.vocab_size} tokens)"
-        raise ConfigError("speculative_config.model", f"{draft.vocab_size} tokens", allowed)
-
-
 def _tokenizer(config: EngineConfig, folder: Path) -> Tokenizer | None:
     """The named tokenizer; the model's own if it has one, else none: ids in, ids out."""
     if config.tokenizer is not None:
         return Tokenizer(find_model(config.tokenizer, revision=config.revision))
+    return _own_tokenizer(folder)
+
+
+def _own_tokenizer(folder: Path) -> Tokenizer | None:
     names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
     return Tokenizer(folder) if any((folder / name).is_file() for name in names) else None
 

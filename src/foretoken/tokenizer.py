@@ -48,6 +48,20 @@ class Tokenizer:
         """Token ids of `text`."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, without special tokens."""
+        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [one.ids for one in found]
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token as it is written in tokenizer.json, added tokens included, and its id."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
+    def describe(self) -> dict[str, Any]:
+        """The content of tokenizer.json."""
+        content: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        return content
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)

@@ -43,7 +43,6 @@ KEYS = KeyTable(
         "disable_lookahead_block_hashes": (False,),
         "draft_lm_head_quantization": (None,),
         "use_local_argmax_reduction": (False,),
-        "use_heterogeneous_vocab": (False,),
         "disable_by_batch_size": (None,),
         "drafters": (None,),
         "policy": (None,),
@@ -103,6 +102,12 @@ class SpeculativeConfig:
     token included; 1 to num_speculative_tokens + 1."""
     max_model_len: int | None = None
     """No drafts beyond this many tokens; default: the draft model's context."""
+    use_heterogeneous_vocab: bool = False
+    """For a draft_model with another tokenizer: it drafts only tokens that both have. Exact under
+    sampling, with any rule."""
+    use_string_matching: bool = False
+    """The same through text, for tokenizers that share too little: the draft continues the text
+    greedily in its own tokens, and the target's tokens of that text are the draft."""
     revision: str | None = None
     """Branch, tag or commit of the draft's Hugging Face id."""
 
@@ -140,6 +145,7 @@ class SpeculativeConfig:
         acceptance.check_synthetic(rule, rates, length, count)
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         require(where + "prompt_lookup_min", low, low <= high, f"1 to prompt_lookup_max ({high})")
+        self._check_vocabulary_keys()
         limit = self.max_model_len
         ok = limit is None or is_int(limit, 1)
         require(where + "max_model_len", limit, ok, "None or an integer >= 1")
@@ -149,6 +155,16 @@ class SpeculativeConfig:
         else:
             ok = self.model in (None, self.method, f"[{self.method}]")
             require(where + "model", self.model, ok, f"nothing: {self.method} has no weights")
+
+    def _check_vocabulary_keys(self) -> None:
+        for name in ("use_heterogeneous_vocab", "use_string_matching"):
+            where, value = f"speculative_config.{name}", getattr(self, name)
+            require(where, value, isinstance(value, bool), "True or False")
+            if self.method != "draft_model":
+                require(where, value, not value, f"False: {self.method} has no tokenizer")
+        both = self.use_heterogeneous_vocab and self.use_string_matching
+        where = "speculative_config.use_string_matching"
+        require(where, True, not both, "one of use_heterogeneous_vocab and use_string_matching")
 
     @property
     def synthetic_rates(self) -> tuple[float, ...]:

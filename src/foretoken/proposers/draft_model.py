@@ -12,6 +12,7 @@ acceptance are in docs/losslessness.md.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,9 +20,19 @@ from torch import Tensor
 from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.runtime.batch import Span
-from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
+
+
+class LastLogits(Protocol):
+    """A draft model over its own KV store; `foretoken.runtime.runner.Runner` is one."""
+
+    @property
+    def page_size(self) -> int:
+        """Of the store."""
+
+    def forward_last(self, layouts: Seq[SpanLayout], token_ids: Seq[Seq[int]]) -> Tensor:
+        """float32 logits over the target's ids after the last token of each span, [B, V]."""
 
 
 @dataclass(slots=True)
@@ -43,7 +54,7 @@ class DraftModelProposer(Proposer):
 
     def __init__(
         self,
-        runner: Runner,
+        runner: LastLogits,
         sampler: DraftSampler,
         generations: Seq[int],
         *,
@@ -84,6 +95,15 @@ class DraftModelProposer(Proposer):
         """Forget how far a request's draft KV reached; its pages keep their marks."""
         self._states.pop(request_id, None)
         self._sampler.release(request_id)
+
+    def rewind(self, sequence: Sequence, num_kept: int) -> None:
+        """Tokens of `sequence` from `num_kept` on are not those that were there before."""
+        state = self._states.get(sequence.request.request_id)
+        if state is None or state.num_valid <= num_kept:
+            return
+        state.num_valid, state.drafted = num_kept, []
+        for page in sequence.page_table[num_kept // self._runner.page_size :]:
+            self._filled.pop(page, None)
 
     def _fits(self, span: Span) -> bool:
         return span.sequence.num_tokens + span.draft_budget <= self._max_model_len

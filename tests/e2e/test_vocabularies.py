@@ -1,0 +1,192 @@
+"""A draft with another tokenizer: identical tokens, exact distributions, real agreement."""
+
+import math
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretoken import LLM, SamplingParams
+from foretoken.errors import ConfigError
+from foretoken.testing import write_tiny_llama
+from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate
+from tests.e2e.vocabularies import write_permuted, write_text_model, write_tokenizer
+
+SETTINGS: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
+WAYS = ("use_heterogeneous_vocab", "use_string_matching")
+SIZE = 72
+FALSE_ALARM = 1e-6
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_model(tmp_path_factory.mktemp("target"), size=SIZE, seed=1)
+
+
+@pytest.fixture(scope="module")
+def near(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+    """One layer of the target, under the target's own ids."""
+    folder = tmp_path_factory.mktemp("near")
+    write_tiny_llama(folder, seed=1, num_hidden_layers=1, vocab_size=SIZE)
+    write_tokenizer(folder, size=SIZE, corpus=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def permuted(tmp_path_factory: pytest.TempPathFactory, near: Path) -> Path:
+    return write_permuted(near, tmp_path_factory.mktemp("permuted"))
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another model with other, fewer tokens."""
+    return write_text_model(tmp_path_factory.mktemp("foreign"), size=60, corpus=2, seed=2)
+
+
+def open_llm(target: Path, draft: Path | None, way: str | None = None, **others: Any) -> LLM:
+    config: dict[str, Any] | None = None
+    if draft is not None:
+        config = {"model": str(draft), "num_speculative_tokens": 4}
+        if way is not None:
+            config[way] = True
+        config.update(others.pop("config", {}))
+    return LLM(str(target), speculative_config=config, **SETTINGS, **others)
+
+
+def prompts(count: int) -> list[dict[str, list[int]]]:
+    draw = random.Random(9)
+    return [
+        {"prompt_token_ids": [draw.randrange(2, SIZE) for _ in range(draw.randint(1, 60))]}
+        for _ in range(count)
+    ]
+
+
+class Reference:
+    """Plain decoding, computed once per parameter set."""
+
+    def __init__(self, target: Path) -> None:
+        self._llm = open_llm(target, None, **PRESSURES["one at a time"])
+        self._known: dict[str, list[Result]] = {}
+
+    def results(self, name: str) -> list[Result]:
+        if name not in self._known:
+            self._known[name] = run(self._llm, name)
+        return self._known[name]
+
+
+def run(llm: LLM, name: str) -> list[Result]:
+    return generate(llm, prompts(7), {"max_tokens": 24, **PARAMETERS[name]})
+
+
+@pytest.fixture(scope="module")
+def reference(target: Path) -> Reference:
+    return Reference(target)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("drafts", ["permuted", "foreign"])
+def test_identical_tokens(
+    way: str, drafts: str, target: Path, permuted: Path, foreign: Path, reference: Reference
+) -> None:
+    """Every parameter set in one batch, then page shortage with preemption: no token changes."""
+    draft = permuted if drafts == "permuted" else foreign
+    with open_llm(target, draft, way, **PRESSURES["calm"]) as llm:
+        for name in PARAMETERS:
+            assert run(llm, name) == reference.results(name), name
+    with open_llm(target, draft, way, **PRESSURES["shortage"]) as llm:
+        for name in ("greedy", "seeded"):
+            assert run(llm, name) == reference.results(name), f"{name}, short of pages"
+
+
+def accepted(llm: LLM, **params: Any) -> list[tuple[int, ...]]:
+    chosen = SamplingParams(max_tokens=48, detokenize=False, **params)
+    found = llm.generate(prompts(6), chosen, use_tqdm=False)
+    metrics = [request.outputs[0].metrics for request in found]
+    return [m.accepted_per_step for m in metrics if m is not None]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_renamed_tokens_draft_as_well_as_before(
+    temperature: float, target: Path, near: Path, permuted: Path
+) -> None:
+    """Through shared tokens a permuted draft gives the very drafts of the one it was made from."""
+    params = {"temperature": temperature, "seed": 3}
+    with open_llm(target, near) as llm:
+        expected = accepted(llm, **params)
+    with open_llm(target, permuted, WAYS[0]) as llm:
+        assert accepted(llm, **params) == expected
+    assert sum(map(sum, expected)) > 0
+
+
+def test_a_perfect_draft_in_other_ids_is_accepted_through_text(
+    target: Path, tmp_path: Path
+) -> None:
+    """The target itself under other ids; only where its text is no plain cutting of tokens, or a
+    cutting ends inside a word, may it disagree."""
+    draft = write_permuted(target, tmp_path)
+    with open_llm(target, draft, WAYS[1]) as llm:
+        counts = [n for one in accepted(llm, temperature=0.0) for n in one]
+    assert sum(counts) / len(counts) > 1.0
+
+
+def test_shadow_kv_equals_kv_computed_anew(target: Path, foreign: Path) -> None:
+    """Text cut anew at its end never leaves stale KV: a proposer without memory agrees."""
+    with open_llm(target, foreign, WAYS[1]) as llm:
+        proposer: Any = llm._engine.parts.proposer
+        propose, inner = proposer.propose, proposer._inner
+        compared = []
+
+        def audited(context: Any) -> Any:
+            found = propose(context)
+            for shadow in proposer._shadows.values():
+                inner.rewind(shadow.sequence, 0)
+            again = propose(context)
+            compared.append(sum(map(len, found.ids)))
+            assert again.ids == found.ids
+            return found
+
+        proposer.propose = audited
+        accepted(llm, temperature=0.7, seed=2)
+        assert sum(compared) > 100
+
+
+def test_drawn_tokens_have_the_plain_distribution(target: Path, tmp_path: Path) -> None:
+    """Shared tokens only, drawn, checked by rejection: a two-sample chi-square."""
+    near = write_text_model(tmp_path / "near", size=SIZE, seed=1, scale=2.4)
+    draft = write_permuted(near, tmp_path / "permuted")
+    samples = 1200
+    params = SamplingParams(max_tokens=4, top_k=2, n=samples, detokenize=False, ignore_eos=True)
+    counts: list[Counter[tuple[int, ...]]] = []
+    for folder in (None, draft):
+        with open_llm(target, folder, WAYS[0], seed=3) as llm:
+            (output,) = llm.generate([{"prompt_token_ids": [5, 17, 3]}], params, use_tqdm=False)
+            counts.append(Counter(out.token_ids for out in output.outputs))
+            steps = [out.metrics for out in output.outputs]
+            kept = sum(sum(m.accepted_per_step) for m in steps if m is not None)
+            assert (kept > 200) == (folder is not None)
+    statistic, freedom = 0.0, -1
+    for outcome in counts[0].keys() | counts[1].keys():
+        one, other = counts[0][outcome], counts[1][outcome]
+        if one + other >= 20:
+            statistic += (one - other) ** 2 / (one + other)
+            freedom += 1
+    x = -math.log(FALSE_ALARM)
+    assert freedom > 1 and statistic < freedom + 2 * math.sqrt(freedom * x) + 2 * x
+
+
+def test_without_a_way_the_error_names_both(target: Path, foreign: Path) -> None:
+    with pytest.raises(ConfigError, match="tokens shared with the target") as caught:
+        open_llm(target, foreign)
+    assert caught.value.field == "speculative_config.model"
+    assert all(way in caught.value.allowed for way in WAYS)
+
+
+def test_padding_needs_no_setting(target: Path, tmp_path: Path) -> None:
+    """The target's tokenizer over a larger embedding: as many families publish their models."""
+    write_tiny_llama(tmp_path, seed=1, vocab_size=SIZE + 8)
+    write_tokenizer(tmp_path, size=SIZE, corpus=1)
+    with open_llm(target, tmp_path) as llm, open_llm(target, None) as plain:
+        chosen = {"max_tokens": 24, "temperature": 0.0}
+        assert generate(llm, prompts(5), chosen) == generate(plain, prompts(5), chosen)
