@@ -12,6 +12,9 @@
 
 #define FT_EXPORT __attribute__((visibility("default")))
 
+// Types of activations, keys and values.
+enum { FT_FLOAT32 = 0, FT_BFLOAT16 = 1 };
+
 enum { FT_PORTABLE, FT_AVX2, FT_AVX512, FT_AVX512BF16, FT_AMX };
 
 // The best level that both the processor and the operating system have. FT_AVX2 includes FMA

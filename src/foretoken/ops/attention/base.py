@@ -49,11 +49,15 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class SpanWindow:
-    """One span: its tokens stand at positions [start, start + num_tokens) of these pages."""
+    """One span: its tokens are stored at places [start, start + num_tokens) of these pages."""
 
     start: int
     num_tokens: int
     page_table: list[int]
+    paths: tuple[tuple[int, ...], ...] | None = None
+    """Of a tree of drafts: for each token the indices in the span of its ancestors in order of
+    depth, itself last. It stands at start + its depth and sees, of the span, its path only; keys
+    are still stored in the order of the span. None: a chain, token i at start + i."""
 
     @property
     def end(self) -> int:

@@ -1,7 +1,8 @@
-"""Which attention to use: measured at load, for these heads on this machine.
+"""Which attention to use, for these heads on this machine: the compiled kernel where there is one.
 
-A tiling is taken only if random spans and prompt chunks give, row by row, the bits of one-token
-decoding, alone and in batches. Nothing is assumed about the kernel's version or the processor.
+Elsewhere it is measured at load. A tiling is taken only if random spans and prompt chunks give,
+row by row, the bits of one-token decoding, alone and in batches. Nothing is assumed about the
+version of PyTorch's kernel or the processor.
 """
 
 import random
@@ -11,6 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from foretoken.kernels.library import find_library
+from foretoken.ops.attention import compiled
 from foretoken.ops.attention.base import Attention, Geometry, SpanWindow
 from foretoken.ops.attention.reference import ReferenceAttention
 from foretoken.ops.attention.tiled import TiledAttention, Tiling
@@ -30,6 +33,9 @@ _WINDOW, _WINDOW_POSITIONS = 100, 760
 
 def choose_attention(geometry: Geometry, *, batch_invariant: bool) -> Attention:
     """The fastest attention; under `batch_invariant` the fastest that keeps the bits."""
+    library = find_library()
+    if library is not None and compiled.runs(geometry):
+        return compiled.CompiledAttention(geometry, library)
     if not batch_invariant:
         return TiledAttention(geometry, Tiling(rows=0, key_multiple=1))
     probed = geometry

@@ -30,8 +30,12 @@ class ReferenceAttention(Attention):
             for span, slots_L in zip(spans, slots, strict=True):
                 kv_LKh = layer_SKh.index_select(0, slots_L)
                 for offset in range(span.num_tokens):
-                    end = span.start + offset + 1
-                    seen = kv_LKh[max(0, end - (geometry.window or end)) : end]
+                    before, end = kv_LKh, span.start + offset + 1
+                    if span.paths is not None:
+                        path = torch.tensor(span.paths[offset], device=geometry.device)
+                        before = torch.cat([kv_LKh[: span.start], kv_LKh[span.start + path]])
+                        end = before.shape[0]
+                    seen = before[max(0, end - (geometry.window or end)) : end]
                     rows.append(self._row(q_THh[at], seen))
                     at += 1
             return torch.stack(rows)

@@ -85,6 +85,7 @@ class TiledAttention(Attention):
 
     def plan(self, spans: Sequence[SpanWindow]) -> Attend:
         """Group the spans into calls; masks and indices are made here, once a step."""
+        assert all(span.paths is None for span in spans), "trees are not tiled"
         groups = self._groups(spans)
         geometry = self._geometry
         if len(groups) == 1:

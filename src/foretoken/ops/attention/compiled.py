@@ -1,0 +1,150 @@
+"""Attention by the compiled kernel: spans and prompt chunks over pages read where they lie.
+
+A row's bits depend on its position, keys and values alone, by the kernel's order of arithmetic
+(native/attention.h), so nothing is probed or padded. `ReferenceAttention` is its twin.
+"""
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from foretoken.kernels.library import Library
+from foretoken.ops.attention.base import Attend, Attention, Geometry, SpanWindow
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_UNIT_INTS = 5
+
+
+class Shape(ctypes.Structure):
+    """ft_attention_shape."""
+
+    _fields_ = [
+        ("num_heads", _I32),
+        ("num_kv_heads", _I32),
+        ("head_dim", _I32),
+        ("page_size", _I32),
+        ("type", _I32),
+        ("window", _I32),
+        ("scale", _F32),
+        ("softcap", _F32),
+    ]
+
+    @classmethod
+    def of(cls, geometry: Geometry) -> "Shape":
+        """The C view of `geometry`."""
+        return cls(
+            geometry.num_heads,
+            geometry.num_kv_heads,
+            geometry.head_dim,
+            geometry.page_size,
+            TYPES[geometry.dtype],
+            geometry.window or 0,
+            geometry.score_scale,
+            geometry.softcap or 0.0,
+        )
+
+
+class Call(ctypes.Structure):
+    """ft_attention_call."""
+
+    _fields_ = [
+        ("shape", _PTR),
+        ("spans", _PTR),
+        ("pages", _PTR),
+        ("paths", _PTR),
+        ("q", _PTR),
+        ("kv", _PTR),
+        ("out", _PTR),
+        ("q_stride", _I64),
+        ("kv_stride", _I64),
+        ("out_stride", _I64),
+        ("num_spans", _I32),
+    ]
+
+
+def runs(geometry: Geometry) -> bool:
+    """Whether the kernel takes this type on this device."""
+    return geometry.device.type == "cpu" and geometry.dtype in TYPES
+
+
+@final
+class CompiledAttention(Attention):
+    """The kernel of native/attention.c."""
+
+    def __init__(self, geometry: Geometry, library: Library) -> None:
+        """Serve `geometry`, for which `runs` is true."""
+        self._geometry = geometry
+        self._library = library
+        self._shape = Shape.of(geometry)
+        pointers = (_PTR, _PTR, _I32, _PTR, _I64)
+        self._plan = library.function("ft_attention_plan", pointers, _I64)
+        self._run = library.function("ft_attention_run", (_PTR, _PTR, _I64))
+        self._threads = 0
+
+    def plan(self, spans: Sequence[SpanWindow]) -> Attend:
+        """Cut the spans into units of work for the threads that PyTorch may use now."""
+        plan = self.layout(spans)
+
+        def attend(q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
+            heads, size = q_THh.shape[1:]
+            assert q_THh.stride()[1:] == layer_SKh.stride()[1:] == (size, 1), q_THh.stride()
+            out_TD = q_THh.new_empty(q_THh.shape[0], heads * size)
+            call = plan.call
+            call.q, call.q_stride = q_THh.data_ptr(), q_THh.stride(0)
+            call.kv, call.kv_stride = layer_SKh.data_ptr(), layer_SKh.stride(0)
+            call.out, call.out_stride = out_TD.data_ptr(), heads * size
+            self._run(ctypes.addressof(call), plan.units, plan.num_units)
+            return out_TD
+
+        return attend
+
+    def layout(self, spans: Sequence[SpanWindow]) -> "AttentionPlan":
+        """The step as the kernel wants it; q, kv and out are still to be set."""
+        threads = torch.get_num_threads()
+        if threads != self._threads:
+            self._library.use_threads(threads)
+            self._threads = threads
+        rows, pages, paths = array("i"), array("i"), array("i")
+        at = most_units = 0
+        for span in spans:
+            tree = len(paths) if span.paths is not None else -1
+            rows.extend((at, span.num_tokens, span.start, len(pages), tree))
+            pages.extend(span.page_table)
+            for path in span.paths or ():
+                paths.extend((len(path) - 1, *path, *(0,) * (span.num_tokens - len(path))))
+            at += span.num_tokens
+            most_units += span.num_tokens
+        capacity = most_units * self._geometry.num_kv_heads
+        units = array("i", bytes(4 * _UNIT_INTS * capacity))
+        shape, spans_at = ctypes.addressof(self._shape), _address(rows)
+        count = self._plan(shape, spans_at, len(spans), _address(units), capacity)
+        assert count <= capacity, (count, capacity)
+        call = Call(
+            shape=shape,
+            spans=spans_at,
+            pages=_address(pages),
+            paths=_address(paths) if paths else None,
+            num_spans=len(spans),
+        )
+        return AttentionPlan(call, _address(units), count, (rows, pages, paths, units))
+
+
+@final
+class AttentionPlan:
+    """A step's spans and units in C's memory, which lives as long as this object."""
+
+    __slots__ = ("_kept", "call", "num_units", "units")
+
+    def __init__(
+        self, call: Call, units: int, num_units: int, kept: tuple["array[int]", ...]
+    ) -> None:
+        self.call, self.units, self.num_units, self._kept = call, units, num_units, kept
+
+
+def _address(values: "array[int]") -> int:
+    return values.buffer_info()[0]
