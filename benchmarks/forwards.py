@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from foretoken import LLM
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.draft_model import DraftModelProposer
+from foretoken.proposers.drafters import Drafters
 from foretoken.runtime.runner import Runner
 
 
@@ -56,7 +57,8 @@ def target_probe(llm: LLM, context: int) -> Probe:
 def draft_probe(llm: LLM, context: int) -> Probe:
     """Over the draft model of an idle LLM with method draft_model."""
     parts = llm._engine.parts
-    proposer = parts.proposer
+    assert isinstance(parts.proposer, Drafters), parts.proposer.name
+    proposer = parts.proposer.members["draft_model"].proposer
     assert isinstance(proposer, DraftModelProposer), proposer.name
     probe = Probe(runner=proposer._runner, context=context, vocab=parts.vocab_size)
     probe.prefill()

@@ -10,21 +10,20 @@ import torch
 
 from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
-from foretoken.control.budget import FixedBudget
+from foretoken.control.budget import LoadLimit, RequestBudget
 from foretoken.engine import Engine, EngineParts
 from foretoken.hardware import Hardware
 from foretoken.kv.pool import PagePool
 from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.draft_model import DraftModelProposer, LastLogits
-from foretoken.proposers.registry import create_proposer
-from foretoken.proposers.shared_vocabulary import SharedVocabularyRunner
-from foretoken.proposers.string_draft import StringDraftProposer
-from foretoken.proposers.vocabularies import Bridge, Side, Way, bridge
+from foretoken.proposers.desk import Member
+from foretoken.proposers.draft_models import Surroundings, build_draft_model, find_draft_models
+from foretoken.proposers.drafters import Drafters, FirstPolicy
+from foretoken.proposers.registry import create_drafters
+from foretoken.proposers.vocabularies import Side
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner
-from foretoken.runtime.sampler import DraftSampler, Sampler
 from foretoken.runtime.schedule_config import SchedulerConfig
 from foretoken.runtime.scheduler import Scheduler
 from foretoken.runtime.verifier import Verifier
@@ -35,6 +34,7 @@ from foretoken.tokenizer import Tokenizer
 logger = logging.getLogger("foretoken")
 
 _DEFAULT_DRAFTS = 5
+_NO_LIMIT = 1 << 30
 
 
 def build_engine(config: EngineConfig, proposer: Proposer | None = None) -> Engine:
@@ -59,23 +59,14 @@ class _Assembly:
         self.folder = find_model(config.model, revision=config.revision)
         self.shape = ModelShape.from_config(self.folder)
         self.speculative = config.speculative_config
-        self.draft_folder = _draft_folder(self.speculative)
         self.tokenizer = _tokenizer(config, self.folder)
-        self.draft_shape: ModelShape | None = None
-        self.bridge = Bridge(Way.SAME)
-        if self.draft_folder is not None:
-            assert self.speculative is not None, "it names the draft"
-            self.draft_shape = ModelShape.from_config(self.draft_folder)
-            self.bridge = bridge(
-                self.speculative,
-                Side(self.shape.vocab_size, self.tokenizer),
-                Side(self.draft_shape.vocab_size, _own_tokenizer(self.draft_folder)),
-            )
+        target = Side(self.shape.vocab_size, self.tokenizer)
+        self.draft_models = find_draft_models(self.speculative, target)
         self.config = resolve(
             config,
             Hardware.detect(),
             self.shape,
-            draft_shape=self.draft_shape,
+            draft_shapes=[draft.shape for draft in self.draft_models.values()],
             gpu_free_memory=_gpu_free_memory(),
         )
         logger.info(self.config.describe())
@@ -86,12 +77,9 @@ class _Assembly:
         rule = self.speculative.rejection_sample_method if self.speculative else "auto"
         verifier = Verifier(shape.vocab_size, config.device, rule, _rule_settings(self.speculative))
         texts = TextStreams(self.tokenizer)
-        if proposer is None:
-            proposer = create_proposer(self.speculative, lambda: self._draft_model(verifier))
-            drafts = self.speculative.num_speculative_tokens if self.speculative else 0
-        else:
-            given = self.speculative
-            drafts = given.num_speculative_tokens if given else _DEFAULT_DRAFTS
+        drafters = self._drafters(verifier) if proposer is None else self._given(proposer)
+        limits = {name: member.most for name, member in drafters.members.items()}
+        budget = RequestBudget(limits, _load_limit(self.speculative))
         scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
@@ -100,7 +88,7 @@ class _Assembly:
                 enable_prefix_caching=config.user.enable_prefix_caching,
             ),
             self.pool,
-            draft_budget=FixedBudget(drafts).budget,
+            draft_budget=budget.budget,
             find_stop_string=texts.find_stop_string,
         )
         return Engine(
@@ -108,7 +96,8 @@ class _Assembly:
                 config=config,
                 tokenizer=self.tokenizer,
                 scheduler=scheduler,
-                proposer=proposer,
+                proposer=drafters,
+                drafters=limits,
                 runner=self._runner(self.folder, config.batch_invariant),
                 verifier=verifier,
                 texts=texts,
@@ -127,30 +116,27 @@ class _Assembly:
         )
         return Runner.load(folder, options, num_pages=self.config.num_pages)
 
-    def _draft_model(self, verifier: Verifier) -> Proposer:
-        """The draft needs no invariance: what it proposes is checked either way."""
-        assert self.speculative is not None, "asked for by a speculative_config"
-        assert self.draft_folder is not None, "found in the constructor"
-        assert self.draft_shape is not None, "read in the constructor"
-        runner: LastLogits = self._runner(self.draft_folder, batch_invariant=False)
-        sampler, pool = verifier.sampler, self.pool
-        if self.bridge.shared is not None:
-            size = self.shape.vocab_size
-            runner = SharedVocabularyRunner(runner, self.bridge.shared, size, self.config.device)
-        if self.bridge.way is Way.STRINGS:
-            sampler = Sampler(self.draft_shape.vocab_size, self.config.device)
-            pool = PagePool(self.config.num_pages, self.config.page_size)
-        limit = self.draft_shape.max_position_embeddings
-        proposer = DraftModelProposer(
-            runner,
-            DraftSampler(sampler, verifier.rule, self.speculative.draft_sample_method),
-            pool.generation,
-            max_model_len=min(limit, self.speculative.max_model_len or limit),
+    def _drafters(self, verifier: Verifier) -> Drafters:
+        around = Surroundings(
+            load=lambda folder: self._runner(folder, batch_invariant=False),
+            verifier=verifier,
+            pool=self.pool,
+            vocab_size=self.shape.vocab_size,
+            device=self.config.device,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
         )
-        if self.bridge.encoders is None:
-            return proposer
-        return StringDraftProposer(proposer, pool, *self.bridge.encoders)
+        return create_drafters(
+            self.speculative,
+            lambda one: build_draft_model(self.draft_models[one.label], around),
+            vocab_size=self.shape.vocab_size,
+            max_model_len=self.config.max_model_len,
+        )
+
+    def _given(self, proposer: Proposer) -> Drafters:
+        """A drafter of the caller's own, under the name that it has."""
+        given = self.speculative
+        most = given.num_speculative_tokens if given else _DEFAULT_DRAFTS
+        return Drafters({proposer.name: Member(proposer=proposer, most=most)}, FirstPolicy())
 
 
 def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:
@@ -169,23 +155,21 @@ def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:
     )
 
 
-def _draft_folder(speculative: SpeculativeConfig | None) -> Path | None:
-    if speculative is None or speculative.method != "draft_model":
+def _load_limit(speculative: SpeculativeConfig | None) -> LoadLimit | None:
+    if speculative is None:
         return None
-    assert speculative.model is not None, "checked by SpeculativeConfig"
-    return find_model(speculative.model, revision=speculative.revision)
+    if speculative.num_speculative_tokens_per_batch_size is not None:
+        return LoadLimit(speculative.num_speculative_tokens_per_batch_size)
+    if speculative.disable_by_batch_size is not None:
+        return LoadLimit.off_from(speculative.disable_by_batch_size, _NO_LIMIT)
+    return None
 
 
 def _tokenizer(config: EngineConfig, folder: Path) -> Tokenizer | None:
     """The named tokenizer; the model's own if it has one, else none: ids in, ids out."""
     if config.tokenizer is not None:
         return Tokenizer(find_model(config.tokenizer, revision=config.revision))
-    return _own_tokenizer(folder)
-
-
-def _own_tokenizer(folder: Path) -> Tokenizer | None:
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
-    return Tokenizer(folder) if any((folder / name).is_file() for name in names) else None
+    return Tokenizer.of_folder(folder)
 
 
 def _eos_ids(shape: ModelShape, tokenizer: Tokenizer | None) -> frozenset[int]:

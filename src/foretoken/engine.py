@@ -6,9 +6,11 @@ runner's, what is accepted the verifier's, what is drafted the proposer's. Not t
 
 import random
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from foretoken.config import ResolvedConfig
+from foretoken.control.budget import PREDICTED_DRAFTS
 from foretoken.errors import ParameterError, PromptError
 from foretoken.metrics import EngineMetrics
 from foretoken.proposers.base import Context, Proposer
@@ -29,6 +31,8 @@ class EngineParts:
     tokenizer: Tokenizer | None
     scheduler: Scheduler
     proposer: Proposer
+    drafters: Mapping[str, int] = field(default_factory=dict)
+    """Names that a request may ask for, and the most drafts of each."""
     runner: Runner
     verifier: Verifier
     texts: TextStreams
@@ -72,6 +76,8 @@ class Engine:
         """
         self._check_prompt(prompt_token_ids)
         self._check_ids(params)
+        prediction_ids = self._prediction(params)
+        self._check_speculation(params, bool(prediction_ids))
         room = self.parts.config.max_model_len - len(prompt_token_ids)
         stop_ids = frozenset(params.stop_token_ids or ())
         eos_ids = self.parts.eos_token_ids
@@ -87,6 +93,7 @@ class Engine:
             min_tokens_ids=stop_ids | eos_ids if params.min_tokens else frozenset(),
             bad_words_ids=self._bad_words(params),
             cache_salt=cache_salt,
+            prediction_ids=prediction_ids,
         )
         self.parts.scheduler.check_capacity(request)
         if params.n == 1:
@@ -213,3 +220,30 @@ class Engine:
         if self.parts.tokenizer is None or not params.bad_words:
             return ()
         return self.parts.tokenizer.bad_words_ids(params.bad_words)
+
+    def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
+        given = params.prediction
+        if given is None:
+            return ()
+        if isinstance(given, str):
+            if self.parts.tokenizer is None:
+                raise ParameterError("prediction", given, "token ids: there is no tokenizer")
+            return tuple(self.parts.tokenizer.encode(given, add_special_tokens=False))
+        worst = max(given, default=0)
+        if worst >= self.parts.vocab_size:
+            raise ParameterError("prediction", worst, f"0 to {self.parts.vocab_size - 1}")
+        return tuple(given)
+
+    def _check_speculation(self, params: SamplingParams, predicted: bool) -> None:
+        own = params.own_policy
+        if own is None:
+            return
+        limits = dict(self.parts.drafters)
+        if predicted:
+            limits["prediction"] = PREDICTED_DRAFTS
+        if own.drafter is not None and own.drafter not in limits:
+            allowed = ", ".join(limits) or "nothing: the engine has no drafter"
+            raise ParameterError("speculation.drafter", own.drafter, allowed)
+        count, most = own.num_speculative_tokens, max(limits.values(), default=0)
+        if count is not None and count > most:
+            raise ParameterError("speculation.num_speculative_tokens", count, f"0 to {most}")

@@ -19,6 +19,7 @@ class GrowingOutput:
         self.text: list[str] = []
         self.token_ids: list[int] = []
         self.sources: list[TokenSource] = []
+        self.drafters: list[str | None] = []
         self.logprobs: list[dict[int, Logprob]] = []
         self.last: Output | None = None
         self.valid = True
@@ -29,6 +30,7 @@ class GrowingOutput:
         self.text.append(output.text)
         self.token_ids.extend(output.new_token_ids)
         self.sources.extend(output.sources)
+        self.drafters.extend(output.drafters)
         self.logprobs.extend(output.logprobs or ())
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
@@ -52,6 +54,7 @@ class GrowingOutput:
             finish_reason=self.last.finish_reason,
             stop_reason=self.last.stop_reason,
             sources=tuple(self.sources),
+            drafters=tuple(self.drafters),
             metrics=self.last.metrics,
             valid=self.valid,
         )

@@ -40,6 +40,16 @@ class Tokenizer:
         self.bos_token_id = self._special("bos_token")
         self._chat: Any = None
 
+    @classmethod
+    def of_folder(cls, folder: Path) -> "Tokenizer | None":
+        """The tokenizer of a model's folder; None if there is none: ids in, ids out.
+
+        Raises:
+            TokenizerError: it cannot be read.
+        """
+        names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+        return cls(folder) if any((folder / name).is_file() for name in names) else None
+
     def __len__(self) -> int:
         """Token ids, added tokens included."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)

@@ -49,6 +49,25 @@ METHODS: dict[str, dict[str, Any]] = {
         "draft_sample_method": "probabilistic",
     },
 }
+SOME_PARAMETERS = ("greedy penalties", "filters", "stops", "several")
+"""For methods that are made of others, in the quick suite."""
+SHORT_MODEL = {"method": "draft_model", "num_speculative_tokens": 4}
+COMPOSED: dict[str, dict[str, Any]] = {
+    "draft confident": {
+        **SHORT_MODEL,
+        "draft_confidence_threshold": 0.3,
+        "min_speculative_tokens": 2,
+        "num_speculative_tokens_per_batch_size": [[1, 6, 4], [7, 12, 1], [13, 15, 0], [16, 99, 3]],
+    },
+    "first": {
+        "policy": "first",
+        "drafters": [
+            {"method": "ngram", "num_speculative_tokens": 6, "min_speculative_tokens": 2},
+            SHORT_MODEL,
+        ],
+    },
+}
+METHODS |= COMPOSED
 PRESSURES: dict[str, dict[str, Any]] = {
     "calm": {"max_num_seqs": 16},
     "chunks": {"max_num_batched_tokens": 24, "max_num_seqs": 5},
@@ -96,13 +115,18 @@ def generate(llm: LLM, prompts: list[Any], parameters: dict[str, Any]) -> list[R
     ]
 
 
+def with_model(config: dict[str, Any], draft: Path | None) -> dict[str, Any]:
+    """The config with the folder of its draft model, that of each of several drafters too."""
+    if "drafters" in config:
+        return {**config, "drafters": [with_model(one, draft) for one in config["drafters"]]}
+    return {**config, "model": str(draft)} if config["method"] == "draft_model" else config
+
+
 def open_llm(model: Path, draft: Path | None, method: str, **pressure: Any) -> LLM:
     """An LLM with the drafter that `method` names; float32 and invariant."""
     settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, **pressure}
     if method in METHODS:
-        config = dict(METHODS[method])
-        if config["method"] == "draft_model":
-            config["model"] = str(draft)
+        config = with_model(METHODS[method], draft)
         settings["speculative_config"] = config
     if method == "junk":
         settings["proposer"] = JunkProposer(VOCAB, seed=1)

@@ -51,7 +51,7 @@ def make_proposer(folder: Path, generations: list[int]) -> DraftModelProposer:
     )
     runner = Runner.load(folder, options, num_pages=PAGES)
     sampler = DraftSampler(Sampler(VOCAB), "auto", "auto")
-    limits = {"max_model_len": 256, "max_num_batched_tokens": 32}
+    limits: dict[str, Any] = {"max_model_len": 256, "max_num_batched_tokens": 32}
     return DraftModelProposer(runner, sampler, generations, **limits)
 
 
@@ -59,7 +59,7 @@ def audited(draft: Path, pool: Any) -> Audited:
     kept = make_proposer(draft, pool.generation)
     second = make_proposer(draft, pool.generation)
     runner, sampler = second._runner, second._sampler
-    limits = {"max_model_len": 256, "max_num_batched_tokens": 10_000}
+    limits: dict[str, Any] = {"max_model_len": 256, "max_num_batched_tokens": 10_000}
 
     def fresh() -> DraftModelProposer:
         return DraftModelProposer(runner, sampler, pool.generation, **limits)

@@ -46,6 +46,10 @@ def test_defaults_are_vllms() -> None:
         ("logit_bias", {1: math.nan}),
         ("logit_bias", {-1: 1.0}),
         ("seed", 1.5),
+        ("speculation", "off"),
+        ("prediction", 7),
+        ("prediction", [1, -1]),
+        ("prediction", [0.5]),
     ],
 )
 def test_bad_values_name_the_field(name: str, value: object) -> None:
@@ -74,3 +78,19 @@ def test_acceptance_of_a_request() -> None:
     )
     assert metrics.acceptance_histogram == (1, 1, 0, 1)
     assert metrics.acceptance_length == pytest.approx(1 + 4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("enabled", 1),
+        ("drafter", ""),
+        ("num_speculative_tokens", -1),
+        ("num_speculative_tokens", True),
+        ("tokens", 3),
+    ],
+)
+def test_bad_speculation_names_the_key(key: str, value: object) -> None:
+    with pytest.raises(ParameterError) as caught:
+        SamplingParams(speculation={key: value})
+    assert caught.value.field == f"speculation.{key}"

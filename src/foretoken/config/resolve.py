@@ -3,6 +3,7 @@
 The result holds numbers only; nothing later changes it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretoken.config.engine import EngineConfig
@@ -52,7 +53,7 @@ def resolve(
     hardware: Hardware,
     shape: ModelShape,
     *,
-    draft_shape: ModelShape | None = None,
+    draft_shapes: Sequence[ModelShape] = (),
     gpu_free_memory: int | None = None,
 ) -> ResolvedConfig:
     """Decide device, dtype, invariance, lengths and the number of KV pages.
@@ -61,7 +62,7 @@ def resolve(
         config: what the user set.
         hardware: the machine.
         shape: the target's shape.
-        draft_shape: the draft model's, if there is one; it shares the pages.
+        draft_shapes: those of the draft models; they share the pages.
         gpu_free_memory: free bytes of the CUDA device, None if there is none.
 
     Raises:
@@ -82,7 +83,7 @@ def resolve(
         allowed = f"at most {shape.max_position_embeddings}, the model's context"
         raise ConfigError("max_model_len", max_model_len, allowed)
     per_token = shape.kv_bytes_per_token(DTYPE_BYTES[dtype])
-    if draft_shape is not None:
+    for draft_shape in draft_shapes:
         per_token += draft_shape.kv_bytes_per_token(DTYPE_BYTES[dtype])
     page_bytes = per_token * config.block_size
     pages_each = -(-max_model_len // config.block_size)

@@ -4,23 +4,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from foretoken.config import acceptance
+from foretoken.config import acceptance, drafting, several
 from foretoken.config.aliases import with_our_names
 from foretoken.config.keys import KeyTable, is_int, require
 from foretoken.errors import ConfigError, NotYetError
 
-METHODS = ("draft_model", "ngram")
+METHODS = ("draft_model", "ngram", "custom_class")
+SEVERAL = "drafters"
 METHODS_NOT_YET = (
     "suffix", "eagle", "eagle3", "mlp", "mlp_speculator", "medusa", "pard", "peagle", "parallel",
-    "mtp", "dflash", "dspark", "custom_class", "ngram_gpu", "extract_hidden_states",
+    "mtp", "dflash", "dspark", "ngram_gpu", "extract_hidden_states",
 )  # fmt: skip
-LOOKUP_MAX, LOOKUP_MIN = 5, 2
 DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
+POLICIES = ("first",)
 
 KEYS = KeyTable(
     where="speculative_config",
     neutral={
-        "num_speculative_tokens_per_batch_size": (None,),
         "enable_adaptive_verification": (False,),
         "draft_tensor_parallel_size": (None, 1),
         "quantization": (None,),
@@ -30,10 +30,6 @@ KEYS = KeyTable(
         "draft_load_config": (None,),
         "code_revision": (None,),
         "enforce_eager": (None, True, False),
-        "suffix_decoding_max_tree_depth": (24,),
-        "suffix_decoding_max_cached_requests": (10000,),
-        "suffix_decoding_max_spec_factor": (1.0,),
-        "suffix_decoding_min_token_prob": (0.1,),
         "parallel_drafting": (False,),
         "fly_window_size": (None,),
         "fly_entropy_threshold": (0.3,),
@@ -43,11 +39,6 @@ KEYS = KeyTable(
         "disable_lookahead_block_hashes": (False,),
         "draft_lm_head_quantization": (None,),
         "use_local_argmax_reduction": (False,),
-        "disable_by_batch_size": (None,),
-        "drafters": (None,),
-        "policy": (None,),
-        "min_speculative_tokens": (None, 0),
-        "draft_confidence_threshold": (None, 0, 0.0),
     },
     removed={
         "tensor_parallel_size": "draft_tensor_parallel_size",
@@ -69,15 +60,45 @@ class SpeculativeConfig:
     """
 
     method: str
-    """`draft_model` or `ngram`; inferred from `model` when left out."""
+    """`draft_model`, `ngram`, `suffix` or `custom_class`; inferred from `model` when left out.
+    `drafters` where there are several."""
     model: str | None = None
-    """The draft model: packaged name, local folder or Hugging Face id (draft_model only)."""
+    """The draft model: packaged name, local folder or Hugging Face id (draft_model); the dotted
+    path of a `Proposer`, `package.module.Class` (custom_class)."""
+    name: str | None = None
+    """What requests, provenance and metrics call this drafter; default: its method."""
     num_speculative_tokens: int = 5
-    """Most draft tokens per verification; >= 1."""
-    prompt_lookup_max: int = LOOKUP_MAX
+    """Most draft tokens per verification, 1 to 128; for suffix the default is the tree depth."""
+    min_speculative_tokens: int = 0
+    """Shorter drafts are not checked. A draft model is not started where there is no room for as
+    many, and its confidence threshold does not stop it before."""
+    draft_confidence_threshold: float = 0.0
+    """Draft no further where the draft model gives its best next token less probability than
+    this (draft_model only); a token that was drawn is always checked. In [0, 1)."""
+    num_speculative_tokens_per_batch_size: drafting.Schedule | None = None
+    """Draft length by load: (first, last, drafts) for each range of running sequences, 0 drafts
+    allowed; sizes between and beyond the ranges keep the drafts of the range before."""
+    disable_by_batch_size: int | None = None
+    """No drafts while this many sequences or more run; >= 2. (vLLM's old flag of this name
+    counted queued requests.)"""
+    drafters: "tuple[SpeculativeConfig, ...]" = ()
+    """Several drafters: a list of dictionaries with the keys of one drafter each."""
+    policy: str = "first"
+    """Which of several drafters serves a sequence: `first`: the first in the list that has a
+    draft; `best`: the one that promises most accepted tokens per second, as measured."""
+    prompt_lookup_max: int = drafting.LOOKUP_MAX
     """Longest n-gram looked up (ngram)."""
-    prompt_lookup_min: int = LOOKUP_MIN
+    prompt_lookup_min: int = drafting.LOOKUP_MIN
     """Shortest n-gram looked up (ngram)."""
+    suffix_decoding_max_tree_depth: int = drafting.TREE_DEPTH
+    """Longest context compared, and longest draft (suffix)."""
+    suffix_decoding_max_cached_requests: int = 10000
+    """Past outputs to draft from, the oldest forgotten first; 0: only the request's own text
+    (suffix)."""
+    suffix_decoding_max_spec_factor: float = 1.0
+    """At most this many drafts per matching context token (suffix)."""
+    suffix_decoding_min_token_prob: float = 0.1
+    """Draft no further where the text so far makes the draft less probable than this (suffix)."""
     draft_sample_method: str = "auto"
     """`greedy`: the draft's best token. `probabilistic`: drawn from the draft's distribution.
     `auto`: greedy at temperature 0; with a seed, drawn with the target's own noise, so that both
@@ -120,18 +141,32 @@ class SpeculativeConfig:
             NotYetError: a key whose part is not built, at other than its neutral value.
         """
         given = with_our_names(given)
+        if given.get("drafters") is not None:
+            return cls._of_several(given)
         method = given.get("method")
         if method is not None:
             _check_choice("method", method, METHODS, METHODS_NOT_YET)
         kept = KEYS.accept(given, (f.name for f in fields(cls)))
         if kept.get("method") is None:
             kept["method"] = _infer_method(kept.get("model"))
-        return cls(**_complete_lookup(kept))
+        return cls(**drafting.complete(kept))
+
+    @classmethod
+    def _of_several(cls, given: Mapping[str, Any]) -> Self:
+        _check_choice("method", given.get("method", SEVERAL), (SEVERAL,), ())
+        kept = KEYS.accept(given, (f.name for f in fields(cls)))
+        drafters = tuple(cls.from_dict(entry) for entry in several.split(given))
+        most = max(drafter.num_speculative_tokens for drafter in drafters)
+        own = {"method": SEVERAL, "drafters": drafters, "num_speculative_tokens": most}
+        return cls(**{**{k: v for k, v in kept.items() if v is not None}, **own})
 
     def __post_init__(self) -> None:
         """Check ranges and what belongs together."""
         where = "speculative_config."
-        _check_choice("method", self.method, METHODS, METHODS_NOT_YET)
+        choices = (SEVERAL,) if self.drafters else METHODS
+        _check_choice("method", self.method, choices, METHODS_NOT_YET)
+        _check_choice("policy", self.policy, POLICIES if self.drafters else POLICIES[:1], ())
+        several.check_names([drafter.label for drafter in self.each])
         rule = self.rejection_sample_method
         _check_choice("rejection_sample_method", rule, acceptance.RULES, acceptance.RULES_NOT_YET)
         _check_choice("draft_sample_method", self.draft_sample_method, DRAFT_SAMPLE_METHODS, ())
@@ -143,6 +178,7 @@ class SpeculativeConfig:
         acceptance.check_typical(rule, self.posterior_threshold, self.posterior_alpha)
         rates, length = self.synthetic_acceptance_rates, self.synthetic_acceptance_length
         acceptance.check_synthetic(rule, rates, length, count)
+        self._check_drafting()
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         require(where + "prompt_lookup_min", low, low <= high, f"1 to prompt_lookup_max ({high})")
         self._check_vocabulary_keys()
@@ -150,7 +186,10 @@ class SpeculativeConfig:
         ok = limit is None or is_int(limit, 1)
         require(where + "max_model_len", limit, ok, "None or an integer >= 1")
         named = isinstance(self.model, str) and bool(self.model)
-        if self.method == "draft_model":
+        if self.method == "custom_class":
+            path = "the dotted path of a Proposer, such as package.module.Class"
+            require(where + "model", self.model, drafting.names_a_class(self.model), path)
+        elif self.method == "draft_model":
             require(where + "model", self.model, named, "the draft model's name, folder or hub id")
         else:
             ok = self.model in (None, self.method, f"[{self.method}]")
@@ -172,6 +211,35 @@ class SpeculativeConfig:
         rates, length = self.synthetic_acceptance_rates, self.synthetic_acceptance_length
         return acceptance.synthetic_rates(rates, length, self.num_speculative_tokens)
 
+    def _check_drafting(self) -> None:
+        drafting.check_suffix(
+            self.suffix_decoding_max_tree_depth,
+            self.suffix_decoding_max_cached_requests,
+            self.suffix_decoding_max_spec_factor,
+            self.suffix_decoding_min_token_prob,
+        )
+        most = self.num_speculative_tokens
+        least, confidence = self.min_speculative_tokens, self.draft_confidence_threshold
+        drafting.check_lengths(self.method, most, least, confidence)
+        drafting.check_off_from(self.disable_by_batch_size)
+        schedule = self.num_speculative_tokens_per_batch_size
+        if schedule is not None:
+            where = "speculative_config.disable_by_batch_size"
+            off = self.disable_by_batch_size
+            require(where, off, off is None, "nothing beside num_speculative_tokens_per_batch_size")
+            read = drafting.read_schedule(schedule, most)
+            object.__setattr__(self, "num_speculative_tokens_per_batch_size", read)
+
+    @property
+    def each(self) -> "tuple[SpeculativeConfig, ...]":
+        """The drafters: those of the list, or this one alone."""
+        return self.drafters or (self,)
+
+    @property
+    def label(self) -> str:
+        """What this drafter is called."""
+        return self.name or self.method
+
 
 def _check_choice(
     name: str, given: object, choices: tuple[str, ...], later: tuple[str, ...]
@@ -185,17 +253,10 @@ def _check_choice(
 def _infer_method(model: object) -> str:
     if model in ("ngram", "[ngram]"):
         return "ngram"
+    if model == "suffix":
+        return "suffix"
+    if drafting.names_a_class(model):
+        return "custom_class"
     if isinstance(model, str) and model:
         return "draft_model"
     raise ConfigError("speculative_config.method", None, ", ".join(METHODS))
-
-
-def _complete_lookup(kept: dict[str, Any]) -> dict[str, Any]:
-    """One bound of the n-gram length alone also sets the other where they would cross."""
-    low: Any = kept.get("prompt_lookup_min")
-    high: Any = kept.get("prompt_lookup_max")
-    if is_int(low, 1) and high is None:
-        kept["prompt_lookup_max"] = max(low, LOOKUP_MAX)
-    if is_int(high, 1) and low is None:
-        kept["prompt_lookup_min"] = min(high, LOOKUP_MIN)
-    return {k: v for k, v in kept.items() if v is not None}

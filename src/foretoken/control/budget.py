@@ -5,10 +5,16 @@ request, the step and the pages allow. 0 for every sequence means that the draft
 """
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from typing import final
 
 from foretoken.runtime.drafting import StepLoad
 from foretoken.runtime.sequence import Sequence
+
+PREDICTED_DRAFTS = 10
+"""Most drafts from a prediction where no drafter allows more: they cost nothing to make."""
 
 
 class BudgetPolicy(ABC):
@@ -31,3 +37,51 @@ class FixedBudget(BudgetPolicy):
     def budget(self, sequence: Sequence, load: StepLoad, /) -> int:
         """`num_drafts`."""
         return self.num_drafts
+
+
+@final
+class LoadLimit:
+    """Most drafts by the number of running sequences, prefilling ones included."""
+
+    def __init__(self, ranges: Seq[tuple[int, int, int]]) -> None:
+        """(first, last, drafts) in ascending order from 1; gaps keep what stands before them."""
+        assert ranges and ranges[0][0] == 1, ranges
+        self._firsts = [first for first, _, _ in ranges]
+        self._drafts = [drafts for _, _, drafts in ranges]
+
+    @classmethod
+    def off_from(cls, size: int, most: int) -> "LoadLimit":
+        """No drafts for `size` running sequences or more, else at most `most`."""
+        return cls([(1, size - 1, most), (size, size, 0)])
+
+    def at(self, load: StepLoad) -> int:
+        """Most drafts of any sequence in a step of this load."""
+        running = load.num_decoding + load.num_prefilling
+        return self._drafts[max(bisect_right(self._firsts, running) - 1, 0)]
+
+
+@final
+class RequestBudget(BudgetPolicy):
+    """What the drafters allow, what the load leaves of it, and what the request itself says."""
+
+    def __init__(self, drafters: Mapping[str, int], limit: LoadLimit | None = None) -> None:
+        """Most drafts of each drafter by name; `limit` for all, predictions included."""
+        assert all(count >= 1 for count in drafters.values()), drafters
+        self._drafters = dict(drafters)
+        self._most = max(drafters.values(), default=0)
+        self._limit = limit
+
+    def budget(self, sequence: Sequence, load: StepLoad, /) -> int:
+        """The least of the three."""
+        own = sequence.request.params.own_policy
+        most = self._most
+        if own is not None:
+            if not own.enabled:
+                return 0
+            if own.drafter is not None:
+                most = self._drafters.get(own.drafter, 0)
+        if sequence.request.prediction_ids:
+            most = max(most, PREDICTED_DRAFTS)
+        if own is not None and own.num_speculative_tokens is not None:
+            most = min(most, own.num_speculative_tokens)
+        return most if self._limit is None else min(most, self._limit.at(load))

@@ -54,14 +54,25 @@ class Draft:
     """float32 distribution each token was drawn from, spans in order; None: one-hot drafts."""
     drafter: str = "none"
     """Name of the drafter, for provenance and metrics."""
+    drafters: tuple[str, ...] | None = None
+    """One name per span, where several drafters had a part; None: `drafter` for all."""
+    promises: tuple[float, ...] | None = None
+    """Per span, how many of its drafts the drafter expects to be accepted, known before any of
+    them was drawn; None: it has no opinion."""
 
     @classmethod
     def empty(cls, num_spans: int) -> "Draft":
         """No drafts for any span."""
         return cls(ids=((),) * num_spans)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Whose draft each span has."""
+        return (self.drafter,) * len(self.ids) if self.drafters is None else self.drafters
+
     def check(self) -> None:
-        """Assert that probabilities and ids belong together."""
+        """Assert that probabilities, names and ids belong together."""
+        assert len(self.names) == len(self.ids), (len(self.names), len(self.ids))
         if self.probs_KV is not None:
             total = sum(len(ids) for ids in self.ids)
             assert self.probs_KV.shape[0] == total, (self.probs_KV.shape[0], total)

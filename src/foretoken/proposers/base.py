@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
@@ -21,11 +22,26 @@ class Context:
         return [i for i, span in enumerate(self.spans) if span.draft_budget > 0]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposerSettings:
+    """What a proposer of the user's own is constructed with (method custom_class)."""
+
+    vocab_size: int
+    """Drafts are ids below this."""
+    max_model_len: int
+    """Most tokens of a sequence, prompt and output together."""
+    num_speculative_tokens: int
+    """Most drafts per span: no budget is above it."""
+
+
 class Proposer(ABC):
     """Drafts tokens. Whether a token is dropped may depend only on what was known before it."""
 
     name: str
     """The word the user types."""
+    looks_up: ClassVar[bool] = False
+    """Whether drafts cost next to nothing and follow from known text alone, with no draw: such a
+    draft may be made, looked at, and set aside for another drafter's."""
 
     @abstractmethod
     def propose(self, context: Context) -> Draft:

@@ -47,6 +47,29 @@ class _State:
     """Draft tokens whose KV stands after those."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """When drafting stops early.
+
+    Decided on the distribution before its token is drawn, and a token that was drawn is always
+    checked: what is dropped is never dropped for what it turned out to be.
+    """
+
+    threshold: float = 0.0
+    """Stop where the best next token has less probability than this, filters and temperature
+    aside; 0: never."""
+    least: int = 0
+    """Never stop before this many drafts."""
+
+    def keeps(self, logits_BV: Tensor, counts: Seq[int]) -> list[int]:
+        """Rows that draft on, given how many drafts each has: the first of them may be none."""
+        if self.threshold == 0.0:
+            return list(range(len(counts)))
+        best_B = (logits_BV.amax(dim=-1) - logits_BV.logsumexp(dim=-1)).exp()
+        sure = (best_B >= self.threshold).tolist()
+        return [i for i, count in enumerate(counts) if sure[i] or count < self.least]
+
+
 class DraftModelProposer(Proposer):
     """Drafts with a second model that shares the target's vocabulary and page tables."""
 
@@ -60,6 +83,7 @@ class DraftModelProposer(Proposer):
         *,
         max_model_len: int,
         max_num_batched_tokens: int,
+        confidence: Confidence | None = None,
     ) -> None:
         """Draft with `runner`, choosing tokens with `sampler`.
 
@@ -69,7 +93,9 @@ class DraftModelProposer(Proposer):
             generations: the page pool's count of how often each page changed its contents.
             max_model_len: no drafts for sequences that would outgrow the draft's context.
             max_num_batched_tokens: most tokens of one draft forward.
+            confidence: when to stop before the budget; default: never.
         """
+        self._confidence = confidence or Confidence()
         self._runner = runner
         self._sampler = sampler
         self._generations = generations
@@ -117,6 +143,11 @@ class DraftModelProposer(Proposer):
         logits_BV = self._catch_up(spans)
         active = list(range(len(spans)))
         while True:
+            kept = self._confidence.keeps(logits_BV, [len(drafted[i]) for i in active])
+            if len(kept) < len(active):
+                logits_BV, active = logits_BV[kept], [active[i] for i in kept]
+            if not active:
+                break
             sequences = [spans[i].sequence for i in active]
             before = [drafted[i] for i in active]
             chosen = self._sampler.choose(logits_BV, sequences, before, with_probs=draws)

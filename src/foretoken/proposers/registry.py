@@ -1,24 +1,69 @@
-"""From the word in `speculative_config["method"]` to a proposer. Heavy imports stay inside."""
+"""From the words in `speculative_config` to drafters. Heavy imports stay inside."""
 
 from collections.abc import Callable
 
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import ConfigError
-from foretoken.proposers.base import Proposer
+from foretoken.proposers.base import Proposer, ProposerSettings
+from foretoken.proposers.desk import Member
+from foretoken.proposers.drafters import Drafters, FirstPolicy, Policy
+
+ModelLoader = Callable[[SpeculativeConfig], Proposer]
 
 
-def create_proposer(
-    config: SpeculativeConfig | None, draft_model: Callable[[], Proposer]
-) -> Proposer:
-    """The proposer that `config` names; `draft_model` builds the one that needs weights.
+def create_drafters(
+    config: SpeculativeConfig | None,
+    draft_model: ModelLoader,
+    *,
+    vocab_size: int,
+    max_model_len: int,
+) -> Drafters:
+    """Everything that `config` names; with None only predictions are drafted from.
+
+    Args:
+        config: what the user set.
+        draft_model: builds a drafter that needs weights.
+        vocab_size: drafts are ids below this.
+        max_model_len: most tokens of a sequence.
 
     Raises:
-        ConfigError: an unknown method.
+        ConfigError: an unknown method, or a user's class that cannot be loaded.
     """
-    if config is None:
-        from foretoken.proposers.none import NoProposer
 
-        return NoProposer()
+    def create(one: SpeculativeConfig) -> Proposer:
+        settings = ProposerSettings(
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            num_speculative_tokens=one.num_speculative_tokens,
+        )
+        return _create(one, draft_model, settings)
+
+    each = () if config is None else config.each
+    members = {
+        one.label: Member(
+            proposer=create(one),
+            most=one.num_speculative_tokens,
+            least=one.min_speculative_tokens,
+        )
+        for one in each
+    }
+    return Drafters(members, create_policy("first" if config is None else config.policy))
+
+
+def create_policy(name: str) -> Policy:
+    """The policy of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name == "first":
+        return FirstPolicy()
+    raise ConfigError("speculative_config.policy", name, "first, best")
+
+
+def _create(
+    config: SpeculativeConfig, draft_model: ModelLoader, settings: ProposerSettings
+) -> Proposer:
     if config.method == "ngram":
         from foretoken.proposers.ngram import NgramProposer
 
@@ -26,6 +71,12 @@ def create_proposer(
             prompt_lookup_min=config.prompt_lookup_min,
             prompt_lookup_max=config.prompt_lookup_max,
         )
+    if config.method == "custom_class":
+        from foretoken.proposers.custom import load_custom
+
+        assert config.model is not None, "checked by SpeculativeConfig"
+        return load_custom(config.model, settings)
     if config.method == "draft_model":
-        return draft_model()
-    raise ConfigError("speculative_config.method", config.method, "draft_model, ngram")
+        return draft_model(config)
+    allowed = "draft_model, ngram, suffix, custom_class"
+    raise ConfigError("speculative_config.method", config.method, allowed)

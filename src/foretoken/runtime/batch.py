@@ -22,6 +22,8 @@ class Span:
     draft_budget: int = 0
     """Most drafts this span may carry; its pages are already reserved."""
     draft_ids: tuple[int, ...] = ()
+    drafter: str = ""
+    """Who proposed draft_ids; empty if nobody did."""
     samples: bool
     """Whether the span reaches the newest committed token."""
     wants_prompt_logprobs: bool = False
@@ -83,7 +85,7 @@ class Batch:
         assert len(draft.ids) == len(self.spans), (len(draft.ids), len(self.spans))
         draft.check()
         spans = []
-        for span, ids in zip(self.spans, draft.ids, strict=True):
+        for span, ids, drafter in zip(self.spans, draft.ids, draft.names, strict=True):
             assert len(ids) <= span.draft_budget, (len(ids), span.draft_budget)
-            spans.append(replace(span, draft_ids=ids) if ids else span)
+            spans.append(replace(span, draft_ids=ids, drafter=drafter) if ids else span)
         return replace(self, spans=tuple(spans), draft=draft)

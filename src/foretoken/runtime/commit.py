@@ -79,6 +79,7 @@ def append(span: Span, result: SpanResult, ending: Ending, now: float) -> None:
     if result.num_drafted:
         sequence.drafted_per_step.append(result.num_drafted)
         sequence.accepted_per_step.append(accepted)
+        sequence.drafter_per_step.append(span.drafter)
     alive = ending.finish_reason is None
     assert not alive or sequence.is_decoding, (sequence.num_computed, sequence.num_tokens)
 
@@ -99,6 +100,7 @@ def output_of(span: Span, result: SpanResult, ending: Ending, now: float) -> Out
         request_id=sequence.request.request_id,
         new_token_ids=result.new_ids[:num_keep],
         sources=result.sources[:num_keep],
+        drafters=_drafters(span, result)[:num_keep],
         logprobs=result.logprobs[:num_keep] if result.logprobs is not None else None,
         prompt_logprobs=prompt_logprobs,
         finish_reason=ending.finish_reason,
@@ -120,4 +122,10 @@ def metrics_of(sequence: Sequence, now: float) -> RequestMetrics:
         num_cached_tokens=sequence.num_cached,
         drafted_per_step=tuple(sequence.drafted_per_step),
         accepted_per_step=tuple(sequence.accepted_per_step),
+        drafter_per_step=tuple(sequence.drafter_per_step),
     )
+
+
+def _drafters(span: Span, result: SpanResult) -> tuple[str | None, ...]:
+    """Who proposed each new id: the span's drafter where it was accepted."""
+    return (*((span.drafter,) * result.num_accepted), None)

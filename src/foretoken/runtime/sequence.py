@@ -50,6 +50,7 @@ class Sequence:
     first_token_at: float | None = None
     drafted_per_step: list[int] = field(default_factory=list)
     accepted_per_step: list[int] = field(default_factory=list)
+    drafter_per_step: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, request: Request, order: int = 0) -> Self:

@@ -16,6 +16,7 @@ from foretoken.types.outputs import (
 )
 from foretoken.types.params import SamplingParams
 from foretoken.types.request import Request
+from foretoken.types.speculation import Speculation
 
 __all__ = [
     "CompletionOutput",
@@ -26,6 +27,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "Speculation",
     "StepStats",
     "TokenSource",
 ]

@@ -67,6 +67,8 @@ class RequestMetrics:
     num_cached_tokens: int
     drafted_per_step: tuple[int, ...] = ()
     accepted_per_step: tuple[int, ...] = ()
+    drafter_per_step: tuple[str, ...] = ()
+    """Whose drafts those were."""
 
     @property
     def acceptance_histogram(self) -> tuple[int, ...]:
@@ -98,6 +100,8 @@ class Output:
     """The same text, split as it became final: one piece per new token (an end without a new
     token may have one), exactly what plain decoding would have given step by step."""
     sources: tuple[TokenSource, ...] = ()
+    drafters: tuple[str | None, ...] = ()
+    """Of each new token the drafter that proposed it; None: it was not an accepted draft."""
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
     finish_reason: FinishReason | None = None
@@ -122,6 +126,8 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     sources: tuple[TokenSource, ...] = ()
     """Provenance of each token."""
+    drafters: tuple[str | None, ...] = ()
+    """Name of the drafter of each accepted draft; None elsewhere."""
     metrics: RequestMetrics | None = None
     valid: bool = True
     """False: not the model's output, but that of a measurement (`synthetic`)."""

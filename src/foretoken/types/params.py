@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from foretoken.errors import ParameterError
+from foretoken.types.speculation import Speculation
 
 
 def _check(name: str, given: object, ok: bool, allowed: str) -> None:
@@ -79,6 +80,13 @@ class SamplingParams:
     """Added to the logits of these token ids; clamped to [-100, 100]."""
     allowed_token_ids: Sequence[int] | None = None
     """Only these token ids may be chosen."""
+    speculation: Speculation | Mapping[str, Any] | None = None
+    """This request's own policy, as a dictionary: `enabled` (False: plain decoding), `drafter`
+    (the name of the only drafter to use), `num_speculative_tokens` (at most the engine's). It
+    never changes which tokens come out."""
+    prediction: str | Sequence[int] | None = None
+    """Text or token ids that the output will probably contain, such as the file to be edited: it
+    is drafted from, before any drafter, and found again after a difference."""
 
     def __post_init__(self) -> None:
         """Check every field; turn sequences into tuples so that the object is truly frozen."""
@@ -132,6 +140,18 @@ class SamplingParams:
             _check("logit_bias", bias, ok, "a map of token id >= 0 to a finite number")
             clamped = {int(i): max(-100.0, min(100.0, float(b))) for i, b in bias.items()}
             object.__setattr__(self, "logit_bias", clamped)
+        object.__setattr__(self, "speculation", Speculation.of(self.speculation))
+        self._check_prediction()
+
+    def _check_prediction(self) -> None:
+        given = self.prediction
+        ok = given is None or isinstance(given, str | Sequence)
+        allowed = "None, a text, or a list of token ids >= 0"
+        _check("prediction", given, ok, allowed)
+        if given is not None and not isinstance(given, str):
+            ids = tuple(given)
+            _check("prediction", given, all(_is_int(i) and i >= 0 for i in ids), allowed)
+            object.__setattr__(self, "prediction", ids)
 
     @property
     def greedy(self) -> bool:
@@ -142,6 +162,13 @@ class SamplingParams:
     def deterministic(self) -> bool:
         """Whether there is one right output: greedy or seeded. Verified by matching."""
         return self.greedy or self.seed is not None
+
+    @property
+    def own_policy(self) -> Speculation | None:
+        """`speculation` as it was read when this object was made."""
+        own = self.speculation
+        assert own is None or isinstance(own, Speculation), type(own)
+        return own
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, in order."""

@@ -28,4 +28,6 @@ class Request:
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     """Token sequences of params.bad_words."""
     cache_salt: str | None = None
-    """Requests share prefix-cached pages only within one salt."""
+    """Requests share prefix-cached pages, and drafts of past outputs, only within one salt."""
+    prediction_ids: tuple[int, ...] = ()
+    """Token ids of params.prediction."""

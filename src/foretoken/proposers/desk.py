@@ -1,0 +1,129 @@
+"""One step's drafts from several drafters: asking them, setting offers aside, putting it together.
+
+Knows neither policies nor costs beyond seconds. Invariants: a drafter is asked only for spans
+whose request allows it and never for more than its own number of drafts; nothing is cut from an
+offer, it is taken whole or not at all; what is put together has one drafter per span.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context, Proposer
+from foretoken.runtime.batch import Span
+
+PREDICTION = "prediction"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A drafter and its lengths."""
+
+    proposer: Proposer
+    most: int
+    """Most drafts per span."""
+    least: int = 0
+    """It is not asked where there is room for fewer; looked-up drafts that are shorter, which
+    follow from committed text alone, are not checked."""
+
+
+class Offer(NamedTuple):
+    """One drafter's draft of one span."""
+
+    name: str
+    ids: tuple[int, ...]
+    probs_KV: Tensor | None
+    promise: float | None
+    """Drafts that it expects to be accepted; None: no opinion."""
+
+
+class Desk:
+    """Where the offers of a step are collected."""
+
+    def __init__(self, members: Mapping[str, Member], spans: tuple[Span, ...]) -> None:
+        """Collect drafts for `spans` from `members`, by name."""
+        self.members = members
+        self.spans = spans
+        self.seconds: dict[str, float] = {}
+        """Time each drafter took."""
+        self._taken: dict[int, Offer] = {}
+
+    @property
+    def open(self) -> list[int]:
+        """Indices of spans that want a draft and have none."""
+        spans = self.spans
+        return [i for i, s in enumerate(spans) if s.draft_budget > 0 and i not in self._taken]
+
+    def allowed(self, name: str, index: int) -> bool:
+        """Whether the request of a span lets this drafter draft; its prediction always may."""
+        if name == PREDICTION:
+            return True
+        own = self.spans[index].sequence.request.params.own_policy
+        return own is None or own.drafter is None or own.drafter == name
+
+    def ask(self, name: str, indices: Iterable[int]) -> dict[int, Offer]:
+        """The drafter's offers for those of the spans that it may serve."""
+        member = self.members[name]
+        kept = [i for i in indices if self.allowed(name, i)]
+        spans = {i: _within(self.spans[i], member.most) for i in kept}
+        asked = {i: s for i, s in spans.items() if s.draft_budget >= max(member.least, 1)}
+        if not asked:
+            return {}
+        began = time.perf_counter()
+        draft = member.proposer.propose(Context(tuple(asked.values())))
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+        least = member.least if member.proposer.looks_up else 0
+        offers = dict(zip(asked, _offers(name, draft), strict=True))
+        return {i: offer for i, offer in offers.items() if len(offer.ids) >= max(least, 1)}
+
+    def take(self, offers: Mapping[int, Offer]) -> None:
+        """Make these the drafts of their spans."""
+        self._taken.update(offers)
+
+    def draft(self) -> Draft:
+        """Everything that was taken."""
+        taken = self._taken
+        nothing = Offer("", (), None, None)
+        each = [taken.get(i, nothing) for i in range(len(self.spans))]
+        return Draft(
+            ids=tuple(offer.ids for offer in each),
+            probs_KV=_joined(each),
+            drafters=tuple(offer.name for offer in each),
+        )
+
+
+def _within(span: Span, most: int) -> Span:
+    return span if span.draft_budget <= most else replace(span, draft_budget=most)
+
+
+def _offers(name: str, draft: Draft) -> list[Offer]:
+    draft.check()
+    offers, start = [], 0
+    for index, ids in enumerate(draft.ids):
+        end = start + len(ids)
+        probs_KV = None if draft.probs_KV is None else draft.probs_KV[start:end]
+        promise = None if draft.promises is None else draft.promises[index]
+        offers.append(Offer(name, ids, probs_KV, promise))
+        start = end
+    return offers
+
+
+def _joined(offers: list[Offer]) -> Tensor | None:
+    """Distributions of all drafts; those without one get a row that has all mass on the draft."""
+    drawn = [offer.probs_KV for offer in offers if offer.probs_KV is not None and offer.ids]
+    if not drawn:
+        return None
+    parts = []
+    for offer in offers:
+        if offer.probs_KV is not None:
+            parts.append(offer.probs_KV)
+        elif offer.ids:
+            rows_KV = drawn[0].new_zeros(len(offer.ids), drawn[0].shape[1])
+            ids_K1 = torch.tensor(offer.ids, device=rows_KV.device)[:, None]
+            parts.append(rows_KV.scatter_(1, ids_K1, 1.0))
+    return torch.cat(parts)

@@ -1,0 +1,97 @@
+"""From a config's draft models to drafters: where they are, how their words map to the target's.
+
+Knows every way a draft model can be put to work; not how an engine is put together. Two steps:
+`find_draft_models` reads what is on disk, since the size of the KV cache depends on it, and
+`build_draft_model` loads the weights.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from foretoken.checkpoint import find_model
+from foretoken.config import SpeculativeConfig
+from foretoken.kv.pool import PagePool
+from foretoken.proposers.base import Proposer
+from foretoken.proposers.draft_model import Confidence, DraftModelProposer, LastLogits
+from foretoken.proposers.shared_vocabulary import SharedVocabularyRunner
+from foretoken.proposers.string_draft import StringDraftProposer
+from foretoken.proposers.vocabularies import Bridge, Side, Way, bridge
+from foretoken.runtime.runner import Runner
+from foretoken.runtime.sampler import DraftSampler, Sampler
+from foretoken.runtime.verifier import Verifier
+from foretoken.shape import ModelShape
+from foretoken.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModel:
+    """A draft model as found on disk."""
+
+    config: SpeculativeConfig
+    folder: Path
+    shape: ModelShape
+    bridge: Bridge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the engine gives its draft models."""
+
+    load: Callable[[Path], Runner]
+    """A model over a KV store of its own, with as many pages as the target's."""
+    verifier: Verifier
+    pool: PagePool
+    """The target's pages, which the drafts share."""
+    vocab_size: int
+    """Of the target."""
+    device: str
+    max_num_batched_tokens: int
+
+
+def find_draft_models(speculative: SpeculativeConfig | None, target: Side) -> dict[str, DraftModel]:
+    """The draft models of all drafters, by name.
+
+    Raises:
+        ConfigError: the vocabularies differ and no way to bridge them was set.
+        ModelError: a model is missing or not supported.
+    """
+    found = {}
+    for one in () if speculative is None else speculative.each:
+        if one.method != "draft_model":
+            continue
+        assert one.model is not None, "checked by SpeculativeConfig"
+        folder = find_model(one.model, revision=one.revision)
+        shape = ModelShape.from_config(folder)
+        side = Side(shape.vocab_size, Tokenizer.of_folder(folder))
+        found[one.label] = DraftModel(
+            config=one, folder=folder, shape=shape, bridge=bridge(one, target, side)
+        )
+    return found
+
+
+def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
+    """Load a draft model. It needs no invariance: what it proposes is checked either way."""
+    config, limit = draft.config, draft.shape.max_position_embeddings
+    runner: LastLogits = around.load(draft.folder)
+    sampler, pool = around.verifier.sampler, around.pool
+    if draft.bridge.shared is not None:
+        runner = SharedVocabularyRunner(
+            runner, draft.bridge.shared, around.vocab_size, around.device
+        )
+    if draft.bridge.way is Way.STRINGS:
+        sampler = Sampler(draft.shape.vocab_size, around.device)
+        pool = PagePool(pool.num_pages, pool.page_size)
+    proposer = DraftModelProposer(
+        runner,
+        DraftSampler(sampler, around.verifier.rule, config.draft_sample_method),
+        pool.generation,
+        max_model_len=min(limit, config.max_model_len or limit),
+        max_num_batched_tokens=around.max_num_batched_tokens,
+        confidence=Confidence(
+            threshold=config.draft_confidence_threshold, least=config.min_speculative_tokens
+        ),
+    )
+    if draft.bridge.encoders is None:
+        return proposer
+    return StringDraftProposer(proposer, pool, *draft.bridge.encoders)

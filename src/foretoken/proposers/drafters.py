@@ -1,0 +1,99 @@
+"""The engine's proposer: predictions first, then the drafters in the way the policy says.
+
+Owns who is asked, not how anyone drafts. Requests that name a drafter get that one alone. A
+request's prediction comes before any drafter, since the user vouches for it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import final
+
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context, Proposer
+from foretoken.proposers.desk import PREDICTION, Desk, Member
+from foretoken.proposers.prediction import PredictionProposer
+from foretoken.runtime.batch import Span
+
+MOST_PREDICTED = 128
+
+
+class Policy(ABC):
+    """Which of several drafters serves each span; decides on what is known before any draw."""
+
+    @abstractmethod
+    def fill(self, desk: Desk, names: tuple[str, ...]) -> None:
+        """Ask drafters of `names` for the spans that are open, and take what is best."""
+
+    @abstractmethod
+    def release(self, request_id: str) -> None:
+        """Forget a request that ended; unknown ids are fine."""
+
+
+@final
+class FirstPolicy(Policy):
+    """The first drafter in the list that has something to offer."""
+
+    def fill(self, desk: Desk, names: tuple[str, ...]) -> None:
+        """Ask one after the other for what is still open."""
+        for name in names:
+            still_open = desk.open
+            if not still_open:
+                return
+            desk.take(desk.ask(name, still_open))
+
+    def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+
+@final
+class Drafters(Proposer):
+    """All drafters of an engine behind the one question that a proposer is asked."""
+
+    name = "drafters"
+
+    def __init__(self, members: Mapping[str, Member], policy: Policy) -> None:
+        """Draft with `members`, by name, in order; none of them is called `prediction`."""
+        assert PREDICTION not in members, tuple(members)
+        self.members = dict(members)
+        self._names = tuple(members)
+        self._policy = policy
+        own = Member(proposer=PredictionProposer(), most=MOST_PREDICTED)
+        self._everyone = {**self.members, PREDICTION: own}
+
+    def propose(self, context: Context) -> Draft:
+        """Drafts of the spans that want one, each from one drafter."""
+        wanted = [span for span in context.spans if span.draft_budget > 0]
+        if not wanted:
+            return Draft.empty(len(context.spans))
+        if len(self._names) == 1 and not any(_is_particular(span) for span in wanted):
+            return self._ask_only(context)
+        desk = Desk(self._everyone, context.spans)
+        predicted = [i for i in desk.open if context.spans[i].sequence.request.prediction_ids]
+        if predicted:
+            desk.take(desk.ask(PREDICTION, predicted))
+        self._policy.fill(desk, self._names)
+        return desk.draft()
+
+    def release(self, request_id: str) -> None:
+        """Tell everybody."""
+        for member in self._everyone.values():
+            member.proposer.release(request_id)
+        self._policy.release(request_id)
+
+    def _ask_only(self, context: Context) -> Draft:
+        """The usual case: one drafter, nothing to choose or to put together."""
+        [name] = self._names
+        member = self.members[name]
+        if member.least or any(span.draft_budget > member.most for span in context.spans):
+            desk = Desk(self._everyone, context.spans)
+            desk.take(desk.ask(name, desk.open))
+            return desk.draft()
+        return replace(member.proposer.propose(context), drafter=name)
+
+
+def _is_particular(span: Span) -> bool:
+    """Whether the request has wishes of its own about who drafts."""
+    request = span.sequence.request
+    own = request.params.own_policy
+    return bool(request.prediction_ids) or (own is not None and own.drafter is not None)

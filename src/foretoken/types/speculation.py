@@ -1,0 +1,61 @@
+"""What one request may say about speculation: whether, with which drafter, how far.
+
+Knows no drafters; whether a name exists is checked where requests are made. It never changes
+which tokens come out, only how they are found.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from foretoken.errors import ParameterError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """One request's own policy, within what the engine was set up for.
+
+    Raises:
+        ParameterError: a value is of the wrong type or out of range.
+    """
+
+    enabled: bool = True
+    """False: plain decoding for this request."""
+    drafter: str | None = None
+    """Name of the only drafter to use; None: as the engine is configured."""
+    num_speculative_tokens: int | None = None
+    """Most drafts per verification, at most what the engine allows; 0 is plain decoding."""
+
+    @classmethod
+    def of(cls, given: object) -> Self | None:
+        """Read what a user wrote: None, a dictionary with these keys, or an object of this class.
+
+        Raises:
+            ParameterError: something else, or an unknown key.
+        """
+        if given is None or isinstance(given, cls):
+            return given
+        known = [f.name for f in fields(cls)]
+        allowed = f"None or a dictionary with {', '.join(known)}"
+        if not isinstance(given, Mapping):
+            raise ParameterError("speculation", given, allowed)
+        values: dict[str, Any] = {str(key): value for key, value in given.items()}
+        for key in values:
+            if key not in known:
+                raise ParameterError(f"speculation.{key}", values[key], ", ".join(known))
+        return cls(**values)
+
+    def __post_init__(self) -> None:
+        """Check types and ranges."""
+        _check("enabled", self.enabled, isinstance(self.enabled, bool), "True or False")
+        name = self.drafter
+        ok = name is None or (isinstance(name, str) and bool(name))
+        _check("drafter", name, ok, "None or the name of a drafter")
+        count = self.num_speculative_tokens
+        ok = count is None or (isinstance(count, int) and not isinstance(count, bool))
+        _check("num_speculative_tokens", count, ok and (count or 0) >= 0, "None or an integer >= 0")
+
+
+def _check(name: str, given: object, ok: bool, allowed: str) -> None:
+    if not ok:
+        raise ParameterError(f"speculation.{name}", given, allowed)

@@ -1,0 +1,121 @@
+"""Settings of drafters: several of them, lengths by load, classes of the user's own."""
+
+from typing import Any
+
+import pytest
+
+from foretoken.config import SpeculativeConfig
+from foretoken.errors import ConfigError
+
+NGRAM: dict[str, Any] = {"method": "ngram"}
+MODEL: dict[str, Any] = {"method": "draft_model", "model": "demo-draft"}
+
+
+def read(**given: Any) -> SpeculativeConfig:
+    return SpeculativeConfig.from_dict(given)
+
+
+def test_one_drafter_is_a_list_of_one() -> None:
+    config = read(**NGRAM)
+    assert config.each == (config,)
+    assert config.label == "ngram"
+
+
+def test_several_drafters_share_the_common_number_of_drafts() -> None:
+    own = {**NGRAM, "num_speculative_tokens": 9, "name": "look-up"}
+    config = read(drafters=[own, MODEL], num_speculative_tokens=3, rejection_sample_method="block")
+    assert [one.label for one in config.each] == ["look-up", "draft_model"]
+    assert [one.num_speculative_tokens for one in config.each] == [9, 3]
+    assert config.num_speculative_tokens == 9
+    assert config.rejection_sample_method == "block"
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"drafters": []}, "drafters"),
+        ({"drafters": "ngram"}, "drafters"),
+        ({"drafters": [3]}, "drafters"),
+        ({"drafters": [NGRAM, NGRAM]}, "drafters.name"),
+        ({"drafters": [{**NGRAM, "name": "prediction"}]}, "drafters.name"),
+        ({"drafters": [{**NGRAM, "policy": "first"}]}, "drafters.policy"),
+        ({"drafters": [{"drafters": [NGRAM]}]}, "drafters.drafters"),
+        ({"drafters": [NGRAM], "method": "ngram"}, "method"),
+        ({"drafters": [NGRAM], "prompt_lookup_max": 3}, "prompt_lookup_max"),
+        ({"drafters": [NGRAM], "policy": "last"}, "policy"),
+        ({"drafters": [NGRAM], "colour": "red"}, "colour"),
+        ({**NGRAM, "policy": "best"}, "policy"),
+    ],
+)
+def test_wrong_lists_name_the_field(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SpeculativeConfig.from_dict(given)
+    assert caught.value.field == f"speculative_config.{field}"
+
+
+def test_a_schedule_gives_the_number_of_drafts_where_there_is_none() -> None:
+    schedule = [[1, 4, 6], [5, 8, 2], [9, 64, 0]]
+    config = read(**NGRAM, num_speculative_tokens_per_batch_size=schedule)
+    assert config.num_speculative_tokens == 6
+    assert config.num_speculative_tokens_per_batch_size == ((1, 4, 6), (5, 8, 2), (9, 64, 0))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        [],
+        "1-4",
+        [[1, 4]],
+        [[2, 4, 3]],
+        [[1, 4, 3], [4, 6, 2]],
+        [[1, 0, 3]],
+        [[1, 4, -1]],
+        [[1, 4, 9]],
+        [[1, 4, 2.0]],
+    ],
+)
+def test_wrong_schedules(schedule: object) -> None:
+    key = "num_speculative_tokens_per_batch_size"
+    with pytest.raises(ConfigError) as caught:
+        SpeculativeConfig.from_dict({**NGRAM, "num_speculative_tokens": 8, key: schedule})
+    assert caught.value.field == f"speculative_config.{key}"
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({**NGRAM, "min_speculative_tokens": 6}, "min_speculative_tokens"),
+        ({**NGRAM, "min_speculative_tokens": -1}, "min_speculative_tokens"),
+        ({**NGRAM, "draft_confidence_threshold": 0.5}, "draft_confidence_threshold"),
+        ({**MODEL, "draft_confidence_threshold": 1}, "draft_confidence_threshold"),
+        ({**MODEL, "draft_confidence_threshold": "high"}, "draft_confidence_threshold"),
+        ({**NGRAM, "disable_by_batch_size": 1}, "disable_by_batch_size"),
+        ({**NGRAM, "suffix_decoding_max_tree_depth": 1}, "suffix_decoding_max_tree_depth"),
+        ({**NGRAM, "suffix_decoding_min_token_prob": 1.5}, "suffix_decoding_min_token_prob"),
+        ({**NGRAM, "suffix_decoding_max_spec_factor": -1}, "suffix_decoding_max_spec_factor"),
+        (
+            {**NGRAM, "suffix_decoding_max_cached_requests": -1},
+            "suffix_decoding_max_cached_requests",
+        ),
+        (
+            {
+                **NGRAM,
+                "disable_by_batch_size": 4,
+                "num_speculative_tokens_per_batch_size": [[1, 9, 2]],
+            },
+            "disable_by_batch_size",
+        ),
+        ({"method": "custom_class", "model": "a name"}, "model"),
+        ({"method": "custom_class"}, "model"),
+    ],
+)
+def test_values_out_of_range(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SpeculativeConfig.from_dict(given)
+    assert caught.value.field == f"speculative_config.{field}"
+
+
+def test_a_dotted_path_of_a_class_means_custom_class() -> None:
+    assert read(model="my_package.drafting.MyProposer").method == "custom_class"
+    assert read(model="org/model-1.5B").method == "draft_model"
+    assert read(model="demo-draft").method == "draft_model"
