@@ -1,0 +1,70 @@
+"""What heads learn from: token rows with the target's hidden states, computed on the fly.
+
+Owns the mix of the target's own samples and training text, and the pass through the frozen
+target. Invariant: hidden states are those that serving keeps in its feature store, in the same
+order (see `foretoken.kv.features`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.kv.features import FINAL
+from foretoken.training.data import TrainingData
+from foretoken.training.distill import SAMPLE_LENGTH, SamplePool
+from foretoken.training.loop import autocast
+from foretoken.training.model import Llama
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """One batch; B rows of T tokens."""
+
+    tokens_BT: Tensor
+    """int64."""
+    features_BTF: Tensor
+    """Hidden states at the points a head wants, side by side."""
+    final_BTD: Tensor
+    """After the target's last norm: position t's row gives the distribution of token t + 1."""
+
+
+@torch.no_grad()
+def capture(target: Llama, tokens_BT: Tensor, points: tuple[int, ...]) -> Captured:
+    """Run the frozen target over rows and keep its hidden states at `points`."""
+    rope = target.rope(0, tokens_BT.shape[1])
+    hidden, kept = target.embed(tokens_BT), {}
+    for index, block in enumerate(target.blocks):
+        if index in points:
+            kept[index] = hidden
+        hidden, _ = block(hidden, rope)
+    kept[FINAL] = final = target.norm(hidden)
+    features = torch.cat([kept[point] for point in points], dim=-1)
+    return Captured(tokens_BT=tokens_BT, features_BTF=features, final_BTD=final)
+
+
+class CaptureSource:
+    """Batches of captured rows, the same for the same part number."""
+
+    def __init__(
+        self,
+        target: Llama,
+        data: TrainingData,
+        pool: SamplePool,
+        *,
+        points: tuple[int, ...],
+        on_policy_share: float,
+    ) -> None:
+        """Read hidden states at `points`; `on_policy_share` of the rows are the target's own."""
+        self.target, self._data, self._pool = target, data, pool
+        self._points = points
+        self._share = on_policy_share if pool.tokens else 0.0
+        self.device = target.embed.weight.device
+
+    def batch(self, index: int, tokens: int, length: int) -> Captured:
+        """Part `index`: `tokens` tokens in rows of `length`."""
+        own = round(tokens // length * (self._share if length < SAMPLE_LENGTH else 0.0))
+        rest = self._data.batch(index, tokens - own * length, length).tokens
+        rows = rest if own == 0 else torch.cat((self._pool.rows(own, length, index), rest))
+        with autocast(self.device):
+            return capture(self.target, rows.to(self.device), self._points)

@@ -1,0 +1,46 @@
+"""The settings of a head, the `[head]` table of a training config."""
+
+from dataclasses import dataclass
+
+from foretoken.errors import ConfigError
+
+KINDS = ("eagle3", "mlp", "medusa", "parallel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSettings:
+    """What kind of head, how large, and how far it looks.
+
+    Raises:
+        ConfigError: an unknown kind or a number out of range.
+    """
+
+    kind: str
+    """`eagle3`, `mlp`, `medusa` or `parallel`."""
+    depth: int = 5
+    """Tokens that a training rollout guesses: test-time steps, stages, heads or masks."""
+    depth_decay: float = 0.8
+    """What each further token counts in the loss."""
+    inner_size: int = 512
+    """Inner width of the gated MLP (eagle3), state width (mlp), or rank (medusa)."""
+    draft_vocab_size: int | None = None
+    """eagle3: how many of the most frequent tokens it can draft; None: all."""
+    mask_token_id: int = 1
+    """parallel: the token that stands for one to be guessed."""
+
+    def __post_init__(self) -> None:
+        """Check each field."""
+        fine = {
+            "kind": (self.kind in KINDS, ", ".join(KINDS)),
+            "depth": (1 <= self.depth <= 16, "1..16"),
+            "depth_decay": (0 < self.depth_decay <= 1, "above 0, at most 1"),
+            "inner_size": (self.inner_size >= 1, "an integer >= 1"),
+            "draft_vocab_size": (
+                self.draft_vocab_size is None or self.draft_vocab_size >= 1,
+                "an integer >= 1",
+            ),
+            "mask_token_id": (self.mask_token_id >= 0, "a token id"),
+        }
+        for name, (ok, allowed) in fine.items():
+            if not ok:
+                raise ConfigError(f"head.{name}", getattr(self, name), allowed)

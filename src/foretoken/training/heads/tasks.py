@@ -1,0 +1,198 @@
+"""The losses of head networks: the target's distribution at every depth of a rollout.
+
+Each loss is the mean over depths of the divergence between the head's distribution and the
+target's for the same token, weighted by depth_decay ** depth. Position t's final hidden state
+gives the target's distribution of token t + 1; a rollout from slot t guesses tokens t + 2, t + 3,
+... from true tokens before each (teacher forcing), but from its own states.
+
+Sources: EAGLE-3 (arXiv 2503.01840), Medusa (2401.10774), MLP speculators (2404.19124), PARD
+(2504.18583); the divergence is that of `foretoken.training.distill_loss`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.heads.medusa import Medusa
+from foretoken.heads.mlp import MLPSpeculator
+from foretoken.layers.rope import RotaryTable
+from foretoken.training.distill_loss import Head, distillation_loss
+from foretoken.training.heads.capture import Captured
+from foretoken.training.heads.depth_attention import DepthAttention
+from foretoken.training.heads.settings import HeadSettings
+from foretoken.training.model import Block, Llama
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """A head's guesses of one depth."""
+
+    states_BTD: Tensor
+    """What `weight_VD` turns into logits; row t guesses token t + 2 + depth."""
+    weight_VD: Tensor
+    ids_V: Tensor | None = None
+    """Target ids of the weight's rows; None: all, in order."""
+
+
+class Rollout(ABC):
+    """How one kind of head guesses, depth after depth."""
+
+    @abstractmethod
+    def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
+        """`depth` guesses; of depth s all rows but the last s + 2 count."""
+
+
+class MLPRollout(Rollout):
+    """Stages from the final hidden state, each given the true token."""
+
+    def __init__(self, net: MLPSpeculator) -> None:
+        """Train `net`."""
+        self.net = net
+
+    def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
+        """One stage a depth."""
+        state = self.net.start(captured.final_BTD)
+        for stage in range(depth):
+            state = self.net.advance(stage, state, _ahead(captured.tokens_BT, stage + 1))
+            own = 0 if self.net.shape.tie_weights else stage
+            head = self.net.head[own]
+            assert isinstance(head, nn.Linear), type(head)
+            yield Guess(states_BTD=state, weight_VD=head.weight)
+
+
+class MedusaRollout(Rollout):
+    """Independent heads on the final hidden state, over the target's own output head."""
+
+    def __init__(self, net: Medusa, target_head_VD: Tensor) -> None:
+        """Train `net`, whose shape must share the target's head."""
+        assert net.shape.share_head, "a head of its own is not trained here"
+        self.net, self._head = net, target_head_VD.detach()
+
+    def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
+        """One head a depth."""
+        states = self.net.states(captured.final_BTD, depth)
+        for k in range(depth):
+            yield Guess(states_BTD=states[..., k, :], weight_VD=self._head)
+
+
+class Eagle3Rollout(Rollout):
+    """The training-time test: each depth continues from the head's own output."""
+
+    def __init__(self, net: Eagle3) -> None:
+        """Train `net`, whose embedding must be in place."""
+        self.net = net
+        layer = net.shape.layer
+        self._rotary = RotaryTable(
+            head_dim=layer.head_dim,
+            theta=layer.rope_theta,
+            max_positions=layer.max_position_embeddings + 16,
+            like=torch.empty(0, device=net.fc.weight.device),
+        )
+        whole = net.shape.draft_vocab_size == layer.vocab_size
+        self._ids = None if whole else net.target_ids
+
+    def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
+        """One pass over all slots a depth."""
+        net = self.net
+        attends = [DepthAttention() for _ in net.layers]
+        hidden = net.mix(captured.features_BTF)
+        slots = torch.arange(hidden.shape[1], device=hidden.device)
+        for step in range(depth):
+            tokens = _ahead(captured.tokens_BT, step + 1)
+            hidden = net(tokens, hidden, self._rotary.at(slots + step), attends)
+            normed = hidden if net.shape.norm_output else net.norm(hidden)
+            yield Guess(states_BTD=normed, weight_VD=net.lm_head.weight, ids_V=self._ids)
+
+
+class ParallelRollout(Rollout):
+    """PARD: mask tokens after every position, each at its own depth.
+
+    A row's depth 0 is the token at t + 1, so that all rollouts guess from the same place.
+    """
+
+    def __init__(self, net: Llama, mask_token_id: int) -> None:
+        """Train `net` with `mask_token_id` in place of unknown tokens."""
+        self.net, self._mask = net, mask_token_id
+
+    def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
+        """One pass over all slots a depth; the first one feeds the true tokens."""
+        net = self.net
+        tokens = _ahead(captured.tokens_BT, 1)
+        attends = [DepthAttention() for _ in net.blocks]
+        for step in range(depth):
+            given = tokens if step == 0 else torch.full_like(tokens, self._mask)
+            hidden = net.embed(given)
+            rope = net.rope(step, tokens.shape[1])
+            for block, attend in zip(net.blocks, attends, strict=True):
+                assert isinstance(block, Block), type(block)
+                qkv = block.project(hidden, rope)
+                flat = attend(*(part.transpose(1, 2) for part in qkv))
+                heads = flat.unflatten(-1, (block.shape.heads, -1)).transpose(1, 2)
+                hidden = block.finish(hidden, heads)
+            yield Guess(states_BTD=net.norm(hidden), weight_VD=net.embed.weight)
+
+
+def _ahead(tokens_BT: Tensor, places: int) -> Tensor:
+    """The token `places` places on; the row's end is filled with its last token."""
+    return torch.cat((tokens_BT[:, places:], tokens_BT[:, -1:].expand(-1, places)), dim=1)
+
+
+def rollout_loss(
+    rollout: Rollout,
+    captured: Captured,
+    settings: HeadSettings,
+    target_head_VD: Tensor,
+    tv_share: float,
+) -> Tensor:
+    """The mean divergence over depths, in nats."""
+    total, weights = captured.final_BTD.new_zeros((), dtype=torch.float32), 0.0
+    length = captured.tokens_BT.shape[1]
+    for depth, guess in enumerate(rollout.guesses(captured, settings.depth)):
+        rows = length - 1 - depth
+        weight = settings.depth_decay**depth
+        wanted = target_head_VD if guess.ids_V is None else target_head_VD[guess.ids_V]
+        loss = distillation_loss(
+            Head(guess.states_BTD[:, :rows].flatten(0, 1), guess.weight_VD),
+            Head(captured.final_BTD[:, 1 + depth :].flatten(0, 1), wanted),
+            tv_share,
+        )
+        total, weights = total + weight * loss, weights + weight
+    return total / weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutQuality:
+    """How often greedy guesses agree with the target's best token."""
+
+    agreement: tuple[float, ...]
+    """Per depth, given that every depth before agreed."""
+    length: float
+    """Tokens a verification that follow from it, the bonus token included."""
+
+
+@torch.no_grad()
+def rollout_quality(
+    rollout: Rollout, captured: Captured, depth: int, target_logits: Callable[[Tensor], Tensor]
+) -> RolloutQuality:
+    """Measure greedy agreement on captured greedy text, depth by depth."""
+    length = captured.tokens_BT.shape[1]
+    best_BT = target_logits(captured.final_BTD).argmax(dim=-1)
+    alive = torch.ones(captured.tokens_BT.shape, dtype=torch.bool, device=best_BT.device)
+    shares, survival, total = [], 1.0, 1.0
+    for step, guess in enumerate(rollout.guesses(captured, depth)):
+        rows = length - 1 - step
+        drafted = F.linear(guess.states_BTD[:, :rows], guess.weight_VD).argmax(dim=-1)
+        if guess.ids_V is not None:
+            drafted = guess.ids_V[drafted]
+        agree = drafted == best_BT[:, 1 + step :]
+        before = alive[:, :rows]
+        shares.append(float((agree & before).sum() / before.sum().clamp(min=1)))
+        alive = before & agree
+        survival *= shares[-1]
+        total += survival
+    return RolloutQuality(agreement=tuple(shares), length=total)
