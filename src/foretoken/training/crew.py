@@ -14,9 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.multiprocessing as mp
-from torch import Tensor
-
-from foretoken.training.model import Llama
+from torch import Tensor, nn
 
 SLOWEST = 5.0
 FORGET = 0.9
@@ -37,7 +35,8 @@ class Task(Protocol):
 class Job(NamedTuple):
     """A model and its task."""
 
-    model: Llama
+    model: nn.Module
+    """Its `shape` is a dataclass that says how to build it again."""
     task: Task
 
 
@@ -94,7 +93,7 @@ def do_parts(me: int, task: Task, work: Work, counter: Counter) -> float:
     return total
 
 
-def _flat_gradients(model: Llama, into: Tensor) -> None:
+def _flat_gradients(model: nn.Module, into: Tensor) -> None:
     at = 0
     for parameter in model.parameters():
         end = at + parameter.numel()

@@ -78,6 +78,13 @@ class SamplePool:
         np.save(self._folder / f"samples-{index:05d}.npy", rows)
         self._parts.append(rows)
 
+    def frequent_ids(self, vocab_size: int) -> Tensor:
+        """All token ids, those that occur most often in the samples first, int64 [V]."""
+        counts = np.zeros(vocab_size, dtype=np.int64)
+        for part in self._parts:
+            counts += np.bincount(part.ravel(), minlength=vocab_size)
+        return torch.from_numpy(np.argsort(-counts, kind="stable"))
+
     def rows(self, count: int, length: int, seed: int) -> Tensor:
         """`count` random rows of `length` tokens, int64."""
         rng = random.Random(seed)

@@ -8,7 +8,7 @@ steps as one that was never stopped (with a budget in steps; minutes depend on t
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,9 @@ class Trainer:
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "shape": self.model.shape.as_dict(),
+            "kind": self.settings.kind,
+            "head": None if self.settings.head is None else asdict(self.settings.head),
+            "shape": asdict(self.model.shape),  # type: ignore[call-overload]
             "progress": {
                 "step": done.step,
                 "seconds": done.seconds,

@@ -12,6 +12,9 @@ from torch import nn
 from foretoken.errors import ConfigError
 from foretoken.training.settings import Settings
 
+TABLES = ("emb", "head", "lm_head")
+"""How the names of vocabulary-sized matrices begin."""
+
 
 class Optimizer:
     """Both optimizers behind one step; `scale` is the schedule's factor on the peak rates."""
@@ -20,8 +23,8 @@ class Optimizer:
         if not hasattr(torch.optim, "Muon"):
             raise ConfigError("torch", torch.__version__, "2.9 or later, for torch.optim.Muon")
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        matrices = [p for name, p in trained if p.dim() == 2 and not name.startswith("embed")]
-        tables = [p for name, p in trained if name.startswith("embed")]
+        matrices = [p for name, p in trained if p.dim() == 2 and not name.startswith(TABLES)]
+        tables = [p for name, p in trained if p.dim() == 2 and name.startswith(TABLES)]
         vectors = [p for _, p in trained if p.dim() < 2]
         self._others = [*tables, *vectors]
         adam = torch.optim.AdamW(

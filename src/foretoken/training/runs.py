@@ -1,4 +1,4 @@
-"""One entry for every kind of run: with a target a draft is distilled, without one a model trained.
+"""One entry for every kind of run: heads, drafts distilled from a target, language models.
 
 Owns that choice. It knows no step of training.
 """
@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from foretoken.training.distill import train_draft
+from foretoken.training.heads.build import train_head
 from foretoken.training.lm import train_language_model
 from foretoken.training.loop import Progress
 from foretoken.training.settings import read_settings
@@ -24,6 +25,8 @@ def train(
     settings = read_settings(config)
     if target is not None:
         settings = replace(settings, target=str(target))
+    if settings.head is not None:
+        return train_head(settings, out, report)
     if settings.target is None:
         return train_language_model(settings, out, report)
     return train_draft(settings, out, report)

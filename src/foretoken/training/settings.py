@@ -10,6 +10,7 @@ from typing import Any
 
 from foretoken.errors import ConfigError
 from foretoken.training.data import Mix
+from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.model import LlamaShape
 from foretoken.training.schedule import Budget, Stage, Wsd
 
@@ -23,6 +24,7 @@ class Settings:
     name: str
     shape: LlamaShape
     stages: tuple[Stage, ...]
+    head: HeadSettings | None = None
     target: str | None = None
     out: str | None = None
     max_steps: int = 2000
@@ -67,6 +69,13 @@ class Settings:
             fits = 2 <= stage.length <= self.shape.max_positions
             fits = fits and self.batch_tokens % stage.length == 0
             _require("stages.length", stage.length, fits, allowed)
+
+    @property
+    def kind(self) -> str:
+        """What is trained: `lm`, `draft`, or the kind of head."""
+        if self.head is not None:
+            return self.head.kind
+        return "lm" if self.target is None else "draft"
 
     @property
     def mix(self) -> Mix:
@@ -120,6 +129,8 @@ def read_settings(path: str | Path) -> Settings:
         raise ConfigError("CONFIG", str(file), f"a valid TOML file ({error})") from error
     table.setdefault("name", file.stem)
     table["shape"] = _build(LlamaShape, table.get("shape", {}), "shape")
+    if "head" in table:
+        table["head"] = _build(HeadSettings, table["head"], "head")
     stages = table.get("stages", [{"until": 1.0, "length": 512}])
     table["stages"] = tuple(_build(Stage, stage, "stages") for stage in stages)
     settings: Settings = _build(Settings, table, "config")

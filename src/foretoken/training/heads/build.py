@@ -5,7 +5,7 @@ format has a place for them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -106,9 +106,7 @@ def layer_shape(target: Llama, inner_size: int) -> HeadShape:
     )
 
 
-def _eagle3(
-    target: Llama, _: Settings, head: HeadSettings, frequent_ids: Tensor
-) -> FreshHead:
+def _eagle3(target: Llama, _: Settings, head: HeadSettings, frequent_ids: Tensor) -> FreshHead:
     count = head.draft_vocab_size or target.shape.vocab_size
     if count > target.shape.vocab_size:
         allowed = f"at most the target's {target.shape.vocab_size}"
@@ -131,9 +129,7 @@ def _eagle3(
     return FreshHead(net, Eagle3Rollout(net), (2, layers // 2, layers - 3))
 
 
-def _parallel(
-    target: Llama, settings: Settings, head: HeadSettings, _: Tensor
-) -> FreshHead:
+def _parallel(target: Llama, settings: Settings, head: HeadSettings, _: Tensor) -> FreshHead:
     net = first_draft(target, settings)
     return FreshHead(net, ParallelRollout(net, head.mask_token_id), (FINAL,))
 
@@ -147,7 +143,6 @@ class HeadTraining:
         self.head, self.source = head, source
         self.depth_settings, self.tv_share = settings.head, settings.tv_share
         self._held_out: Captured | None = None
-        self._tokenizer = source.tokenizer
 
     def loss(self, index: int, tokens: int, length: int) -> Tensor:
         """Mean divergence of part `index`, in nats."""
@@ -166,7 +161,7 @@ class HeadTraining:
         target = self.source.target
         with autocast(self.source.device):
             if self._held_out is None:
-                run = greedy_runs(target, self._tokenizer)[0]
+                run = greedy_runs(target, self.source.tokenizer)[0]
                 self._held_out = capture(target, run.tokens, self.head.points)
             found = rollout_quality(
                 self.head.rollout, self._held_out, self.depth_settings.depth, target.logits
@@ -203,6 +198,5 @@ def train_head(settings: Settings, out: Path | None, report: Callable[[str], Non
     folder = run_folder(settings, out)
     copy_tokenizer(source, folder)
     grow_pool(settings, source, folder / "samples", report)
-    settings = replace(settings, shape=_shape_of(settings, source))
     build = partial(build_head_job, settings, source, folder)
     return Trainer(build(), settings, folder, build).run(report)

@@ -59,6 +59,7 @@ class CaptureSource:
         self.target, self._data, self._pool = target, data, pool
         self._points = points
         self._share = on_policy_share if pool.tokens else 0.0
+        self.tokenizer = data.tokenizer
         self.device = target.embed.weight.device
 
     def batch(self, index: int, tokens: int, length: int) -> Captured:

@@ -21,6 +21,7 @@ from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.medusa import Medusa
 from foretoken.heads.mlp import MLPSpeculator
 from foretoken.layers.rope import RotaryTable
+from foretoken.shape import RopeShape
 from foretoken.training.distill_loss import Head, distillation_loss
 from foretoken.training.heads.capture import Captured
 from foretoken.training.heads.depth_attention import DepthAttention
@@ -88,8 +89,7 @@ class Eagle3Rollout(Rollout):
         self.net = net
         layer = net.shape.layer
         self._rotary = RotaryTable(
-            head_dim=layer.head_dim,
-            theta=layer.rope_theta,
+            RopeShape(theta=layer.rope_theta, rotary_dim=layer.head_dim),
             max_positions=layer.max_position_embeddings + 16,
             like=torch.empty(0, device=net.fc.weight.device),
         )

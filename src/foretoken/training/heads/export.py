@@ -1,0 +1,121 @@
+"""Trained heads as folders in their published formats, which our loaders and vLLM read.
+
+EAGLE-3 in the `speculators` format, MLP speculators and Medusa as their authors publish them (a
+low-rank Medusa with shared head under our own names), parallel drafts as Llama folders with PARD's
+extra keys.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+from foretoken.training import checkpoints
+from foretoken.training.export import export, read_checkpoint
+
+SPECULATORS_VERSION = "0.3.0"
+
+
+def export_head(
+    run: Path, folder: Path, *, verifier: str, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write the newest checkpoint of `run` to `folder`.
+
+    Args:
+        run: a head's run folder.
+        folder: made if it is not there.
+        verifier: name or path of the target, for the file's own record.
+        dtype: of the weights.
+
+    Raises:
+        ConfigError: no checkpoint, or not one of a head.
+    """
+    state = checkpoints.load_newest(run)
+    if state is None:
+        raise ConfigError("run folder", str(run), "a folder that holds step-*.pt checkpoints")
+    kind, shape, tensors = state.get("kind"), state["shape"], state["model"]
+    if kind == "parallel":
+        export(read_checkpoint(run), run, folder, dtype)
+        _mark_parallel(folder, state["head"]["mask_token_id"])
+        return
+    writers = {"mlp": _mlp_config, "medusa": _medusa_config, "eagle3": _eagle3_config}
+    if kind not in writers:
+        raise ConfigError("run folder", kind, f"a run of {', '.join(writers)} or parallel")
+    prefix = "speculator." if kind == "mlp" else ""
+    _write(
+        folder, {prefix + n: t for n, t in tensors.items()}, writers[kind](shape, verifier), dtype
+    )
+
+
+def _write(
+    folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], dtype: torch.dtype
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    converted = {
+        name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in tensors.items()
+    }
+    part = folder / "model.safetensors.part"
+    save_file(converted, part, metadata={"format": "pt"})
+    part.chmod(0o644)
+    part.replace(folder / "model.safetensors")
+    config = {**config, "torch_dtype": str(dtype).removeprefix("torch.")}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _mark_parallel(folder: Path, mask_token_id: int) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config.update(pard_token=mask_token_id, spd_type="pard")
+    file.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _mlp_config(shape: dict[str, Any], _: str) -> dict[str, Any]:
+    return {
+        "architectures": ["MLPSpeculatorPreTrainedModel"],
+        "model_type": "mlp_speculator",
+        "n_candidates": 1,
+        "top_k_tokens_per_head": [1] * shape["n_predict"],
+        **shape,
+    }
+
+
+def _medusa_config(shape: dict[str, Any], verifier: str) -> dict[str, Any]:
+    return {
+        "base_model_name_or_path": verifier,
+        "medusa_num_heads": shape["medusa_num_heads"],
+        "medusa_num_layers": shape["medusa_num_layers"],
+        "medusa_share_head": shape["share_head"],
+        "hidden_size": shape["hidden_size"],
+        "vocab_size": shape["vocab_size"],
+    }
+
+
+def _eagle3_config(shape: dict[str, Any], verifier: str) -> dict[str, Any]:
+    layer = shape["layer"]
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": SPECULATORS_VERSION,
+        "draft_vocab_size": shape["draft_vocab_size"],
+        "target_hidden_size": shape["target_hidden_size"],
+        "norm_before_residual": shape["norm_before_residual"],
+        "transformer_layer_config": {"model_type": "llama", "hidden_act": "silu", **layer},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": 5,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {"name_or_path": verifier, "architectures": ["LlamaForCausalLM"]},
+        },
+    }

@@ -1,0 +1,189 @@
+"""Training of heads: rollouts are what serving computes, files are what serving reads."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.errors import ConfigError
+from foretoken.heads.checkpoint import read_head
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.heads.formats import TargetFacts, load_head
+from foretoken.kv.features import FINAL, FeatureStore
+from foretoken.models.tensors import SpanLayout
+from foretoken.proposers.head_runner import HeadRunner
+from foretoken.training import checkpoints
+from foretoken.training.heads.build import fresh_head
+from foretoken.training.heads.capture import Captured, capture
+from foretoken.training.heads.export import export_head
+from foretoken.training.heads.settings import HeadSettings
+from foretoken.training.heads.tasks import ParallelRollout, rollout_loss, rollout_quality
+from foretoken.training.model import Llama, LlamaShape
+from foretoken.training.schedule import Stage
+from foretoken.training.settings import Settings
+
+SHAPE = LlamaShape(
+    vocab_size=50, hidden_size=24, layers=8, heads=4, kv_heads=2, ffn_size=32, max_positions=64
+)
+DEPTH, ROWS, LENGTH = 3, 2, 15
+KINDS = ("eagle3", "mlp", "medusa", "parallel")
+
+
+def _settings(kind: str) -> Settings:
+    head = HeadSettings(kind=kind, depth=DEPTH, inner_size=16, mask_token_id=1)
+    return Settings(
+        name="t", shape=replace(SHAPE, layers=1), stages=(Stage(until=1.0, length=8),), head=head
+    )
+
+
+def _target() -> Llama:
+    torch.manual_seed(0)
+    target = Llama(SHAPE)
+    with torch.no_grad():
+        target.embed.weight.normal_(std=0.5)
+    return target.eval().requires_grad_(False)
+
+
+def _captured(target: Llama, points: tuple[int, ...]) -> Captured:
+    tokens = torch.randint(2, 50, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
+    return capture(target, tokens, points)
+
+
+def _head(kind: str, target: Llama) -> tuple[object, ...]:
+    torch.manual_seed(3)
+    fresh = fresh_head(target, _settings(kind), torch.arange(50))
+    with torch.no_grad():
+        for parameter in fresh.net.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return fresh.net, fresh.rollout, fresh.points
+
+
+def test_captured_states_are_the_targets() -> None:
+    """The last point is the normed output; others are the stream before a layer."""
+    target = _target()
+    captured = _captured(target, (0, 2, FINAL))
+    embedded, _, final = captured.features_BTF.chunk(3, dim=-1)
+    assert torch.equal(embedded, target.embed(captured.tokens_BT))
+    assert torch.equal(final, captured.final_BTD)
+    assert torch.allclose(final, target(captured.tokens_BT).hidden, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_head_learns(kind: str) -> None:
+    """Some steps on one batch lower the loss; the target gets no gradient."""
+    target = _target()
+    net, rollout, points = _head(kind, target)
+    captured = _captured(target, points)  # type: ignore[arg-type]
+    settings = _settings(kind).head
+    assert settings is not None
+    parameters = [p for p in net.parameters() if p.requires_grad]  # type: ignore[attr-defined]
+    optimizer = torch.optim.Adam(parameters, lr=0.01)
+    losses = []
+    for _ in range(12):
+        loss = rollout_loss(rollout, captured, settings, target.embed.weight, 0.5)  # type: ignore[arg-type]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0], losses
+    assert all(parameter.grad is None for parameter in target.parameters())
+
+
+def test_an_oracle_has_full_length() -> None:
+    """A rollout that guesses the target's own best tokens is right at every depth."""
+    target = _target()
+
+    class Oracle(ParallelRollout):
+        def guesses(self, captured, depth):  # type: ignore[no-untyped-def]
+            from foretoken.training.heads.tasks import Guess
+
+            for step in range(depth):
+                ahead = captured.final_BTD[:, 1 + step :]
+                padded = torch.cat((ahead, ahead[:, -1:].expand(-1, 1 + step, -1)), dim=1)
+                yield Guess(states_BTD=padded, weight_VD=target.embed.weight)
+
+    captured = _captured(target, (FINAL,))
+    found = rollout_quality(Oracle(target, 1), captured, DEPTH, target.logits)
+    assert found.agreement == (1.0, 1.0, 1.0) and found.length == DEPTH + 1.0
+
+
+def test_training_steps_are_serving_steps() -> None:
+    """EAGLE-3 at every depth: outputs of the training-time test equal those over paged KV."""
+    target = _target()
+    net, rollout, points = _head("eagle3", target)
+    assert isinstance(net, Eagle3)
+    captured = _captured(target, points)  # type: ignore[arg-type]
+    trained = [g.states_BTD for g in rollout.guesses(captured, DEPTH)]  # type: ignore[attr-defined]
+    page, row, slot = 4, 1, 9
+    tokens = captured.tokens_BT[row].tolist()
+    store = FeatureStore(
+        [FINAL],
+        captured.features_BTF.shape[-1],
+        64,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    table = [5, 2, 7, 0, 1]
+    slots = torch.tensor([table[i // page] * page + i % page for i in range(LENGTH)])
+    store.write(FINAL, slots, captured.features_BTF[row])
+    runner = HeadRunner(
+        net, store, target_logits=target.logits, vocab_size=50, num_pages=16, page_size=page
+    )
+    with torch.no_grad():
+        layouts = [SpanLayout(start=0, num_tokens=slot + 1, page_table=table)]
+        hidden = runner.mixed_features(layouts)
+        output = runner.forward(layouts, tokens[1 : slot + 2], hidden)[-1:]
+        for depth in range(DEPTH):
+            wanted = trained[depth][row, slot]
+            assert torch.allclose(net.norm(output)[0], wanted, atol=1e-5), depth
+            layouts = [SpanLayout(start=slot + 1 + depth, num_tokens=1, page_table=table)]
+            output = runner.forward(layouts, [tokens[slot + 2 + depth]], output)
+
+
+def test_parallel_training_is_one_pass_with_masks() -> None:
+    """PARD's rollout at a position equals the plain model on the prefix and masks."""
+    target = _target()
+    net, rollout, points = _head("parallel", target)
+    assert isinstance(net, Llama)
+    captured = _captured(target, points)  # type: ignore[arg-type]
+    guesses = list(rollout.guesses(captured, DEPTH))  # type: ignore[attr-defined]
+    row, slot = 0, 6
+    prefix = captured.tokens_BT[row, 1 : slot + 2].tolist()
+    states = net(torch.tensor([[*prefix, 1, 1]])).hidden[0]
+    for depth in range(DEPTH):
+        assert torch.allclose(states[slot + depth], guesses[depth].states_BTD[row, slot], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mlp", "medusa"])
+def test_exported_heads_are_read_back(tmp_path: Path, kind: str) -> None:
+    """Every tensor survives the round through the published format."""
+
+    target = _target()
+    net, _, points = _head(kind, target)
+    state = {
+        "kind": kind,
+        "model": net.state_dict(),  # type: ignore[attr-defined]
+        "shape": asdict(net.shape),  # type: ignore[attr-defined]
+        "head": asdict(_settings(kind).head),  # type: ignore[arg-type]
+    }
+    (tmp_path / "run").mkdir()
+    checkpoints.save(tmp_path / "run", 1, state)
+    export_head(tmp_path / "run", tmp_path / "head", verifier="demo", dtype=torch.float32)
+    facts = TargetFacts(
+        hidden_size=24, vocab_size=50, num_hidden_layers=8, max_position_embeddings=64
+    )
+    loaded = load_head(read_head(tmp_path / "head"), facts)
+    assert loaded.kind == kind and loaded.points == points
+    for name, tensor in net.state_dict().items():  # type: ignore[attr-defined]
+        assert torch.equal(loaded.net.state_dict()[name], tensor), name
+
+
+def test_wrong_settings_name_the_field() -> None:
+    """Unknown kinds and numbers out of range."""
+    with pytest.raises(ConfigError, match=r"head\.kind.*eagle3, mlp"):
+        HeadSettings(kind="transformer")
+    with pytest.raises(ConfigError, match=r"head\.depth"):
+        HeadSettings(kind="mlp", depth=0)
+    with pytest.raises(ConfigError, match="run folder"):
+        export_head(Path("nowhere"), Path("out"), verifier="demo")
