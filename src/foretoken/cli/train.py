@@ -16,31 +16,64 @@ def main() -> None:
     """Train language models and drafts."""
 
 
-@train_app.command()
-def lm(
-    config: Annotated[str, typer.Argument(help="A TOML file, or demo, or demo-draft.")],
-    out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
-    target: Annotated[
-        Path | None, typer.Option(help="For a draft: the target's folder, in place of CONFIG's.")
-    ] = None,
-) -> None:
-    """Train a language model, or a draft of one; goes on from the folder's newest checkpoint."""
+Config = Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged config.")]
+Out = Annotated[Path | None, typer.Option(help="The run's folder.")]
+Target = Annotated[Path | None, typer.Option(help="The target's folder, in place of CONFIG's.")]
+
+
+def _run(kind: str, config: str, out: Path | None, target: Path | None) -> None:
     from foretoken.training.runs import train
 
-    done = train(config, out, target, typer.echo)
+    done = train(config, out, target, typer.echo, kind=kind)
     typer.echo(f"done: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} minutes")
+
+
+@train_app.command()
+def lm(config: Config, out: Out = None) -> None:
+    """Train a language model (demo); goes on from the folder's newest checkpoint."""
+    _run("lm", config, out, None)
+
+
+@train_app.command()
+def draft(config: Config, out: Out = None, target: Target = None) -> None:
+    """Distil a draft model from a target (demo-draft)."""
+    _run("draft", config, out, target)
+
+
+@train_app.command()
+def eagle3(config: Config, out: Out = None, target: Target = None) -> None:
+    """Train an EAGLE-3 head by its training-time test (demo-eagle3)."""
+    _run("eagle3", config, out, target)
+
+
+@train_app.command()
+def mlp(config: Config, out: Out = None, target: Target = None) -> None:
+    """Train an MLP speculator (demo-mlp)."""
+    _run("mlp", config, out, target)
+
+
+@train_app.command()
+def medusa(config: Config, out: Out = None, target: Target = None) -> None:
+    """Train Medusa heads over the target's own output head (demo-medusa)."""
+    _run("medusa", config, out, target)
+
+
+@train_app.command()
+def pard(config: Config, out: Out = None, target: Target = None) -> None:
+    """Train a draft model that guesses all its tokens in one pass, PARD (demo-parallel)."""
+    _run("parallel", config, out, target)
 
 
 @train_app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A run's folder, which holds step-*.pt files.")],
     to: Annotated[Path, typer.Argument(help="The folder of the model to write.")],
+    verifier: Annotated[str, typer.Option(help="For a head: its target's name.")] = "demo",
 ) -> None:
-    """Write the newest checkpoint as a Hugging Face Llama folder in bfloat16."""
-    from foretoken.training.export import export as write
-    from foretoken.training.export import read_checkpoint
+    """Write the newest checkpoint in bfloat16: a Llama folder, or a head in its own format."""
+    from foretoken.training.heads.export import export_run
 
-    write(read_checkpoint(run), run, to)
+    export_run(run, to, verifier=verifier)
     typer.echo(f"wrote {to}")
 
 

@@ -164,7 +164,7 @@ the target's full distributions.
 
 ## Training
 
-`foretoken train lm demo-draft --target DEMO`, {progress["step"]} steps,
+`foretoken train draft demo-draft --target DEMO`, {progress["step"]} steps,
 {progress["tokens"] / 1e6:.1f} M tokens, {progress["seconds"] / 60:.0f} minutes on two shared CPU
 cores. {_versions()}. The loss is half forward KL divergence and half total variation. About half of
 the rows are the target's own samples (greedy, temperature 0.8 and 1.0), the others its training

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from foretoken.errors import ConfigError
 from foretoken.training.distill import train_draft
 from foretoken.training.heads.build import train_head
 from foretoken.training.lm import train_language_model
@@ -15,16 +16,22 @@ from foretoken.training.settings import read_settings
 
 
 def train(
-    config: str | Path, out: Path | None, target: Path | None, report: Callable[[str], None]
+    config: str | Path,
+    out: Path | None,
+    target: Path | None,
+    report: Callable[[str], None],
+    kind: str | None = None,
 ) -> Progress:
-    """Run `config` (a TOML file, `demo` or `demo-draft`) to the end of its budget.
+    """Run `config` (a TOML file or the name of a packaged one) to the end of its budget.
 
     Goes on from the newest checkpoint in the run's folder, `out`. `target` replaces the config's.
-    Raises ConfigError for a wrong config.
+    Raises ConfigError for a wrong config, or one that trains something else than `kind`.
     """
     settings = read_settings(config)
     if target is not None:
         settings = replace(settings, target=str(target))
+    if kind is not None and settings.kind != kind:
+        raise ConfigError("CONFIG", f"{config} trains {settings.kind!r}", f"a config of {kind!r}")
     if settings.head is not None:
         return train_head(settings, out, report)
     if settings.target is None:

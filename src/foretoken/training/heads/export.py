@@ -20,6 +20,19 @@ from foretoken.training.export import export, read_checkpoint
 SPECULATORS_VERSION = "0.3.0"
 
 
+def export_run(run: Path, folder: Path, *, verifier: str) -> None:
+    """Write the newest checkpoint of any kind of run to `folder`, in bfloat16.
+
+    Raises:
+        ConfigError: there is no checkpoint.
+    """
+    state = checkpoints.load_newest(run)
+    if state is not None and state.get("head") is not None:
+        export_head(run, folder, verifier=verifier)
+    else:
+        export(read_checkpoint(run), run, folder)
+
+
 def export_head(
     run: Path, folder: Path, *, verifier: str, dtype: torch.dtype = torch.bfloat16
 ) -> None:
