@@ -10,6 +10,7 @@ from foretoken.layers.rope import Rotation, rotate
 from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.linear import Linear
+from foretoken.ops.rows import Turn, row_kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,12 @@ class AttentionBlock:
     ) -> Tensor:
         """attention(x), plus the residual if there is one, over this layer's part of the store."""
         heads, kv = self.geometry.num_heads, self.geometry.num_kv_heads
-        qkv_TAh = self.qkv(x_TD).view(x_TD.shape[0], heads + 2 * kv, self.geometry.head_dim)
+        qkv_TA = self.qkv(x_TD)
+        qkv_TAh = qkv_TA.view(x_TD.shape[0], heads + 2 * kv, self.geometry.head_dim)
+        kernels = row_kernels(qkv_TA)
+        if kernels is not None:
+            kernels.turn_and_write(qkv_TA, layer_SKh, self.turn(step))
+            return self.out(step.attend(qkv_TAh[:, :heads], layer_SKh), residual_TD)
         turned = qkv_TAh[:, : heads + kv]
         if self.norms is not None:
             turned = self._normed(turned, self.norms)
@@ -52,9 +58,24 @@ class AttentionBlock:
         write(layer_SKh, step.slots_T, qkv_TAh[:, heads:])
         return self.out(step.attend(rotated[:, :heads], layer_SKh), residual_TD)
 
+    def turn(self, step: StepState) -> Turn:
+        """The step's rotation and slots as the compiled kernel takes them."""
+        norms = None
+        if self.norms is not None:
+            query, key = self.norms.query, self.norms.key
+            norms = query.weight_D, key.weight_D, query.eps
+        return Turn(
+            num_heads=self.geometry.num_heads,
+            num_kv_heads=self.geometry.num_kv_heads,
+            cos_TW=step.rotation.cos,
+            sin_TW=step.rotation.sin,
+            slots_T=step.slots_T,
+            norms=norms,
+        )
+
     def _normed(self, qk_TAh: Tensor, norms: HeadNorms) -> Tensor:
         heads = self.geometry.num_heads
         result = qk_TAh.clone()
-        result[:, :heads] = norms.query(qk_TAh[:, :heads])
-        result[:, heads:] = norms.key(qk_TAh[:, heads:])
+        result[:, :heads] = norms.query.reference(qk_TAh[:, :heads])
+        result[:, heads:] = norms.key.reference(qk_TAh[:, heads:])
         return result

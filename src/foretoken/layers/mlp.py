@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from foretoken.ops.activation import Activation
+from foretoken.ops.activation import Activation, gate
 from foretoken.ops.linear import Linear
 
 
@@ -14,11 +14,9 @@ class GatedMLP:
 
     gate_up: Linear
     down: Linear
-    width: int
     activate: Activation
 
     def __call__(self, x_TD: Tensor, residual_TD: Tensor | None) -> Tensor:
         """mlp(x), plus the residual if there is one."""
         both = self.gate_up(x_TD)
-        gate_TF = self.activate(both[:, : self.width])
-        return self.down(gate_TF.mul_(both[:, self.width :]), residual_TD)
+        return self.down(gate(both, self.activate), residual_TD)

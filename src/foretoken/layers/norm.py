@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretoken.ops.rows import row_kernels
+
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
@@ -14,8 +16,16 @@ class RMSNorm:
     weight_D: Tensor
     eps: float
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Normalize the last dimension."""
+    def __call__(self, x_TD: Tensor, residual_TD: Tensor | None = None) -> Tensor:
+        """Normalize rows, and add the residual if there is one."""
+        kernels = row_kernels(x_TD)
+        if kernels is not None:
+            return kernels.norm(x_TD, self.weight_D, self.eps, residual_TD)
+        normed = self.reference(x_TD)
+        return normed if residual_TD is None else residual_TD + normed
+
+    def reference(self, x: Tensor) -> Tensor:
+        """The same by PyTorch, for any number of dimensions."""
         if self.weight_D.dtype == x.dtype:
             return F.rms_norm(x, self.weight_D.shape, self.weight_D, self.eps)
         wide = x.to(self.weight_D.dtype)

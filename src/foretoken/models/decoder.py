@@ -38,11 +38,12 @@ class Layer:
         if self.after_attention is None:
             x_TD = self.attention(normed, x_TD, layer_SKh, step)
         else:
-            x_TD = x_TD + self.after_attention(self.attention(normed, None, layer_SKh, step))
+            out_TD = self.attention(normed, None, layer_SKh, step)
+            x_TD = self.after_attention(out_TD, x_TD)
         normed = self.mlp_norm(x_TD)
         if self.after_mlp is None:
             return self.mlp(normed, x_TD)
-        return x_TD + self.after_mlp(self.mlp(normed, None))
+        return self.after_mlp(self.mlp(normed, None), x_TD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,6 @@ class Builder:
         return GatedMLP(
             gate_up=self.linear(torch.cat([gate.weight, up.weight]), bias_N),
             down=self.linear(down.weight, down.bias, adds_residual=adds_residual),
-            width=inner,
             activate=ACTIVATIONS[self.shape.hidden_act],
         )
 

@@ -1,0 +1,60 @@
+// Shares rows among the threads; see rows.h.
+#include "rows.h"
+
+enum {
+    SERIAL_VALUES = 1 << 14,  // so few are not worth waking another thread for
+    ITEM_ROWS = 8
+};
+
+static const ft_row_kernels *kernels(void) {
+    const ft_row_kernels *const all[] = {&ft_rows_portable, &ft_rows_avx2, &ft_rows_avx512,
+                                         &ft_rows_avx512bf16, &ft_rows_avx512bf16};
+    int level = ft_level();
+    while (level > FT_PORTABLE && !all[level]->ready) level--;
+    return all[level];
+}
+
+typedef struct {
+    void (*run)(const void *call, int64_t first, int64_t end);
+    const void *call;
+    int64_t rows;
+} share_state;
+
+static void share_item(void *context, int64_t item, int worker) {
+    (void)worker;
+    const share_state *state = context;
+    const int64_t end = (item + 1) * ITEM_ROWS;
+    state->run(state->call, item * ITEM_ROWS, end < state->rows ? end : state->rows);
+}
+
+static void share(share_state state, int64_t width) {
+    if (state.rows * width <= SERIAL_VALUES)
+        state.run(state.call, 0, state.rows);
+    else
+        ft_parallel(share_item, &state, (state.rows + ITEM_ROWS - 1) / ITEM_ROWS);
+}
+
+static void run_norm(const void *call, int64_t first, int64_t end) {
+    kernels()->norm(call, first, end);
+}
+
+static void run_rotary(const void *call, int64_t first, int64_t end) {
+    kernels()->rotary(call, first, end);
+}
+
+static void run_gate(const void *call, int64_t first, int64_t end) {
+    kernels()->gate(call, first, end);
+}
+
+void ft_norm(const ft_norm_call *call) {
+    share((share_state){run_norm, call, call->rows}, call->width);
+}
+
+void ft_rotary(const ft_rotary_call *call) {
+    const int64_t heads = call->num_heads + 2 * call->num_kv_heads;
+    share((share_state){run_rotary, call, call->rows}, heads * call->head_dim);
+}
+
+void ft_gate(const ft_gate_call *call) {
+    share((share_state){run_gate, call, call->rows}, 4 * call->width);
+}

@@ -1,0 +1,183 @@
+// The kernels of rows.h, written once over vec.h. A file that includes this has defined NAME.
+#include "rows.h"
+#include "vec.h"
+
+#define ALWAYS static inline __attribute__((always_inline))
+#define LOG2_E 1.4426950408889634f
+
+ALWAYS vf load_at(const void *row, int64_t at, int64_t count, const int type) {
+    if (type == FT_BFLOAT16) {
+        const bf16 *p = (const bf16 *)row + at;
+        return count >= W ? vf_load_bf16(p) : vf_load_bf16_n(p, (int)count);
+    }
+    const float *p = (const float *)row + at;
+    return count >= W ? vf_load(p) : vf_load_n(p, (int)count);
+}
+
+ALWAYS void store_at(void *row, int64_t at, int64_t count, vf x, const int type) {
+    if (type == FT_BFLOAT16) {
+        bf16 *p = (bf16 *)row + at;
+        if (count >= W)
+            vf_store_bf16(p, x);
+        else
+            vf_store_bf16_n(p, x, (int)count);
+    } else {
+        float *p = (float *)row + at;
+        if (count >= W)
+            vf_store(p, x);
+        else
+            vf_store_n(p, x, (int)count);
+    }
+}
+
+ALWAYS void *row_at(const void *start, int64_t row, int64_t stride, const int type) {
+    return (char *)start + row * stride * (type == FT_BFLOAT16 ? 2 : 4);
+}
+
+// 1 / rms of a row: squares are added in two vectors of lanes, alternately.
+ALWAYS float inverse_rms(const void *row, int64_t width, float eps, const int type) {
+    vf even = vf_set1(0.0f), odd = even;
+    for (int64_t d = 0; d < width; d += 2 * W) {
+        const vf a = load_at(row, d, width - d, type);
+        even = vf_fma(a, a, even);
+        if (d + W < width) {
+            const vf b = load_at(row, d + W, width - d - W, type);
+            odd = vf_fma(b, b, odd);
+        }
+    }
+    const float mean = vf_sum(vf_add(even, odd)) / (float)width;
+    return 1.0f / __builtin_sqrtf(mean + eps);
+}
+
+ALWAYS void norm_rows(const ft_norm_call *c, int64_t first, int64_t end, const int type) {
+    for (int64_t i = first; i < end; i++) {
+        const void *x = row_at(c->x, i, c->x_stride, type);
+        void *y = row_at(c->y, i, c->y_stride, type);
+        const vf factor = vf_set1(inverse_rms(x, c->width, c->eps, type));
+        for (int64_t d = 0; d < c->width; d += W) {
+            const int64_t count = c->width - d;
+            const vf weight = load_at(c->weight, d, count, c->weight_type);
+            const vf normed = vf_mul(vf_mul(load_at(x, d, count, type), factor), weight);
+            store_at(y, d, count, normed, type);
+        }
+    }
+}
+
+// The same with a residual, which may be the result's own memory.
+ALWAYS void norm_add_rows(const ft_norm_call *c, int64_t first, int64_t end, const int type) {
+    for (int64_t i = first; i < end; i++) {
+        const void *x = row_at(c->x, i, c->x_stride, type);
+        const void *residual = row_at(c->residual, i, c->residual_stride, type);
+        void *y = row_at(c->y, i, c->y_stride, type);
+        const vf factor = vf_set1(inverse_rms(x, c->width, c->eps, type));
+        for (int64_t d = 0; d < c->width; d += W) {
+            const int64_t count = c->width - d;
+            const vf weight = load_at(c->weight, d, count, c->weight_type);
+            const vf normed = vf_mul(vf_mul(load_at(x, d, count, type), factor), weight);
+            float lanes[W];
+            store_at(lanes, 0, W, normed, type);
+            const vf rounded = load_at(lanes, 0, W, type);
+            store_at(y, d, count, vf_add(load_at(residual, d, count, type), rounded), type);
+        }
+    }
+}
+
+static void norm(const ft_norm_call *c, int64_t first, int64_t end) {
+    if (c->type == FT_BFLOAT16 && !c->residual)
+        norm_rows(c, first, end, FT_BFLOAT16);
+    else if (c->type == FT_BFLOAT16)
+        norm_add_rows(c, first, end, FT_BFLOAT16);
+    else if (!c->residual)
+        norm_rows(c, first, end, FT_FLOAT32);
+    else
+        norm_add_rows(c, first, end, FT_FLOAT32);
+}
+
+ALWAYS void norm_head(const ft_rotary_call *c, void *head, const void *weight, const int type) {
+    const int size = c->head_dim;
+    const vf factor = vf_set1(inverse_rms(head, size, c->eps, type));
+    for (int d = 0; d < size; d += W) {
+        const vf x = vf_mul(load_at(head, d, size - d, type), factor);
+        const vf scale = load_at(weight, d, size - d, c->norm_type);
+        store_at(head, d, size - d, vf_mul(x, scale), type);
+    }
+}
+
+// Turn the first dimensions of a head where it lies; the rest stays.
+ALWAYS void turn(void *head, const void *cos, const void *sin, int width, const int type) {
+    const int half = width / 2;
+    for (int d = 0; d < half; d += W) {
+        const int count = half - d;
+        const vf low = load_at(head, d, count, type), high = load_at(head, half + d, count, type);
+        const vf first = vf_fma(high, load_at(sin, d, count, type),
+                                vf_mul(low, load_at(cos, d, count, type)));
+        const vf second = vf_fma(low, load_at(sin, half + d, count, type),
+                                 vf_mul(high, load_at(cos, half + d, count, type)));
+        store_at(head, d, count, first, type);
+        store_at(head, half + d, count, second, type);
+    }
+}
+
+ALWAYS void rotary_rows(const ft_rotary_call *c, int64_t first, int64_t end, const int type) {
+    const int size = c->head_dim, turned = c->num_heads + c->num_kv_heads;
+    const size_t item = type == FT_BFLOAT16 ? 2 : 4;
+    for (int64_t i = first; i < end; i++) {
+        void *row = row_at(c->qkv, i, c->qkv_stride, type);
+        const int64_t at = c->positions ? c->positions[i] : i;
+        const int64_t slot = c->slots ? c->slots[i] : c->first_slot + i;
+        const void *cos = row_at(c->cos, at, c->width, type);
+        const void *sin = row_at(c->sin, at, c->width, type);
+        for (int h = 0; h < turned; h++) {
+            void *head = row_at(row, h, size, type);
+            const void *weight = h < c->num_heads ? c->query_norm : c->key_norm;
+            if (weight) norm_head(c, head, weight, type);
+            turn(head, cos, sin, c->width, type);
+        }
+        memcpy(row_at(c->kv, slot, c->kv_stride, type), row_at(row, c->num_heads, size, type),
+               2 * (size_t)c->num_kv_heads * (size_t)size * item);
+    }
+}
+
+static void rotary(const ft_rotary_call *c, int64_t first, int64_t end) {
+    if (c->type == FT_BFLOAT16)
+        rotary_rows(c, first, end, FT_BFLOAT16);
+    else
+        rotary_rows(c, first, end, FT_FLOAT32);
+}
+
+// x / (1 + 2^-rate): with rate = x log2(e) this is x sigmoid(x).
+ALWAYS vf gated(vf x, const int activation) {
+    vf rate = vf_mul(x, vf_set1(-LOG2_E));
+    if (activation == FT_GELU_TANH) {
+        const vf square = vf_fma(vf_mul(x, x), vf_set1(0.044715f), vf_set1(1.0f));
+        rate = vf_mul(vf_mul(rate, square), vf_set1(1.5957691216057308f)); // 2 sqrt(2 / pi)
+    }
+    return vf_div(x, vf_add(vf_set1(1.0f), vf_exp2(vf_min(vf_set1(126.0f), rate))));
+}
+
+ALWAYS void gate_rows(const ft_gate_call *c, int64_t first, int64_t end, const int type,
+                      const int activation) {
+    for (int64_t i = first; i < end; i++) {
+        const void *x = row_at(c->x, i, c->x_stride, type);
+        void *y = row_at(c->y, i, c->y_stride, type);
+        for (int64_t d = 0; d < c->width; d += W) {
+            const int64_t count = c->width - d;
+            const vf gate = gated(load_at(x, d, count, type), activation);
+            const vf up = load_at(x, c->width + d, count, type);
+            store_at(y, d, count, vf_mul(gate, up), type);
+        }
+    }
+}
+
+static void gate(const ft_gate_call *c, int64_t first, int64_t end) {
+    if (c->type == FT_BFLOAT16 && c->activation == FT_SILU)
+        gate_rows(c, first, end, FT_BFLOAT16, FT_SILU);
+    else if (c->type == FT_BFLOAT16)
+        gate_rows(c, first, end, FT_BFLOAT16, FT_GELU_TANH);
+    else if (c->activation == FT_SILU)
+        gate_rows(c, first, end, FT_FLOAT32, FT_SILU);
+    else
+        gate_rows(c, first, end, FT_FLOAT32, FT_GELU_TANH);
+}
+
+const ft_row_kernels NAME = {1, norm, rotary, gate};

@@ -1,0 +1,131 @@
+"""Row kernels against their twins, on every instruction set of this machine. The guarded bugs: the
+end of a row that is no whole vector, a row that depends on the others, a head turned twice or kept
+in another slot."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.kernels.library import LEVELS, Library, find_library
+from foretoken.layers.norm import RMSNorm
+from foretoken.layers.rope import Rotation, rotate
+from foretoken.ops.activation import Activation, gelu_tanh, silu
+from foretoken.ops.rows import RowKernels, Turn
+
+WIDTHS = [1, 3, 16, 31, 32, 33, 192, 200, 1037]
+TOLERANCE = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (1.6e-2, 1e-2)}
+DTYPES = list(TOLERANCE)
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def kernels(request: pytest.FixtureRequest) -> Iterator[RowKernels]:
+    """The kernels at one level."""
+    found: Library | None = find_library()
+    if found is None or LEVELS.index(request.param) > found.handle.ft_cpu_level():
+        pytest.skip("no such kernels here")
+    before = found.handle.ft_level()
+    found.handle.ft_set_level(LEVELS.index(request.param))
+    yield RowKernels(found)
+    found.handle.ft_set_level(before)
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    rtol, atol = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norm(
+    kernels: RowKernels, width: int, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    if dtype == torch.float32 and weight_dtype != dtype:
+        pytest.skip("norms of a float32 model have float32 weights")
+    wide = randn(9, 2 * width, dtype=dtype)
+    x_TD, weight_D = wide[:, :width], randn(width, dtype=weight_dtype, seed=1)
+    residual_TD = randn(9, width, dtype=dtype, seed=2)
+    norm = RMSNorm(weight_D, 1e-5)
+    assert_close(kernels.norm(x_TD, weight_D, 1e-5), norm.reference(x_TD))
+    found = kernels.norm(x_TD, weight_D, 1e-5, residual_TD)
+    assert torch.equal(found, residual_TD + kernels.norm(x_TD, weight_D, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("activation", "twin"), [(0, silu), (1, gelu_tanh)])
+def test_gate(
+    kernels: RowKernels, activation: int, twin: Activation, width: int, dtype: torch.dtype
+) -> None:
+    both_TF = 4 * randn(7, 2 * width, dtype=dtype)
+    both_TF[0, 0] = -120.0
+    wide = both_TF.float()
+    expected = (twin(wide[:, :width]) * wide[:, width:]).to(dtype)
+    assert_close(kernels.gate(both_TF, activation), expected)
+
+
+def test_gate_at_the_ends(kernels: RowKernels) -> None:
+    x = torch.tensor([[-torch.inf, -3e38, -200.0, -0.0, 200.0, 3e38, torch.nan]])
+    for activation, far in ((0, -200 * 2**-126), (1, 0.0)):
+        found = kernels.gate(torch.cat([x, torch.ones_like(x)], 1), activation)[0].tolist()
+        assert abs(found[2]) <= abs(far) + 1e-30 and found[3:6] == [0.0, 200.0, x[0, 5].item()]
+        assert found[6] != found[6]
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv", "size", "turned"),
+    [(6, 2, 32, 32), (4, 4, 8, 8), (3, 1, 10, 6), (2, 1, 128, 128), (2, 2, 80, 80), (1, 1, 96, 24)],
+)
+def test_turn_and_write(
+    kernels: RowKernels, heads: int, kv: int, size: int, turned: int, dtype: torch.dtype,
+    normed: bool,
+) -> None:  # fmt: skip
+    rows = 11
+    qkv_TAh = randn(rows, heads + 2 * kv, size, dtype=dtype)
+    angles = torch.arange(rows)[:, None, None] * randn(1, 1, turned, dtype=torch.float32, seed=4)
+    rotation = Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
+    norms = None
+    expected = qkv_TAh.clone()
+    if normed:
+        query, key = (RMSNorm(randn(size, dtype=torch.float32, seed=i), 1e-6) for i in (5, 6))
+        norms = (query.weight_D, key.weight_D, 1e-6)
+        expected[:, :heads] = query.reference(qkv_TAh[:, :heads])
+        expected[:, heads : heads + kv] = key.reference(qkv_TAh[:, heads : heads + kv])
+    expected[:, : heads + kv] = rotate(expected[:, : heads + kv], rotation)
+    scattered = torch.tensor(random.Random(0).sample(range(50), rows))
+    for slots_T in (scattered, slice(7, 7 + rows)):
+        store_SKh = torch.full((50, 2 * kv, size), 7.0, dtype=dtype)
+        found = qkv_TAh.clone()
+        turn = Turn(
+            num_heads=heads, num_kv_heads=kv, cos_TW=rotation.cos, sin_TW=rotation.sin,
+            slots_T=slots_T, norms=norms,
+        )  # fmt: skip
+        kernels.turn_and_write(found.view(rows, -1), store_SKh, turn)
+        assert_close(found, expected)
+        assert torch.equal(store_SKh[slots_T], found[:, heads:])
+        store_SKh[slots_T] = 7.0
+        assert (store_SKh == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_are_independent(kernels: RowKernels, dtype: torch.dtype) -> None:
+    """A thousand rows at once, on several threads, have the bits of one at a time."""
+    x_TD, weight_D = randn(1000, 98, dtype=dtype), randn(98, dtype=dtype, seed=1)
+    before = torch.get_num_threads()
+    library = find_library()
+    assert library is not None
+    library.handle.ft_set_threads(3)
+    normed, gated = kernels.norm(x_TD, weight_D, 1e-6), kernels.gate(x_TD, 0)
+    library.handle.ft_set_threads(before)
+    for i in range(0, 1000, 37):
+        assert torch.equal(kernels.norm(x_TD[i : i + 1], weight_D, 1e-6)[0], normed[i])
+        assert torch.equal(kernels.gate(x_TD[i : i + 1], 0)[0], gated[i])
