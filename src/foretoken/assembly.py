@@ -22,6 +22,7 @@ from foretoken.proposers.draft_models import Surroundings, build_draft_model, fi
 from foretoken.proposers.drafters import Drafters, FirstPolicy
 from foretoken.proposers.registry import create_drafters
 from foretoken.proposers.vocabularies import Side
+from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.schedule_config import SchedulerConfig
@@ -75,9 +76,12 @@ class _Assembly:
     def engine(self, proposer: Proposer | None) -> Engine:
         config, shape = self.config, self.shape
         rule = self.speculative.rejection_sample_method if self.speculative else "auto"
-        verifier = Verifier(shape.vocab_size, config.device, rule, _rule_settings(self.speculative))
+        eos_ids = _eos_ids(shape, self.tokenizer)
+        grammars = self._grammars(eos_ids)
+        settings = _rule_settings(self.speculative)
+        verifier = Verifier(shape.vocab_size, config.device, rule, settings, grammars)
         texts = TextStreams(self.tokenizer)
-        drafters = self._drafters(verifier) if proposer is None else self._given(proposer)
+        drafters = self._drafters(verifier) if proposer is None else self._given(proposer, grammars)
         limits = {name: member.most for name, member in drafters.members.items()}
         budget = RequestBudget(limits, _load_limit(self.speculative))
         scheduler = Scheduler(
@@ -102,9 +106,14 @@ class _Assembly:
                 verifier=verifier,
                 texts=texts,
                 vocab_size=shape.vocab_size,
-                eos_token_ids=_eos_ids(shape, self.tokenizer),
+                eos_token_ids=eos_ids,
+                grammars=grammars,
             )
         )
+
+    def _grammars(self, eos_ids: frozenset[int]) -> Grammars:
+        text = None if self.tokenizer is None else self.tokenizer.to_json()
+        return Grammars(text, self.shape.vocab_size, sorted(eos_ids), self.config.device)
 
     def _runner(self, folder: Path, batch_invariant: bool) -> Runner:
         options = LoadOptions(
@@ -130,13 +139,16 @@ class _Assembly:
             lambda one: build_draft_model(self.draft_models[one.label], around),
             vocab_size=self.shape.vocab_size,
             max_model_len=self.config.max_model_len,
+            grammars=verifier.sampler.grammars,
         )
 
-    def _given(self, proposer: Proposer) -> Drafters:
+    def _given(self, proposer: Proposer, grammars: Grammars) -> Drafters:
         """A drafter of the caller's own, under the name that it has."""
         given = self.speculative
         most = given.num_speculative_tokens if given else _DEFAULT_DRAFTS
-        return Drafters({proposer.name: Member(proposer=proposer, most=most)}, FirstPolicy())
+        return Drafters(
+            {proposer.name: Member(proposer=proposer, most=most)}, FirstPolicy(), grammars
+        )
 
 
 def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:

@@ -15,12 +15,13 @@ from foretoken.errors import ParameterError, PromptError
 from foretoken.metrics import EngineMetrics
 from foretoken.proposers.base import Context, Proposer
 from foretoken.runtime.batch import Batch
+from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduler import Scheduler
 from foretoken.runtime.verifier import Verification, Verifier
 from foretoken.text_streams import TextStreams
 from foretoken.tokenizer import Tokenizer
-from foretoken.types import Output, Request, SamplingParams, StepStats
+from foretoken.types import FinishReason, Output, Request, SamplingParams, StepStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class EngineParts:
     texts: TextStreams
     vocab_size: int
     eos_token_ids: frozenset[int]
+    grammars: Grammars
 
 
 class Engine:
@@ -96,6 +98,7 @@ class Engine:
             prediction_ids=prediction_ids,
         )
         self.parts.scheduler.check_capacity(request)
+        self.parts.grammars.check(request)
         if params.n == 1:
             return [request]
         return [
@@ -145,6 +148,7 @@ class Engine:
             raise
         verified = time.perf_counter()
         committed = parts.scheduler.commit(batch, verification, time.monotonic())
+        committed += self._fail_grammars(committed)
         outputs = [parts.texts.advance(output) for output in committed]
         for output in outputs:
             if output.finish_reason is not None:
@@ -152,6 +156,23 @@ class Engine:
         times = (drafted - began, verified - drafted, time.perf_counter() - began)
         self.metrics.record(self._stats(batch, verification, outputs, times))
         return outputs
+
+    def _fail_grammars(self, committed: list[Output]) -> list[Output]:
+        """Ends of requests whose grammar failed in this step; their tokens are taken back."""
+        failures = self.parts.grammars.take_failures()
+        ends = []
+        for request_id, reason in failures.items():
+            end = self.parts.scheduler.fail(request_id, reason)
+            at = [i for i, output in enumerate(committed) if output.request_id == request_id]
+            if end is not None:
+                ends.append(end)
+            for i in at:
+                committed[i] = (
+                    Output(request_id=request_id)
+                    if end is not None
+                    else replace(committed[i], finish_reason=FinishReason.ERROR, error=reason)
+                )
+        return ends
 
     def _release(self, request_id: str) -> None:
         self.parts.proposer.release(request_id)

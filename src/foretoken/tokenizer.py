@@ -76,6 +76,10 @@ class Tokenizer:
         """Text of `ids`."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json."""
+        return self._tokenizer.to_str()
+
     def stream(self, params: "StreamOptions") -> "Detokenizer":
         """Incremental decoding of one output."""
         return Detokenizer(self._tokenizer, params)
@@ -91,9 +95,13 @@ class Tokenizer:
         return tuple(found)
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation.
+        """Token ids of a conversation; what becomes of `tools` is the template's affair.
 
         Raises:
             PromptError: the model has no chat template, or it rejects the messages.
@@ -107,7 +115,10 @@ class Tokenizer:
             raise PromptError("messages", messages, "a model with a chat template")
         try:
             text = self._chat.apply_chat_template(
-                list(messages), add_generation_prompt=add_generation_prompt, tokenize=False
+                list(messages),
+                tools=None if tools is None else list(tools),
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
             )
         except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
             raise PromptError("messages", messages, f"what the template takes: {error}") from error

@@ -1,10 +1,16 @@
-"""Tiny models that the end-to-end tests share."""
+"""Tiny models, and a server of the packaged ones, that the end-to-end tests share."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
+from foretoken.assembly import build_engine
+from foretoken.config import EngineConfig
+from foretoken.server.settings import ServerConfig
 from foretoken.testing import write_tiny_llama
+from tests.e2e.serving import Serving, serving
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +23,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target's own weights with one layer less: agrees sometimes."""
     return write_tiny_llama(tmp_path_factory.mktemp("draft"), seed=1, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Serving]:
+    """The packaged pair, served."""
+    config = EngineConfig.from_kwargs(
+        model="demo",
+        max_num_seqs=8,
+        kv_cache_memory_bytes=64 << 20,
+        speculative_config={
+            "method": "draft_model",
+            "model": "demo-draft",
+            "num_speculative_tokens": 5,
+        },
+    )
+    with serving(build_engine(config), ServerConfig(per_request_metrics="detailed")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(server: Serving) -> Iterator[openai.OpenAI]:
+    """The official client, pointed at it."""
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as made:
+        yield made

@@ -1,7 +1,6 @@
 """The server on the packaged models, through the official client and bare HTTP."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -9,33 +8,9 @@ import openai
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.assembly import build_engine
-from foretoken.config import EngineConfig
-from foretoken.server.settings import ServerConfig
-from tests.e2e.serving import Serving, post, serving
+from tests.e2e.serving import Serving, post
 
-SPECULATION = {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 5}
 PROMPT = "class Stack:\n    def __init__(self"
-
-
-def config(**settings: Any) -> EngineConfig:
-    settings.setdefault("speculative_config", SPECULATION)
-    return EngineConfig.from_kwargs(
-        model="demo", max_num_seqs=8, kv_cache_memory_bytes=64 << 20, **settings
-    )
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Serving]:
-    engine = build_engine(config())
-    with serving(engine, ServerConfig(per_request_metrics="detailed")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Serving) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ _SERVER = {
     "admin_key": "admin_key",
     "per_request_spec_decode_metrics": "per_request_metrics",
     "metrics_prefix": "metrics_prefix",
+    "tool_call_parser": "tool_parser",
 }
 _LIMITS = (
     "max_body_bytes", "max_prompt_tokens", "max_tokens", "max_n", "max_queue", "timeout_s",
@@ -109,6 +110,9 @@ def serve(
         typer.Option(
             metavar="none|summary|detailed", help="What answers tell about their speculation."
         ),
+    ] = None,
+    tool_call_parser: Annotated[
+        Text, typer.Option(metavar="hermes|llama3_json", help="How calls stand in the text.")
     ] = None,
     metrics_prefix: Annotated[Text, typer.Option(help="Of metrics that vLLM has not.")] = None,
     max_body_bytes: Annotated[Number, typer.Option(help="Larger bodies are refused.")] = None,

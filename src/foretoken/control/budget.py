@@ -14,7 +14,8 @@ from foretoken.runtime.drafting import StepLoad
 from foretoken.runtime.sequence import Sequence
 
 PREDICTED_DRAFTS = 10
-"""Most drafts from a prediction where no drafter allows more: they cost nothing to make."""
+"""Most drafts from a prediction or a grammar where no drafter allows more: they cost nothing to
+make."""
 
 
 class BudgetPolicy(ABC):
@@ -80,7 +81,7 @@ class RequestBudget(BudgetPolicy):
                 return 0
             if own.drafter is not None:
                 most = self._drafters.get(own.drafter, 0)
-        if sequence.request.prediction_ids:
+        if sequence.request.prediction_ids or sequence.request.params.structured is not None:
             most = max(most, PREDICTED_DRAFTS)
         if own is not None and own.num_speculative_tokens is not None:
             most = min(most, own.num_speculative_tokens)

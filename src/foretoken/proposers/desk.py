@@ -18,6 +18,9 @@ from foretoken.proposers.base import Context, Proposer
 from foretoken.runtime.batch import Span
 
 PREDICTION = "prediction"
+GRAMMAR = "grammar"
+OWN = frozenset({PREDICTION, GRAMMAR})
+"""Drafters that every engine has, for the requests that bring what they need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +63,8 @@ class Desk:
         return [i for i, s in enumerate(spans) if s.draft_budget > 0 and i not in self._taken]
 
     def allowed(self, name: str, index: int) -> bool:
-        """Whether the request of a span lets this drafter draft; its prediction always may."""
-        if name == PREDICTION:
+        """Whether the request of a span lets this drafter draft; its own ones always may."""
+        if name in OWN:
             return True
         own = self.spans[index].sequence.request.params.own_policy
         return own is None or own.drafter is None or own.drafter == name

@@ -1,7 +1,7 @@
-"""The engine's proposer: predictions first, then the drafters in the way the policy says.
+"""The engine's proposer: what is certain first, then the drafters in the way the policy says.
 
-Owns who is asked, not how anyone drafts. Requests that name a drafter get that one alone. A
-request's prediction comes before any drafter, since the user vouches for it.
+Owns who is asked, not how anyone drafts. Requests that name a drafter get that one alone. Before
+any drafter come the tokens that a grammar forces, then the prediction, which the user vouches for.
 """
 
 from abc import ABC, abstractmethod
@@ -11,9 +11,11 @@ from typing import final
 
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.desk import PREDICTION, Desk, Member
+from foretoken.proposers.desk import GRAMMAR, OWN, PREDICTION, Desk, Member
+from foretoken.proposers.forced import ForcedProposer
 from foretoken.proposers.prediction import PredictionProposer
 from foretoken.runtime.batch import Span
+from foretoken.runtime.grammar import Grammars
 
 MOST_PREDICTED = 128
 
@@ -52,14 +54,21 @@ class Drafters(Proposer):
 
     name = "drafters"
 
-    def __init__(self, members: Mapping[str, Member], policy: Policy) -> None:
-        """Draft with `members`, by name, in order; none of them is called `prediction`."""
-        assert PREDICTION not in members, tuple(members)
+    def __init__(
+        self, members: Mapping[str, Member], policy: Policy, grammars: Grammars | None = None
+    ) -> None:
+        """Draft with `members`, by name, in order; no name is one of OWN.
+
+        Without `grammars`, tokens that they force are not drafted.
+        """
+        assert not OWN & members.keys(), tuple(members)
         self.members = dict(members)
         self._names = tuple(members)
         self._policy = policy
-        own = Member(proposer=PredictionProposer(), most=MOST_PREDICTED)
-        self._everyone = {**self.members, PREDICTION: own}
+        own = {PREDICTION: Member(proposer=PredictionProposer(), most=MOST_PREDICTED)}
+        if grammars is not None:
+            own[GRAMMAR] = Member(proposer=ForcedProposer(grammars), most=MOST_PREDICTED)
+        self._everyone = {**self.members, **own}
 
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one, each from one drafter."""
@@ -69,6 +78,9 @@ class Drafters(Proposer):
         if len(self._names) == 1 and not any(_is_particular(span) for span in wanted):
             return self._ask_only(context)
         desk = Desk(self._everyone, context.spans)
+        if GRAMMAR in self._everyone:
+            forced = [i for i in desk.open if context.spans[i].sequence.request.params.structured]
+            desk.take(desk.ask(GRAMMAR, forced))
         predicted = [i for i in desk.open if context.spans[i].sequence.request.prediction_ids]
         if predicted:
             desk.take(desk.ask(PREDICTION, predicted))
@@ -96,4 +108,5 @@ def _is_particular(span: Span) -> bool:
     """Whether the request has wishes of its own about who drafts."""
     request = span.sequence.request
     own = request.params.own_policy
-    return bool(request.prediction_ids) or (own is not None and own.drafter is not None)
+    certain = bool(request.prediction_ids) or request.params.structured is not None
+    return certain or (own is not None and own.drafter is not None)

@@ -7,6 +7,7 @@ from foretoken.errors import ConfigError
 from foretoken.proposers.base import Proposer, ProposerSettings
 from foretoken.proposers.desk import Member
 from foretoken.proposers.drafters import Drafters, FirstPolicy, Policy
+from foretoken.runtime.grammar import Grammars
 
 ModelLoader = Callable[[SpeculativeConfig], Proposer]
 
@@ -17,14 +18,16 @@ def create_drafters(
     *,
     vocab_size: int,
     max_model_len: int,
+    grammars: Grammars | None = None,
 ) -> Drafters:
-    """Everything that `config` names; with None only predictions are drafted from.
+    """Everything that `config` names; with None only what requests bring is drafted from.
 
     Args:
         config: what the user set.
         draft_model: builds a drafter that needs weights.
         vocab_size: drafts are ids below this.
         max_model_len: most tokens of a sequence.
+        grammars: the verifier's; what they force is drafted first.
 
     Raises:
         ConfigError: an unknown method, or a user's class that cannot be loaded.
@@ -47,7 +50,8 @@ def create_drafters(
         )
         for one in each
     }
-    return Drafters(members, create_policy("first" if config is None else config.policy))
+    policy = create_policy("first" if config is None else config.policy)
+    return Drafters(members, policy, grammars)
 
 
 def create_policy(name: str) -> Policy:

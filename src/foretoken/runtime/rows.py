@@ -78,6 +78,7 @@ class Profile:
             bias=bias,
             penalties=penalties if penalised else None,
             edits=bool(others or request.bad_words_ids or penalised)
+            or params.structured is not None
             or forbidden_V is not None
             or bias is not None,
         )

@@ -17,6 +17,7 @@ from foretoken.ops.logits import NEVER, Filters, keep_filtered, scale
 from foretoken.ops.noise import KeyedNoise, Stream, pack_keys
 from foretoken.ops.reject import wants_distribution
 from foretoken.ops.sampling import draw, draw_filtered, greedy
+from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.penalties import PenaltyCounts
 from foretoken.runtime.rows import Profile, Rows, banned_cells
 from foretoken.runtime.sequence import Sequence
@@ -51,9 +52,15 @@ class _Group:
 class Sampler:
     """Processes rows of logits and chooses tokens with keyed noise."""
 
-    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
-        """Serve rows of `vocab_size` logits on `device`."""
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        grammars: Grammars | None = None,
+    ) -> None:
+        """Serve rows of `vocab_size` logits on `device`; without `grammars` none is obeyed."""
         self.vocab_size = vocab_size
+        self.grammars = grammars
         self.device = torch.device(device)
         self.noise = KeyedNoise(vocab_size, self.device)
         self._counts = PenaltyCounts(self.device)
@@ -63,6 +70,8 @@ class Sampler:
         """Forget a request; unknown ids are fine."""
         self._profiles.pop(request_id, None)
         self._counts.release(request_id)
+        if self.grammars is not None:
+            self.grammars.release(request_id)
 
     def profile(self, request: Request) -> Profile:
         """What the request needs, worked out at its first row."""
@@ -149,6 +158,8 @@ class Sampler:
         edited_RV = logits_RV.clone()
         banned: list[tuple[int, int]] = []
         for group in touched:
+            if self.grammars is not None:
+                self.grammars.forbid(edited_RV[group.start : group.end], group.rows)
             forbidden_V = group.profile.forbidden_V
             if forbidden_V is not None:
                 edited_RV[group.start : group.end].masked_fill_(forbidden_V, NEVER)

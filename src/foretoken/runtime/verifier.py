@@ -18,6 +18,7 @@ from foretoken.models.tensors import ModelOutput
 from foretoken.ops.reject import INVALID, RULES, rule_of
 from foretoken.ops.sampling import top_logprobs
 from foretoken.runtime.batch import Batch, Span
+from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.rules import Check, RuleSettings, create_rules
 from foretoken.runtime.sampler import Sampler
@@ -58,11 +59,12 @@ class Verifier:
         device: torch.device | str = "cpu",
         rule: str = "auto",
         settings: RuleSettings | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """Check drafts of `vocab_size` ids on `device` by `rule` (see `rule_of`)."""
         assert rule in RULES, (rule, RULES)
         self.rule = rule
-        self.sampler = Sampler(vocab_size, device)
+        self.sampler = Sampler(vocab_size, device, grammars)
         self._rules = create_rules(self.sampler, settings or RuleSettings())
 
     def release(self, request_id: str) -> None:

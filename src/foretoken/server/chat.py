@@ -16,11 +16,14 @@ from foretoken.server.answers import (
 )
 from foretoken.server.events import EventStream, to_json, unless_gone
 from foretoken.server.generation import Event, Generation, Order, accept
+from foretoken.server.messages import ChoiceMessage
 from foretoken.server.prompts import chat_prompt, check_model
 from foretoken.server.reading import read_body
 from foretoken.server.sampling import chat_params
 from foretoken.server.schemas import ChatBody, StreamOptions
 from foretoken.server.state import request_id_of, salt_of, state_of
+from foretoken.server.tool_choice import ToolPlan, plan_tools
+from foretoken.types import FinishReason
 
 
 async def chat_completions(request: Request) -> ASGIApp:
@@ -28,9 +31,13 @@ async def chat_completions(request: Request) -> ASGIApp:
     state = state_of(request)
     body = await read_body(request, ChatBody, state.config.limits.max_body_bytes)
     check_model(state, body.model)
-    params = chat_params(body, state.config.limits)
+    plan = plan_tools(body, state.config.tool_parser)
+    params = chat_params(body, state.config.limits, plan.structure)
     prompt = await chat_prompt(
-        state, body.messages, add_generation_prompt=body.add_generation_prompt
+        state,
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        tools=plan.tools,
     )
     order = Order(
         request_id=request_id_of(request),
@@ -39,8 +46,8 @@ async def chat_completions(request: Request) -> ASGIApp:
         priority=body.priority,
         cache_salt=salt_of(request, body.cache_salt),
     )
-    generation = accept(state, "chatcmpl", order)
-    answer = _Answer(generation, body)
+    generation = await accept(state, "chatcmpl", order)
+    answer = _Answer(generation, body, plan)
     if body.stream:
         timeout = state.config.limits.timeout_s
         return EventStream(answer.chunks(), generation.close, order.request_id, timeout)
@@ -54,11 +61,13 @@ async def chat_completions(request: Request) -> ASGIApp:
 class _Answer:
     """One answer, whole or in chunks."""
 
-    def __init__(self, generation: Generation, body: ChatBody) -> None:
+    def __init__(self, generation: Generation, body: ChatBody, plan: ToolPlan) -> None:
         self._generation = generation
         self._body = body
         self._text_of = TokenTexts(generation.state.tokenizer)
         self._tally = Tally(generation)
+        self._named = plan.named
+        self._messages = [ChoiceMessage(plan.parser()) for _ in range(generation.num_choices)]
 
     async def whole(self) -> dict[str, Any]:
         """The answer once everything is there."""
@@ -114,12 +123,14 @@ class _Answer:
 
     def _choice(self, index: int, events: list[Event]) -> dict[str, Any]:
         last = events[-1]
-        text = "".join(event.text for event in events)
+        message = self._messages[index]
+        for event in events:
+            message.read(event.text, ends=event.finish_reason is not None)
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": message.whole(),
             "logprobs": self._logprobs(events),
-            "finish_reason": last.finish_reason,
+            "finish_reason": self._finish_reason(last),
             "stop_reason": last.stop_reason,
         }
         if self._body.return_token_ids:
@@ -132,20 +143,28 @@ class _Answer:
             choice["prompt_logprobs"] = prompt_logprobs(rows, self._text_of)
         return choice
 
+    def _finish_reason(self, event: Event) -> str | None:
+        called = self._messages[event.choice].num_calls > 0
+        if event.finish_reason is FinishReason.STOP and called and not self._named:
+            return "tool_calls"
+        return event.finish_reason
+
     def _deltas(self, event: Event) -> list[dict[str, Any]]:
-        """The deltas of one token: its text, and the end."""
-        found = []
-        if event.text or event.logprobs is not None or self._body.token_sources:
-            delta = self._delta(event.choice, {"content": event.text})
-            delta["logprobs"] = self._logprobs([event])
+        """The deltas of one token: what its text turned out to be, and the end."""
+        message = self._messages[event.choice]
+        ends = event.finish_reason is not None
+        found = [self._delta(event.choice, delta) for delta in message.read(event.text, ends=ends)]
+        if not found and (event.logprobs is not None or self._body.token_sources):
+            found = [self._delta(event.choice, {"content": ""})]
+        if found:
+            found[0]["logprobs"] = self._logprobs([event])
             if self._body.token_sources:
-                delta["tokens"] = [token_entry(event)]
+                found[0]["tokens"] = [token_entry(event)]
             if self._body.return_token_ids and event.token_id is not None:
-                delta["token_ids"] = [event.token_id]
-            found.append(delta)
-        if event.finish_reason is not None:
+                found[0]["token_ids"] = [event.token_id]
+        if ends:
             end = self._delta(event.choice, {})
-            end["finish_reason"] = event.finish_reason
+            end["finish_reason"] = self._finish_reason(event)
             end["stop_reason"] = event.stop_reason
             found.append(end)
         return found

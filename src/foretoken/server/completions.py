@@ -37,7 +37,7 @@ async def completions(request: Request) -> ASGIApp:
         priority=body.priority,
         cache_salt=salt_of(request, body.cache_salt),
     )
-    generation = accept(state, "cmpl", order)
+    generation = await accept(state, "cmpl", order)
     answer = _Answer(generation, body)
     if body.stream:
         timeout = state.config.limits.timeout_s

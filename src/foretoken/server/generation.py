@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
+from foretoken.engine import Engine
 from foretoken.engine_async import OutputStream
 from foretoken.server.problems import Problem
 from foretoken.server.prompts import PromptIds
@@ -128,7 +129,7 @@ def events_of(output: Output, choice: int) -> Iterator[Event]:
         )
 
 
-def accept(state: ServerState, kind: str, order: Order) -> Generation:
+async def accept(state: ServerState, kind: str, order: Order) -> Generation:
     """Send prompts to the engine; whoever asks must `close` what is returned.
 
     Args:
@@ -143,16 +144,10 @@ def accept(state: ServerState, kind: str, order: Order) -> Generation:
     _check_admission(state, len(order.prompts) * order.params.n)
     engine = state.engine.engine
     answer_id = f"{kind}-{uuid.uuid4().hex}"
-    requests: list[Request] = []
-    for number, prompt in enumerate(order.prompts):
-        name = f"{answer_id}-{number}" if len(order.prompts) > 1 else answer_id
-        requests += engine.make_requests(
-            name,
-            prompt.ids,
-            order.params,
-            priority=order.priority,
-            cache_salt=order.cache_salt,
-        )
+    if order.params.structured is None:
+        requests = _make_requests(engine, answer_id, order)
+    else:
+        requests = await asyncio.to_thread(_make_requests, engine, answer_id, order)
     deadline = asyncio.get_running_loop().time() + state.config.limits.timeout_s
     stream = state.engine.open(requests)
     state.metrics.opened(requests)
@@ -171,6 +166,21 @@ def accept(state: ServerState, kind: str, order: Order) -> Generation:
         deadline=deadline,
         created=int(time.time()),
     )
+
+
+def _make_requests(engine: Engine, answer_id: str, order: Order) -> list[Request]:
+    """Requests of all prompts; a grammar is compiled here, which may take a while."""
+    requests: list[Request] = []
+    for number, prompt in enumerate(order.prompts):
+        name = f"{answer_id}-{number}" if len(order.prompts) > 1 else answer_id
+        requests += engine.make_requests(
+            name,
+            prompt.ids,
+            order.params,
+            priority=order.priority,
+            cache_salt=order.cache_salt,
+        )
+    return requests
 
 
 def _check_admission(state: ServerState, num_choices: int) -> None:

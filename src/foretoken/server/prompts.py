@@ -7,7 +7,7 @@ from typing import Any
 
 from foretoken.errors import PromptError
 from foretoken.server.problems import Problem
-from foretoken.server.schemas import CompletionBody, Message
+from foretoken.server.schemas import CompletionBody, Message, Tool
 from foretoken.server.state import ServerState
 from foretoken.tokenizer import Tokenizer
 
@@ -73,7 +73,11 @@ async def encode(state: ServerState, text: str, special: bool = True) -> list[in
 
 
 async def chat_prompt(
-    state: ServerState, messages: Sequence[Message], *, add_generation_prompt: bool
+    state: ServerState,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool,
+    tools: Sequence[Tool] | None = None,
 ) -> PromptIds:
     """A conversation through the model's chat template.
 
@@ -82,7 +86,10 @@ async def chat_prompt(
     """
     plain = [_plain(message) for message in messages]
     ids = await asyncio.to_thread(
-        tokenizer_of(state).apply_chat_template, plain, add_generation_prompt=add_generation_prompt
+        tokenizer_of(state).apply_chat_template,
+        plain,
+        add_generation_prompt=add_generation_prompt,
+        tools=None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools],
     )
     return _within(state, PromptIds(ids))
 

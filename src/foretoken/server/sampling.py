@@ -34,8 +34,15 @@ def completion_params(body: CompletionBody, limits: Limits) -> SamplingParams:
     )
 
 
-def chat_params(body: ChatBody, limits: Limits) -> SamplingParams:
+def chat_params(
+    body: ChatBody, limits: Limits, structure: dict[str, Any] | None = None
+) -> SamplingParams:
     """Parameters of a chat completion; without max_tokens, all that the context leaves.
+
+    Args:
+        body: what was asked for.
+        limits: of the server.
+        structure: what a tool choice forces the output to be.
 
     Raises:
         ParameterError: a value out of its range or over a limit, or top_logprobs alone.
@@ -47,11 +54,33 @@ def chat_params(body: ChatBody, limits: Limits) -> SamplingParams:
     if body.max_tokens is not None and given is not None and given != body.max_tokens:
         raise ParameterError("max_tokens", body.max_tokens, "the same as max_completion_tokens")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _params(body, limits, max_tokens=max_tokens, logprobs=logprobs)
+    if structure is None:
+        return _params(body, limits, max_tokens=max_tokens, logprobs=logprobs)
+    if _structure(body) is not None:
+        allowed = "none or auto, beside response_format and structured_outputs"
+        raise ParameterError("tool_choice", "a call", allowed)
+    return _params(
+        body, limits, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=structure
+    )
+
+
+def _structure(body: GenerationBody) -> dict[str, Any] | None:
+    """What response_format or structured_outputs ask for, as SamplingParams takes it."""
+    form = body.response_format
+    if form is None or form.type == "text":
+        return body.structured_outputs
+    if body.structured_outputs is not None:
+        raise ParameterError("response_format", form.type, "nothing beside structured_outputs")
+    if form.type == "json_object":
+        return {"json_object": True, "disable_any_whitespace": True}
+    if form.json_schema is None:
+        raise ParameterError("response_format.json_schema", None, "a schema, for json_schema")
+    return {"json": form.json_schema.schema_, "disable_any_whitespace": True}
 
 
 def _params(body: GenerationBody, limits: Limits, **others: Any) -> SamplingParams:
     given = {name: getattr(body, name) for name in _SAME}
+    given["structured_outputs"] = _structure(body)
     given.update(others)
     kept = {k: v for k, v in given.items() if v is not None or k == "max_tokens"}
     params = SamplingParams(**kept)

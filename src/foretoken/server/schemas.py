@@ -22,6 +22,26 @@ class StreamOptions(BaseModel):
     include_obfuscation: Literal[False] = False
 
 
+class SchemaFormat(BaseModel):
+    """A JSON schema as OpenAI's response_format carries it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = "answer"
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What the text must be: anything, a JSON object, or JSON of a schema."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+
 class GenerationBody(BaseModel, ABC):
     """What completions and chat completions have in common."""
 
@@ -49,6 +69,8 @@ class GenerationBody(BaseModel, ABC):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -81,6 +103,43 @@ class Message(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
+class FunctionDefinition(BaseModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """OpenAI's wrapper around a function."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(BaseModel):
+    """The name of a function."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """The one function that must be called."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
@@ -90,6 +149,9 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = None
     add_generation_prompt: bool = True
     echo: Literal[False] = False
+    tools: list[Tool] | None = Field(default=None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
     store: bool | None = None
     metadata: dict[str, str] | None = None
     service_tier: Literal["auto", "default"] | None = None

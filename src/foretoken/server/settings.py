@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from foretoken.config.keys import is_int, require
 
+TOOL_PARSERS = ("hermes", "llama3_json")
 METRICS_LEVELS = ("none", "summary", "detailed")
 
 
@@ -73,6 +74,8 @@ class ServerConfig:
         levels = ", ".join(METRICS_LEVELS)
         level = self.per_request_metrics
         require("per_request_spec_decode_metrics", level, level in METRICS_LEVELS, levels)
+        known = ", ".join(TOOL_PARSERS)
+        require("tool_call_parser", self.tool_parser, self.tool_parser in TOOL_PARSERS, known)
         prefix = self.metrics_prefix
         require("metrics_prefix", prefix, prefix.isidentifier(), "letters, digits and _")
         for key in (*self.api_keys, *((self.admin_key,) if self.admin_key is not None else ())):

@@ -7,6 +7,7 @@ from typing import Any
 
 from foretoken.errors import ParameterError
 from foretoken.types.speculation import Speculation
+from foretoken.types.structure import StructuredOutputs
 
 
 def _check(name: str, given: object, ok: bool, allowed: str) -> None:
@@ -87,6 +88,9 @@ class SamplingParams:
     prediction: str | Sequence[int] | None = None
     """Text or token ids that the output will probably contain, such as the file to be edited: it
     is drafted from, before any drafter, and found again after a difference."""
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
+    """What the output must look like, as a dictionary with one of `json` (a schema), `regex`,
+    `choice`, `grammar`, `json_object`. Where it leaves no choice, its tokens are drafted."""
 
     def __post_init__(self) -> None:
         """Check every field; turn sequences into tuples so that the object is truly frozen."""
@@ -141,6 +145,8 @@ class SamplingParams:
             clamped = {int(i): max(-100.0, min(100.0, float(b))) for i, b in bias.items()}
             object.__setattr__(self, "logit_bias", clamped)
         object.__setattr__(self, "speculation", Speculation.of(self.speculation))
+        structured = StructuredOutputs.of(self.structured_outputs)
+        object.__setattr__(self, "structured_outputs", structured)
         self._check_prediction()
 
     def _check_prediction(self) -> None:
@@ -152,6 +158,14 @@ class SamplingParams:
             ids = tuple(given)
             _check("prediction", given, all(_is_int(i) and i >= 0 for i in ids), allowed)
             object.__setattr__(self, "prediction", ids)
+
+    @property
+    def structured(self) -> StructuredOutputs | None:
+        """`structured_outputs` as it was checked."""
+        assert self.structured_outputs is None or isinstance(
+            self.structured_outputs, StructuredOutputs
+        ), type(self.structured_outputs)
+        return self.structured_outputs
 
     @property
     def greedy(self) -> bool:

@@ -1,0 +1,208 @@
+"""Which tokens the grammar of a request allows at each row, and which it leaves no choice about.
+
+Owns compiled grammars and one matcher per live request, brought up to date from the committed
+tokens whenever it is asked, so that preemption and rejected drafts need nothing. The automaton is
+llguidance's. Invariants: what is allowed at a row depends on the output before it alone; where the
+text to come is forced, so is its spelling in tokens, with or without speculation; a grammar that
+fails (too complex, or a token that it cannot read) is reported, never silently dropped.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import ParameterError
+from foretoken.ops.logits import NEVER
+from foretoken.runtime.rows import Rows
+from foretoken.runtime.sequence import Sequence
+from foretoken.types import Request
+from foretoken.types.structure import StructuredOutputs
+
+_MOST_COMPILED = 64
+_CLASHES = ("min_tokens", "ignore_eos", "bad_words", "allowed_token_ids")
+"""Parameters that could forbid everything that a grammar allows."""
+
+
+@dataclass(slots=True)
+class _State:
+    """A matcher and how many output tokens it has read."""
+
+    request: Request
+    matcher: Any
+    num_read: int = 0
+    forbidden: dict[tuple[int, ...], Tensor | None] = field(default_factory=dict)
+    """Masks after drafts that were asked about since the last committed token."""
+
+
+class Grammars:
+    """The grammars of one engine. `check` may be called from any thread, the rest from one."""
+
+    def __init__(
+        self,
+        tokenizer_json: str | None,
+        vocab_size: int,
+        eos_ids: Seq[int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Grammars over `vocab_size` ids; without a tokenizer there can be none."""
+        self._tokenizer_json = tokenizer_json
+        self._vocab_size = vocab_size
+        self._eos_ids = list(eos_ids)
+        self._device = torch.device(device)
+        self._tokenizer: Any = None
+        self._compiled: OrderedDict[StructuredOutputs, Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self._states: dict[str, _State] = {}
+        self._failures: dict[str, str] = {}
+
+    def check(self, request: Request) -> None:
+        """Compile the request's grammar, if it has one.
+
+        Raises:
+            ParameterError: it does not compile, is too large, or clashes with other parameters.
+        """
+        params = request.params
+        given = params.structured
+        if given is None:
+            return
+        for name in _CLASHES:
+            value = getattr(params, name)
+            if value:
+                raise ParameterError(name, value, "nothing beside structured_outputs")
+        if self._tokenizer_json is None or not self._eos_ids:
+            raise ParameterError("structured_outputs", given.kind, "a model with a tokenizer")
+        self._compile(given)
+
+    def forbid(self, logits_RV: Tensor, rows: Rows) -> None:
+        """Set the logits of what the grammar forbids to -inf, in place; one row per row of `rows`.
+
+        Rows after a draft that the grammar forbids are left alone: they are never reached.
+        """
+        state = self._state(rows.sequence)
+        if state is None:
+            return
+        for row in range(rows.num_rows):
+            drafts = rows.drafts[: rows.first + row]
+            if drafts not in state.forbidden:
+                state.forbidden[drafts] = self._mask(state, drafts)
+            forbidden_V = state.forbidden[drafts]
+            if forbidden_V is not None:
+                logits_RV[row].masked_fill_(forbidden_V, NEVER)
+
+    def forced(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        """Up to `most` next tokens about which the grammar leaves no choice."""
+        state = self._state(sequence)
+        return () if state is None else tuple(self._forced(state.matcher)[:most])
+
+    def release(self, request_id: str) -> None:
+        """Forget a request that ended; unknown ids are fine."""
+        self._states.pop(request_id, None)
+        self._failures.pop(request_id, None)
+
+    def take_failures(self) -> dict[str, str]:
+        """What failed since the last call, by request; those requests must be ended."""
+        failures, self._failures = self._failures, {}
+        return failures
+
+    def _state(self, sequence: Sequence) -> _State | None:
+        """The matcher after the committed tokens; None without a grammar, or after a failure."""
+        request = sequence.request
+        given = request.params.structured
+        if given is None:
+            return None
+        state = self._states.get(request.request_id)
+        if state is None or state.request is not request:
+            state = _State(request, self._compile(given).deep_copy())
+            self._states[request.request_id] = state
+        new_ids = sequence.token_ids[sequence.num_prompt + state.num_read :]
+        if new_ids:
+            state.num_read += len(new_ids)
+            state.forbidden.clear()
+            state.matcher.consume_tokens(new_ids)
+        if state.matcher.is_error():
+            self._failures[request.request_id] = _reason(state.matcher)
+            return None
+        return state
+
+    def _mask(self, state: _State, drafts: tuple[int, ...]) -> Tensor | None:
+        """What is forbidden after `drafts`, bool [V]; None if one of them was forbidden."""
+        matcher = state.matcher
+        if self._eos_ids and not set(self._eos_ids).isdisjoint(drafts):
+            return None
+        num_read = matcher.try_consume_tokens(list(drafts)) if drafts else 0
+        try:
+            return self._forbidden(state) if num_read == len(drafts) else None
+        finally:
+            if num_read:
+                matcher.rollback(num_read)
+
+    def _forbidden(self, state: _State) -> Tensor | None:
+        forced = self._forced(state.matcher)
+        if forced:
+            forbidden_V = torch.ones(self._vocab_size, dtype=torch.bool)
+            forbidden_V[forced[0]] = False
+            return forbidden_V.to(self._device)
+        allowed = bytearray(state.matcher.compute_logit_bias())
+        if state.matcher.is_error():
+            self._failures[state.request.request_id] = _reason(state.matcher)
+            return None
+        return (torch.frombuffer(allowed, dtype=torch.uint8) == 0).to(self._device)
+
+    def _forced(self, matcher: Any) -> list[int]:
+        """The spelling of the text to come, as far as it is forced; the end, if only that is."""
+        forced: list[int] = matcher.compute_ff_tokens()
+        if forced:
+            return forced
+        return self._eos_ids[:1] if matcher.is_stopped() and not matcher.is_error() else []
+
+    def _compile(self, given: StructuredOutputs) -> Any:
+        with self._lock:
+            found = self._compiled.get(given)
+            if found is None:
+                found = self._build(given)
+                self._compiled[given] = found
+                if len(self._compiled) > _MOST_COMPILED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(given)
+            return found
+
+    def _build(self, given: StructuredOutputs) -> Any:
+        import llguidance
+
+        if self._tokenizer is None:
+            self._tokenizer = llguidance.LLTokenizer(
+                self._tokenizer_json, n_vocab=self._vocab_size, eos_token=self._eos_ids
+            )
+        limits = llguidance.LLParserLimits(verbose_errors=False)
+        try:
+            matcher = llguidance.LLMatcher(
+                self._tokenizer, _grammar_text(given), log_level=0, limits=limits
+            )
+        except ValueError as error:
+            raise ParameterError("structured_outputs", given.kind, _short(str(error))) from None
+        if matcher.is_error():
+            raise ParameterError("structured_outputs", given.kind, _reason(matcher))
+        return matcher
+
+
+def _grammar_text(given: StructuredOutputs) -> str:
+    """The grammar in llguidance's own form."""
+    import llguidance
+
+    if given.kind in ("json", "json_object"):
+        options: Any = {"whitespace_flexible": not given.disable_any_whitespace}
+        return llguidance.LLMatcher.grammar_from_json_schema(given.source, overrides=options)
+    return llguidance.grammar_from(given.kind, given.source)
+
+
+def _reason(matcher: Any) -> str:
+    return _short(f"what llguidance compiles: {matcher.get_error()}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else text[:297] + "..."

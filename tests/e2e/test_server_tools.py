@@ -1,0 +1,124 @@
+"""Structured output and tool calls through the official client; the grammar is forced, since the
+packaged model has never seen a tool."""
+
+import json
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+
+from tests.e2e.serving import Serving, post
+
+MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather of a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "maxLength": 12},
+                    "unit": {"enum": ["celsius", "fahrenheit"]},
+                },
+                "required": ["city", "unit"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "stop", "parameters": None}},
+]
+
+
+class Answer(pydantic.BaseModel):
+    """What is asked for."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    title: str = pydantic.Field(max_length=10)
+    is_long: bool
+
+
+def ask(client: openai.OpenAI, **options: Any) -> Any:
+    return client.chat.completions.create(
+        model="demo", messages=MESSAGES, temperature=0, max_tokens=120, **options
+    )
+
+
+def test_json_schema_and_object(client: openai.OpenAI) -> None:
+    parsed = client.chat.completions.parse(
+        model="demo", messages=MESSAGES, temperature=0, max_tokens=60, response_format=Answer
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Answer)
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": Answer.model_json_schema()},
+    }
+    streamed = ask(client, response_format=form, stream=True)
+    text = "".join(choice.delta.content or "" for chunk in streamed for choice in chunk.choices)
+    assert Answer.model_validate_json(text) == parsed.choices[0].message.parsed
+    whole = ask(client, response_format={"type": "json_object"}, seed=1)
+    if whole.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(whole.choices[0].message.content), dict)
+
+
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_a_forced_call(client: openai.OpenAI, choice: str) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    options = {"tools": TOOLS, "tool_choice": named if choice == "named" else choice}
+    whole = ask(client, **options, parallel_tool_calls=False).choices[0]
+    assert whole.message.content is None
+    [call] = whole.message.tool_calls
+    assert call.function.name == "get_weather" or choice == "required"
+    assert isinstance(json.loads(call.function.arguments), dict)
+    assert whole.finish_reason == ("stop" if choice == "named" else "tool_calls")
+    deltas = [c for chunk in ask(client, **options, parallel_tool_calls=False, stream=True)
+              for c in chunk.choices]  # fmt: skip
+    changes = [t for c in deltas for t in c.delta.tool_calls or ()]
+    assert changes[0].id and changes[0].function.name == call.function.name
+    assert "".join(t.function.arguments or "" for t in changes) == call.function.arguments
+    assert not any(c.delta.content for c in deltas)
+    assert deltas[-1].finish_reason == whole.finish_reason
+
+
+def test_calls_are_found_where_the_model_chose_them(server: Serving) -> None:
+    """tool_choice auto: the grammar stands in for a model that knows tools."""
+    grammar = 'start: "Well. <tool_call>" call "</tool_call>"\ncall: %json {"type": "object", '
+    grammar += '"properties": {"name": {"const": "stop"}, "arguments": {"const": {}}}, '
+    grammar += '"required": ["name", "arguments"], "additionalProperties": false, '
+    grammar += '"x-guidance": {"whitespace_flexible": false}}'
+    body = {
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "temperature": 0,
+        "max_tokens": 80,
+        "structured_outputs": {"grammar": grammar},
+    }
+    choice = post(server, "/v1/chat/completions", body).json()["choices"][0]
+    assert choice["message"]["content"] == "Well. "
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "stop"
+    assert choice["finish_reason"] == "tool_calls"
+    none = post(server, "/v1/chat/completions", {**body, "tool_choice": "none"}).json()
+    assert none["choices"][0]["message"]["content"].startswith("Well. <tool_call>")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+         "tool_choice.function.name"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
+        ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+         "tool_choice"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "x"}, "ignore_eos": True}, "ignore_eos"),
+    ],
+)  # fmt: skip
+def test_wrong_wishes(server: Serving, changes: dict[str, Any], named: str) -> None:
+    answer = post(server, "/v1/chat/completions", {"messages": MESSAGES, **changes})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == named
