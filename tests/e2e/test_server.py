@@ -176,6 +176,61 @@ def test_what_speculation_did(server: Serving) -> None:
     assert two["metrics"] == {"speculative_decoding": None}
 
 
+def test_a_request_chooses_its_speculation(server: Serving, plain: dict[str, str]) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "token_sources": True}
+    for policy, most in (({"enabled": False}, 0), ({"num_speculative_tokens": 2}, 2)):
+        answer = post(server, "/v1/completions", {**body, "speculation": policy}).json()
+        assert answer["choices"][0]["text"] == plain["greedy"]
+        drafted = answer["metrics"]["speculative_decoding"]["per_step_num_draft_tokens"]
+        assert max(drafted, default=0) == most
+    for wrong in ({"drafter": "oracle"}, {"num_speculative_tokens": 99}, {"on": True}):
+        refused = post(server, "/v1/completions", {**body, "speculation": wrong})
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["param"].startswith("speculation.")
+
+
+def test_predictions(client: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "x = 1"}]
+    options: Any = {"model": "demo", "messages": messages, "max_tokens": 40, "temperature": 0}
+    plain = client.chat.completions.create(**options)
+    text = plain.choices[0].message.content
+    predicted = client.chat.completions.create(
+        **options, prediction={"type": "content", "content": text}
+    )
+    assert predicted.choices[0].message.content == text
+    details = predicted.usage and predicted.usage.completion_tokens_details
+    assert details is not None and details.accepted_prediction_tokens is not None
+    assert details.accepted_prediction_tokens > 20
+    assert text is not None
+    half = text[: len(text) // 2] + " Lorem ipsum dolor sit amet" * 4
+    wrong = client.chat.completions.create(
+        **options, prediction={"type": "content", "content": half}
+    )
+    assert wrong.choices[0].message.content == text
+    details = wrong.usage and wrong.usage.completion_tokens_details
+    assert details is not None and details.rejected_prediction_tokens
+
+
+def test_streams_do_not_show_speculation(server: Serving) -> None:
+    """Event by event the same, whoever drafted."""
+
+    def deltas(**options: Any) -> list[Any]:
+        body = {
+            "messages": [{"role": "user", "content": "y"}],
+            "max_tokens": 30,
+            "temperature": 0.8,
+            "seed": 5,
+            "stop": ["zzzzzz"],
+            "stream": True,
+            **options,
+        }
+        lines = post(server, "/v1/chat/completions", body).text.split("\n\n")
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+        return [choice for chunk in chunks for choice in chunk["choices"]]
+
+    assert deltas() == deltas(speculation={"enabled": False})
+
+
 def test_tokenize_there_and_back(server: Serving) -> None:
     answer = post(server, "/tokenize", {"prompt": PROMPT}).json()
     assert answer["count"] == len(answer["tokens"])

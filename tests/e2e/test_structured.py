@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ METHODS: dict[str, dict[str, Any] | None] = {
         "rejection_sample_method": "standard",
     },
 }
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "function_name": {"type": "string", "maxLength": 12},
@@ -52,10 +53,15 @@ def llm(request: pytest.FixtureRequest) -> Iterator[tuple[str, LLM]]:
 
 
 def asked() -> list[SamplingParams]:
+    hows: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.9},
+    ]
     return [
         SamplingParams(max_tokens=80, structured_outputs=given, **how)
         for given in GRAMMARS.values()
-        for how in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.9})
+        for how in hows
     ]
 
 
@@ -95,3 +101,17 @@ def test_outputs_are_valid_and_the_same(
             assert kind == "grammar", (kind, done.text)  # a list may go on for ever
         if how.deterministic and name != "standard":
             assert done.token_ids == ids, (name, kind, done.text)
+
+
+def test_forced_tokens_are_free_drafts() -> None:
+    """Also without any drafter: they are all accepted, and most of the text needs no choice."""
+    params = SamplingParams(temperature=0.0, max_tokens=120, structured_outputs=GRAMMARS["schema"])
+    plain = replace(params, speculation={"enabled": False})
+    with LLM("demo", max_num_seqs=2, kv_cache_memory_bytes=32 << 20) as llm:
+        drafted, own = llm.generate([PROMPT] * 2, [params, plain], use_tqdm=False)
+    metrics, none = drafted.outputs[0].metrics, own.outputs[0].metrics
+    assert drafted.outputs[0].token_ids == own.outputs[0].token_ids
+    assert metrics is not None and none is not None and none.drafted_per_step == ()
+    assert metrics.drafted_per_step == metrics.accepted_per_step
+    assert set(metrics.drafter_per_step) == {"grammar"}
+    assert sum(metrics.accepted_per_step) > 0.4 * len(drafted.outputs[0].token_ids)

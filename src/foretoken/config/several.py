@@ -71,9 +71,9 @@ def check_names(names: Sequence[str]) -> None:
     """Check that drafters can be told apart.
 
     Raises:
-        ConfigError: two share a name, or one takes the name of predictions.
+        ConfigError: two share a name, or one takes a name of the engine's own.
     """
     for index, name in enumerate(names):
-        taken = name in names[:index] or name == "prediction"
-        allowed = "a name for each drafter that no other has (not `prediction`)"
+        taken = name in names[:index] or name in ("prediction", "grammar")
+        allowed = "a name for each drafter that no other has (not `prediction` or `grammar`)"
         require("speculative_config.drafters.name", name, not taken, allowed)

@@ -174,6 +174,7 @@ class Grammars:
     def _build(self, given: StructuredOutputs) -> Any:
         import llguidance
 
+        assert self._tokenizer_json is not None, "checked by `check`"
         if self._tokenizer is None:
             self._tokenizer = llguidance.LLTokenizer(
                 self._tokenizer_json, n_vocab=self._vocab_size, eos_token=self._eos_ids
@@ -197,7 +198,8 @@ def _grammar_text(given: StructuredOutputs) -> str:
     if given.kind in ("json", "json_object"):
         options: Any = {"whitespace_flexible": not given.disable_any_whitespace}
         return llguidance.LLMatcher.grammar_from_json_schema(given.source, overrides=options)
-    return llguidance.grammar_from(given.kind, given.source)
+    kind: Any = given.kind
+    return llguidance.grammar_from(kind, given.source)
 
 
 def _reason(matcher: Any) -> str:

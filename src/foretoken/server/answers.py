@@ -59,6 +59,25 @@ class Tally:
             "completion_tokens": self.num_completion,
             "total_tokens": prompt + self.num_completion,
             "prompt_tokens_details": {"cached_tokens": min(self.num_cached, prompt)},
+            "completion_tokens_details": self._details(),
+        }
+
+    def _details(self) -> dict[str, Any] | None:
+        """Of a request with a prediction: its drafted tokens that were and were not accepted."""
+        if self._generation.order.params.prediction is None:
+            return None
+        steps = [
+            (drafted, accepted)
+            for end in self.ends
+            for drafted, accepted, drafter in zip(
+                end.drafted_per_step, end.accepted_per_step, end.drafter_per_step, strict=True
+            )
+            if drafter == "prediction"
+        ]
+        accepted_tokens = sum(accepted for _, accepted in steps)
+        return {
+            "accepted_prediction_tokens": accepted_tokens,
+            "rejected_prediction_tokens": sum(drafted for drafted, _ in steps) - accepted_tokens,
         }
 
     def metrics(self) -> dict[str, Any] | None:
@@ -89,6 +108,7 @@ def speculation(metrics: RequestMetrics, num_spec_tokens: int, detailed: bool) -
     if detailed:
         found["per_step_num_draft_tokens"] = list(drafted)
         found["per_step_num_accepted_tokens"] = list(accepted)
+        found["per_step_drafter"] = list(metrics.drafter_per_step)
     return found
 
 
@@ -153,5 +173,15 @@ def prompt_logprobs(
 
 
 def token_entry(event: Event) -> dict[str, Any]:
-    """One token with its provenance."""
-    return {"id": event.token_id, "text": event.text, "source": event.source}
+    """One token with its provenance: where in its step it stood, who drafted it, how probable."""
+    probability = None
+    if event.logprobs is not None and event.token_id is not None:
+        probability = math.exp(event.logprobs[event.token_id].logprob)
+    return {
+        "id": event.token_id,
+        "text": event.text,
+        "source": event.source,
+        "drafter": event.drafter,
+        "position": event.position,
+        "probability": probability,
+    }

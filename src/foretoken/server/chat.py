@@ -154,7 +154,7 @@ class _Answer:
         message = self._messages[event.choice]
         ends = event.finish_reason is not None
         found = [self._delta(event.choice, delta) for delta in message.read(event.text, ends=ends)]
-        if not found and (event.logprobs is not None or self._body.token_sources):
+        if not found and (self._body.logprobs or self._body.token_sources):
             found = [self._delta(event.choice, {"content": ""})]
         if found:
             found[0]["logprobs"] = self._logprobs([event])

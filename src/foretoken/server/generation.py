@@ -38,6 +38,10 @@ class Event:
     text: str
     token_id: int | None
     source: TokenSource | None = None
+    drafter: str | None = None
+    """Who proposed it, if it was an accepted draft."""
+    position: int = 0
+    """Its number among the tokens of its step."""
     logprobs: dict[int, Logprob] | None = None
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
     finish_reason: FinishReason | None = None
@@ -121,6 +125,8 @@ def events_of(output: Output, choice: int) -> Iterator[Event]:
             text=pieces[i],
             token_id=output.new_token_ids[i] if count else None,
             source=output.sources[i] if count else None,
+            drafter=output.drafters[i] if i < len(output.drafters) else None,
+            position=i,
             logprobs=output.logprobs[i] if count and output.logprobs is not None else None,
             prompt_logprobs=output.prompt_logprobs if i == 0 else None,
             finish_reason=output.finish_reason if last else None,

@@ -81,7 +81,11 @@ def _structure(body: GenerationBody) -> dict[str, Any] | None:
 def _params(body: GenerationBody, limits: Limits, **others: Any) -> SamplingParams:
     given = {name: getattr(body, name) for name in _SAME}
     given["structured_outputs"] = _structure(body)
+    given["speculation"] = body.speculation
+    given["prediction"] = body.prediction.text if body.prediction is not None else None
     given.update(others)
+    if body.token_sources and given["logprobs"] is None:
+        given["logprobs"] = 0
     kept = {k: v for k, v in given.items() if v is not None or k == "max_tokens"}
     params = SamplingParams(**kept)
     if params.n > limits.max_n:

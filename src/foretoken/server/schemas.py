@@ -42,6 +42,31 @@ class ResponseFormat(BaseModel):
     json_schema: SchemaFormat | None = None
 
 
+class TextPart(BaseModel):
+    """A stretch of text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(BaseModel):
+    """OpenAI's predicted output: text that the answer will probably contain."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class GenerationBody(BaseModel, ABC):
     """What completions and chat completions have in common."""
 
@@ -71,6 +96,9 @@ class GenerationBody(BaseModel, ABC):
     prompt_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
+    prediction: Prediction | None = None
+    speculation: dict[str, Any] | None = None
+    """enabled, drafter, num_speculative_tokens: how this request is drafted for."""
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
