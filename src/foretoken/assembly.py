@@ -20,6 +20,12 @@ from foretoken.proposers.base import Proposer
 from foretoken.proposers.desk import Member
 from foretoken.proposers.draft_models import Surroundings, build_draft_model, find_draft_models
 from foretoken.proposers.drafters import Drafters, FirstPolicy
+from foretoken.proposers.head_models import (
+    HeadSurroundings,
+    build_head,
+    feature_points,
+    find_heads,
+)
 from foretoken.proposers.registry import create_drafters
 from foretoken.proposers.vocabularies import Side
 from foretoken.runtime.grammar import Grammars
@@ -63,11 +69,15 @@ class _Assembly:
         self.tokenizer = _tokenizer(config, self.folder)
         target = Side(self.shape.vocab_size, self.tokenizer)
         self.draft_models = find_draft_models(self.speculative, target)
+        self.heads = find_heads(self.speculative, self.shape)
+        self.points = feature_points(self.heads.values())
+        kept = sum(found.kv_values_per_token for found in self.heads.values())
         self.config = resolve(
             config,
             Hardware.detect(),
             self.shape,
             draft_shapes=[draft.shape for draft in self.draft_models.values()],
+            head_values_per_token=kept + len(self.points) * self.shape.hidden_size,
             gpu_free_memory=_gpu_free_memory(),
         )
         logger.info(self.config.describe())
@@ -81,7 +91,13 @@ class _Assembly:
         settings = _rule_settings(self.speculative)
         verifier = Verifier(shape.vocab_size, config.device, rule, settings, grammars)
         texts = TextStreams(self.tokenizer)
-        drafters = self._drafters(verifier) if proposer is None else self._given(proposer, grammars)
+        runner = self._runner(self.folder, config.batch_invariant)
+        if self.points:
+            runner.keep_features(self.points)
+        if proposer is None:
+            drafters = self._drafters(verifier, runner)
+        else:
+            drafters = self._given(proposer, grammars)
         limits = {name: member.most for name, member in drafters.members.items()}
         budget = RequestBudget(limits, _load_limit(self.speculative))
         scheduler = Scheduler(
@@ -102,7 +118,7 @@ class _Assembly:
                 scheduler=scheduler,
                 proposer=drafters,
                 drafters=limits,
-                runner=self._runner(self.folder, config.batch_invariant),
+                runner=runner,
                 verifier=verifier,
                 texts=texts,
                 vocab_size=shape.vocab_size,
@@ -125,7 +141,7 @@ class _Assembly:
         )
         return Runner.load(folder, options, num_pages=self.config.num_pages)
 
-    def _drafters(self, verifier: Verifier) -> Drafters:
+    def _drafters(self, verifier: Verifier, target: Runner) -> Drafters:
         around = Surroundings(
             load=lambda folder: self._runner(folder, batch_invariant=False),
             verifier=verifier,
@@ -134,9 +150,21 @@ class _Assembly:
             device=self.config.device,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
         )
+        around_heads = HeadSurroundings(
+            target=target,
+            verifier=verifier,
+            pool=self.pool,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+        )
+
+        def with_weights(one: SpeculativeConfig) -> Proposer:
+            if one.label in self.heads:
+                return build_head(self.heads[one.label], around_heads)
+            return build_draft_model(self.draft_models[one.label], around)
+
         return create_drafters(
             self.speculative,
-            lambda one: build_draft_model(self.draft_models[one.label], around),
+            with_weights,
             vocab_size=self.shape.vocab_size,
             max_model_len=self.config.max_model_len,
             grammars=verifier.sampler.grammars,

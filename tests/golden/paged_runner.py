@@ -4,7 +4,7 @@ import torch
 
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
-from foretoken.kv.features import FINAL, FeatureStore
+from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.head_runner import HeadRunner
 
@@ -22,7 +22,7 @@ def make(net: Eagle | Eagle3, features_TF: torch.Tensor) -> HeadRunner:
     store.write(FINAL, slots, features_TF)
     return HeadRunner(
         net,
-        store,
+        FeatureView(store, [FINAL]),
         target_logits=lambda x: x,
         vocab_size=61,
         num_pages=PAGES,

@@ -30,11 +30,11 @@ def test_unknown_key_is_an_error_with_a_hint() -> None:
 def test_a_part_not_built_says_so() -> None:
     with pytest.raises(NotYetError, match="not yet built"):
         EngineConfig.from_kwargs(model="demo", quantization="int8")
-    with pytest.raises(NotYetError, match="eagle3"):
-        SpeculativeConfig.from_dict({"method": "eagle3", "model": "x"})
+    with pytest.raises(NotYetError, match="dflash"):
+        SpeculativeConfig.from_dict({"method": "dflash", "model": "x"})
     with pytest.raises(NotYetError, match="fly"):
         SpeculativeConfig.from_dict({"method": "ngram", "rejection_sample_method": "fly"})
-    with pytest.raises(NotYetError):
+    with pytest.raises(ConfigError, match="only draft_model and eagle3"):
         SpeculativeConfig.from_dict({"method": "ngram", "parallel_drafting": True})
 
 

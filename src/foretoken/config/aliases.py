@@ -41,13 +41,19 @@ _TRT_METHODS: dict[object, object] = {
     "Eagle3": "eagle3",
     "Medusa": "medusa",
     "MTP": "mtp",
-    "PARD": "pard",
+    "PARD": "parallel",
     "DFlash": "dflash",
     "DSpark": "dspark",
+}
+_METHODS: dict[object, object] = {
+    "mlp_speculator": "mlp",
+    "pard": "parallel",
+    "peagle": "eagle3",
 }
 _OLD, _TRT = "vLLM, older", "TensorRT-LLM"
 
 ALIASES = (
+    Alias("method", "method", "another name of the method", _METHODS),
     Alias("rejection_sample_method", "rejection_sample_method", _OLD, _OLD_RULES),
     Alias("acceptance_method", "rejection_sample_method", _OLD, _OLD_RULES),
     Alias("spec_decoding_acceptance_method", "rejection_sample_method", _OLD, _OLD_RULES),

@@ -29,7 +29,7 @@ class ResolvedConfig:
     page_size: int
     num_pages: int
     kv_bytes_per_token: int
-    """Target and draft model together, all layers."""
+    """Target and drafters together, all layers; features that heads read included."""
 
     @property
     def num_kv_tokens(self) -> int:
@@ -54,6 +54,7 @@ def resolve(
     shape: ModelShape,
     *,
     draft_shapes: Sequence[ModelShape] = (),
+    head_values_per_token: int = 0,
     gpu_free_memory: int | None = None,
 ) -> ResolvedConfig:
     """Decide device, dtype, invariance, lengths and the number of KV pages.
@@ -63,6 +64,7 @@ def resolve(
         hardware: the machine.
         shape: the target's shape.
         draft_shapes: those of the draft models; they share the pages.
+        head_values_per_token: what heads keep for a token: features, keys and values.
         gpu_free_memory: free bytes of the CUDA device, None if there is none.
 
     Raises:
@@ -85,6 +87,7 @@ def resolve(
     per_token = shape.kv_bytes_per_token(DTYPE_BYTES[dtype])
     for draft_shape in draft_shapes:
         per_token += draft_shape.kv_bytes_per_token(DTYPE_BYTES[dtype])
+    per_token += head_values_per_token * DTYPE_BYTES[dtype]
     page_bytes = per_token * config.block_size
     pages_each = -(-max_model_len // config.block_size)
     budget = _kv_budget(config, device, hardware, gpu_free_memory, shape, DTYPE_BYTES[dtype])

@@ -6,14 +6,16 @@ from typing import Any, Self
 
 from foretoken.config import acceptance, drafting, several
 from foretoken.config.aliases import with_our_names
+from foretoken.config.heads import head_method
 from foretoken.config.keys import KeyTable, is_int, require
 from foretoken.errors import ConfigError, NotYetError
 
-METHODS = ("draft_model", "ngram", "custom_class")
+HEADS = ("eagle", "eagle3", "mlp", "medusa")
+METHODS = ("draft_model", "parallel", "ngram", "custom_class", *HEADS)
+WITH_WEIGHTS = ("draft_model", "parallel", *HEADS)
 SEVERAL = "drafters"
 METHODS_NOT_YET = (
-    "suffix", "eagle", "eagle3", "mlp", "mlp_speculator", "medusa", "pard", "peagle", "parallel",
-    "mtp", "dflash", "dspark", "ngram_gpu", "extract_hidden_states",
+    "suffix", "mtp", "dflash", "dspark", "ngram_gpu", "extract_hidden_states",
 )  # fmt: skip
 DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
 POLICIES = ("first",)
@@ -30,7 +32,6 @@ KEYS = KeyTable(
         "draft_load_config": (None,),
         "code_revision": (None,),
         "enforce_eager": (None, True, False),
-        "parallel_drafting": (False,),
         "fly_window_size": (None,),
         "fly_entropy_threshold": (0.3,),
         "fly_entropy_top_k": (3,),
@@ -60,11 +61,15 @@ class SpeculativeConfig:
     """
 
     method: str
-    """`draft_model`, `ngram`, `suffix` or `custom_class`; inferred from `model` when left out.
+    """`draft_model`, `parallel` (PARD), `eagle`, `eagle3`, `mlp`, `medusa`, `ngram`, `suffix` or
+    `custom_class`; inferred from `model` when left out.
     `drafters` where there are several."""
     model: str | None = None
     """The draft model: packaged name, local folder or Hugging Face id (draft_model); the dotted
     path of a `Proposer`, `package.module.Class` (custom_class)."""
+    parallel_drafting: bool = False
+    """All drafts in one pass over mask tokens: of a draft_model that was trained for it (PARD), or
+    of a P-EAGLE head, which does so in any case."""
     name: str | None = None
     """What requests, provenance and metrics call this drafter; default: its method."""
     num_speculative_tokens: int = 5
@@ -149,6 +154,8 @@ class SpeculativeConfig:
         kept = KEYS.accept(given, (f.name for f in fields(cls)))
         if kept.get("method") is None:
             kept["method"] = _infer_method(kept.get("model"))
+        if kept["method"] == "draft_model" and kept.get("parallel_drafting") is True:
+            kept["method"] = "parallel"
         return cls(**drafting.complete(kept))
 
     @classmethod
@@ -182,6 +189,10 @@ class SpeculativeConfig:
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         require(where + "prompt_lookup_min", low, low <= high, f"1 to prompt_lookup_max ({high})")
         self._check_vocabulary_keys()
+        ok = self.parallel_drafting in (False, True)
+        require(where + "parallel_drafting", self.parallel_drafting, ok, "True or False")
+        ok = not self.parallel_drafting or self.method in ("parallel", "eagle3")
+        require(where + "parallel_drafting", True, ok, "False; only draft_model and eagle3 can")
         limit = self.max_model_len
         ok = limit is None or is_int(limit, 1)
         require(where + "max_model_len", limit, ok, "None or an integer >= 1")
@@ -189,8 +200,9 @@ class SpeculativeConfig:
         if self.method == "custom_class":
             path = "the dotted path of a Proposer, such as package.module.Class"
             require(where + "model", self.model, drafting.names_a_class(self.model), path)
-        elif self.method == "draft_model":
-            require(where + "model", self.model, named, "the draft model's name, folder or hub id")
+        elif self.method in WITH_WEIGHTS:
+            allowed = f"the name, folder or hub id of a {self.method} drafter"
+            require(where + "model", self.model, named, allowed)
         else:
             ok = self.model in (None, self.method, f"[{self.method}]")
             require(where + "model", self.model, ok, f"nothing: {self.method} has no weights")
@@ -258,5 +270,5 @@ def _infer_method(model: object) -> str:
     if drafting.names_a_class(model):
         return "custom_class"
     if isinstance(model, str) and model:
-        return "draft_model"
+        return head_method(model) or "draft_model"
     raise ConfigError("speculative_config.method", None, ", ".join(METHODS))

@@ -59,8 +59,22 @@ class FeatureStore:
         else:
             self.slots_SF[:, columns].index_copy_(0, slots_T, x_TD)
 
+
+class FeatureView:
+    """What one drafter reads of a store: some of its points, in the drafter's own order."""
+
+    def __init__(self, store: FeatureStore, points: Sequence[int]) -> None:
+        """Read `points`, all of which `store` keeps."""
+        self._columns = [store.columns[point] for point in points]
+        self._all = tuple(points) == tuple(store.columns)
+        self.slots_SF = store.slots_SF
+
     def read(self, slots_N: Tensor | slice) -> Tensor:
-        """Features of these slots, [N, F]; a view where slots are neighbours."""
+        """Features of these slots, [N, F]; perhaps a view where slots are neighbours."""
         if isinstance(slots_N, slice):
-            return self.slots_SF[slots_N]
-        return self.slots_SF.index_select(0, slots_N)
+            rows_NF = self.slots_SF[slots_N]
+        else:
+            rows_NF = self.slots_SF.index_select(0, slots_N)
+        if self._all:
+            return rows_NF
+        return torch.cat([rows_NF[:, columns] for columns in self._columns], dim=-1)

@@ -5,15 +5,19 @@ Knows every way a draft model can be put to work; not how an engine is put toget
 `build_draft_model` loads the weights.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from foretoken.checkpoint import find_model
 from foretoken.config import SpeculativeConfig
+from foretoken.errors import CheckpointError
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.draft_model import Confidence, DraftModelProposer, LastLogits
+from foretoken.proposers.parallel import ParallelProposer
+from foretoken.proposers.progress import DraftLimits, DraftProgress
 from foretoken.proposers.shared_vocabulary import SharedVocabularyRunner
 from foretoken.proposers.string_draft import StringDraftProposer
 from foretoken.proposers.vocabularies import Bridge, Side, Way, bridge
@@ -58,7 +62,7 @@ def find_draft_models(speculative: SpeculativeConfig | None, target: Side) -> di
     """
     found = {}
     for one in () if speculative is None else speculative.each:
-        if one.method != "draft_model":
+        if one.method not in ("draft_model", "parallel"):
             continue
         assert one.model is not None, "checked by SpeculativeConfig"
         folder = find_model(one.model, revision=one.revision)
@@ -68,6 +72,16 @@ def find_draft_models(speculative: SpeculativeConfig | None, target: Side) -> di
             config=one, folder=folder, shape=shape, bridge=bridge(one, target, side)
         )
     return found
+
+
+def _mask_token(draft: DraftModel) -> int:
+    """The token that a parallel draft was trained to see in place of what it guesses."""
+    config = json.loads((draft.folder / "config.json").read_text(encoding="utf-8"))
+    token = config.get("pard_token")
+    if not isinstance(token, int) or not 0 <= token < draft.shape.vocab_size:
+        allowed = f"a pard_token below {draft.shape.vocab_size}: a draft trained as PARD"
+        raise CheckpointError("config.json pard_token", token, allowed)
+    return token
 
 
 def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
@@ -82,6 +96,19 @@ def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
     if draft.bridge.way is Way.STRINGS:
         sampler = Sampler(draft.shape.vocab_size, around.device)
         pool = PagePool(pool.num_pages, pool.page_size)
+    limits = DraftLimits(
+        max_model_len=min(limit, config.max_model_len or limit),
+        max_num_batched_tokens=around.max_num_batched_tokens,
+    )
+    if config.method == "parallel":
+        assert isinstance(runner, Runner), "another vocabulary is refused by SpeculativeConfig"
+        return ParallelProposer(
+            runner,
+            DraftSampler(sampler, around.verifier.rule, config.draft_sample_method),
+            DraftProgress(pool.generation, runner.page_size),
+            mask_token_id=_mask_token(draft),
+            limits=limits,
+        )
     proposer = DraftModelProposer(
         runner,
         DraftSampler(sampler, around.verifier.rule, config.draft_sample_method),

@@ -12,7 +12,7 @@ from torch import Tensor
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.parts import Attend as HeadAttend
-from foretoken.kv.features import FeatureStore
+from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore, write
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.tensors import SpanLayout
@@ -29,7 +29,7 @@ class HeadRunner:
     def __init__(
         self,
         net: Eagle | Eagle3,
-        features: FeatureStore,
+        features: FeatureView,
         *,
         target_logits: Callable[[Tensor], Tensor],
         vocab_size: int,

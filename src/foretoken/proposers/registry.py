@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from foretoken.config import SpeculativeConfig
+from foretoken.config.speculative import METHODS, WITH_WEIGHTS
 from foretoken.errors import ConfigError
 from foretoken.proposers.base import Proposer, ProposerSettings
 from foretoken.proposers.desk import Member
@@ -14,7 +15,7 @@ ModelLoader = Callable[[SpeculativeConfig], Proposer]
 
 def create_drafters(
     config: SpeculativeConfig | None,
-    draft_model: ModelLoader,
+    with_weights: ModelLoader,
     *,
     vocab_size: int,
     max_model_len: int,
@@ -24,7 +25,7 @@ def create_drafters(
 
     Args:
         config: what the user set.
-        draft_model: builds a drafter that needs weights.
+        with_weights: builds a drafter that needs weights.
         vocab_size: drafts are ids below this.
         max_model_len: most tokens of a sequence.
         grammars: the verifier's; what they force is drafted first.
@@ -39,7 +40,7 @@ def create_drafters(
             max_model_len=max_model_len,
             num_speculative_tokens=one.num_speculative_tokens,
         )
-        return _create(one, draft_model, settings)
+        return _create(one, with_weights, settings)
 
     each = () if config is None else config.each
     members = {
@@ -66,7 +67,7 @@ def create_policy(name: str) -> Policy:
 
 
 def _create(
-    config: SpeculativeConfig, draft_model: ModelLoader, settings: ProposerSettings
+    config: SpeculativeConfig, with_weights: ModelLoader, settings: ProposerSettings
 ) -> Proposer:
     if config.method == "ngram":
         from foretoken.proposers.ngram import NgramProposer
@@ -80,7 +81,6 @@ def _create(
 
         assert config.model is not None, "checked by SpeculativeConfig"
         return load_custom(config.model, settings)
-    if config.method == "draft_model":
-        return draft_model(config)
-    allowed = "draft_model, ngram, suffix, custom_class"
-    raise ConfigError("speculative_config.method", config.method, allowed)
+    if config.method in WITH_WEIGHTS:
+        return with_weights(config)
+    raise ConfigError("speculative_config.method", config.method, ", ".join(METHODS))

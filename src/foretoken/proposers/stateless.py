@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretoken.heads.medusa import Medusa
 from foretoken.heads.mlp import MLPSpeculator
-from foretoken.kv.features import FeatureStore
+from foretoken.kv.features import FeatureView
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
@@ -30,7 +30,7 @@ class StatelessProposer(Proposer):
         name: str,
         steps: MakeSteps,
         *,
-        features: FeatureStore,
+        features: FeatureView,
         page_size: int,
         sampler: DraftSampler,
         max_drafts: int,

@@ -10,7 +10,7 @@ from foretoken.errors import ConfigError
 from foretoken.heads.checkpoint import read_head
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.formats import TargetFacts, load_head
-from foretoken.kv.features import FINAL, FeatureStore
+from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.head_runner import HeadRunner
 from foretoken.training import checkpoints
@@ -128,7 +128,12 @@ def test_training_steps_are_serving_steps() -> None:
     slots = torch.tensor([table[i // page] * page + i % page for i in range(LENGTH)])
     store.write(FINAL, slots, captured.features_BTF[row])
     runner = HeadRunner(
-        net, store, target_logits=target.logits, vocab_size=50, num_pages=16, page_size=page
+        net,
+        FeatureView(store, [FINAL]),
+        target_logits=target.logits,
+        vocab_size=50,
+        num_pages=16,
+        page_size=page,
     )
     with torch.no_grad():
         layouts = [SpanLayout(start=0, num_tokens=slot + 1, page_table=table)]

@@ -1,0 +1,145 @@
+"""From a config's heads to drafters: EAGLE, EAGLE-3 and P-EAGLE, MLP speculators, Medusa.
+
+Two steps, as for draft models: `find_heads` reads what is on disk, since the size of the KV cache
+depends on it, and `build_head` puts a network to work on the target's runner.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from foretoken.checkpoint import find_model
+from foretoken.config import SpeculativeConfig
+from foretoken.errors import ConfigError
+from foretoken.heads.checkpoint import read_head
+from foretoken.heads.eagle import Eagle
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.heads.formats import KINDS, LoadedHead, TargetFacts, load_head
+from foretoken.heads.medusa import Medusa
+from foretoken.heads.mlp import MLPSpeculator
+from foretoken.kv.features import FeatureView
+from foretoken.kv.pool import PagePool
+from foretoken.proposers.base import Proposer
+from foretoken.proposers.eagle import EagleProposer
+from foretoken.proposers.head_runner import HeadRunner
+from foretoken.proposers.progress import DraftLimits, DraftProgress
+from foretoken.proposers.stateless import MedusaSteps, MLPSteps, StatelessProposer
+from foretoken.runtime.runner import Runner
+from foretoken.runtime.sampler import DraftSampler
+from foretoken.runtime.verifier import Verifier
+from foretoken.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundHead:
+    """A head as found on disk."""
+
+    config: SpeculativeConfig
+    head: LoadedHead
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Values of keys and values that it keeps for a token."""
+        net = self.head.net
+        if isinstance(net, Eagle | Eagle3):
+            shape = net.shape.layer if isinstance(net, Eagle3) else net.shape
+            return 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim
+        return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSurroundings:
+    """What the engine gives its heads."""
+
+    target: Runner
+    """Already keeping the features of all heads."""
+    verifier: Verifier
+    pool: PagePool
+    """The target's pages, which heads share."""
+    max_num_batched_tokens: int
+
+
+def find_heads(speculative: SpeculativeConfig | None, target: ModelShape) -> dict[str, FoundHead]:
+    """The heads of all drafters, by name.
+
+    Raises:
+        ConfigError: a head is of another kind than its method, or of another target.
+        ModelError: its folder is missing, broken or of no kind that is run.
+    """
+    facts = TargetFacts(
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        num_hidden_layers=target.num_hidden_layers,
+        max_position_embeddings=target.max_position_embeddings,
+    )
+    found = {}
+    for one in () if speculative is None else speculative.each:
+        if one.method not in KINDS:
+            continue
+        assert one.model is not None, "checked by SpeculativeConfig"
+        head = load_head(read_head(find_model(one.model, revision=one.revision)), facts)
+        if head.kind != one.method:
+            where = "speculative_config.method"
+            raise ConfigError(where, one.method, f"{head.kind}, which {one.model} is")
+        if one.parallel_drafting and head.mask_token_id is None:
+            allowed = f"False: {one.model} has no mask to draft in parallel with"
+            raise ConfigError("speculative_config.parallel_drafting", True, allowed)
+        found[one.label] = FoundHead(config=one, head=head)
+    return found
+
+
+def feature_points(heads: Iterable[FoundHead]) -> tuple[int, ...]:
+    """Every point at which some head reads hidden states, once each."""
+    return tuple(dict.fromkeys(point for found in heads for point in found.head.points))
+
+
+def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
+    """The drafter of one head, in the target's type and on its device."""
+    target, config, net = around.target, found.config, found.head.net
+    features = target.features
+    assert features is not None, "kept since the engine was put together"
+    like = target.model.embedding_VD
+    net = net.to(like.device, like.dtype).eval().requires_grad_(False)
+    sampler = DraftSampler(
+        around.verifier.sampler, around.verifier.rule, config.draft_sample_method
+    )
+    view = FeatureView(features, found.head.points)
+    if isinstance(net, MLPSpeculator):
+        return StatelessProposer(
+            config.method,
+            partial(MLPSteps, net),
+            features=view,
+            page_size=target.page_size,
+            sampler=sampler,
+            max_drafts=net.shape.n_predict,
+        )
+    if isinstance(net, Medusa):
+        return StatelessProposer(
+            config.method,
+            partial(MedusaSteps, net, target.model.logits),
+            features=view,
+            page_size=target.page_size,
+            sampler=sampler,
+            max_drafts=net.shape.medusa_num_heads,
+        )
+    assert isinstance(net, Eagle | Eagle3), type(net)
+    net.use_embedding(like)
+    limit = config.max_model_len or target.model.shape.max_position_embeddings
+    runner = HeadRunner(
+        net,
+        view,
+        target_logits=target.model.logits,
+        vocab_size=target.model.shape.vocab_size,
+        num_pages=around.pool.num_pages,
+        page_size=target.page_size,
+    )
+    return EagleProposer(
+        config.method,
+        runner,
+        sampler,
+        DraftProgress(around.pool.generation, target.page_size),
+        mask_token_id=found.head.mask_token_id,
+        limits=DraftLimits(
+            max_model_len=limit, max_num_batched_tokens=around.max_num_batched_tokens
+        ),
+    )

@@ -1,0 +1,97 @@
+"""Random heads for the suite's tiny target, in their published formats."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from foretoken.heads.eagle import Eagle
+from foretoken.heads.eagle3 import Eagle3, Eagle3Shape
+from foretoken.heads.medusa import Medusa, MedusaShape
+from foretoken.heads.mlp import MLPShape, MLPSpeculator
+from foretoken.heads.parts import HeadShape
+from foretoken.testing import TINY
+
+VOCAB, HIDDEN = int(TINY["vocab_size"]), int(TINY["hidden_size"])
+LAYER = HeadShape(
+    vocab_size=VOCAB,
+    hidden_size=HIDDEN,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+)
+HEADS: dict[str, dict[str, Any]] = {
+    "eagle": {"method": "eagle", "num_speculative_tokens": 4},
+    "eagle3": {"method": "eagle3", "num_speculative_tokens": 4},
+    "peagle": {"method": "peagle", "num_speculative_tokens": 3, "parallel_drafting": True},
+    "mlp": {"method": "mlp_speculator", "num_speculative_tokens": 5},
+    "medusa": {"method": "medusa", "num_speculative_tokens": 3},
+    "pard": {"method": "draft_model", "num_speculative_tokens": 4, "parallel_drafting": True},
+}
+
+
+def _config(shape: HeadShape) -> dict[str, Any]:
+    return {name: getattr(shape, name) for name in HeadShape.__dataclass_fields__}
+
+
+def _eagle3(parallel: bool) -> tuple[nn.Module, dict[str, Any]]:
+    net = Eagle3(
+        Eagle3Shape(
+            layer=LAYER,
+            draft_vocab_size=40,
+            target_hidden_size=HIDDEN,
+            num_features=2,
+            parallel=parallel,
+        )
+    )
+    net.d2t.copy_(torch.arange(40) + 3)
+    config = {
+        "speculators_model_type": "peagle" if parallel else "eagle3",
+        "transformer_layer_config": _config(LAYER),
+        "eagle_aux_hidden_state_layer_ids": [1, 0],
+        "mask_token_id": 96,
+    }
+    if parallel:
+        nn.init.normal_(net.mask_hidden)
+    return net, config
+
+
+def write_head(folder: Path, name: str, draft: Path) -> Path:
+    """Write the head of one of HEADS; for `pard` a copy of `draft` with a mask token."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(5)
+    if name == "pard":
+        config = json.loads((draft / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "pard_token": 96}))
+        (folder / "model.safetensors").write_bytes((draft / "model.safetensors").read_bytes())
+        return folder
+    net: nn.Module
+    if name == "eagle":
+        net, config = Eagle(LAYER, fc_bias=True), _config(LAYER)
+    elif name in ("eagle3", "peagle"):
+        net, config = _eagle3(parallel=name == "peagle")
+    elif name == "mlp":
+        shape = MLPShape(vocab_size=VOCAB, emb_dim=HIDDEN, inner_dim=24, n_predict=3)
+        net = MLPSpeculator(shape)
+        config = {"n_predict": 3, "emb_dim": HIDDEN, "inner_dim": 24, "vocab_size": VOCAB}
+    else:
+        medusa = MedusaShape(
+            hidden_size=HIDDEN, vocab_size=VOCAB, medusa_num_heads=3, share_head=True
+        )
+        net = Medusa(medusa)
+        config = {"medusa_num_heads": 3, "medusa_share_head": True}
+        for parameter in net.parameters():
+            nn.init.normal_(parameter, std=0.1)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(
+        {k: v.contiguous() for k, v in net.state_dict().items()}, folder / "model.safetensors"
+    )
+    return folder

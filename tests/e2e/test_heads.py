@@ -1,0 +1,154 @@
+"""Heads in the engine: the same tokens as plain decoding, and KV that is never stale."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretoken import LLM, SamplingParams
+from foretoken.config import SpeculativeConfig
+from foretoken.errors import CheckpointError, ConfigError
+from foretoken.metrics import Counter
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context, Proposer
+from foretoken.proposers.eagle import EagleProposer
+from foretoken.proposers.progress import DraftProgress
+from tests.e2e.heads import HEADS, write_head
+from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
+
+TOKENS, COUNT = 32, 12
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
+    """One folder per head."""
+    root = tmp_path_factory.mktemp("heads")
+    return {name: write_head(root / name, name, draft) for name in HEADS}
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> Iterator[Callable[[str, int], list[Result]]]:
+    """Plain decoding, one request at a time, once per parameter set."""
+    known: dict[tuple[str, int], list[Result]] = {}
+    with open_llm(model, None, "plain", **PRESSURES["one at a time"]) as llm:
+
+        def results(parameters: str, count: int) -> list[Result]:
+            if (parameters, count) not in known:
+                chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
+                known[parameters, count] = generate(llm, make_prompts(count, 3), chosen)
+            return known[parameters, count]
+
+        yield results
+
+
+def _open(model: Path, config: dict[str, Any], folder: Path, **pressure: Any) -> LLM:
+    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, **pressure}
+    return LLM(str(model), speculative_config={**config, "model": str(folder)}, **settings)
+
+
+@pytest.mark.parametrize("pressure", ["calm", "shortage"])
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_change_no_token(
+    name: str, pressure: str, model: Path, folders: dict[str, Path], plain: Any
+) -> None:
+    """Greedy, seeded with filters, and with penalties, in one batch, also short of pages."""
+    with _open(model, HEADS[name], folders[name], **PRESSURES[pressure]) as llm:
+        for parameters in ("greedy", "filters", "greedy penalties"):
+            chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
+            found = generate(llm, make_prompts(COUNT, 3), chosen)
+            assert found == plain(parameters, COUNT)
+        [drafted] = [m for m in llm.get_metrics() if m.name.endswith("num_draft_tokens")]
+        assert isinstance(drafted, Counter) and drafted.value > 100
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("parameters", PARAMETERS)
+@pytest.mark.parametrize("name", HEADS)
+def test_ten_thousand_tokens(
+    name: str, parameters: str, model: Path, folders: dict[str, Path], plain: Any
+) -> None:
+    """At least 10,000 tokens per head and parameter set."""
+    count = 320
+    with _open(model, HEADS[name], folders[name], **PRESSURES["calm"]) as llm:
+        chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
+        found = generate(llm, make_prompts(count, 3), chosen)
+        assert found == plain(parameters, count)
+        if parameters != "stops":
+            assert sum(len(result.token_ids) for result in found) >= 10_000
+
+
+class Audited(Proposer):
+    """Asks a proposer, and the same one with its memory wiped."""
+
+    name = "audited"
+
+    def __init__(self, kept: EagleProposer, generations: Any, page_size: int) -> None:
+        self._kept = kept
+        self._book = kept._progress
+        self._generations, self._page_size = generations, page_size
+        self.num_compared = 0
+
+    def propose(self, context: Context) -> Draft:
+        self._kept._progress = self._book
+        found = self._kept.propose(context)
+        self._kept._progress = DraftProgress(self._generations, self._page_size)
+        expected = self._kept.propose(context)
+        assert found.ids == expected.ids
+        self.num_compared += sum(bool(ids) for ids in found.ids)
+        return replace(found)
+
+    def release(self, request_id: str) -> None:
+        self._book.release(request_id)
+
+
+@pytest.mark.parametrize("pressure", ["calm", "chunks", "shortage"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle"])
+def test_kept_kv_equals_kv_computed_anew(
+    name: str, pressure: str, model: Path, folders: dict[str, Path]
+) -> None:
+    """Pauses, partial acceptance, chunked prefill, preemption and prefix hits: at every step the
+    drafts are those of a head that reads all features anew."""
+    settings = {**PRESSURES[pressure], "block_size": 8}
+    with _open(model, HEADS[name], folders[name], **settings) as llm:
+        parts = llm._engine.parts
+        pool = parts.scheduler._pages.pool
+        [member] = parts.proposer.members.values()  # type: ignore[attr-defined]
+        kept = member.proposer
+        assert isinstance(kept, EagleProposer)
+        audited = Audited(kept, pool.generation, 8)
+        object.__setattr__(parts, "proposer", audited)
+        cycle = (4, 0, 0, 1, 3, 2, 0)
+        calls = iter(range(10**9))
+        parts.scheduler._draft_budget = lambda sequence, load: cycle[next(calls) % len(cycle)]
+        params = SamplingParams(max_tokens=24, temperature=0.0, detokenize=False)
+        for _ in range(2):
+            llm.generate(make_prompts(9, 5), params, use_tqdm=False)
+        assert audited.num_compared > 80
+
+
+def test_wrong_heads_are_refused(model: Path, draft: Path, folders: dict[str, Path]) -> None:
+    """Another method, no mask, no weights, a plain model as PARD: each says what is allowed."""
+    with pytest.raises(ConfigError, match="method.*eagle3, which"):
+        _open(model, {"method": "eagle"}, folders["eagle3"])
+    with pytest.raises(ConfigError, match="no mask"):
+        _open(model, {"method": "eagle3", "parallel_drafting": True}, folders["eagle3"])
+    with pytest.raises(CheckpointError, match="pard_token"):
+        _open(model, HEADS["pard"], draft)
+    with pytest.raises(ConfigError, match="parallel_drafting"):
+        _open(model, {"method": "mlp", "parallel_drafting": True}, folders["mlp"])
+    with pytest.raises(ConfigError, match="of a mlp drafter"):
+        LLM(str(model), speculative_config={"method": "mlp", "num_speculative_tokens": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("eagle3", "eagle3"), ("peagle", "eagle3"), ("medusa", "medusa"), ("pard", "parallel")],
+)
+def test_the_method_follows_from_the_folder(
+    name: str, method: str, folders: dict[str, Path]
+) -> None:
+    """Left out, the method is what config.json says."""
+    config = SpeculativeConfig.from_dict({"model": str(folders[name])})
+    assert config.method == method
