@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.lossless import PRESSURES, VOCAB, generate, make_prompts, open_llm
-from tests.golden.families import OWN, write_checkpoint
+from tests.golden.families import FOREIGN, OWN, write_checkpoint
 
 CASES = (
     "llama biases",
@@ -18,6 +18,11 @@ CASES = (
     "phi3 partial rotary",
     "gemma2",
     "gemma3 two kinds of positions",
+    "gpt2",
+    "gpt_neox",
+    "olmo2",
+    "starcoder2",
+    "cohere",
 )
 PARAMETERS = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 5, "logprobs": 2})
 
@@ -25,7 +30,7 @@ PARAMETERS = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 5, "logprobs": 
 @pytest.mark.parametrize("case", CASES)
 def test_speculation_changes_nothing(case: str, tmp_path: Path) -> None:
     """n-grams and junk, in calm and in chunks, against plain decoding one at a time."""
-    kind, changes = OWN[case]
+    kind, changes = {**OWN, **FOREIGN}[case]
     write_checkpoint(tmp_path, kind, {**changes, "vocab_size": VOCAB})
     prompts = make_prompts(7, 3)
     with open_llm(tmp_path, None, "plain", **PRESSURES["one at a time"]) as llm:

@@ -137,19 +137,47 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3 usual layers": ("Gemma3Text", {**GEMMA, "num_hidden_layers": 7}),
 }
 
+MULTI_HEAD = {"num_key_value_heads": 4}
+FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {**MULTI_HEAD, "n_inner": 72}),
+    "gpt2, scores scaled by layer": (
+        "GPT2",
+        {**MULTI_HEAD, "scale_attn_by_inverse_layer_idx": True},
+    ),
+    "gpt_neox": ("GPTNeoX", MULTI_HEAD),
+    "gpt_neox, one residual, untied": (
+        "GPTNeoX",
+        {
+            **MULTI_HEAD,
+            "use_parallel_residual": False,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 11, "use_bias": True}),
+    "cohere": ("Cohere", {"logit_scale": 0.5, "use_qk_norm": True}),
+    "cohere2": ("Cohere2", {"sliding_window": 10, "num_hidden_layers": 4, "logit_scale": 0.5}),
+    "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 2.0}),
+    "phi": ("Phi", {}),
+    "opt": ("OPT", {**MULTI_HEAD, "ffn_dim": 80, "word_embed_proj_dim": 48, "dropout": 0.0}),
+}
+"""Run through transformers."""
+
 
 def write_checkpoint(folder: Path, kind: str, changes: dict[str, Any], **save: Any) -> Any:
     """Save a random Hugging Face model, norms and biases included, and return it."""
     import transformers
 
     torch.manual_seed(3)
-    config_class = getattr(transformers, f"{kind}Config")
-    name = "Gemma3ForCausalLM" if kind == "Gemma3Text" else f"{kind}ForCausalLM"
-    config = config_class(**{**BASE, **changes}, attn_implementation="eager")
-    model = getattr(transformers, name)(config).eval()
+    config = getattr(transformers, f"{kind}Config")(**{**BASE, **changes})
+    make: Any = transformers.AutoModelForCausalLM.from_config
+    model = make(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.3)
+            elif parameter.ndim == 1:
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(0, 0.2)

@@ -29,7 +29,7 @@ class Checkpoint:
         Raises:
             CheckpointError: no safetensors file, a missing shard, or a truncated or corrupt file.
         """
-        self._dtype, self._device = dtype, device
+        self._dtype, self.device = dtype, device
         self._files: dict[str, Path] = {}
         self._open = {path: _open_file(path) for path in _shards(folder)}
         for path, handle in self._open.items():
@@ -73,13 +73,12 @@ class Checkpoint:
             given = f"{name} {tensor.dtype}"
             raise CheckpointError("tensor type", given, "a floating type: not yet quantized")
         self._unused.discard(name)
-        converted: Tensor = tensor.to(device=self._device, dtype=self._dtype)
+        converted: Tensor = tensor.to(device=self.device, dtype=self._dtype)
         return converted
 
-    def take_rows(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
-        """Several matrices with the same columns, stacked."""
-        parts = [self.take(name, shape) for name, shape in zip(names, shapes, strict=True)]
-        return torch.cat(parts)
+    def names(self) -> list[str]:
+        """Every tensor that is there."""
+        return list(self._files)
 
     def ignore(self, name: str) -> None:
         """Allow a tensor that is there but follows from another one (a tied head)."""

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from foretoken.errors import UnsupportedModelError
 from foretoken.models import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3
 from foretoken.models.base import LoadOptions, Model
 from foretoken.models.loader import Checkpoint
 from foretoken.models.parts import Builder
+from foretoken.models.transformers_backend import load_foreign
 from foretoken.ops.linear import RowProbe
 from foretoken.shape import OWN_MODEL_TYPES, ModelShape
 
@@ -34,7 +34,7 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
     """
     shape = ModelShape.from_config(folder)
     if not shape.is_own:
-        raise UnsupportedModelError("model_type", shape.model_type, ", ".join(_BUILDERS))
+        return load_foreign(folder, shape, options)
     with Checkpoint(folder, dtype=options.dtype, device=options.device) as checkpoint:
         return _BUILDERS[shape.model_type](
             Builder(shape=shape, checkpoint=checkpoint, options=options, probe=RowProbe())

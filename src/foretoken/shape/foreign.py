@@ -15,6 +15,8 @@ from foretoken.shape.fields import Config, size
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "image_token_id")
+_CHANGING_ROPES = ("dynamic", "longrope")
+"""Where transformers turns a position differently as its sequence grows."""
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -91,6 +93,11 @@ def _refuse(config: Config, kind: object, allowed: str) -> None:
     if config.get("quantization_config") is not None:
         given = config["quantization_config"]
         raise UnsupportedModelError("quantization_config", given, "none: not yet built")
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    rope_type = rope.get("rope_type") or rope.get("type")
+    if rope_type in _CHANGING_ROPES:
+        given = f"{kind} with {rope_type}"
+        raise UnsupportedModelError("rope_type", given, "positions that do not depend on length")
     others = set(config.get("layer_types") or ()) - _LAYER_TYPES
     if others:
         given = f"{kind} with {', '.join(sorted(others))}"
