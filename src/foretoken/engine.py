@@ -142,6 +142,7 @@ class Engine:
             batch = planned.with_draft(parts.proposer.propose(Context(planned.spans)))
             drafted = time.perf_counter()
             verification = parts.verifier.verify(batch, parts.runner.run(batch))
+            parts.runner.settle(batch, verification.paths)
         except BaseException:
             parts.scheduler.cancel(planned)
             self.cancelled = tuple(span.sequence.request.request_id for span in planned.spans)

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
+from foretoken.runtime.batch import Span
 
 TINY = {
     "vocab_size": 97,
@@ -127,3 +128,49 @@ class ReplayProposer(Proposer):
             draw.randrange(self._vocab_size) if draw.random() < self._wrong else token
             for token in known
         )
+
+
+class TreeProposer(Proposer):
+    """Drafts random trees that may hide known outputs: must change no output bit.
+
+    Without known outputs every branch is junk; with them, one branch of each tree begins with
+    the right tokens, at a random place among its siblings.
+    """
+
+    name = "trees"
+
+    def __init__(
+        self, vocab_size: int, *, outputs: dict[str, list[int]] | None = None, seed: int = 0
+    ) -> None:
+        """Know the plain output of some request ids; the rest is drawn below `vocab_size`."""
+        self._vocab_size = vocab_size
+        self._outputs = outputs or {}
+        self._random = random.Random(seed)
+
+    def propose(self, context: Context) -> Draft:
+        """A tree of 0 to draft_budget nodes per span."""
+        trees = [self._tree(span) for span in context.spans]
+        return Draft(
+            ids=tuple(ids for ids, _ in trees),
+            parents=tuple(parents for _, parents in trees),
+            drafter=self.name,
+        )
+
+    def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+    def _tree(self, span: Span) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        draw, sequence = self._random, span.sequence
+        known = self._outputs.get(sequence.request.request_id, [])[sequence.num_output :]
+        ids: list[int] = []
+        parents: list[int] = []
+        right, depth = -1, 0
+        for node in range(draw.randint(0, span.draft_budget)):
+            if depth < len(known) and draw.random() < 0.4:
+                parents.append(right)
+                ids.append(known[depth])
+                right, depth = node, depth + 1
+            else:
+                parents.append(draw.randint(-1, node - 1))
+                ids.append(draw.randrange(self._vocab_size))
+        return tuple(ids), tuple(parents)

@@ -77,7 +77,7 @@ def test_which_rule(one_hot: bool) -> None:
 def test_which_rules_weigh_distributions() -> None:
     free = SamplingParams()
     weigh = [rule for rule in RULES if wants_distribution(free, rule)]
-    assert weigh == ["auto", "standard", "block"]
+    assert weigh == ["auto", "standard", "block", "traversal"]
     assert not any(wants_distribution(SamplingParams(temperature=0), rule) for rule in RULES)
 
 

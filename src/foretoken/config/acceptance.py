@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from foretoken.config.keys import require
 
-RULES = ("auto", "matching", "standard", "block", "typical", "synthetic")
-RULES_NOT_YET = ("traversal", "fly")
+RULES = ("auto", "matching", "standard", "block", "traversal", "typical", "synthetic")
+RULES_NOT_YET = ("fly",)
 THRESHOLD, ALPHA = 0.09, 0.3
 _WHERE = "speculative_config."
 

@@ -112,7 +112,8 @@ class SpeculativeConfig:
     """`matching`: a draft is accepted if it is the token that the target itself draws: identical
     output with and without speculation. `standard`: the rejection rule of Leviathan et al. and
     Chen et al.: the same distribution. `block`: the same distribution, tested for all drafts
-    together (Sun et al.), never fewer accepted on average. `auto`: matching for greedy and seeded
+    together (Sun et al.), never fewer accepted on average. `traversal`: the same for trees
+    (Weng et al.). `auto`: matching for greedy and seeded
     requests and for one-hot drafts, else standard. Two change the output and are never chosen by
     `auto`: `typical`, LOSSY: accepts what the target finds probable enough (Medusa); `synthetic`,
     INVALID output: accepts at given rates, to measure an engine. docs/rules.md has the proofs."""

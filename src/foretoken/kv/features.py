@@ -59,6 +59,10 @@ class FeatureStore:
         else:
             self.slots_SF[:, columns].index_copy_(0, slots_T, x_TD)
 
+    def move(self, source_N: Tensor, target_N: Tensor) -> None:
+        """Copy slots to others, all read before any is written; int64 slot numbers."""
+        self.slots_SF.index_copy_(0, target_N, self.slots_SF.index_select(0, source_N))
+
 
 class FeatureView:
     """What one drafter reads of a store: some of its points, in the drafter's own order."""

@@ -51,6 +51,11 @@ class KVStore:
         ]
         """Per layer [slots, 2 * KV, hd]: the key heads, then the value heads."""
 
+    def move(self, source_N: Tensor, target_N: Tensor) -> None:
+        """Copy slots to others, all read before any is written; int64 slot numbers."""
+        for layer_SKh in self.layers:
+            layer_SKh.index_copy_(0, target_N, layer_SKh.index_select(0, source_N))
+
 
 def write(layer_SKh: Tensor, slots_T: Tensor | slice, kv_TKh: Tensor) -> None:
     """Store keys and values [T, 2 * KV, hd] of one layer; a slice where slots are neighbours."""

@@ -72,7 +72,7 @@ class Decoder(Model):
         self, inputs: ModelInput, store: KVStore, features: FeatureStore | None = None
     ) -> Tensor:
         """Run a step; see `Model`."""
-        spans = [SpanWindow(s.start, s.num_tokens, s.page_table) for s in inputs.spans]
+        spans = [SpanWindow(s.start, s.num_tokens, s.page_table, s.paths) for s in inputs.spans]
         steps = [
             StepState(
                 rotation=kind.rotary.at(inputs.positions_T),

@@ -4,6 +4,7 @@ Shape letters: T tokens of the step, B spans, R rows of logits, V vocabulary, D 
 P pages of the longest span, K drafts of all spans together.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,16 @@ class SpanLayout:
     num_tokens: int
     page_table: list[int]
     """Pages of the sequence; read only, covers at least start + num_tokens positions."""
+    paths: tuple[tuple[int, ...], ...] | None = None
+    """Of a tree of drafts, as in `SpanWindow`: keys and values lie in the order of the span, but
+    a token stands at start + its depth. None: a chain."""
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Position of each token."""
+        if self.paths is None:
+            return range(self.start, self.start + self.num_tokens)
+        return [self.start + len(path) - 1 for path in self.paths]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +62,11 @@ class Draft:
 
     ids: tuple[tuple[int, ...], ...]
     probs_KV: Tensor | None = None
-    """float32 distribution each token was drawn from, spans in order; None: one-hot drafts."""
+    """float32 distribution each token was drawn from, spans in order; None: one-hot drafts. In a
+    tree, given its elder siblings."""
+    parents: tuple[tuple[int, ...] | None, ...] | None = None
+    """Per span, for each token the index of the one it comes after, -1 for the newest committed
+    one, parents first; None: each comes after the one before it."""
     drafter: str = "none"
     """Name of the drafter, for provenance and metrics."""
     drafters: tuple[str, ...] | None = None
@@ -71,8 +86,10 @@ class Draft:
         return (self.drafter,) * len(self.ids) if self.drafters is None else self.drafters
 
     def check(self) -> None:
-        """Assert that probabilities, names and ids belong together."""
+        """Assert that probabilities, names, parents and ids belong together."""
         assert len(self.names) == len(self.ids), (len(self.names), len(self.ids))
+        for ids, parents in zip(self.ids, self.parents or (), strict=self.parents is not None):
+            assert parents is None or len(parents) == len(ids), (parents, ids)
         if self.probs_KV is not None:
             total = sum(len(ids) for ids in self.ids)
             assert self.probs_KV.shape[0] == total, (self.probs_KV.shape[0], total)

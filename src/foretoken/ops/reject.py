@@ -15,7 +15,7 @@ from torch import Tensor
 from foretoken.ops.logits import NEVER
 from foretoken.types import SamplingParams
 
-RULES = ("auto", "matching", "standard", "block", "typical", "synthetic")
+RULES = ("auto", "matching", "standard", "block", "traversal", "typical", "synthetic")
 LOSSY = ("typical",)
 """Change what the model says; never chosen by `auto`."""
 INVALID = ("synthetic",)
@@ -41,7 +41,7 @@ def rule_of(params: SamplingParams, rule: str, one_hot: bool) -> str:
 
 def wants_distribution(params: SamplingParams, rule: str) -> bool:
     """Whether the rule for such a request weighs the distribution that a draft was drawn from."""
-    return rule_of(params, rule, one_hot=False) in ("standard", "block")
+    return rule_of(params, rule, one_hot=False) in ("standard", "block", "traversal")
 
 
 def agreeing(drafts: Sequence[int], targets: Sequence[int]) -> int:

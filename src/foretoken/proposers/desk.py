@@ -43,6 +43,8 @@ class Offer(NamedTuple):
     probs_KV: Tensor | None
     promise: float | None
     """Drafts that it expects to be accepted; None: no opinion."""
+    parents: tuple[int, ...] | None = None
+    """Of a tree, as in `Draft.parents`."""
 
 
 class Desk:
@@ -96,6 +98,7 @@ class Desk:
         return Draft(
             ids=tuple(offer.ids for offer in each),
             probs_KV=_joined(each),
+            parents=tuple(offer.parents for offer in each),
             drafters=tuple(offer.name for offer in each),
         )
 
@@ -111,7 +114,8 @@ def _offers(name: str, draft: Draft) -> list[Offer]:
         end = start + len(ids)
         probs_KV = None if draft.probs_KV is None else draft.probs_KV[start:end]
         promise = None if draft.promises is None else draft.promises[index]
-        offers.append(Offer(name, ids, probs_KV, promise))
+        parents = None if draft.parents is None else draft.parents[index]
+        offers.append(Offer(name, ids, probs_KV, promise, parents))
         start = end
     return offers
 

@@ -10,6 +10,7 @@ from typing import Self
 
 from foretoken.models.tensors import Draft
 from foretoken.runtime.sequence import Sequence
+from foretoken.runtime.tree import Tree, is_chain, tree_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class Span:
     draft_budget: int = 0
     """Most drafts this span may carry; its pages are already reserved."""
     draft_ids: tuple[int, ...] = ()
+    draft_parents: tuple[int, ...] | None = None
+    """Of a tree of drafts, as in `Draft.parents`; None: a chain."""
     drafter: str = ""
     """Who proposed draft_ids; empty if nobody did."""
     samples: bool
@@ -33,6 +36,11 @@ class Span:
     def num_drafts(self) -> int:
         """Draft tokens in the span."""
         return len(self.draft_ids)
+
+    @property
+    def tree(self) -> Tree | None:
+        """The shape of the drafts unless they are a chain."""
+        return None if self.draft_parents is None else tree_of(self.draft_parents)
 
     @property
     def num_tokens(self) -> int:
@@ -85,7 +93,14 @@ class Batch:
         assert len(draft.ids) == len(self.spans), (len(draft.ids), len(self.spans))
         draft.check()
         spans = []
-        for span, ids, drafter in zip(self.spans, draft.ids, draft.names, strict=True):
+        shapes = draft.parents or (None,) * len(self.spans)
+        each = zip(self.spans, draft.ids, shapes, draft.names, strict=True)
+        for span, ids, parents, drafter in each:
             assert len(ids) <= span.draft_budget, (len(ids), span.draft_budget)
-            spans.append(replace(span, draft_ids=ids, drafter=drafter) if ids else span)
+            if not ids:
+                spans.append(span)
+                continue
+            shape = None if parents is None or is_chain(parents) else parents
+            drafted = replace(span, draft_ids=ids, draft_parents=shape, drafter=drafter)
+            spans.append(drafted)
         return replace(self, spans=tuple(spans), draft=draft)

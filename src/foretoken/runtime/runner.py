@@ -64,6 +64,7 @@ class Runner:
                 start=span.start,
                 num_tokens=span.num_tokens,
                 page_table=span.sequence.page_table,
+                paths=None if span.tree is None else span.tree.window_paths(span.length),
             )
             for span in batch.spans
         ]
@@ -73,6 +74,30 @@ class Runner:
             end += span.num_tokens
             rows.extend(range(end - span.prompt_rows - span.sample_rows, end))
         return self.forward(layouts, [span.input_ids for span in batch.spans], rows)
+
+    @torch.inference_mode()
+    def settle(self, batch: Batch, accepted: Sequence[tuple[int, ...] | None]) -> None:
+        """Move what was computed for the accepted branches of trees to where a chain has it.
+
+        Args:
+            batch: the step that was run.
+            accepted: per span the nodes that stay, from the root down; None: a chain.
+        """
+        source: list[int] = []
+        target: list[int] = []
+        for span, path in zip(batch.spans, accepted, strict=True):
+            first, table = span.start + span.length, span.sequence.page_table
+            for depth, node in enumerate(path or ()):
+                if depth != node:
+                    source.append(slot_of(first + node, table, self.page_size))
+                    target.append(slot_of(first + depth, table, self.page_size))
+        if not source:
+            return
+        source_N = torch.tensor(source, device=self._device)
+        target_N = torch.tensor(target, device=self._device)
+        self.store.move(source_N, target_N)
+        if self.features is not None:
+            self.features.move(source_N, target_N)
 
     def forward_last(
         self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]]
@@ -126,11 +151,19 @@ class Runner:
 
 def positions_of(layouts: Sequence[SpanLayout], device: torch.device) -> Tensor:
     """Positions of the spans' tokens, laid end to end, int64 [T]."""
-    ranges = [
-        torch.arange(layout.start, layout.start + layout.num_tokens, device=device)
-        for layout in layouts
-    ]
-    return ranges[0] if len(ranges) == 1 else torch.cat(ranges)
+    parts = []
+    for layout in layouts:
+        if layout.paths is None:
+            end = layout.start + layout.num_tokens
+            parts.append(torch.arange(layout.start, end, device=device))
+        else:
+            parts.append(torch.tensor(layout.positions, device=device))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def slot_of(place: int, page_table: Sequence[int], page_size: int) -> int:
+    """Where the token at a place of a sequence is kept."""
+    return page_table[place // page_size] * page_size + place % page_size
 
 
 def slots_of(layouts: Sequence[SpanLayout], page_size: int, device: torch.device) -> Tensor | slice:

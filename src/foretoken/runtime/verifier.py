@@ -7,6 +7,7 @@ chosen, one by one; under standard and block each has the distribution that plai
 have drawn it from.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import islice
@@ -20,8 +21,15 @@ from foretoken.ops.sampling import top_logprobs
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rows import Rows
-from foretoken.runtime.rules import Check, RuleSettings, create_rules
+from foretoken.runtime.rules import (
+    Check,
+    RuleSettings,
+    TreeCheck,
+    create_rules,
+    create_tree_rules,
+)
 from foretoken.runtime.sampler import Sampler
+from foretoken.runtime.tree import Tree
 from foretoken.types import Logprob, TokenSource
 
 
@@ -39,6 +47,8 @@ class SpanVerification:
     """Per new token, if asked for; from raw logits."""
     prompt_logprobs: tuple[dict[int, Logprob], ...] | None = None
     """Per prompt row, if asked for: of the token after that row's."""
+    path: tuple[int, ...] | None = None
+    """Of a tree of drafts the accepted nodes, from the root down; None: a chain."""
     valid: bool = True
     """False: the rule keeps drafts whatever they are (`synthetic`)."""
 
@@ -48,6 +58,25 @@ class Verification:
     """One entry per span of the batch; None for spans without rows of logits."""
 
     spans: tuple[SpanVerification | None, ...]
+
+    @property
+    def paths(self) -> tuple[tuple[int, ...] | None, ...]:
+        """Per span what stays of a tree of drafts; None: a chain, or nothing was drafted."""
+        return tuple(None if span is None else span.path for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the rules decided, by span."""
+
+    new_ids: dict[int, tuple[int, ...]]
+    paths: dict[int, tuple[int, ...]]
+
+    def rows(self, index: int) -> list[int]:
+        """Which of a span's sample rows gave each of its new tokens."""
+        if index in self.paths:
+            return [0, *(node + 1 for node in self.paths[index])]
+        return list(range(len(self.new_ids.get(index, ()))))
 
 
 class Verifier:
@@ -65,7 +94,9 @@ class Verifier:
         assert rule in RULES, (rule, RULES)
         self.rule = rule
         self.sampler = Sampler(vocab_size, device, grammars)
-        self._rules = create_rules(self.sampler, settings or RuleSettings())
+        settings = settings or RuleSettings()
+        self._rules = create_rules(self.sampler, settings)
+        self._tree_rules = create_tree_rules(self.sampler, settings)
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ids are fine."""
@@ -76,43 +107,78 @@ class Verifier:
         """Check the batch's drafts against the logits of its rows."""
         logits_RV = output.logits_RV
         probs_KV = None if batch.draft is None else batch.draft.probs_KV
-        by_rule: dict[str, list[Check]] = {}
+        found = _Found({}, {})
+        chains: dict[str, list[Check]] = {}
+        trees: dict[str, list[TreeCheck]] = {}
         for check in _checks(batch):
             params = check.rows.sequence.request.params
-            name = rule_of(params, self.rule, probs_KV is None) if check.drafts else "matching"
-            by_rule.setdefault(name, []).append(check)
-        new_ids: dict[int, tuple[int, ...]] = {}
-        for name, checks in by_rule.items():
-            found = self._rules[name].decide(_take(logits_RV, checks), checks, probs_KV)
-            new_ids.update(zip((check.index for check in checks), found, strict=True))
-        return Verification(_results(batch, logits_RV, new_ids, self.rule not in INVALID))
+            drafted = check.num_rows > 1
+            name = rule_of(params, self.rule, probs_KV is None) if drafted else "matching"
+            if isinstance(check, TreeCheck):
+                trees.setdefault(name, []).append(check)
+            else:
+                chains.setdefault(name, []).append(check)
+        for name, some in chains.items():
+            kept = self._rules[name].decide(_take(logits_RV, some), some, probs_KV)
+            found.new_ids.update(zip((check.index for check in some), kept, strict=True))
+        for name, wide in trees.items():
+            branches = self._tree_rules[name].decide(_take(logits_RV, wide), wide, probs_KV)
+            for check, branch in zip(wide, branches, strict=True):
+                found.new_ids[check.index] = branch.new_ids
+                found.paths[check.index] = branch.path
+        return Verification(_results(batch, logits_RV, found, self.rule not in INVALID))
 
 
-def _checks(batch: Batch) -> list[Check]:
+def _checks(batch: Batch) -> list[Check | TreeCheck]:
     """The spans of the batch that sample."""
-    checks, row, drafted_row = [], 0, 0
+    checks: list[Check | TreeCheck] = []
+    row = drafted_row = 0
     for index, span in enumerate(batch.spans):
         if span.samples:
-            rows = Rows(sequence=span.sequence, drafts=span.draft_ids)
-            first = row + span.prompt_rows
-            checks.append(Check(index=index, rows=rows, row=first, drafted_row=drafted_row))
+            places = {
+                "index": index,
+                "row": row + span.prompt_rows,
+                "drafted_row": drafted_row,
+                "num_rows": span.sample_rows,
+            }
+            tree = span.tree
+            if tree is None:
+                rows = Rows(sequence=span.sequence, drafts=span.draft_ids)
+                checks.append(Check(rows=rows, **places))
+            else:
+                runs = _tree_rows(span, tree)
+                checks.append(TreeCheck(runs=runs, ids=span.draft_ids, tree=tree, **places))
         row += span.prompt_rows + span.sample_rows
         drafted_row += span.num_drafts
     return checks
 
 
-def _take(logits_RV: Tensor, checks: list[Check]) -> Tensor:
+def _tree_rows(span: Span, tree: Tree) -> tuple[Rows, ...]:
+    """Rows of the root and of the nodes, run by run, each with the history of its branch."""
+    found: list[Rows] = []
+    for run in tree.runs:
+        path = tree.paths[run[-1]] if run else ()
+        drafts = tuple(span.draft_ids[node] for node in path)
+        first = 0 if not found else len(drafts) - len(run) + 1
+        found.append(Rows(sequence=span.sequence, drafts=drafts, first=first))
+    return tuple(found)
+
+
+def _take(logits_RV: Tensor, checks: Seq[Check | TreeCheck]) -> Tensor:
     """The sample rows of the checks, in order."""
-    rows = [check.row + i for check in checks for i in range(check.rows.num_rows)]
+    rows = [check.row + i for check in checks for i in range(check.num_rows)]
     if len(rows) == logits_RV.shape[0]:
         return logits_RV
     return logits_RV[torch.tensor(rows, device=logits_RV.device)]
 
 
-def _sources(num_accepted: int, num_drafted: int) -> tuple[TokenSource, ...]:
-    if num_drafted == 0:
+def _sources(span: Span, num_accepted: int, path: Seq[int] | None) -> tuple[TokenSource, ...]:
+    if span.num_drafts == 0:
         return (TokenSource.TARGET,)
-    full = num_accepted == num_drafted
+    if path is None or span.tree is None:
+        full = num_accepted == span.num_drafts
+    else:
+        full = bool(path) and not span.tree.children[path[-1] + 1]
     last = TokenSource.BONUS if full else TokenSource.RECOVERED
     return (*((TokenSource.ACCEPTED,) * num_accepted), last)
 
@@ -125,25 +191,25 @@ class _Wanted:
     chosen: list[int]
     counts: list[int]
 
-    def add(self, first: int, tokens: Seq[int], count: int | None) -> None:
-        """Ask for consecutive rows; None asks for nothing."""
+    def add(self, rows: Iterable[int], tokens: Seq[int], count: int | None) -> None:
+        """Ask for a token after each of these rows; None asks for nothing."""
         if count is not None:
-            self.rows.extend(range(first, first + len(tokens)))
+            self.rows.extend(rows)
             self.chosen.extend(tokens)
             self.counts.extend([count] * len(tokens))
 
 
-def _logprobs(
-    batch: Batch, logits_RV: Tensor, new_ids: dict[int, tuple[int, ...]]
-) -> list[dict[int, Logprob]]:
+def _logprobs(batch: Batch, logits_RV: Tensor, found: _Found) -> list[dict[int, Logprob]]:
     """Every logprob entry the batch asks for, in order of rows."""
     wanted = _Wanted([], [], [])
     row = 0
     for index, span in enumerate(batch.spans):
         params = span.sequence.request.params
+        own = row + span.prompt_rows
         if span.prompt_rows:
-            wanted.add(row, _after_prompt_rows(span), params.prompt_logprobs)
-        wanted.add(row + span.prompt_rows, new_ids.get(index, ()), params.logprobs)
+            wanted.add(range(row, own), _after_prompt_rows(span), params.prompt_logprobs)
+        rows = (own + place for place in found.rows(index))
+        wanted.add(rows, found.new_ids.get(index, ()), params.logprobs)
         row += span.prompt_rows + span.sample_rows
     if not wanted.rows:
         return []
@@ -157,16 +223,16 @@ def _after_prompt_rows(span: Span) -> list[int]:
 
 
 def _results(
-    batch: Batch, logits_RV: Tensor, new_ids: dict[int, tuple[int, ...]], valid: bool
+    batch: Batch, logits_RV: Tensor, found: _Found, valid: bool
 ) -> tuple[SpanVerification | None, ...]:
-    entries = iter(_logprobs(batch, logits_RV, new_ids))
+    entries = iter(_logprobs(batch, logits_RV, found))
     results: list[SpanVerification | None] = []
     for index, span in enumerate(batch.spans):
         if not span.samples and not span.prompt_rows:
             results.append(None)
             continue
         params = span.sequence.request.params
-        ids = new_ids.get(index, ())
+        ids, path = found.new_ids.get(index, ()), found.paths.get(index)
         accepted = max(len(ids) - 1, 0)
         prompt = own = None
         if span.prompt_rows and params.prompt_logprobs is not None:
@@ -178,9 +244,10 @@ def _results(
                 new_ids=ids,
                 num_accepted=accepted,
                 num_drafted=span.num_drafts,
-                sources=_sources(accepted, span.num_drafts) if ids else (),
+                sources=_sources(span, accepted, path) if ids else (),
                 logprobs=own,
                 prompt_logprobs=prompt,
+                path=path,
                 valid=valid,
             )
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 from foretoken.kernels.library import find_library
 from foretoken.ops.attention import compiled
 from foretoken.ops.attention.base import Attention, Geometry, SpanWindow
+from foretoken.ops.attention.branches import BranchAttention
 from foretoken.ops.attention.reference import ReferenceAttention
 from foretoken.ops.attention.tiled import TiledAttention, Tiling
 
@@ -37,12 +38,14 @@ def choose_attention(geometry: Geometry, *, batch_invariant: bool) -> Attention:
     if library is not None and compiled.runs(geometry):
         return compiled.CompiledAttention(geometry, library)
     if not batch_invariant:
-        return TiledAttention(geometry, Tiling(rows=0, key_multiple=1))
+        return BranchAttention(TiledAttention(geometry, Tiling(rows=0, key_multiple=1)), geometry)
     probed = geometry
     if geometry.window is not None:
         probed = replace(geometry, window=min(geometry.window, _WINDOW))
     tiling = _invariant_tiling(probed, torch.get_num_threads())
-    return ReferenceAttention(geometry) if tiling is None else TiledAttention(geometry, tiling)
+    if tiling is None:
+        return ReferenceAttention(geometry)
+    return BranchAttention(TiledAttention(geometry, tiling), geometry)
 
 
 @cache

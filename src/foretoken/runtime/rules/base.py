@@ -8,6 +8,7 @@ num_drafts + 1 new tokens; all but the last are its leading drafts; a draft of -
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from foretoken.ops.noise import Stream, pack_keys, row_key
 from foretoken.ops.sampling import draw
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.sampler import Sampler
+from foretoken.runtime.tree import Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,8 @@ class Check:
     """First of its sample rows in the step's logits."""
     drafted_row: int
     """First of its rows in the step's draft distributions."""
+    num_rows: int
+    """Its sample rows: one per draft and one more."""
 
     @property
     def drafts(self) -> tuple[int, ...]:
@@ -45,8 +49,52 @@ class Check:
         return self.rows.drafts
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeCheck:
+    """One sampling span whose drafts are a tree."""
+
+    index: int
+    runs: tuple[Rows, ...]
+    """Its rows, run by run of the tree; the first run begins at the newest committed token."""
+    ids: tuple[int, ...]
+    tree: Tree
+    row: int
+    drafted_row: int
+    num_rows: int
+
+    @property
+    def rows(self) -> Rows:
+        """The first run."""
+        return self.runs[0]
+
+    def tokens(self, path: Seq[int]) -> tuple[int, ...]:
+        """The tokens along a path of nodes."""
+        return tuple(self.ids[node] for node in path)
+
+
+class Branch(NamedTuple):
+    """What stays of a tree."""
+
+    path: tuple[int, ...]
+    """Accepted nodes, from the root down."""
+    new_ids: tuple[int, ...]
+    """Their tokens and one more."""
+
+
+class TreeRule(ABC):
+    """Decides which branch of a tree stays and what follows it."""
+
+    name: str
+
+    @abstractmethod
+    def decide(
+        self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
+    ) -> list[Branch]:
+        """As `Rule.decide`, for trees; rows and drafts are in the order of nodes."""
+
+
 class Rule(ABC):
-    """Decides which drafts stay and what follows them."""
+    """Decides which drafts of a chain stay and what follows them."""
 
     name: str
     """The word the user types."""
@@ -68,7 +116,11 @@ class Rule(ABC):
 
 
 def draw_last(
-    sampler: Sampler, last_SV: Tensor, checks: Seq[Check], kept: Seq[int], recovered: Seq[bool]
+    sampler: Sampler,
+    last_SV: Tensor,
+    checks: Seq[Check | TreeCheck],
+    kept: Seq[int],
+    recovered: Seq[bool],
 ) -> list[int]:
     """One token after the kept drafts of each check, from processed logits [S, V].
 

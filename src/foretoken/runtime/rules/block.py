@@ -19,10 +19,9 @@ from foretoken.runtime.sampler import Sampler
 class BlockRule(Rule):
     """Keeps the longest prefix of drafts that passes a joint test."""
 
-    name = "block"
-
-    def __init__(self, sampler: Sampler) -> None:
-        """Process logits with `sampler`."""
+    def __init__(self, sampler: Sampler, name: str) -> None:
+        """Process logits with `sampler`; on a chain, `traversal` is the same rule."""
+        self.name = name
         self._sampler = sampler
 
     def decide(

@@ -1,21 +1,41 @@
 """From the words of `rejection_sample_method` to rules, and which rule checks which request."""
 
-from foretoken.runtime.rules.base import Rule, RuleSettings
+from foretoken.runtime.rules.base import Rule, RuleSettings, TreeRule
 from foretoken.runtime.rules.block import BlockRule
 from foretoken.runtime.rules.matching import MatchingRule
 from foretoken.runtime.rules.standard import StandardRule
 from foretoken.runtime.rules.synthetic import SyntheticRule
+from foretoken.runtime.rules.trees import (
+    TreeMatching,
+    TreeRejection,
+    TreeSynthetic,
+    TreeTypical,
+)
 from foretoken.runtime.rules.typical import TypicalRule
 from foretoken.runtime.sampler import Sampler
 
 
 def create_rules(sampler: Sampler, settings: RuleSettings) -> dict[str, Rule]:
-    """Every rule by its name."""
+    """Every rule for chains by its name."""
     rules: tuple[Rule, ...] = (
         MatchingRule(sampler),
         StandardRule(sampler),
-        BlockRule(sampler),
+        BlockRule(sampler, "block"),
+        BlockRule(sampler, "traversal"),
         TypicalRule(sampler, settings),
         SyntheticRule(sampler, settings),
+    )
+    return {rule.name: rule for rule in rules}
+
+
+def create_tree_rules(sampler: Sampler, settings: RuleSettings) -> dict[str, TreeRule]:
+    """Every rule for trees by its name."""
+    rules: tuple[TreeRule, ...] = (
+        TreeMatching(sampler),
+        TreeRejection(sampler, "standard"),
+        TreeRejection(sampler, "block"),
+        TreeRejection(sampler, "traversal"),
+        TreeTypical(sampler, settings),
+        TreeSynthetic(sampler, settings),
     )
     return {rule.name: rule for rule in rules}

@@ -14,6 +14,17 @@ from foretoken.runtime.rules.base import Check, Rule, RuleSettings, with_last
 from foretoken.runtime.sampler import Sampler
 
 
+def num_kept(drafts: Seq[int], rates: Seq[float], key: int, position: int) -> int:
+    """How many drafts stay: one uniform decides, those whose rate is above it do."""
+    bar = uniform(row_key(key, position, Stream.ACCEPT))
+    count = 0
+    for token, rate in zip(drafts, rates, strict=False):
+        if bar >= rate or token < 0:
+            break
+        count += 1
+    return count
+
+
 @final
 class SyntheticRule(Rule):
     """Keeps draft i in a share rates[i] of the verifications, always with those before it."""
@@ -34,18 +45,8 @@ class SyntheticRule(Rule):
         targets: list[int] = self._sampler.choose(logits_PV, rows).tolist()
         kept, last, start = [], [], 0
         for check in checks:
-            kept.append(self._count(check))
+            key = self._sampler.profile(check.rows.sequence.request).key
+            kept.append(num_kept(check.drafts, self._rates, key, check.rows.position))
             last.append(targets[start + kept[-1]])
             start += check.rows.num_rows
         return with_last(checks, kept, last)
-
-    def _count(self, check: Check) -> int:
-        """One uniform decides about all drafts: those whose rate is above it stay."""
-        key = self._sampler.profile(check.rows.sequence.request).key
-        bar = uniform(row_key(key, check.rows.position, Stream.ACCEPT))
-        count = 0
-        for token, rate in zip(check.drafts, self._rates, strict=False):
-            if bar >= rate or token < 0:
-                break
-            count += 1
-        return count
