@@ -32,6 +32,8 @@ class Library:
 
     handle: ctypes.CDLL
     level: str
+    cores: int
+    """Cores that this process could use when the library was loaded."""
 
     def function(self, name: str, arguments: Sequence[Any], result: Any = None) -> Any:
         """The C function `name` with its argument types, as ctypes calls it."""
@@ -45,7 +47,7 @@ class Library:
 
         Call it with torch.get_num_threads(), whenever that may have changed.
         """
-        self.handle.ft_set_threads(min(threads, usable_cores()))
+        self.handle.ft_set_threads(min(threads, self.cores))
 
     def advise_huge(self, address: int, num_bytes: int) -> None:
         """Ask for huge pages; do it before the memory is written for the first time."""
@@ -73,7 +75,14 @@ def find_library() -> Library | None:
     if LEVELS.index(level) > LEVELS.index(most):
         raise ConfigError(VARIABLE, wanted, f"auto, off, or at most {most} on this machine")
     handle.ft_set_level(LEVELS.index(level))
-    return Library(handle, level)
+    return Library(handle, level, usable_cores())
+
+
+def follow_threads(threads: int) -> None:
+    """Let the kernels, if there are any, use as many threads as PyTorch does now."""
+    library = find_library()
+    if library is not None:
+        library.use_threads(threads)
 
 
 def _library_file() -> Path | None:

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import final
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretoken.kernels.library import follow_threads
 from foretoken.kv.features import FINAL, FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import AttentionBlock, StepState
@@ -72,6 +74,7 @@ class Decoder(Model):
         self, inputs: ModelInput, store: KVStore, features: FeatureStore | None = None
     ) -> Tensor:
         """Run a step; see `Model`."""
+        follow_threads(torch.get_num_threads())
         spans = [SpanWindow(s.start, s.num_tokens, s.page_table, s.paths) for s in inputs.spans]
         steps = [
             StepState(

@@ -60,11 +60,21 @@ class Builder:
     storage: Storage = Storage()
 
     def linear(
-        self, weight_NK: Tensor, bias_N: Tensor | None = None, *, adds_residual: bool = False
+        self,
+        weight_NK: Tensor,
+        bias_N: Tensor | None = None,
+        *,
+        adds_residual: bool = False,
+        wide: bool = False,
     ) -> Linear:
-        """The weights, packed if that is faster; says whether it will be given a residual."""
-        probe = self.probe if self.options.batch_invariant else None
-        return make_linear(weight_NK, probe=probe, bias_N=bias_N, adds_residual=adds_residual)
+        """The weights, packed if that is faster; as for `make_linear`."""
+        return make_linear(
+            weight_NK,
+            probe=self.probe if self.options.batch_invariant else None,
+            bias_N=bias_N,
+            adds_residual=adds_residual,
+            wide=wide,
+        )
 
     def norm(self, name: str, width: int) -> RMSNorm:
         """An RMS norm; with an offset its weights are kept in float32."""
@@ -208,5 +218,5 @@ class Builder:
             kinds=tuple(self.kind(window, embedding_VD) for window in different),
             layers=tuple(layers),
             norm=norm,
-            head=self.linear(head_VD),
+            head=self.linear(head_VD, wide=True),
         )

@@ -24,6 +24,16 @@ def library() -> Library:
     return found
 
 
+def test_sources_compile_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    """Every other test of kernels would be skipped if they did not."""
+    try:
+        build.compiler()
+    except build.BuildError:
+        pytest.skip("no compiler here")
+    assert build.build_library().is_file()
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("items", [0, 1, 2, 3, 64, 1000])
 def test_every_item_is_done_once(library: Library, threads: int, items: int) -> None:

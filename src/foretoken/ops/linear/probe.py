@@ -1,18 +1,18 @@
-"""Linear layers whose result for a row does not depend on how many rows there are.
+"""Keeps a kernel whose bits depend on the number of rows inside one class of numbers.
 
-`F.linear` is the reference twin. On a CPU, weights packed once by oneDNN are read at close to
-memory speed; which numbers of rows give the same bits then depends on the machine, the shape,
-the type and the number of threads, so it is measured at load (`RowProbe`) and the layer pads and
-splits to stay inside one class. Where no class is found, every call is padded to 32 rows.
+Which numbers of rows give the same bits depends on the machine, the shape, the type and the number
+of threads, so it is measured at load (`RowProbe`), and the layer pads and splits to stay inside.
+Where no class is found, every call is padded to 32 rows.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from foretoken.ops.linear.base import Linear
 
 CLASS_ROWS = 32
 _PROBE_ROWS = 256
@@ -21,51 +21,6 @@ _ALL_SMALLER = tuple(range(31, 0, -1))
 _SOME_SMALLER = (31, 24, 17, 16, 13, 11, 9, 8, 7, 6, 5, 4, 3, 2, 1)
 _ALL_LARGER = (33, 40, 47, 48, 63, 64, 65, 80, 96, 100, 127, 128, 129, 160, 200, 255, 256)
 _SOME_LARGER = (48, 64, 100, 128, 256)
-
-
-class Linear(ABC):
-    """y = x W^T (+ bias) (+ residual) for rows [T, K] -> [T, N]."""
-
-    @abstractmethod
-    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
-        """Apply it; the residual is not changed."""
-
-
-@final
-class PlainLinear(Linear):
-    """The reference: any device, any type, rows as they come."""
-
-    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
-        self.weight_NK = weight_NK
-        self.bias_N = bias_N
-
-    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
-        """F.linear, and an addition."""
-        y_TN = F.linear(x_TK, self.weight_NK, self.bias_N)
-        return y_TN if residual_TN is None else y_TN.add_(residual_TN)
-
-
-@final
-class PackedLinear(Linear):
-    """oneDNN over weights that were packed once; bfloat16 and float32 on a CPU.
-
-    The sum with the residual is rounded once instead of twice.
-    """
-
-    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
-        self._bias_N = bias_N
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), None)
-        self._apply = torch.ops.mkldnn._linear_pointwise.default
-        self._apply_add = torch.ops.mkldnn._linear_pointwise.binary
-
-    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
-        """One oneDNN call."""
-        y_TN: Tensor
-        if residual_TN is None:
-            y_TN = self._apply(x_TK, self._packed, self._bias_N, "none", [], "")
-        else:
-            y_TN = self._apply_add(x_TK, residual_TN, self._packed, self._bias_N, "add")
-        return y_TN
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,41 +125,3 @@ def _measure(linear: Linear, weight_NK: Tensor, adds_residual: bool) -> RowClass
             break
         high = count
     return RowClass(low, high if high >= 48 else CLASS_ROWS)
-
-
-def can_pack(weight_NK: Tensor) -> bool:
-    """Whether oneDNN packs weights of this type on this machine."""
-    if weight_NK.device.type != "cpu" or weight_NK.dtype == torch.float16:
-        return False
-    if not torch.backends.mkldnn.is_available():
-        return False
-    try:
-        torch.ops.mkldnn._reorder_linear_weight(weight_NK[:1].contiguous(), None)
-    except RuntimeError:
-        return False
-    return True
-
-
-def make_linear(
-    weight_NK: Tensor,
-    *,
-    probe: RowProbe | None,
-    bias_N: Tensor | None = None,
-    adds_residual: bool = False,
-) -> Linear:
-    """The fastest linear for these weights; given a probe, kept inside one row class.
-
-    Args:
-        weight_NK: packed if that is faster.
-        probe: measures the row class; None: no promise about bits.
-        bias_N: added to every row, in the type of the weights.
-        adds_residual: whether it will be given residuals.
-    """
-    packs = can_pack(weight_NK)
-    linear = PackedLinear(weight_NK, bias_N) if packs else PlainLinear(weight_NK, bias_N)
-    if probe is None:
-        return linear
-    rows = probe.row_class(
-        linear, weight_NK, adds_residual=adds_residual, adds_bias=bias_N is not None
-    )
-    return InvariantLinear(linear, rows)

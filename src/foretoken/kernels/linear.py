@@ -1,0 +1,261 @@
+"""Weights as the C kernels of linear layers want them, and the call itself.
+
+`native/linear.h` says what is computed and in which order; this module owns the layouts in
+memory. Nothing here knows models. Packed tensors live as long as their `PackedLayer`.
+"""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretoken.kernels.library import Library
+
+PANEL: Final = 16
+FLOAT32, BFLOAT16, INT8, INT4 = range(4)
+TYPES: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+_HUGE: Final = 4 << 20
+
+
+class LayerStruct(ctypes.Structure):
+    """`ft_linear`."""
+
+    _fields_ = [
+        ("weight_type", ctypes.c_int32),
+        ("x_type", ctypes.c_int32),
+        ("y_type", ctypes.c_int32),
+        ("gated", ctypes.c_int32),
+        ("group", ctypes.c_int32),
+        ("norm_eps", ctypes.c_float),
+        ("outputs", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("weight", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("zero", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+    ]
+
+
+class RowsStruct(ctypes.Structure):
+    """`ft_linear_rows`."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("x_stride", ctypes.c_int64),
+        ("y_stride", ctypes.c_int64),
+        ("residual_stride", ctypes.c_int64),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """Packed weights [N, K] of one type; `outputs` and `inputs` are without padding."""
+
+    weight_type: int
+    weight: Tensor
+    outputs: int
+    inputs: int
+    gated: bool = False
+    group: int = 0
+    scale: Tensor | None = None
+    """float32: int8 [N padded]; in groups [panels, groups, 16]."""
+    zero: Tensor | None = None
+    """float32 [panels, groups, 16], in steps of the weights; None: the middle, 8 or 128."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of everything that is read for a row."""
+        parts = (self.weight, self.scale, self.zero)
+        return sum(part.nbytes for part in parts if part is not None)
+
+
+def interleave_panels(rows_NX: Tensor) -> Tensor:
+    """Gate rows over up rows, as panels of 16 that alternate: [2F, X] -> [2 * padded F, X]."""
+    padded = [_pad_rows(half).unflatten(0, (-1, PANEL)) for half in rows_NX.chunk(2)]
+    mixed: Tensor = torch.stack(padded, dim=1).flatten(0, 2)
+    return mixed
+
+
+def _pad_rows(rows_NX: Tensor) -> Tensor:
+    missing = -rows_NX.shape[0] % PANEL
+    return F.pad(rows_NX, (0, 0, 0, missing)) if missing else rows_NX
+
+
+def _in_panels(rows_NX: Tensor, *, gated: bool) -> Tensor:
+    """Padded to whole panels: [panels, 16, X]."""
+    rows = interleave_panels(rows_NX) if gated else _pad_rows(rows_NX)
+    panels: Tensor = rows.unflatten(0, (-1, PANEL))
+    return panels
+
+
+def empty_packed(library: Library, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory for packed weights, in huge pages where it is large."""
+    memory = torch.empty(shape, dtype=dtype)
+    if memory.nbytes >= _HUGE:
+        library.advise_huge(memory.data_ptr(), memory.nbytes)
+    return memory
+
+
+def pack_float(library: Library, weight_NK: Tensor, *, gated: bool = False) -> Packed:
+    """Pack float32 or bfloat16 weights."""
+    outputs, inputs = weight_NK.shape
+    panels = _in_panels(weight_NK, gated=gated)
+    if weight_NK.dtype == torch.bfloat16:
+        missing = -inputs % 32
+        padded = F.pad(panels, (0, missing)) if missing else panels
+        panels = padded.contiguous().view(torch.int32)
+    packed = empty_packed(library, (panels.shape[0], panels.shape[2], PANEL), panels.dtype)
+    packed.copy_(panels.transpose(1, 2))
+    return Packed(
+        weight_type=TYPES[weight_NK.dtype],
+        weight=packed,
+        outputs=outputs,
+        inputs=inputs,
+        gated=gated,
+    )
+
+
+def pack_int8(
+    library: Library, values_NK: Tensor, scale_NG: Tensor, *, gated: bool = False
+) -> Packed:
+    """Pack int8 weights: value * scale, per output or per group of 32, 64 or 128 inputs.
+
+    Args:
+        library: where they will be used.
+        values_NK: int8.
+        scale_NG: float32, G columns: 1, or K / group.
+        gated: gate rows over up rows.
+    """
+    outputs, inputs = values_NK.shape
+    group = 0 if scale_NG.shape[1] == 1 else -(-inputs // scale_NG.shape[1])
+    panels = _in_panels(values_NK, gated=gated)
+    padded = F.pad(panels, (0, -inputs % (group or 32)))
+    quads = (padded ^ -128).contiguous().view(torch.int32)
+    packed = empty_packed(library, (quads.shape[0], quads.shape[2], PANEL), torch.int32)
+    packed.copy_(quads.transpose(1, 2))
+    scale = _in_panels(scale_NG.float(), gated=gated).transpose(1, 2).contiguous()
+    return Packed(
+        weight_type=INT8,
+        weight=packed,
+        outputs=outputs,
+        inputs=inputs,
+        gated=gated,
+        group=group,
+        scale=scale,
+    )
+
+
+def pack_int4(
+    library: Library,
+    values_NK: Tensor,
+    scale_NG: Tensor,
+    zero_NG: Tensor | None = None,
+    *,
+    gated: bool = False,
+) -> Packed:
+    """Pack 4-bit weights: (value - zero) * scale per group of 32, 64 or 128 inputs.
+
+    Args:
+        library: where they will be used.
+        values_NK: uint8, 0 to 15; K a multiple of the group.
+        scale_NG: float32, K / group columns.
+        zero_NG: float32, in steps of the values; None: 8.
+        gated: gate rows over up rows.
+    """
+    outputs, inputs = values_NK.shape
+    group = inputs // scale_NG.shape[1]
+    assert group in (32, 64, 128) and inputs % group == 0, (group, inputs)
+    panels = _in_panels(values_NK, gated=gated)
+    low, high = panels.unflatten(2, (-1, 2, 4)).unbind(3)
+    quads = (low | high << 4).flatten(2).contiguous().view(torch.int32)
+    packed = empty_packed(library, (quads.shape[0], quads.shape[2], PANEL), torch.int32)
+    packed.copy_(quads.transpose(1, 2))
+
+    def grouped(values_NG: Tensor) -> Tensor:
+        return _in_panels(values_NG.float(), gated=gated).transpose(1, 2).contiguous()
+
+    return Packed(
+        weight_type=INT4,
+        weight=packed,
+        outputs=outputs,
+        inputs=inputs,
+        gated=gated,
+        group=group,
+        scale=grouped(scale_NG),
+        zero=None if zero_NG is None else grouped(zero_NG),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLayer:
+    """A layer bound to its C function; what its struct points to is kept here."""
+
+    packed: Packed
+    struct: LayerStruct
+    kept: tuple[Tensor | None, ...]
+    dense: Callable[[int, int, int, int | None, int], None]
+    """ft_linear_dense(layer, x, y, residual, rows)."""
+    strided: Callable[[int, Any], None]
+    """ft_linear_run(layer, rows)."""
+
+    @classmethod
+    def bind(
+        cls,
+        library: Library,
+        packed: Packed,
+        *,
+        x_dtype: torch.dtype,
+        y_dtype: torch.dtype,
+        bias_N: Tensor | None = None,
+        norm: tuple[Tensor, float] | None = None,
+    ) -> "PackedLayer":
+        """Fill the struct.
+
+        Args:
+            library: the kernels.
+            packed: the weights.
+            x_dtype: float32 or bfloat16, of the rows given.
+            y_dtype: float32 or bfloat16, of the result and the residual.
+            bias_N: added to the sums.
+            norm: weights [K] and eps of an RMSNorm over the rows before.
+        """
+        bias = None
+        if bias_N is not None:
+            columns = _in_panels(bias_N.float()[:, None], gated=packed.gated)
+            bias = columns.flatten().contiguous()
+        norm_K = norm[0].float().contiguous() if norm is not None else None
+
+        def address(tensor: Tensor | None) -> int | None:
+            return None if tensor is None else tensor.data_ptr()
+
+        struct = LayerStruct(
+            weight_type=packed.weight_type,
+            x_type=TYPES[x_dtype],
+            y_type=TYPES[y_dtype],
+            gated=packed.gated,
+            group=packed.group,
+            norm_eps=norm[1] if norm is not None else 0.0,
+            outputs=packed.outputs,
+            inputs=packed.inputs,
+            weight=address(packed.weight),
+            scale=address(packed.scale),
+            zero=address(packed.zero),
+            bias=address(bias),
+            norm=address(norm_K),
+        )
+        pointer = ctypes.c_void_p
+        return cls(
+            packed=packed,
+            struct=struct,
+            kept=(bias, norm_K),
+            dense=library.function("ft_linear_dense", (pointer,) * 4 + (ctypes.c_int64,)),
+            strided=library.function("ft_linear_run", (pointer, ctypes.POINTER(RowsStruct))),
+        )

@@ -1,0 +1,86 @@
+// Runs a linear layer: prepares its rows, then shares tiles of outputs among the threads.
+#include "linear.h"
+
+#include <stdlib.h>
+
+static const ft_linear_kernels *kernels_of(int level) {
+    const ft_linear_kernels *const all[] = {&ft_linear_portable, &ft_linear_avx2, &ft_linear_avx512,
+                                            &ft_linear_avx512bf16, &ft_linear_amx};
+    while (level > FT_PORTABLE && !all[level]->ready) level--;
+    return all[level];
+}
+
+typedef struct {
+    ft_linear_job job;
+    const ft_linear_kernels *kernels;
+    int64_t panels, tile;
+} run_state;
+
+enum { ROWS_OF_ITEM = 16, SERIAL_VALUES = 1 << 15, SERIAL_BYTES = 48 << 10 };
+
+static void prepare_item(void *context, int64_t item, int worker) {
+    (void)worker;
+    const run_state *run = context;
+    int64_t end = (item + 1) * ROWS_OF_ITEM;
+    if (end > run->job.rows->rows) end = run->job.rows->rows;
+    for (int64_t row = item * ROWS_OF_ITEM; row < end; row++) run->kernels->prepare(&run->job, row);
+}
+
+static void tile_item(void *context, int64_t item, int worker) {
+    (void)worker;
+    const run_state *run = context;
+    int64_t panel = item * run->tile, left = run->panels - panel;
+    run->kernels->tile(&run->job, panel, left < run->tile ? left : run->tile);
+}
+
+static void prepare(run_state *run) {
+    const ft_linear *layer = run->job.layer;
+    const ft_linear_rows *rows = run->job.rows;
+    ft_prepared *x = &run->job.x;
+    const int integer = layer->weight_type >= FT_WEIGHT_INT8;
+    const int bf16_pairs = layer->weight_type == FT_WEIGHT_BFLOAT16 && run->kernels->takes_bf16;
+    const int fits = bf16_pairs ? layer->x_type == FT_BFLOAT16 && layer->inputs % 2 == 0
+                                : !integer && layer->x_type == FT_FLOAT32;
+    if (fits && !layer->norm) {
+        x->values = rows->x;
+        x->stride = rows->x_stride * (bf16_pairs ? 2 : 4);
+        return;
+    }
+    const int64_t padded = ft_padded_inputs(layer);
+    x->blocks = ft_round_up(padded, FT_BLOCK) / FT_BLOCK;
+    x->parts = x->blocks * (FT_BLOCK / 32);
+    x->stride = ft_round_up(run->kernels->row_bytes(layer), 64);
+    size_t bytes = (size_t)(x->stride * rows->rows), more = 0;
+    if (integer) more = (size_t)(rows->rows * (x->blocks + x->parts)) * 4;
+    char *memory = ft_scratch(0, bytes + more);
+    if (!memory) abort();
+    x->values = memory;
+    x->scales = (const float *)(memory + bytes);
+    x->sums = (const int32_t *)(memory + bytes) + rows->rows * x->blocks;
+    if (rows->rows * layer->inputs <= SERIAL_VALUES)
+        for (int64_t row = 0; row < rows->rows; row++) run->kernels->prepare(&run->job, row);
+    else
+        ft_parallel(prepare_item, run, ft_round_up(rows->rows, ROWS_OF_ITEM) / ROWS_OF_ITEM);
+}
+
+void ft_linear_run(const ft_linear *layer, const ft_linear_rows *rows) {
+    static const int bits[] = {32, 16, 8, 4};
+    if (rows->rows < 1) return;
+    run_state run = {.job = {.layer = layer, .rows = rows}, .kernels = kernels_of(ft_level())};
+    run.panels = ft_panels(layer);
+    run.tile = FT_TILE;
+    prepare(&run);
+    int64_t items = ft_round_up(run.panels, run.tile) / run.tile;
+    int64_t bytes = layer->outputs * layer->inputs * bits[layer->weight_type] / 8;
+    if (bytes * rows->rows <= SERIAL_BYTES)
+        for (int64_t item = 0; item < items; item++) tile_item(&run, item, 0);
+    else
+        ft_parallel(tile_item, &run, items);
+}
+
+void ft_linear_dense(const ft_linear *layer, const void *x, void *y, const void *residual,
+                     int64_t rows) {
+    const int64_t columns = layer->gated ? layer->outputs / 2 : layer->outputs;
+    const ft_linear_rows dense = {x, y, residual, rows, layer->inputs, columns, columns};
+    ft_linear_run(layer, &dense);
+}

@@ -1,0 +1,10 @@
+// Linear layers for AVX2 with FMA; see linear_body.h.
+#include "linear.h"
+#if defined(__AVX2__) && defined(__FMA__)
+#define NAME ft_linear_avx2
+#define MOST_ROWS 2
+#define MOST_FIXED_ROWS 2
+#include "linear_body.h"
+#else
+const ft_linear_kernels ft_linear_avx2 = {0};
+#endif

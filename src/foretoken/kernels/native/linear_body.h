@@ -1,0 +1,403 @@
+// The linear kernels, written once over vec.h; see linear.h for what they compute.
+//
+// A file that includes this has defined NAME (of the ft_linear_kernels it makes), MOST_ROWS and
+// MOST_FIXED_ROWS (rows, at most 6 and 3, whose sums fit in the registers beside FT_TILE panels),
+// and PAIRS if its processors multiply bfloat16 and have VNNI.
+//
+// A tile goes along K in chunks. A chunk of weights is read from memory once, and stays in the L1
+// cache while all rows pass over it in groups of at most MOST_ROWS; sums wait in memory meanwhile,
+// which changes no bits. While a chunk is computed, the next is fetched.
+#include <stdlib.h>
+
+#include "linear.h"
+#include "vec.h"
+
+#define ALWAYS static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8")
+#define HALVES (FT_PANEL / W)  // vectors of a panel
+#define SUM_STRIDE (FT_TILE * FT_PANEL)
+
+enum {
+    ROWS_AT_ONCE = 96,  // their sums, and their inputs of a chunk, stay in the nearest caches
+    STEP_BYTES = 64,    // of a panel: 2 bfloat16, 1 float32, 4 int8 or 8 int4 inputs
+    CHUNK_STEPS = 64,   // of floating weights; integer weights go by blocks of 128 inputs
+    FETCH_STEPS = 64    // how far ahead weights are fetched: about the latency of memory
+};
+
+// What a group of rows needs for a chunk.
+typedef struct {
+    const ft_linear *layer;
+    const char *weight;    // the chunk in the first panel
+    int64_t panel_stride;  // bytes from panel to panel
+    const char *x;         // the chunk in the group's first row
+    int64_t x_stride;      // bytes from row to row
+    float *sums;           // [row][SUM_STRIDE]
+    int steps;
+    const char *fetch[FT_TILE];  // what to bring nearer meanwhile
+    int64_t fetch_step;          // bytes of it per step
+    // Fixed point only.
+    const float *x_scale;  // of the block in the group's first row
+    const int32_t *x_sum;  // of the block's parts in the group's first row
+    int64_t blocks, parts;
+    const float *scale, *zero;  // of the block's first group in the first panel, or null
+    int64_t group_stride;       // floats from panel to panel of these
+    int64_t digits;             // bytes from high to low digits
+} chunk;
+
+ALWAYS void fetch_ahead(const chunk *c, const int panels, int step) {
+    UNROLL for (int p = 0; p < panels; p++)
+        __builtin_prefetch(c->fetch[p] + step * c->fetch_step);
+}
+
+typedef vf group_sums[6][FT_TILE][HALVES];
+
+ALWAYS void load_sums(const chunk *c, const int rows, const int panels, group_sums sum) {
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int p = 0; p < panels; p++)
+            UNROLL for (int h = 0; h < HALVES; h++)
+                sum[r][p][h] = vf_load(c->sums + r * SUM_STRIDE + p * FT_PANEL + h * W);
+}
+
+ALWAYS void store_sums(const chunk *c, const int rows, const int panels, group_sums sum) {
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int p = 0; p < panels; p++)
+            UNROLL for (int h = 0; h < HALVES; h++)
+                vf_store(c->sums + r * SUM_STRIDE + p * FT_PANEL + h * W, sum[r][p][h]);
+}
+
+#if defined(PAIRS)
+
+ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
+    group_sums sum;
+    load_sums(c, rows, panels, sum);
+    for (int i = 0; i < c->steps; i++) {
+        __m512bh w[FT_TILE];
+        fetch_ahead(c, panels, i);
+        UNROLL for (int p = 0; p < panels; p++)
+            w[p] = (__m512bh)_mm512_loadu_si512(c->weight + p * c->panel_stride + i * STEP_BYTES);
+        UNROLL for (int r = 0; r < rows; r++) {
+            int32_t pair;
+            memcpy(&pair, c->x + r * c->x_stride + i * 4, 4);
+            const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+            UNROLL for (int p = 0; p < panels; p++)
+                sum[r][p][0] = _mm512_dpbf16_ps(sum[r][p][0], w[p], x);
+        }
+    }
+    store_sums(c, rows, panels, sum);
+}
+
+#else
+
+// Both halves of the pairs of W outputs, as floats.
+ALWAYS void split_pairs(const char *at, vf *even, vf *odd) {
+#if W == 16
+    const __m512i pairs = _mm512_loadu_si512(at);
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000u)));
+#elif W == 8
+    const __m256i pairs = _mm256_loadu_si256((const __m256i *)at);
+    *even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    *odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
+#else
+    float values[2][W];
+    bf16 pairs[2 * W];
+    memcpy(pairs, at, sizeof pairs);
+    for (int i = 0; i < W; i++) {
+        values[0][i] = bf16_to_float(pairs[2 * i]);
+        values[1][i] = bf16_to_float(pairs[2 * i + 1]);
+    }
+    *even = vf_load(values[0]);
+    *odd = vf_load(values[1]);
+#endif
+}
+
+ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
+    group_sums sum;
+    load_sums(c, rows, panels, sum);
+    for (int i = 0; i < c->steps; i++) {
+        fetch_ahead(c, panels, i);
+        UNROLL for (int p = 0; p < panels; p++)
+            UNROLL for (int h = 0; h < HALVES; h++) {
+                vf even, odd;
+                split_pairs(c->weight + p * c->panel_stride + i * STEP_BYTES + h * W * 4, &even,
+                            &odd);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    const float *x = (const float *)(c->x + r * c->x_stride) + 2 * i;
+                    const vf first = vf_fma(even, vf_set1(x[0]), sum[r][p][h]);
+                    sum[r][p][h] = vf_fma(odd, vf_set1(x[1]), first);
+                }
+            }
+    }
+    store_sums(c, rows, panels, sum);
+}
+
+#endif
+
+ALWAYS void float_steps(const chunk *c, const int rows, const int panels) {
+    group_sums sum;
+    load_sums(c, rows, panels, sum);
+    for (int i = 0; i < c->steps; i++) {
+        fetch_ahead(c, panels, i);
+        UNROLL for (int p = 0; p < panels; p++)
+            UNROLL for (int h = 0; h < HALVES; h++) {
+                const char *at = c->weight + p * c->panel_stride + i * STEP_BYTES + h * W * 4;
+                const vf w = vf_load((const float *)at);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    const float *x = (const float *)(c->x + r * c->x_stride) + i;
+                    sum[r][p][h] = vf_fma(w, vf_set1(*x), sum[r][p][h]);
+                }
+            }
+    }
+    store_sums(c, rows, panels, sum);
+}
+
+#include "linear_fixed.h"
+
+// Copies of a kernel with the numbers of rows and panels known to the compiler.
+#define CAP(rows, most) ((rows) <= (most) ? (rows) : 1)
+#define COPY(kernel, rows, most, panels) \
+    case rows: kernel(c, CAP(rows, most), panels); break;
+#define COPIES(kernel, most)                                                              \
+    static void kernel##_tile(const chunk *c, int rows) {                                 \
+        switch (rows) {                                                                   \
+            COPY(kernel, 1, most, FT_TILE) COPY(kernel, 2, most, FT_TILE)                 \
+            COPY(kernel, 3, most, FT_TILE) COPY(kernel, 4, most, FT_TILE)                 \
+            COPY(kernel, 5, most, FT_TILE) COPY(kernel, 6, most, FT_TILE)                 \
+            default: abort();                                                             \
+        }                                                                                 \
+    }                                                                                     \
+    static void kernel##_panel(const chunk *c, int rows) {                                \
+        switch (rows) {                                                                   \
+            COPY(kernel, 1, most, 1) COPY(kernel, 2, most, 1) COPY(kernel, 3, most, 1)    \
+            COPY(kernel, 4, most, 1) COPY(kernel, 5, most, 1) COPY(kernel, 6, most, 1)    \
+            default: abort();                                                             \
+        }                                                                                 \
+    }
+
+COPIES(pair_steps, MOST_ROWS)
+COPIES(float_steps, MOST_ROWS)
+COPIES(int8_steps, MOST_FIXED_ROWS)
+COPIES(int4_steps, MOST_FIXED_ROWS)
+
+// How a type of weights is walked through.
+typedef struct {
+    void (*tile)(const chunk *, int rows);
+    void (*panel)(const chunk *, int rows);
+    int most_rows;
+    int chunk_steps;
+    int inputs_per_step;
+    int x_bytes;  // of a prepared input; fixed point: of a digit
+} walk;
+
+static walk walk_of(int weight_type) {
+    switch (weight_type) {
+        case FT_WEIGHT_FLOAT32:
+            return (walk){float_steps_tile, float_steps_panel, MOST_ROWS, CHUNK_STEPS, 1, 4};
+        case FT_WEIGHT_INT8:
+            return (walk){int8_steps_tile, int8_steps_panel, MOST_FIXED_ROWS, FT_BLOCK / 4, 4,
+                          DIGIT_BYTES};
+        case FT_WEIGHT_INT4:
+            return (walk){int4_steps_tile, int4_steps_panel, MOST_FIXED_ROWS, FT_BLOCK / 8, 8,
+                          DIGIT_BYTES};
+        default:
+            return (walk){pair_steps_tile, pair_steps_panel, MOST_ROWS, CHUNK_STEPS, 2,
+                          PAIR_INPUT_BYTES};
+    }
+}
+
+static vf silu(vf x) {
+    const vf power = vf_min(vf_mul(x, vf_set1(-1.44269504f)), vf_set1(126.0f));
+    return vf_div(x, vf_add(vf_set1(1.0f), vf_exp2(power)));
+}
+
+static inline vf load_row(const void *at, int type, int64_t index, int count) {
+    if (type == FT_BFLOAT16) return vf_load_bf16_n((const bf16 *)at + index, count);
+    return vf_load_n((const float *)at + index, count);
+}
+
+static inline void store_row(void *at, int type, int64_t index, vf value, int count) {
+    if (type == FT_BFLOAT16)
+        vf_store_bf16_n((bf16 *)at + index, value, count);
+    else
+        vf_store_n((float *)at + index, value, count);
+}
+
+// Sums of a panel's outputs, scaled and with their bias.
+static inline vf scaled(const ft_linear *layer, const float *sums, int64_t output) {
+    vf value = vf_load(sums);
+    if (layer->weight_type == FT_WEIGHT_INT8 && !layer->group)
+        value = vf_mul(value, vf_load(layer->scale + output));
+    if (layer->bias) value = vf_add(value, vf_load(layer->bias + output));
+    return value;
+}
+
+static void finish(const ft_linear_job *job, int64_t panel, int64_t panels, int64_t row,
+                   const float *sums) {
+    const ft_linear *layer = job->layer;
+    const ft_linear_rows *rows = job->rows;
+    const int64_t columns = layer->gated ? layer->outputs / 2 : layer->outputs;
+    const int each = layer->gated ? 2 : 1;
+    for (int p = 0; p < panels; p += each)
+        for (int h = 0; h < HALVES; h++) {
+            const int64_t column = (panel + p) / each * FT_PANEL + h * W;
+            const int64_t output = (panel + p) * FT_PANEL + h * W;
+            const float *at = sums + p * FT_PANEL + h * W;
+            const int64_t left = columns - column;
+            if (left <= 0) continue;
+            const int count = left < W ? (int)left : W;
+            vf value = scaled(layer, at, output);
+            if (layer->gated)
+                value = vf_mul(silu(value), scaled(layer, at + FT_PANEL, output + FT_PANEL));
+            if (rows->residual) {
+                const int64_t index = row * rows->residual_stride + column;
+                value = vf_add(value, load_row(rows->residual, layer->y_type, index, count));
+            }
+            store_row(rows->y, layer->y_type, row * rows->y_stride + column, value, count);
+        }
+}
+
+// All rows [first, first + count) over one chunk.
+static void run_chunk(const walk *how, chunk *c, int panels, int64_t count) {
+    const int64_t groups = (count + how->most_rows - 1) / how->most_rows;
+    const chunk start = *c;
+    int64_t row = 0;
+    for (int64_t g = 0; g < groups; g++) {
+        const int rows = (int)((count - row) / (groups - g));
+        c->x = start.x + row * start.x_stride;
+        c->sums = start.sums + row * SUM_STRIDE;
+        c->x_scale = start.x_scale + row * start.blocks;
+        c->x_sum = start.x_sum + row * start.parts;
+        if (panels == FT_TILE) {
+            // The groups share the fetching of the next chunk.
+            for (int p = 0; p < FT_TILE; p++) {
+                const int64_t turn = groups < FT_TILE ? p * groups / FT_TILE : p;
+                c->fetch[p] = turn == g ? start.fetch[p] : start.weight;
+            }
+            how->tile(c, rows);
+        } else {
+            for (int p = 0; p < panels; p++) {
+                chunk one = *c;
+                one.weight += p * one.panel_stride;
+                one.fetch[0] = one.weight;
+                one.sums += p * FT_PANEL;
+                if (one.scale) one.scale += p * one.group_stride;
+                if (one.zero) one.zero += p * one.group_stride;
+                how->panel(&one, rows);
+            }
+        }
+        row += rows;
+    }
+    *c = start;
+}
+
+// Where a chunk's fetching begins in a panel of its tile: further along, or in the next tile.
+static const char *ahead(const chunk *c, int panel, int64_t step, int64_t steps, int64_t next) {
+    const char *at = c->weight + panel * c->panel_stride;
+    if (step + FETCH_STEPS < steps) return at + FETCH_STEPS * STEP_BYTES;
+    return next ? at + next * c->panel_stride + (FETCH_STEPS - steps) * STEP_BYTES : at;
+}
+
+static void tile(const ft_linear_job *job, int64_t panel, int64_t panels) {
+    const ft_linear *layer = job->layer;
+    const walk how = walk_of(layer->weight_type);
+    const int64_t steps = ft_round_up(ft_padded_inputs(layer), how.inputs_per_step) /
+                          how.inputs_per_step;
+    const int64_t used = ft_round_up(layer->inputs, how.inputs_per_step) / how.inputs_per_step;
+    const int64_t last = layer->weight_type >= FT_WEIGHT_INT8 ? steps : used;
+    const int64_t groups = layer->group ? ft_padded_inputs(layer) / layer->group : 0;
+    // The tile that this thread will most likely be given next, in panels from here.
+    const int64_t after = (int64_t)FT_TILE * ft_threads();
+    const int64_t next = panel + after + FT_TILE <= ft_panels(layer) ? after : 0;
+    float *sums = ft_scratch(1, sizeof(float) * SUM_STRIDE * ROWS_AT_ONCE);
+    if (!sums) abort();
+    for (int64_t row = 0; row < job->rows->rows; row += ROWS_AT_ONCE) {
+        int64_t count = job->rows->rows - row;
+        if (count > ROWS_AT_ONCE) count = ROWS_AT_ONCE;
+        memset(sums, 0, sizeof(float) * SUM_STRIDE * (size_t)count);
+        for (int64_t step = 0; step < last; step += how.chunk_steps) {
+            const int64_t block = step / how.chunk_steps;
+            chunk c = {
+                .layer = layer,
+                .weight = (const char *)layer->weight + (panel * steps + step) * STEP_BYTES,
+                .panel_stride = steps * STEP_BYTES,
+                .x = (const char *)job->x.values + row * job->x.stride +
+                     step * how.inputs_per_step * how.x_bytes,
+                .x_stride = job->x.stride,
+                .sums = sums,
+                .steps = (int)(last - step < how.chunk_steps ? last - step : how.chunk_steps),
+                .x_scale = job->x.scales + row * job->x.blocks + block,
+                .x_sum = job->x.sums + row * job->x.parts + block * (FT_BLOCK / 32),
+                .blocks = job->x.blocks,
+                .parts = job->x.parts,
+                .group_stride = groups * FT_PANEL,
+                .digits = job->x.blocks * FT_BLOCK,
+                .fetch_step = STEP_BYTES,
+            };
+            if (layer->group) {
+                const int64_t group = block * (FT_BLOCK / layer->group);
+                c.scale = layer->scale + (panel * groups + group) * FT_PANEL;
+                if (layer->zero) c.zero = layer->zero + (panel * groups + group) * FT_PANEL;
+            }
+            for (int p = 0; p < FT_TILE; p++) c.fetch[p] = ahead(&c, p, step, steps, next);
+            run_chunk(&how, &c, (int)panels, count);
+        }
+        for (int64_t r = 0; r < count; r++)
+            finish(job, panel, panels, row + r, sums + r * SUM_STRIDE);
+    }
+}
+
+static size_t row_bytes(const ft_linear *layer) {
+    const int64_t padded = ft_padded_inputs(layer);
+    if (layer->weight_type >= FT_WEIGHT_INT8)
+        return (size_t)(2 * ft_round_up(padded, FT_BLOCK));
+    return (size_t)padded * (layer->weight_type == FT_WEIGHT_FLOAT32 ? 4 : PAIR_INPUT_BYTES);
+}
+
+// 1 / sqrt(mean of squares + eps).
+static float norm_factor(const ft_linear *layer, const void *x, int64_t start) {
+    vf total = vf_set1(0);
+    for (int64_t k = 0; k < layer->inputs; k += W) {
+        const int64_t left = layer->inputs - k;
+        const vf value = load_row(x, layer->x_type, start + k, left < W ? (int)left : W);
+        total = vf_add(total, vf_mul(value, value));
+    }
+    return 1.0f / __builtin_sqrtf(vf_sum(total) / (float)layer->inputs + layer->norm_eps);
+}
+
+static void prepare(const ft_linear_job *job, int64_t row) {
+    const ft_linear *layer = job->layer;
+    const int64_t start = row * job->rows->x_stride;
+    const void *x = job->rows->x;
+    const int integer = layer->weight_type >= FT_WEIGHT_INT8;
+    const int narrow = layer->weight_type == FT_WEIGHT_BFLOAT16 && PAIR_INPUT_BYTES == 2;
+    char *target = (char *)job->x.values + row * job->x.stride;
+    float block[FT_BLOCK];
+    const vf factor = vf_set1(layer->norm ? norm_factor(layer, x, start) : 1.0f);
+    const int64_t padded = integer ? job->x.blocks * FT_BLOCK : ft_padded_inputs(layer);
+    for (int64_t k = 0; k < padded; k += W) {
+        const int64_t left = layer->inputs - k;
+        const int count = left < 0 ? 0 : left < W ? (int)left : W;
+        vf value = count ? load_row(x, layer->x_type, start + k, count) : vf_set1(0);
+        if (layer->norm) {
+            const vf weight = count ? vf_load_n(layer->norm + k, count) : vf_set1(0);
+            value = vf_mul(vf_mul(value, factor), weight);
+            if (layer->x_type == FT_BFLOAT16) {
+                bf16 rounded[W];
+                vf_store_bf16(rounded, value);
+                value = vf_load_bf16(rounded);
+            }
+        }
+        const int64_t room = padded - k;
+        const int kept = room < W ? (int)room : W;
+        if (integer) {
+            vf_store(block + k % FT_BLOCK, value);
+            if (k % FT_BLOCK + W == FT_BLOCK) fix_block(job, row, k / FT_BLOCK, block);
+        } else if (narrow) {
+            vf_store_bf16_n((bf16 *)target + k, value, kept);
+        } else {
+            vf_store_n((float *)target + k, value, kept);
+        }
+    }
+}
+
+const ft_linear_kernels NAME = {1, row_bytes, prepare, tile, PAIR_INPUT_BYTES == 2};

@@ -1,0 +1,87 @@
+"""Linear layers on the compiled kernels: every row's bits are its own by construction.
+
+One class for all types of weights; which of them exist is `kernels.linear`'s and `quant`'s
+affair. `PlainLinear` on the same weights is the twin (integer weights: `quant`'s).
+"""
+
+import ctypes
+from typing import final
+
+import torch
+from torch import Tensor
+
+from foretoken.kernels.library import Library
+from foretoken.kernels.linear import TYPES, Packed, PackedLayer, RowsStruct
+from foretoken.ops.linear.base import Linear
+
+
+@final
+class KernelLinear(Linear):
+    """y = act(norm(x) W^T + bias) + residual, float32 sums rounded once."""
+
+    def __init__(
+        self,
+        library: Library,
+        packed: Packed,
+        *,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype | None = None,
+        bias_N: Tensor | None = None,
+        norm: tuple[Tensor, float] | None = None,
+    ) -> None:
+        """Bind packed weights.
+
+        Args:
+            library: the kernels.
+            packed: the weights; gated ones give silu(gate) * up.
+            dtype: float32 or bfloat16, of rows.
+            out_dtype: of results and residuals; default: that of rows.
+            bias_N: added before the activation.
+            norm: weights [K] and eps of an RMSNorm over the rows before.
+        """
+        self.dtype, self.out_dtype = dtype, out_dtype or dtype
+        self.packed = packed
+        self.columns = packed.outputs // 2 if packed.gated else packed.outputs
+        self._layer = PackedLayer.bind(
+            library, packed, x_dtype=dtype, y_dtype=self.out_dtype, bias_N=bias_N, norm=norm
+        )
+        self._struct = ctypes.addressof(self._layer.struct)
+        self._dense, self._strided = self._layer.dense, self._layer.strided
+
+    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
+        """One foreign call; rows may be strided."""
+        assert x_TK.dtype == self.dtype, (x_TK.dtype, self.dtype)
+        assert x_TK.shape[1] == self.packed.inputs, (x_TK.shape, self.packed.inputs)
+        rows = x_TK.shape[0]
+        y_TN = x_TK.new_empty((rows, self.columns), dtype=self.out_dtype)
+        if residual_TN is None:
+            residual, dense = None, True
+        else:
+            assert residual_TN.shape == y_TN.shape, (residual_TN.shape, y_TN.shape)
+            assert residual_TN.dtype == self.out_dtype, (residual_TN.dtype, self.out_dtype)
+            residual, dense = residual_TN.data_ptr(), residual_TN.is_contiguous()
+        if dense and x_TK.is_contiguous():
+            self._dense(self._struct, x_TK.data_ptr(), y_TN.data_ptr(), residual, rows)
+        else:
+            self._run_strided(x_TK, y_TN, residual_TN)
+        return y_TN
+
+    def _run_strided(self, x_TK: Tensor, y_TN: Tensor, residual_TN: Tensor | None) -> None:
+        x_TK = x_TK if x_TK.stride(1) == 1 else x_TK.contiguous()
+        if residual_TN is not None and residual_TN.stride(1) != 1:
+            residual_TN = residual_TN.contiguous()
+        rows = RowsStruct(
+            x=x_TK.data_ptr(),
+            y=y_TN.data_ptr(),
+            residual=None if residual_TN is None else residual_TN.data_ptr(),
+            rows=x_TK.shape[0],
+            x_stride=x_TK.stride(0),
+            y_stride=y_TN.stride(0),
+            residual_stride=0 if residual_TN is None else residual_TN.stride(0),
+        )
+        self._strided(self._struct, ctypes.byref(rows))
+
+
+def can_use(weight_NK: Tensor) -> bool:
+    """Whether the kernels take weights of this type and device."""
+    return weight_NK.device.type == "cpu" and weight_NK.dtype in TYPES

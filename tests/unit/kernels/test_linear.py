@@ -1,0 +1,188 @@
+"""Linear layers in C. The guarded bugs: a row whose bits depend on its neighbours, an output or
+input lost at the edge of a panel, a stride ignored, an instruction set that computes otherwise."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretoken.kernels.library import LEVELS, Library, find_library
+from foretoken.kernels.linear import Packed, pack_float, pack_int4, pack_int8
+from foretoken.ops.linear import KernelLinear
+
+SHAPES = [(1, 1), (16, 32), (17, 33), (64, 64), (100, 70), (130, 257), (192, 192), (333, 1031)]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(params=LEVELS)
+def library(request: pytest.FixtureRequest) -> Iterator[Library]:
+    """The kernels at each level that this machine has."""
+    found = find_library()
+    if found is None or LEVELS.index(request.param) > LEVELS.index(found.level):
+        pytest.skip("not on this machine")
+    found.handle.ft_set_level(LEVELS.index(request.param))
+    yield found
+    found.handle.ft_set_level(LEVELS.index(found.level))
+
+
+def randn(*size: int, seed: int = 0) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed + sum(size)))
+
+
+def assert_rows_are_their_own(linear: KernelLinear, x_TK: Tensor, residual_TN: Tensor) -> None:
+    """Any neighbours, any place, any number of threads."""
+    library = find_library()
+    assert library is not None
+    count = x_TK.shape[0]
+    library.handle.ft_set_threads(1)
+    alone = [linear(x_TK[r : r + 1], residual_TN[r : r + 1]) for r in range(count)]
+    expected = torch.cat(alone)
+    draw = random.Random(count)
+    for threads in (1, 3):
+        library.handle.ft_set_threads(threads)
+        assert torch.equal(linear(x_TK, residual_TN), expected)
+        for _ in range(4):
+            rows = draw.sample(range(count), draw.randint(1, count))
+            assert torch.equal(linear(x_TK[rows], residual_TN[rows]), expected[rows])
+    library.handle.ft_set_threads(1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_floating_weights(
+    library: Library, outputs: int, inputs: int, gated: bool, dtype: torch.dtype
+) -> None:
+    rows = 1 + (outputs * 7 + inputs) % 120
+    weight_NK = (randn(outputs * (1 + gated), inputs) / inputs**0.5).to(dtype)
+    bias_N, x_TK = randn(weight_NK.shape[0]), randn(rows, inputs, seed=1).to(dtype)
+    residual_TN = randn(rows, outputs, seed=2).to(dtype)
+    packed = pack_float(library, weight_NK, gated=gated)
+    linear = KernelLinear(library, packed, dtype=dtype, bias_N=bias_N)
+    exact = F.linear(x_TK.double(), weight_NK.double(), bias_N.double())
+    if gated:
+        gate, up = exact.chunk(2, dim=1)
+        exact = F.silu(gate) * up
+    exact += residual_TN
+    tolerance = 1e-5 if dtype == torch.float32 else 8e-3
+    found = linear(x_TK, residual_TN)
+    torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance)
+    assert_rows_are_their_own(linear, x_TK, residual_TN)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strided_rows(library: Library, dtype: torch.dtype) -> None:
+    weight_NK, wide = randn(40, 48).to(dtype), randn(9, 200, seed=1).to(dtype)
+    linear = KernelLinear(library, pack_float(library, weight_NK), dtype=dtype)
+    x_TK, residual_TN = wide[:, 3:51], wide[:, 100:140]
+    expected = linear(x_TK.contiguous(), residual_TN.contiguous())
+    assert torch.equal(linear(x_TK, residual_TN), expected)
+    assert torch.equal(linear(x_TK[::2], residual_TN[::2]), expected[::2])
+    columns = x_TK.T.contiguous().T
+    assert torch.equal(linear(columns, residual_TN), expected)
+    assert linear(x_TK[:0]).shape == (0, 40)
+
+
+def test_float32_results_of_bfloat16_rows(library: Library) -> None:
+    weight_NK, x_TK = randn(40, 64).bfloat16(), randn(5, 64, seed=1).bfloat16()
+    packed = pack_float(library, weight_NK)
+    wide = KernelLinear(library, packed, dtype=torch.bfloat16, out_dtype=torch.float32)(x_TK)
+    assert torch.equal(wide.bfloat16(), KernelLinear(library, packed, dtype=torch.bfloat16)(x_TK))
+    torch.testing.assert_close(wide, x_TK.float() @ weight_NK.float().T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_before_is_norm_then_linear(library: Library, dtype: torch.dtype) -> None:
+    weight_NK, x_TK = randn(50, 77).to(dtype), randn(9, 77, seed=1).to(dtype) * 3
+    gain_K = randn(77, seed=2)
+    packed = pack_float(library, weight_NK)
+    fused = KernelLinear(library, packed, dtype=dtype, norm=(gain_K, 1e-5))(x_TK)
+    wide = x_TK.double()
+    normed = wide / (wide.pow(2).mean(1, keepdim=True) + 1e-5).sqrt() * gain_K.double()
+    expected = KernelLinear(library, packed, dtype=dtype)(normed.to(dtype))
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(fused, expected, rtol=tolerance, atol=tolerance)
+
+
+def fixed_point(x_TK: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in blocks of 128: whole numbers [T, B, 128] and scales [T, B], as native/linear.h."""
+    blocks = F.pad(x_TK.float(), (0, -x_TK.shape[1] % 128)).unflatten(1, (-1, 128))
+    most = blocks.abs().amax(2)
+    inverse = torch.where(most > 0, torch.full_like(most, 32639) / most, torch.zeros(()))
+    return (blocks * inverse[..., None]).round().long(), most / 32639
+
+
+def exact_sum(
+    x_TK: Tensor, values_NK: Tensor, scale_NG: Tensor, zero_NG: Tensor | None, middle: int
+) -> Tensor:
+    """What native/linear.h promises for integer weights, operation by operation."""
+    fixed, x_scale = fixed_point(x_TK)
+    per_output = scale_NG.shape[1] == 1
+    group = 128 if per_output else values_NK.shape[1] // scale_NG.shape[1]
+    width = fixed.shape[1] * 128
+    values = F.pad(values_NK.long() - middle, (0, width - values_NK.shape[1]))
+    total = torch.zeros(x_TK.shape[0], values_NK.shape[0])
+    for start in range(0, -(-values_NK.shape[1] // group) * group, group):
+        part = fixed.flatten(1)[:, start : start + group]
+        weights = values[:, start : start + group]
+        if zero_NG is None:
+            whole = (part @ weights.T).float()
+        else:
+            zero = zero_NG[:, start // group]
+            whole = (part @ (weights + middle).T).float() - zero * part.sum(1).float()[:, None]
+        term = whole * x_scale[:, start // 128, None]
+        total += term if per_output else term * scale_NG[:, start // group]
+    return total * scale_NG[:, 0] if per_output else total
+
+
+def integer_weights(
+    library: Library, bits: int, group: int, asymmetric: bool, gated: bool
+) -> tuple[Packed, tuple[Tensor, Tensor, Tensor | None, int]]:
+    outputs, inputs = 86 * (1 + gated), group * 5 if group else 333
+    generator = torch.Generator().manual_seed(bits + group)
+    scale_NG = torch.rand(outputs, inputs // group if group else 1, generator=generator) / 50
+    if bits == 8:
+        values = torch.randint(-128, 128, (outputs, inputs), generator=generator)
+        packed = pack_int8(library, values.to(torch.int8), scale_NG, gated=gated)
+        return packed, (values, scale_NG, None, 0)
+    values = torch.randint(0, 16, (outputs, inputs), generator=generator)
+    zero = torch.randint(0, 17, scale_NG.shape, generator=generator).float() + 0.25
+    chosen = zero if asymmetric else None
+    packed = pack_int4(library, values.to(torch.uint8), scale_NG, chosen, gated=gated)
+    return packed, (values, scale_NG, chosen, 0 if asymmetric else 8)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("bits", "group", "asymmetric"),
+    [(8, 0, False), (8, 32, False), (8, 128, False)]
+    + [(4, group, asymmetric) for group in (32, 64, 128) for asymmetric in (False, True)],
+)
+def test_integer_weights_bit_for_bit(
+    library: Library, bits: int, group: int, asymmetric: bool, gated: bool
+) -> None:
+    packed, (values, scale, zero, middle) = integer_weights(library, bits, group, asymmetric, gated)
+    x_TK = randn(29, packed.inputs) * torch.logspace(-3, 3, 29)[:, None]
+    x_TK[3] = 0
+    linear = KernelLinear(library, packed, dtype=torch.float32)
+    expected = exact_sum(x_TK, values, scale, zero, middle)
+    residual_TN = torch.zeros(29, 86)
+    if gated:
+        gate, up = expected.chunk(2, dim=1)
+        torch.testing.assert_close(linear(x_TK), F.silu(gate) * up, rtol=1e-5, atol=1e-5)
+    else:
+        assert torch.equal(linear(x_TK), expected)
+    assert_rows_are_their_own(linear, x_TK, residual_TN)
+
+
+def test_what_is_not_a_number_stays_so(library: Library) -> None:
+    packed, _ = integer_weights(library, 8, 0, False, False)
+    linear = KernelLinear(library, packed, dtype=torch.float32)
+    x_TK = randn(3, packed.inputs)
+    x_TK[0, 5], x_TK[1, 7] = float("nan"), float("inf")
+    found = linear(x_TK)
+    assert found[:2].isnan().all()
+    assert found[2].isfinite().all()
