@@ -204,6 +204,7 @@ class Engine:
             drafting_s=times[0],
             verifying_s=times[1],
             total_s=times[2],
+            num_sampled=sum(span.samples for span in batch.spans),
         )
 
     def _seed(self, params: SamplingParams) -> int:

@@ -6,11 +6,25 @@ Fed with one StepStats per step; knows nothing about how they came about. Names 
 
 import logging
 import time
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foretoken.types import StepStats
 
 logger = logging.getLogger("foretoken")
+
+TEMPERATURE_EDGES = (0.0, 0.2, 0.5, 0.7, 1.0)
+"""Upper edges of the temperature buckets that acceptance is reported by."""
+_WINDOW_S = 60
+_KEEPS = 0.9
+"""Weight of the past in the running mean of a plain step's cost."""
+
+
+def temperature_bucket(temperature: float) -> str:
+    """The upper edge of the bucket that a temperature is in, as a label; `inf` above the last."""
+    edge = next((edge for edge in TEMPERATURE_EDGES if temperature <= edge), float("inf"))
+    return f"{edge:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +78,15 @@ class _Totals:
         self.drafting_s += stats.drafting_s
         self.verifying_s += stats.verifying_s
 
+    def join(self, other: "_Totals") -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def draft_length(self) -> float:
+        """Draft tokens per verification with a draft."""
+        return self.num_draft_tokens / self.num_drafts if self.num_drafts else 0.0
+
     @property
     def acceptance_length(self) -> float:
         """Tokens per verification with a draft, the recovered or bonus token included."""
@@ -73,6 +96,73 @@ class _Totals:
     def acceptance_rate(self) -> float:
         """Accepted draft tokens per drafted one."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+class PlainCost:
+    """What decoding without speculation would have taken, from the plain steps that were seen.
+
+    A plain step computes no prompt and no drafts. Its cost is a running mean per number of
+    sequences; where none of that number was seen, the nearest smaller one's (nearest larger one's
+    scaled down) stands in, so that the estimate errs against speculation.
+    """
+
+    def __init__(self, cost_s: Mapping[int, float] | None = None) -> None:
+        """Know the costs `cost_s` already, by number of sequences."""
+        self.estimated_s = 0.0
+        """Estimated seconds of all decoding steps, had they been plain."""
+        self.measured_s = 0.0
+        """Seconds that the same steps took."""
+        self._cost_s = dict(cost_s or {})
+
+    def fresh(self) -> "PlainCost":
+        """The same costs, nothing summed up."""
+        return PlainCost(self._cost_s)
+
+    def add(self, stats: StepStats) -> None:
+        """Add one step; those with prompt tokens count for neither side."""
+        count = stats.num_sampled
+        if count == 0 or stats.num_prefilled > 0:
+            return
+        if stats.num_draft_tokens == 0:
+            known = self._cost_s.get(count, stats.total_s)
+            self._cost_s[count] = _KEEPS * known + (1 - _KEEPS) * stats.total_s
+        cost = self.at(count)
+        if cost is not None:
+            self.estimated_s += cost * stats.num_output_tokens / count
+            self.measured_s += stats.total_s
+
+    def at(self, count: int) -> float | None:
+        """Seconds of a plain step of `count` sequences; None if none was ever seen."""
+        if not self._cost_s:
+            return None
+        smaller = [seen for seen in self._cost_s if seen <= count]
+        if smaller:
+            return self._cost_s[max(smaller)]
+        nearest = min(self._cost_s)
+        return self._cost_s[nearest] * count / nearest
+
+
+class Window:
+    """Sums of the last minute, in buckets of a second."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._buckets: deque[tuple[int, _Totals]] = deque(maxlen=_WINDOW_S)
+
+    def add(self, stats: StepStats, now: float) -> None:
+        """Add a step that ended `now`."""
+        second = int(now)
+        if not self._buckets or self._buckets[-1][0] != second:
+            self._buckets.append((second, _Totals()))
+        self._buckets[-1][1].add(stats)
+
+    def sums(self, now: float) -> tuple[_Totals, float]:
+        """Sums, and over how many seconds."""
+        recent = [(at, t) for at, t in list(self._buckets) if at > now - _WINDOW_S]
+        total = _Totals()
+        for _, one in recent:
+            total.join(one)
+        return total, max(now - recent[0][0], 1.0) if recent else 1.0
 
 
 def _add_by_position(into: list[int], counts: tuple[int, ...]) -> None:
@@ -87,13 +177,20 @@ class EngineMetrics:
     def __init__(self, model: str, *, log_stats: bool, log_interval_s: float = 10.0) -> None:
         """Label everything with the `model` name; log only if `log_stats`."""
         self._labels = {"model_name": model, "engine": "0"}
+        self._log_stats = log_stats
+        self._log_interval_s = log_interval_s
+        self.plain = PlainCost()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all counts; what a plain step costs stays known."""
+        self.plain = self.plain.fresh()
         self._totals = _Totals()
         self._per_pos: list[int] = []
         self._running = 0
         self._waiting = 0
         self._finished = 0
-        self._log_stats = log_stats
-        self._log_interval_s = log_interval_s
+        self._window = Window()
         self._recent = _Totals()
         self._recent_per_pos: list[int] = []
         self._logged_at = time.monotonic()
@@ -103,6 +200,8 @@ class EngineMetrics:
         self._totals.add(stats)
         _add_by_position(self._per_pos, stats.num_accepted_tokens_per_pos)
         self._running, self._waiting = stats.num_sequences, stats.num_waiting
+        self.plain.add(stats)
+        self._window.add(stats, time.monotonic())
         if self._log_stats:
             self._recent.add(stats)
             _add_by_position(self._recent_per_pos, stats.num_accepted_tokens_per_pos)
@@ -129,12 +228,21 @@ class EngineMetrics:
             "foretoken:engine_steps": t.num_steps,
             "foretoken:drafting_seconds": t.drafting_s,
             "foretoken:verifying_seconds": t.verifying_s,
+            "foretoken:wasted_draft_tokens": t.num_draft_tokens - t.num_accepted_tokens,
+            "foretoken:decoding_seconds": self.plain.measured_s,
+            "foretoken:plain_decoding_seconds_estimate": self.plain.estimated_s,
         }
+        recent, seconds = self._window.sums(time.monotonic())
         gauges = {
             "vllm:num_requests_running": self._running,
             "vllm:num_requests_waiting": self._waiting,
             "foretoken:acceptance_length": t.acceptance_length,
             "foretoken:draft_acceptance_rate": t.acceptance_rate,
+            "foretoken:recent_acceptance_length": recent.acceptance_length,
+            "foretoken:recent_draft_acceptance_rate": recent.acceptance_rate,
+            "foretoken:recent_draft_length": recent.draft_length,
+            "foretoken:recent_tokens_per_second": recent.num_output_tokens / seconds,
+            "foretoken:plain_step_seconds": self.plain.at(max(self._running, 1)) or 0.0,
         }
         metrics: list[Metric] = [Counter(n, self._labels, v) for n, v in counters.items()]
         metrics += [Gauge(n, self._labels, v) for n, v in gauges.items()]

@@ -171,7 +171,7 @@ def test_what_speculation_did(server: Serving) -> None:
     assert found["num_spec_steps"] == sum(found["acceptance_histogram"].values())
     assert found["mean_acceptance_length"] == 1 + accepted / found["num_spec_steps"]
     assert found["num_spec_tokens"] == 5
-    assert sum(found["per_step_num_draft_tokens"]) == found["num_draft_tokens"]
+    assert sum(found["per_step_drafted"]) == found["num_draft_tokens"]
     two = post(server, "/v1/completions", {**body, "n": 2}).json()
     assert two["metrics"] == {"speculative_decoding": None}
 
@@ -181,7 +181,7 @@ def test_a_request_chooses_its_speculation(server: Serving, plain: dict[str, str
     for policy, most in (({"enabled": False}, 0), ({"num_speculative_tokens": 2}, 2)):
         answer = post(server, "/v1/completions", {**body, "speculation": policy}).json()
         assert answer["choices"][0]["text"] == plain["greedy"]
-        drafted = answer["metrics"]["speculative_decoding"]["per_step_num_draft_tokens"]
+        drafted = answer["metrics"]["speculative_decoding"]["per_step_drafted"]
         assert max(drafted, default=0) == most
     for wrong in ({"drafter": "oracle"}, {"num_speculative_tokens": 99}, {"on": True}):
         refused = post(server, "/v1/completions", {**body, "speculation": wrong})

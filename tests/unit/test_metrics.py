@@ -1,10 +1,18 @@
 """Metrics in the shape of vLLM's reader, and the log line."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
-from foretoken.metrics import Counter, EngineMetrics, Gauge, Vector
+from foretoken.metrics import (
+    Counter,
+    EngineMetrics,
+    Gauge,
+    PlainCost,
+    Vector,
+    temperature_bucket,
+)
 from foretoken.types import StepStats
 
 
@@ -47,6 +55,42 @@ def test_without_drafts_nothing_is_divided_by_zero() -> None:
     values = {m.name: m.value for m in metrics.read() if isinstance(m, Gauge)}
     assert values["foretoken:acceptance_length"] == 1.0
     assert values["foretoken:draft_acceptance_rate"] == 0.0
+
+
+def step(sequences: int, drafted: int, tokens: int, seconds: float, prompt: int = 0) -> StepStats:
+    return replace(
+        stats((), drafts=sequences if drafted else 0, drafted=drafted),
+        num_sampled=sequences,
+        num_tokens=sequences + drafted + prompt,
+        num_output_tokens=tokens,
+        total_s=seconds,
+    )
+
+
+def test_time_without_speculation_is_estimated_from_plain_steps() -> None:
+    cost = PlainCost()
+    cost.add(step(2, drafted=4, tokens=5, seconds=1.5))
+    assert (cost.estimated_s, cost.measured_s) == (0.0, 0.0)  # nothing to compare with yet
+    cost.add(step(1, drafted=0, tokens=1, seconds=1.0))
+    cost.add(step(1, drafted=0, tokens=1, seconds=9.0, prompt=50))  # a prompt counts for nothing
+    assert (cost.estimated_s, cost.measured_s) == (1.0, 1.0)
+    cost.add(step(1, drafted=5, tokens=4, seconds=1.5))
+    assert (cost.estimated_s, cost.measured_s) == (5.0, 2.5)
+    cost.add(step(4, drafted=8, tokens=8, seconds=2.0))  # a smaller batch's cost stands in
+    assert cost.estimated_s == 7.0
+    assert cost.at(1) == cost.at(100) == 1.0
+
+
+def test_a_larger_batch_stands_in_scaled_down() -> None:
+    cost = PlainCost()
+    cost.add(step(4, drafted=0, tokens=4, seconds=2.0))
+    assert cost.at(1) == 0.5
+    assert PlainCost().at(1) is None
+
+
+def test_temperatures_have_buckets() -> None:
+    found = [temperature_bucket(t) for t in (0.0, 0.1, 0.2, 0.3, 0.7, 1.0, 1.5)]
+    assert found == ["0", "0.2", "0.2", "0.5", "0.7", "1", "inf"]
 
 
 def test_the_log_line(caplog: pytest.LogCaptureFixture) -> None:

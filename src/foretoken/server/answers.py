@@ -106,8 +106,8 @@ def speculation(metrics: RequestMetrics, num_spec_tokens: int, detailed: bool) -
         "num_spec_tokens": num_spec_tokens,
     }
     if detailed:
-        found["per_step_num_draft_tokens"] = list(drafted)
-        found["per_step_num_accepted_tokens"] = list(accepted)
+        found["per_step_drafted"] = list(drafted)
+        found["per_step_accepted"] = list(accepted)
         found["per_step_drafter"] = list(metrics.drafter_per_step)
     return found
 

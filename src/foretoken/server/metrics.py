@@ -8,13 +8,20 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import foretoken
 from foretoken import metrics as engine_metrics
 from foretoken.engine import Engine
+from foretoken.server.acceptance import AcceptanceMetrics
 from foretoken.types import FinishReason, Output, Request
 
 logger = logging.getLogger("foretoken")
@@ -69,6 +76,10 @@ class EngineCollector(Collector):
         queried, hit = (prefix.num_queried_tokens, prefix.num_hit_tokens) if prefix else (0, 0)
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", queried)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found cached.", hit)
+        spec = config.user.speculative_config
+        most = spec.num_speculative_tokens if spec is not None else 0
+        text = "Most draft tokens per verification, as configured."
+        yield self._gauge(f"{self._prefix}:num_speculative_tokens", text, most)
         info = GaugeMetricFamily(
             "vllm:cache_config_info", "The KV cache.", labels=("block_size", "num_gpu_blocks")
         )
@@ -130,6 +141,8 @@ class ServerMetrics:
             (*LABELS, "finished_reason"),
             registry=self.registry,
         )
+        self._acceptance = AcceptanceMetrics(self.registry, self._values, prefix)
+        ProcessCollector(registry=self.registry)
         self.http = Counter(
             f"{prefix}:http_responses",
             "Answers by path and status.",
@@ -172,7 +185,7 @@ class ServerMetrics:
     def _end(self, output: Output) -> None:
         request_id, reason = output.request_id, output.finish_reason
         assert reason is not None, "called at the end"
-        del self._started[request_id]
+        request = self._started.pop(request_id)
         count = self._num_tokens.pop(request_id)
         self._last_at.pop(request_id, None)
         self._ends.labels(*self._values, str(reason)).inc()
@@ -182,6 +195,8 @@ class ServerMetrics:
             facts |= {"queued_s": times.queued_s, "ttft_s": times.first_token_s}
             facts |= {"e2e_s": times.finished_s, "acceptance_length": times.acceptance_length}
         logger.info("ended", extra={"facts": facts})
+        if times is not None:
+            self._acceptance.observe(request.params.temperature, times)
         if times is None or reason in (FinishReason.ABORT, FinishReason.ERROR):
             return
         decoding = times.finished_s - times.first_token_s

@@ -13,10 +13,12 @@ from collections.abc import Callable
 import uvicorn
 
 from foretoken.config import EngineConfig
+from foretoken.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.server.app import build_app, build_state
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
+from foretoken.types import SamplingParams
 
 logger = logging.getLogger("foretoken")
 
@@ -32,6 +34,7 @@ def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]
     from foretoken.assembly import build_engine
 
     engine = build_engine(config)
+    _warm_up(engine)
     stopping = _Stopping()
     state = build_state(engine, server, stopping)
     runner = uvicorn.Server(
@@ -50,6 +53,17 @@ def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]
     for line in banner(state, listening):
         say(line)
     return _run(runner, listening, state)
+
+
+def _warm_up(engine: Engine) -> None:
+    """First runs are slow, and a few plain steps tell what speculation is compared with."""
+    for policy in ({"enabled": False}, None):
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, speculation=policy)
+        [request] = engine.make_requests("warm-up", [0], params)
+        engine.add_request(request)
+        while engine.has_unfinished:
+            engine.step()
+    engine.metrics.restart()
 
 
 class _Stopping:
@@ -96,16 +110,11 @@ def _run(runner: uvicorn.Server, listening: socket.socket, state: ServerState) -
 def banner(state: ServerState, listening: socket.socket) -> list[str]:
     """What is served, where, with how much KV cache and which speculation."""
     parts = state.engine.engine.parts
-    spec = parts.config.user.speculative_config
-    drafting = "off"
-    if spec is not None:
-        source = f" from {spec.model}" if spec.model and spec.model != spec.method else ""
-        drafting = f"{spec.method}{source}, up to {spec.num_speculative_tokens} tokens"
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     key = "asked for" if state.config.api_keys else "none"
     return [
-        f"Serving {', '.join(state.model_names)} at http://{shown}:{port}  (API at /v1)",
+        f"Serving {', '.join(state.model_names)} at http://{shown}:{port}  (API at /v1, page at /)",
         parts.config.describe(),
-        f"Speculation: {drafting}; API key: {key}; stop with Ctrl-C",
+        f"Speculation: {state.speculation}; API key: {key}; stop with Ctrl-C",
     ]

@@ -35,6 +35,14 @@ class ServerState:
         return self.config.served_model_names or (model,)
 
     @property
+    def speculation(self) -> str:
+        """Drafters and their lengths, in words."""
+        drafters = self.engine.engine.parts.drafters
+        if not drafters:
+            return "off (predictions and grammars are drafted from)"
+        return ", ".join(f"{name} (up to {most} tokens)" for name, most in drafters.items())
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of a request, prompt and output together."""
         return self.engine.engine.parts.config.max_model_len

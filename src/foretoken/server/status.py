@@ -38,8 +38,15 @@ async def live(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    """The version of Foretoken."""
-    return _json({"version": foretoken.__version__})
+    """The version of Foretoken, what it serves and how it speculates."""
+    state = state_of(request)
+    return _json(
+        {
+            "version": foretoken.__version__,
+            "model": state.model_names[0],
+            "speculation": state.speculation,
+        }
+    )
 
 
 async def models(request: Request) -> Response:

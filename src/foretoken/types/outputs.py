@@ -54,6 +54,13 @@ class StepStats:
     drafting_s: float
     verifying_s: float
     total_s: float
+    num_sampled: int = 0
+    """Sequences that got at least one token."""
+
+    @property
+    def num_prefilled(self) -> int:
+        """Prompt tokens computed."""
+        return self.num_tokens - self.num_draft_tokens - self.num_sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
