@@ -21,11 +21,12 @@ PIP := $(RUN) -m pip install --quiet -c constraints.txt
 demo: $(VENV)/.installed
 	$(RUN) -m foretoken demo $(ARGS)
 
+# One process per core; a file's tests stay together, since they share models.
 test: $(VENV)/.installed-dev
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n auto --dist loadfile $(ARGS)
 
 test-full: $(VENV)/.installed-dev
-	$(RUN) -m pytest -m "full or not full" --timeout=3600 $(ARGS)
+	$(RUN) -m pytest -n auto --dist loadfile -m "full or not full" --timeout=3600 $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .
