@@ -1,0 +1,188 @@
+"""Ratios of two arms: the bootstrap's parts, its coverage, and how much more to measure."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretoken.lab.simulator import (
+    AbDesign,
+    AbLaw,
+    DraftLaw,
+    draw_accepted,
+    measure_coverage,
+    simulate_ab,
+)
+from foretoken.lab.statistics import Interval
+from foretoken.lab.statistics_ratio import (
+    Sample,
+    blocks_for_width,
+    blocks_to_decide,
+    clustered_interval,
+    level_of_look,
+    paired_ratio,
+    planned_levels,
+    standard_error,
+    supports_quantile,
+    weighted_mean,
+    weighted_quantile,
+)
+
+SCENARIOS = {
+    "restarts": (AbLaw(), AbDesign()),
+    "few blocks": (AbLaw(restart_sd=0.05), AbDesign(num_blocks=6)),
+    "wild restarts": (AbLaw(restart_sd=0.1), AbDesign(num_blocks=16)),
+    "drafts": (AbLaw(draft=DraftLaw(concentration=6.0)), AbDesign(num_blocks=12)),
+    "memory": (AbLaw(noise_memory=0.7, noise_sd=0.3), AbDesign(num_blocks=12)),
+    "stalls": (AbLaw(stall_chance=0.05, noise_sd=0.3), AbDesign(num_blocks=12)),
+}
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 100), st.integers(0, 3)), min_size=1, max_size=20).filter(
+        lambda rows: sum(weight for _, weight in rows) > 0
+    ),
+    st.floats(0, 1),
+)
+def test_weighted_statistics_are_those_of_repeated_values(
+    rows: list[tuple[float, int]], q: float
+) -> None:
+    values = np.array([value for value, _ in rows])
+    weights = np.array([[float(weight) for _, weight in rows]])
+    repeated = np.repeat(values, weights[0].astype(int))
+    assert weighted_quantile(q)(values, weights)[0] == pytest.approx(np.quantile(repeated, q))
+    assert weighted_mean(values, weights)[0] == pytest.approx(repeated.mean())
+
+
+def test_the_ratio_does_not_depend_on_the_unit_and_turns_round() -> None:
+    slow, fast = simulate_ab(AbLaw(), AbDesign(), np.random.default_rng(0))
+    median = weighted_quantile(0.5)
+    one = paired_ratio(slow, fast, median)
+    thousand = paired_ratio(
+        Sample(slow.values_N * 1000, slow.blocks_N), Sample(fast.values_N * 1000, fast.blocks_N),
+        median,
+    )  # fmt: skip
+    back = paired_ratio(fast, slow, median)
+    assert thousand.low == pytest.approx(one.low)
+    assert back.estimate == pytest.approx(1 / one.estimate)
+    assert back.low == pytest.approx(1 / one.high)
+
+
+def test_pairing_takes_out_what_the_arms_share() -> None:
+    """The same prompts in both arms: the interval is far narrower than the prompts' spread."""
+    law = AbLaw(restart_sd=0.0, prompt_sd=0.6, noise_sd=0.05)
+    slow, fast = simulate_ab(law, AbDesign(requests_per_block=10), np.random.default_rng(0))
+    paired = paired_ratio(slow, fast, weighted_mean)
+    alone = clustered_interval(fast, weighted_mean)
+    assert paired.high / paired.low < 1.1 < 1.3 < alone.high / alone.low
+
+
+def test_blocks_of_one_arm_only_do_not_count() -> None:
+    slow, fast = simulate_ab(AbLaw(), AbDesign(), np.random.default_rng(0))
+    cut = fast.blocks_N < 7
+    half = Sample(fast.values_N[cut], fast.blocks_N[cut])
+    whole = slow.blocks_N < 7
+    assert paired_ratio(slow, half, weighted_mean) == paired_ratio(
+        Sample(slow.values_N[whole], slow.blocks_N[whole]), half, weighted_mean
+    )
+
+
+def test_two_blocks_have_no_interval() -> None:
+    slow, fast = simulate_ab(AbLaw(), AbDesign(num_blocks=2), np.random.default_rng(0))
+    ratio = paired_ratio(slow, fast, weighted_mean)
+    assert ratio.estimate > 1 and not ratio.known
+    empty = Sample(np.array([]), np.array([], np.int64))
+    assert math.isnan(paired_ratio(empty, fast, weighted_mean).estimate)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_intervals_cover_quick(name: str) -> None:
+    """A tenth of the full test; bounds are what chance allows around 93-97 %."""
+    law, design = SCENARIOS[name]
+    coverage = measure_coverage(law, design, "mean", 200, seed=5)
+    assert 0.90 <= coverage.share <= 0.995, coverage
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("statistic", ["p50", "mean"])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_intervals_cover(name: str, statistic: str) -> None:
+    """95 % intervals hold the truth in 93-97 % (2 standard errors of 2,000 draws allowed)."""
+    law, design = SCENARIOS[name]
+    coverage = measure_coverage(law, design, statistic, 2000, seed=11)
+    assert 0.93 - 0.01 <= coverage.share <= 0.97 + 0.01, coverage
+
+
+def test_the_standard_error_comes_back_out_of_the_interval() -> None:
+    slow, fast = simulate_ab(AbLaw(), AbDesign(), np.random.default_rng(0))
+    ratio = paired_ratio(slow, fast, weighted_mean)
+    expected = math.sqrt(2 * (0.07**2 + 0.1**2 / 30) / 10)
+    assert standard_error(ratio, 10) == pytest.approx(expected, rel=0.4)
+
+
+def test_more_blocks_are_asked_for_nearer_to_the_threshold() -> None:
+    near = blocks_to_decide(Interval(1.36, 1.20, 1.54), 8, 1.3)
+    far = blocks_to_decide(Interval(1.60, 1.41, 1.81), 8, 1.3)
+    assert near is not None and far is not None
+    assert far < near
+    assert blocks_to_decide(Interval(1.3, 1.2, 1.4), 8, 1.3) is None
+    assert blocks_to_decide(Interval(1.3, -math.inf, math.inf), 8, 1.2) is None
+    assert blocks_for_width(Interval(1.3, 1.1, 1.5), 8, 0.05) == 58
+
+
+def test_the_asked_sample_decides() -> None:
+    """At a true 1.43x, the number of blocks asked for by a pilot excludes 1.3x in about 90 %."""
+    rng = np.random.default_rng(3)
+    law = AbLaw(speedup=1.43)
+    blocks = blocks_to_decide(Interval(1.43, 1.43 / 1.15, 1.43 * 1.15), 6, 1.3)
+    assert blocks is not None and blocks > 6
+    decided = 0
+    for seed in range(100):
+        slow, fast = simulate_ab(law, AbDesign(num_blocks=blocks), rng)
+        decided += paired_ratio(slow, fast, weighted_mean, seed=seed).low > 1.3
+    assert decided >= 80, (blocks, decided)
+
+
+def test_looks_share_out_the_error() -> None:
+    assert level_of_look(0.95, 1) == pytest.approx(0.975)
+    assert sum(1 - level_of_look(0.95, j) for j in range(1, 500)) < 0.05
+    levels = planned_levels(0.95, (0.25, 0.5, 0.75, 1.0))
+    assert sum(1 - level for level in levels) == pytest.approx(0.05)
+    assert list(levels) == sorted(levels, reverse=True)
+
+
+def test_peeking_does_not_inflate_the_error() -> None:
+    rng = np.random.default_rng(9)
+    fooled = 0
+    for seed in range(150):
+        slow, fast = simulate_ab(AbLaw(speedup=1.0), AbDesign(num_blocks=16), rng)
+        for look, blocks in enumerate((4, 8, 12, 16), start=1):
+            keep = slow.blocks_N < blocks
+            ratio = paired_ratio(
+                Sample(slow.values_N[keep], slow.blocks_N[keep]),
+                Sample(fast.values_N[keep], fast.blocks_N[keep]),
+                weighted_mean,
+                level=level_of_look(0.95, look),
+                seed=seed,
+            )
+            if ratio.low > 1.0 or ratio.high < 1.0:
+                fooled += 1
+                break
+    assert fooled <= 15, fooled
+
+
+def test_a_p99_needs_a_thousand_requests() -> None:
+    few = Sample(np.ones(900), np.zeros(900, np.int64))
+    many = Sample(np.ones(1000), np.zeros(1000, np.int64))
+    assert not supports_quantile(few, 0.99)
+    assert supports_quantile(many, 0.99)
+
+
+def test_drafts_are_accepted_as_the_law_says() -> None:
+    rng = np.random.default_rng(0)
+    law = DraftLaw(k=5, alpha=0.7, concentration=float("inf"))
+    accepted = draw_accepted(law, 4000, 20, rng)
+    assert accepted.mean() == pytest.approx(sum(0.7**i for i in range(1, 6)), rel=0.01)
+    assert accepted.max() == 5
