@@ -2,6 +2,7 @@
 
     ForetokenError                 exit 1  HTTP 500
     +-- EngineLostError            exit 1  HTTP 503  the engine has ended; nothing more can be run
+    +-- EndpointError              exit 5  HTTP 502  a measured server that is not there, or broke
     +-- ConfigError                exit 2  HTTP 400  a setting of the engine or of a command
     |   +-- NotYetError            exit 2  HTTP 501  a known setting whose part is not built yet
     +-- RequestError               exit 2  HTTP 400  one request is wrong; its neighbours go on
@@ -30,6 +31,13 @@ class EngineLostError(ForetokenError):
     """The engine's thread has ended, by request or by an error; nothing more can be run."""
 
     http_status = 503
+
+
+class EndpointError(ForetokenError):
+    """A server that the lab measures cannot be started or reached, or is not OpenAI-style."""
+
+    exit_code = 5
+    http_status = 502
 
 
 class _FieldError(ForetokenError):

@@ -103,7 +103,8 @@ def draft_paces(law: DraftLaw, count: int, tokens: int, rng: np.random.Generator
     accepted_NS = draw_accepted(law, count, tokens, rng)
     written_NS = np.cumsum(accepted_NS + 1, axis=1)
     steps_N = (written_NS < tokens).sum(axis=1) + 1
-    return steps_N * (law.verify_cost + law.k * law.draft_cost) / tokens
+    paces_N: Floats = steps_N * (law.verify_cost + law.k * law.draft_cost) / tokens
+    return paces_N
 
 
 def draw_accepted(law: DraftLaw, count: int, steps: int, rng: np.random.Generator) -> Floats:

@@ -1,0 +1,103 @@
+"""Drives one client with items at their instants: open loops by the clock, closed ones by turns.
+
+Both send the same items in the same order. An open loop never waits for an answer; its lateness is
+in the records (sent_s - scheduled_s), since a late client hides a slow server.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+
+from foretoken.errors import ConfigError
+from foretoken.lab.answers import ReadingOptions
+from foretoken.lab.arrivals import Load, draw_arrivals
+from foretoken.lab.client import Client
+from foretoken.lab.http1 import now
+from foretoken.lab.results import RequestRecord
+from foretoken.lab.statistics import Floats
+from foretoken.lab.workload import Item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """One load on one server: a block of an arm, or a whole run."""
+
+    arm: str = ""
+    block: int = 0
+    load: Load
+    arrival_seed: int = 0
+    warm_up: bool = False
+    start_s: float
+    """Start of the run on the monotonic clock, which the records' times count from."""
+    keep_text: bool = False
+
+
+Done = Callable[[RequestRecord], None]
+
+
+async def drive(client: Client, items: Sequence[Item], stretch: Stretch, done: Done) -> float:
+    """Send every item, tell `done` of each end; returns the seconds it took."""
+    began = now()
+    options = ReadingOptions(start_s=stretch.start_s, keep_text=stretch.keep_text)
+
+    async def one(item: Item, due_s: float) -> None:
+        record = _record(item, stretch, due_s - stretch.start_s)
+        done(await client.complete(item, record, options))
+
+    if stretch.load.kind == "closed":
+        await _drive_closed(items, stretch.load.concurrency, one)
+    else:
+        await _drive_open(items, instants(items, stretch), one)
+    return now() - began
+
+
+def instants(items: Sequence[Item], stretch: Stretch) -> Floats:
+    """Seconds from the stretch's start at which items are due."""
+    if stretch.load.kind != "trace":
+        return draw_arrivals(stretch.load, len(items), stretch.arrival_seed)
+    given = [item.arrival_s for item in items if item.arrival_s is not None]
+    if len(given) != len(items):
+        raise ConfigError("load.kind", "trace", "a workload whose items all have arrivals")
+    import numpy as np
+
+    first = min(given, default=0.0)
+    return (np.asarray(given) - first) / stretch.load.speed
+
+
+def _record(item: Item, stretch: Stretch, scheduled_s: float) -> RequestRecord:
+    return RequestRecord(
+        index=item.index,
+        arm=stretch.arm,
+        block=stretch.block,
+        cluster=item.cluster,
+        category=item.category,
+        warm_up=stretch.warm_up,
+        temperature=item.temperature,
+        parameters={**item.parameters, **({"seed": item.seed} if item.seed is not None else {})},
+        scheduled_s=scheduled_s,
+    )
+
+
+async def _drive_closed(items: Sequence[Item], concurrency: int, one: "_One") -> None:
+    queue = iter(items)
+
+    async def worker() -> None:
+        for item in queue:
+            await one(item, now())
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(items))):
+            group.create_task(worker())
+
+
+async def _drive_open(items: Sequence[Item], due_N: Floats, one: "_One") -> None:
+    began = now()
+    async with asyncio.TaskGroup() as group:
+        for item, due in zip(items, due_N, strict=True):
+            wait = began + float(due) - now()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            group.create_task(one(item, began + float(due)))
+
+
+_One = Callable[[Item, float], Coroutine[None, None, None]]

@@ -1,0 +1,227 @@
+"""HTTP/1.1 requests whose bytes are stamped when they arrive.
+
+A load generator must not be late because it parses: `data_received` takes the time before anything
+else, and bodies are kept as (time, bytes) for whoever made the request. Parsing is httptools'. One
+connection carries one request at a time; idle ones are kept. Knows nothing of OpenAI's formats.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import httptools
+
+from foretoken.errors import ConfigError
+
+now = time.perf_counter
+
+
+class TransportError(Exception):
+    """The exchange broke: `kind` is connection, timeout, truncated or protocol."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        """Say what broke and how."""
+        self.kind = kind
+        super().__init__(f"{kind}: {text}")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where to connect, and what stands before every path."""
+
+    host: str
+    port: int
+    secure: bool
+    prefix: str
+
+    @classmethod
+    def parse(cls, url: str) -> "Origin":
+        """From a URL; a trailing /v1 is dropped, since paths bring it.
+
+        Raises:
+            ConfigError: it is not an http or https URL with a host.
+        """
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError("url", url, "such as http://127.0.0.1:8000")
+        try:
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError as error:
+            raise ConfigError("url", url, "a port from 1 to 65535") from error
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(parts.hostname, port, parts.scheme == "https", prefix)
+
+    @property
+    def url(self) -> str:
+        """The URL again."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.secure else 'http'}://{host}:{self.port}{self.prefix}"
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One request on its way; the connection fills it in."""
+
+    done: "asyncio.Future[None]"
+    status: int = 0
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    sent_s: float = 0.0
+    complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer: `pieces` are (arrival on the monotonic clock, bytes)."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    pieces: tuple[tuple[float, bytes], ...]
+    sent_s: float
+    end_s: float
+    broken: TransportError | None = None
+    """Why the answer is not whole, if it is not."""
+
+    @property
+    def body(self) -> bytes:
+        """All pieces."""
+        return b"".join(piece for _, piece in self.pieces)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.exchange: _Exchange | None = None
+        self.transport: asyncio.Transport | None = None
+        self.keep = True
+        self._parser = httptools.HttpResponseParser(self)
+        self._at = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), transport
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._at = now()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(TransportError("protocol", f"not HTTP/1.1 ({error})"))
+            self.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.exchange is not None:
+            pair = (name.decode("latin-1").lower(), value.decode("latin-1"))
+            self.exchange.headers.append(pair)
+
+    def on_headers_complete(self) -> None:
+        self.keep = self._parser.should_keep_alive()
+        if self.exchange is not None:
+            self.exchange.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        if self.exchange is not None:
+            self.exchange.pieces.append((self._at, body))
+
+    def on_message_complete(self) -> None:
+        if self.exchange is not None and self.exchange.status >= 200:
+            self.exchange.complete = True
+            if not self.exchange.done.done():
+                self.exchange.done.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.keep = False
+        started = self.exchange is not None and self.exchange.status > 0
+        text = f"the server closed the connection ({error or 'end of file'})"
+        self._fail(TransportError("truncated" if started else "connection", text))
+
+    def _fail(self, error: TransportError) -> None:
+        if self.exchange is not None and not self.exchange.done.done():
+            self.exchange.done.set_exception(error)
+
+    @property
+    def usable(self) -> bool:
+        return self.keep and self.transport is not None and not self.transport.is_closing()
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+
+class HttpPool:
+    """Requests to one server."""
+
+    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
+        """Send `headers` with every request."""
+        self.origin = Origin.parse(url)
+        self._headers = dict(headers or {})
+        self._idle: list[_Connection] = []
+        self._tls = ssl.create_default_context() if self.origin.secure else None
+
+    async def send(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Answer:
+        """One request. An answer that breaks off comes back with `broken` set.
+
+        Raises:
+            TransportError: there was no answer at all.
+        """
+        connection = await self._connect(min(timeout_s, 10.0))
+        exchange = _Exchange(asyncio.get_running_loop().create_future())
+        connection.exchange = exchange
+        exchange.sent_s = now()
+        assert connection.transport is not None
+        connection.transport.write(self._head(method, path, len(body)) + body)
+        broken = None
+        try:
+            await asyncio.wait_for(exchange.done, timeout_s)
+        except TimeoutError:
+            broken = TransportError("timeout", f"no whole answer within {timeout_s:g} s")
+        except TransportError as error:
+            broken = error
+        finally:
+            connection.exchange = None
+            if exchange.complete and connection.usable:
+                self._idle.append(connection)
+            else:
+                connection.close()
+        if broken is not None and not exchange.status:
+            raise broken
+        pieces = tuple(exchange.pieces)
+        end_s = pieces[-1][0] if pieces and not broken else now()
+        head = (exchange.status, tuple(exchange.headers))
+        return Answer(*head, pieces, exchange.sent_s, end_s, broken)
+
+    async def close(self) -> None:
+        """Close idle connections."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+        await asyncio.sleep(0)
+
+    def _head(self, method: str, path: str, length: int) -> bytes:
+        lines = [
+            f"{method} {self.origin.prefix}{path} HTTP/1.1",
+            f"host: {self.origin.host}:{self.origin.port}",
+            f"content-length: {length}",
+        ]
+        if length:
+            lines.append("content-type: application/json")
+        lines += [f"{name}: {value}" for name, value in self._headers.items()]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+    async def _connect(self, timeout_s: float) -> _Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        loop = asyncio.get_running_loop()
+        at = (self.origin.host, self.origin.port)
+        try:
+            making = loop.create_connection(_Connection, *at, ssl=self._tls)
+            _, connection = await asyncio.wait_for(making, timeout_s)
+        except TimeoutError as error:
+            raise TransportError("timeout", f"no connection to {self.origin.url}") from error
+        except OSError as error:
+            raise TransportError("connection", f"{self.origin.url}: {error}") from error
+        return connection

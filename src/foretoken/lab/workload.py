@@ -1,0 +1,89 @@
+"""What is asked: prompts with their parameters, classes and arrivals, in one order for all arms.
+
+An `Item` is what both arms of a comparison get alike. Knows no server and no clock.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from foretoken.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One request to make."""
+
+    index: int
+    prompt: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+    """A conversation; takes the chat endpoint instead of completions."""
+    max_tokens: int = 128
+    temperature: float | None = None
+    """None: what the server does by default."""
+    seed: int | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    category: str = ""
+    cluster: str = ""
+    arrival_s: float | None = None
+    """From the start of the workload; None where arrivals are generated."""
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same server must write the same text again."""
+        return self.temperature == 0.0 or self.seed is not None
+
+
+def with_temperatures(items: Sequence[Item], temperatures: Sequence[float]) -> list[Item]:
+    """Temperatures dealt out in turn over items that have none of their own."""
+    if not temperatures:
+        return list(items)
+    return [
+        item
+        if item.temperature is not None
+        else replace(item, temperature=float(temperatures[item.index % len(temperatures)]))
+        for item in items
+    ]
+
+
+def with_settings(
+    items: Sequence[Item],
+    *,
+    max_tokens: int | None = None,
+    seed: int | None = None,
+    parameters: dict[str, Any] | None = None,
+) -> list[Item]:
+    """The same length, seeds counted up from `seed`, and parameters for all."""
+    changed = []
+    for item in items:
+        tokens = item.max_tokens if max_tokens is None else max_tokens
+        own_seed = item.seed if seed is None else seed + item.index
+        merged = {**item.parameters, **(parameters or {})}
+        changed.append(replace(item, max_tokens=tokens, seed=own_seed, parameters=merged))
+    return changed
+
+
+def take(items: Sequence[Item], count: int, start: int = 0) -> list[Item]:
+    """`count` items from `start`, going round when they run out, indices counted on."""
+    if not items:
+        raise ConfigError("workload", "no prompts", "at least one prompt")
+    return [
+        replace(items[i % len(items)], index=i, cluster=items[i % len(items)].cluster or str(i))
+        for i in range(start, start + count)
+    ]
+
+
+def only(items: Sequence[Item], category: str) -> list[Item]:
+    """The items of one class."""
+    return [item for item in items if item.category == category]
+
+
+def parameters_seen(items: Sequence[Item]) -> dict[str, int]:
+    """How many items set each sampling parameter."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        seen.update(name for name, value in item.parameters.items() if value is not None)
+        seen.update(["temperature"] if item.temperature is not None else [])
+        seen.update(["seed"] if item.seed is not None else [])
+    return dict(sorted(seen.items()))

@@ -1,0 +1,186 @@
+"""The client against the mock: times as the server had them, counts, and everything that breaks."""
+
+import asyncio
+import json
+import socket
+import threading
+import urllib.request
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foretoken.errors import ConfigError, EndpointError
+from foretoken.lab.arrivals import Load
+from foretoken.lab.client import Client, EndpointConfig, connect
+from foretoken.lab.driving import Stretch, drive
+from foretoken.lab.http1 import Origin, now
+from foretoken.lab.mock_engine import MockLaw
+from foretoken.lab.mock_run import mock_running
+from foretoken.lab.mock_server import MockFaults, MockServer
+from foretoken.lab.results import RequestRecord
+from foretoken.lab.workload import Item, take
+
+ITEMS = take([Item(index=0, prompt="one two", max_tokens=12, temperature=0.0)], 8)
+
+
+def run(url: str, load: Load, items: list[Item] = ITEMS, **settings: Any) -> list[RequestRecord]:
+    """Drive `items` and collect the records in workload order."""
+
+    async def main() -> list[RequestRecord]:
+        client = await connect(EndpointConfig(url=url, **settings))
+        records: list[RequestRecord] = []
+        stretch = Stretch(arm="a", load=load, start_s=now(), keep_text=True)
+        await drive(client, items, stretch, records.append)
+        await client.close()
+        return sorted(records, key=lambda r: r.index)
+
+    return asyncio.run(main())
+
+
+def true_timings(url: str) -> dict[str, np.ndarray]:
+    """What the mock noted about itself."""
+    with urllib.request.urlopen(f"{url}/mock/timings") as answer:
+        rows = json.load(answer)
+    return {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "request_id"}
+
+
+def test_times_are_the_servers_within_two_percent() -> None:
+    """TTFT, TPOT and end to end against the mock's own clock readings."""
+    law = MockLaw(step_s=0.03, prefill_s=0.06, k=3, alpha=0.6, seed=1)
+    with mock_running(MockServer(law)) as url:
+        run(url, Load(concurrency=2), ITEMS[:2])
+        records = run(url, Load(concurrency=2))
+        truth = {name: values[2:] for name, values in true_timings(url).items()}
+    assert all(record.ok for record in records)
+    records.sort(key=lambda r: r.last_s or 0.0)
+    first = np.array([(r.first_s or 0) - (r.sent_s or 0) for r in records])
+    true_first = truth["first_s"] - truth["received_s"]
+    true_tpot = (truth["last_s"] - truth["first_s"]) / (truth["tokens"] - 1)
+    true_e2e = truth["last_s"] - truth["received_s"]
+    for name, ours, theirs in (
+        ("ttft", first, true_first),
+        ("tpot", np.array([r.tpot_s for r in records]), true_tpot),
+        ("e2e", np.array([r.e2e_s for r in records]), true_e2e),
+    ):
+        error = np.median(np.abs(ours / theirs - 1))
+        assert error < 0.02, (name, error, ours, theirs)
+
+
+def test_acceptance_and_counts_come_with_the_answer() -> None:
+    with mock_running(MockServer(MockLaw(step_s=0.001, k=4, alpha=0.8, seed=2))) as url:
+        records = run(url, Load(concurrency=4))
+    for record in records:
+        assert record.output_tokens == 12 == sum(record.chunk_tokens)
+        assert record.finish_reason == "length"
+        assert record.acceptance is not None
+        found = record.acceptance
+        assert found.source == "body" and found.exact
+        assert sum(found.per_step_accepted) == found.num_accepted
+        assert sum(found.histogram) == found.num_steps
+        assert found.num_steps in (len(record.chunk_tokens) - 1, len(record.chunk_tokens) - 2)
+    assert len({record.text for record in records}) == 1, "greedy"
+
+
+def test_without_numbers_of_the_server_chunks_tell() -> None:
+    faults = MockFaults(no_metrics=True)
+    law = MockLaw(step_s=0.002, k=4, alpha=0.8, seed=2)
+    with mock_running(MockServer(law, faults=faults)) as url:
+        records = run(url, Load(), k=4)
+    found = [record.acceptance for record in records]
+    assert all(a is not None and a.source == "chunks" and not a.exact for a in found)
+
+
+def test_open_loops_send_on_time() -> None:
+    with mock_running(MockServer(MockLaw(step_s=0.01))) as url:
+        records = run(url, Load(kind="constant", rate=50.0))
+    gaps = np.diff([record.scheduled_s for record in records])
+    assert gaps == pytest.approx(np.full(7, 0.02))
+    assert all(r.sent_s is not None and r.sent_s >= r.scheduled_s for r in records)
+
+
+def test_chat_takes_its_endpoint() -> None:
+    item = Item(index=0, messages=({"role": "user", "content": "hello"},), max_tokens=5, seed=3)
+    with mock_running(MockServer(MockLaw(step_s=0.001))) as url:
+        records = run(url, Load(), [item, item])
+    assert records[0].text == records[1].text
+    assert records[0].output_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("faults", "kind"),
+    [
+        (MockFaults(truncate_every=2), "truncated"),
+        (MockFaults(error_every=2), "server: HTTP 500: the mock broke"),
+        (MockFaults(hang_every=2), "timeout"),
+    ],
+)
+def test_what_breaks_is_named_and_the_rest_goes_on(faults: MockFaults, kind: str) -> None:
+    with mock_running(MockServer(MockLaw(step_s=0.001), faults=faults)) as url:
+        records = run(url, Load(), timeout_s=0.3)
+    broken = [record for record in records if not record.ok]
+    assert len(broken) == 4
+    assert all(record.error and record.error.startswith(kind) for record in broken), broken
+    assert all(record.ok for record in records if record not in broken)
+
+
+def test_a_refused_parameter_is_told_with_the_servers_words() -> None:
+    item = Item(index=0, prompt="x", parameters={"min_p": 0.1})
+    with mock_running(MockServer(MockLaw(), faults=MockFaults(refuse=("min_p",)))) as url:
+        (record,) = run(url, Load(), [item])
+    assert record.error == "refused: HTTP 400: min_p is not supported"
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(EndpointError, match="connection"):
+        run(f"http://127.0.0.1:{port}", Load())
+
+
+def test_half_dead_endpoints_are_told_apart() -> None:
+    """It accepts and says nothing sensible."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"SSH-2.0-no\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(EndpointError, match="protocol"):
+            run(f"http://127.0.0.1:{server.getsockname()[1]}", Load())
+        thread.join()
+
+
+def test_an_unknown_model_is_refused_with_the_list() -> None:
+    with mock_running(MockServer(MockLaw())) as url:
+        with pytest.raises(ConfigError, match="one the server has: mock"):
+            run(url, Load(), model="other")
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999"])
+def test_urls_are_checked(url: str) -> None:
+    with pytest.raises(ConfigError):
+        Origin.parse(url)
+
+
+def test_urls_may_end_in_v1() -> None:
+    assert Origin.parse("http://h:1/api/v1").url == "http://h:1/api"
+    assert Origin.parse("localhost:8000").port == 8000
+
+
+def test_nothing_is_added_that_an_unknown_server_would_refuse() -> None:
+    async def body() -> dict[str, Any]:
+        with mock_running(MockServer(MockLaw())) as url:
+            client: Client = await connect(EndpointConfig(url=url, engine="unknown"))
+            return client.request_of(ITEMS[0])[1]
+
+    assert set(asyncio.run(body())) == {
+        "model", "max_tokens", "temperature", "stream", "stream_options", "prompt",
+    }  # fmt: skip
