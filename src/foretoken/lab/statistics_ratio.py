@@ -154,6 +154,16 @@ def standard_error(interval: Interval, num_blocks: int) -> float:
     return math.log(interval.high / interval.low) / (2 * t)
 
 
+def at_level(interval: Interval, num_blocks: int, level: float) -> Interval:
+    """An interval of this module at another level, for instance that of a later look."""
+    error = standard_error(interval, num_blocks)
+    if not math.isfinite(error):
+        return unknown(interval.estimate, level)
+    half = student_quantile(1 - (1 - level) / 2, num_blocks - 1) * error
+    center = math.log(interval.estimate)
+    return Interval(interval.estimate, math.exp(center - half), math.exp(center + half), level)
+
+
 def supports_quantile(sample: Sample, q: float) -> bool:
     """Whether enough values lie beyond quantile `q` for its bootstrap to mean something."""
     return sample.known().values_N.size * min(q, 1 - q) >= TAIL_VALUES

@@ -2,8 +2,11 @@
 
 import typer
 
+from foretoken.cli.lab.ab import ab
+from foretoken.cli.lab.bench import bench
 from foretoken.cli.lab.lint import EPILOG as LINT_EPILOG
 from foretoken.cli.lab.lint import lint
+from foretoken.cli.lab.mock import mock
 from foretoken.cli.lab.plan import EPILOG as PLAN_EPILOG
 from foretoken.cli.lab.plan import plan
 
@@ -20,3 +23,6 @@ def main() -> None:
 
 lab_app.command(epilog=PLAN_EPILOG)(plan)
 lab_app.command(epilog=LINT_EPILOG)(lint)
+lab_app.command()(bench)
+lab_app.command()(ab)
+lab_app.command()(mock)

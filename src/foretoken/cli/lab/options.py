@@ -1,0 +1,182 @@
+"""Options that the lab's measuring commands share, and how they become settings.
+
+Command-line options override the YAML file; `--set` reaches every field.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.errors import ConfigError
+
+ConfigArgument = Annotated[
+    Path | None, typer.Argument(help="Settings as YAML; options override them.")
+]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="The folder of the results.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as load.concurrency=8."),
+]
+WorkloadOption = Annotated[
+    str | None,
+    typer.Option(help="A file of prompts or a trace; `demo`: held-out Python."),
+]
+LoadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--load",
+        metavar="LOAD",
+        help="closed:N in flight; constant:R, poisson:R, gamma:R:B requests/s; trace[:SPEED].",
+    ),
+]
+BlocksOption = Annotated[int | None, typer.Option(help="Starts of each server.", min=1)]
+RequestsOption = Annotated[
+    int | None, typer.Option("--requests", help="Requests per block.", min=1)
+]
+TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Length of every output.")]
+TemperatureOption = Annotated[
+    str | None,
+    typer.Option("--temperatures", metavar="LIST", help="Such as 0,0.4,0.8; dealt out in turn."),
+]
+SloOption = Annotated[
+    str | None,
+    typer.Option("--slo", metavar="LIST", help="Service levels, such as ttft=0.2,tpot=0.05."),
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run that is in the folder.")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be measured, and stop.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="One JSON document to stdout, the rest to stderr.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortcuts:
+    """The options that are short for a setting."""
+
+    workload: str | None = None
+    load: str | None = None
+    blocks: int | None = None
+    requests: int | None = None
+    max_tokens: int | None = None
+    temperatures: str | None = None
+    slo: str | None = None
+
+    def overrides(self, out: Path) -> list[str]:
+        """As `--set` would say it."""
+        found: list[str] = []
+        if self.workload is not None:
+            found.append(f"workload.file={json.dumps(resolve_workload(self.workload, out))}")
+        if self.load is not None:
+            found.append(f"load={json.dumps(parse_load(self.load))}")
+        if self.blocks is not None:
+            found.append(f"sizes.blocks={self.blocks}")
+        if self.requests is not None:
+            found.append(f"sizes.requests_per_block={self.requests}")
+        if self.max_tokens is not None:
+            found.append(f"workload.max_tokens={self.max_tokens}")
+        if self.temperatures is not None:
+            values = parse_numbers(self.temperatures, "--temperatures")
+            found.append(f"workload.temperatures={json.dumps(values)}")
+        if self.slo is not None:
+            found.append(f"slo={json.dumps(parse_levels(self.slo))}")
+        return found
+
+
+def parse_numbers(text: str, option: str) -> list[float]:
+    """Numbers between commas.
+
+    Raises:
+        ConfigError: there is something else.
+    """
+    try:
+        return [float(part) for part in text.split(",") if part]
+    except ValueError as error:
+        raise ConfigError(option, text, "numbers between commas") from error
+
+
+def parse_load(text: str) -> dict[str, Any]:
+    """The mapping of `--load`.
+
+    Raises:
+        ConfigError: it is none of the forms.
+    """
+    kind, *rest = text.split(":")
+    try:
+        numbers = [float(part) for part in rest]
+        if kind == "closed":
+            return {"kind": kind, "concurrency": int(numbers[0]) if numbers else 1}
+        if kind in ("constant", "poisson") and len(numbers) == 1:
+            return {"kind": kind, "rate": numbers[0]}
+        if kind == "gamma" and len(numbers) == 2:
+            return {"kind": kind, "rate": numbers[0], "burstiness": numbers[1]}
+        if kind == "trace" and len(numbers) <= 1:
+            return {"kind": kind, "speed": numbers[0] if numbers else 1.0}
+    except ValueError:
+        pass
+    allowed = "closed:N, constant:R, poisson:R, gamma:R:B or trace[:SPEED]"
+    raise ConfigError("--load", text, allowed)
+
+
+def parse_levels(text: str) -> dict[str, float]:
+    """The mapping of `--slo`.
+
+    Raises:
+        ConfigError: a name or a number is wrong.
+    """
+    found = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        try:
+            found[{"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}[name]] = float(value)
+        except (KeyError, ValueError) as error:
+            raise ConfigError("--slo", part, "ttft=, tpot= or e2e= and seconds") from error
+    return found
+
+
+def resolve_workload(text: str, out: Path) -> str:
+    """The file of `--workload`; `demo` is written into the results' folder first."""
+    if text != "demo":
+        return text
+    from foretoken.training.prompts import heldout_prompts
+
+    path = out / "workload.jsonl"
+    if not path.is_file():
+        out.mkdir(parents=True, exist_ok=True)
+        prompts = heldout_prompts(120)
+        lines = [json.dumps({"prompt": p.text, "cluster": p.name, "max_tokens": 64,
+                             "category": "code"}) for p in prompts]  # fmt: skip
+        path.write_text("\n".join(lines) + "\n", "utf-8")
+    return str(path)
+
+
+def show_plan(segments: Sequence[Any], as_json: bool) -> None:
+    """What `--dry-run` answers."""
+    rows = [
+        {
+            "block": s.block,
+            "arm": s.arm.name,
+            "server": s.arm.url or s.arm.command,
+            "requests": len(s.items),
+            "warm_up": len(s.warm_up),
+            "load": str(s.load),
+        }
+        for s in segments
+    ]
+    if as_json:
+        print(json.dumps({"segments": rows}))
+        return
+    for row in rows:
+        print(
+            f"block {row['block'] + 1} {row['arm']}: {row['warm_up']} + {row['requests']} "
+            f"requests, {row['load']}, {row['server']}",
+            file=sys.stderr,
+        )

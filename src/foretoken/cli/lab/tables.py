@@ -1,0 +1,118 @@
+"""Tables of runs and comparisons for people; numbers come from the summaries as they are."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from foretoken.lab.results import AbSummary, ArmSummary, Gain, Quantiles
+from foretoken.lab.statistics import Interval
+
+
+def console() -> Console:
+    """Where people read: stderr, so that stdout is for machines."""
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 110)
+
+
+def show_seconds(value: Interval | None) -> str:
+    """Milliseconds with their interval."""
+    if value is None:
+        return "-"
+    if not value.known:
+        return f"{1000 * value.estimate:.1f} ms"
+    low, high = 1000 * value.low, 1000 * value.high
+    return f"{1000 * value.estimate:.1f} ms ({low:.1f}-{high:.1f})"
+
+
+def show_quantile(found: Quantiles | None, name: str) -> str:
+    """One quantile of a latency, if there is any."""
+    return show_seconds(None if found is None else getattr(found, name))
+
+
+def show_number(value: Interval | None, digits: int = 2) -> str:
+    """A number with its interval."""
+    if value is None:
+        return "-"
+    if not value.known:
+        return f"{value.estimate:.{digits}f}"
+    return f"{value.estimate:.{digits}f} ({value.low:.{digits}f}-{value.high:.{digits}f})"
+
+
+def print_arms(out: Console, arms: Sequence[ArmSummary]) -> None:
+    """One column per arm."""
+    table = Table("", *(arm.arm for arm in arms), title_justify="left")
+    rows: dict[str, Callable[[ArmSummary], str]] = {
+        "requests": lambda a: f"{a.num_requests} ({a.num_errors} failed)",
+        "tokens/s": lambda a: show_number(a.tokens_per_s, 1),
+        "TTFT P50": lambda a: show_quantile(a.ttft, "p50"),
+        "TTFT P99": lambda a: show_quantile(a.ttft, "p99"),
+        "TPOT P50": lambda a: show_quantile(a.tpot, "p50"),
+        "TPOT P99": lambda a: show_quantile(a.tpot, "p99"),
+        "end to end P50": lambda a: show_quantile(a.e2e, "p50"),
+        "within SLO": lambda a: show_number(a.attained),
+    }
+    for name, show in rows.items():
+        table.add_row(name, *(show(arm) for arm in arms))
+    out.print(table)
+    for arm in arms:
+        print_acceptance(out, arm)
+        for note in _warnings(arm):
+            out.print(f"{arm.arm}: {note}", style="yellow", soft_wrap=True)
+
+
+def _warnings(arm: ArmSummary) -> list[str]:
+    notes = list(arm.notes)
+    if arm.errors:
+        notes.append("failed: " + ", ".join(f"{n} {kind}" for kind, n in arm.errors.items()))
+    if not arm.steady:
+        notes.append("not steady: latencies drift through the blocks; the load may be too high")
+    ttft = arm.ttft.p50.estimate if arm.ttft else 0.0
+    if arm.client_lag_p99_s > max(0.002, 0.1 * ttft):
+        notes.append(f"the client was late by {1000 * arm.client_lag_p99_s:.1f} ms at P99")
+    return notes
+
+
+def print_acceptance(out: Console, arm: ArmSummary) -> None:
+    """Acceptance by bucket, if there is any."""
+    if not arm.acceptance:
+        return
+    table = Table("acceptance of " + arm.arm, "requests", "rate", "length", "P10", "P90")
+    for bucket in arm.acceptance:
+        name = "all" if bucket.by == "all" else f"{bucket.by} {bucket.value}"
+        table.add_row(
+            name if bucket.exact else f"{name} (inferred)",
+            str(bucket.num_requests),
+            show_number(bucket.rate),
+            show_number(bucket.length),
+            show_number(bucket.p10),
+            show_number(bucket.p90),
+        )
+    out.print(table)
+
+
+def print_ab(out: Console, summary: AbSummary) -> None:
+    """Arms, gains, equality and what odd things there were."""
+    print_arms(out, summary.arms)
+    table = Table("gain (above 1: better)", summary.candidate, "blocks", "for +-5 %")
+    for gain in summary.gains:
+        table.add_row(gain.metric, _show_gain(gain), str(gain.num_blocks), _needs(gain))
+    out.print(table)
+    if summary.equality is not None and summary.equality.num_compared:
+        same = summary.equality
+        out.print(f"identical texts: {same.num_equal} of {same.num_compared}")
+    for name, cost in summary.cost_per_million_tokens.items():
+        out.print(f"cost of a million output tokens, {name}: {show_number(cost)}")
+    if summary.diagnosis_says:
+        out.print(f"P99 loss: {summary.diagnosis_says}")
+    for note in summary.notes:
+        out.print(note, style="yellow", soft_wrap=True)
+
+
+def _show_gain(gain: Gain) -> str:
+    text = show_number(gain.ratio)
+    return text if gain.enough else f"{text} (too few)"
+
+
+def _needs(gain: Gain) -> str:
+    return "-" if gain.needed_blocks is None else f"{gain.needed_blocks} blocks"

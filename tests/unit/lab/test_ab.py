@@ -1,0 +1,245 @@
+"""Whole comparisons against mock servers: the known speed-up comes back, runs can be resumed."""
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foretoken.errors import ConfigError, EndpointError
+from foretoken.lab.ab import judge_mix, plan_ab, run_ab
+from foretoken.lab.arrivals import Load
+from foretoken.lab.bench import load_items, run_bench
+from foretoken.lab.experiments import (
+    AbConfig,
+    ArmConfig,
+    RunConfig,
+    ServiceLevels,
+    Sizes,
+    WorkloadConfig,
+    load_settings,
+)
+from foretoken.lab.mock_engine import MockLaw
+from foretoken.lab.mock_run import mock_running
+from foretoken.lab.mock_server import MockFaults, MockServer
+from foretoken.lab.results import AbSummary, Diagnosis, Gain, RequestRecord
+from foretoken.lab.results_io import read_requests, read_scrapes, read_summary
+from foretoken.lab.segments import Segment
+from foretoken.lab.servers import serving
+from foretoken.lab.statistics import Interval
+
+SLOW = MockLaw(step_s=0.004, prefill_s=0.004, seed=1)
+FAST = MockLaw(step_s=0.004, prefill_s=0.004, k=3, alpha=0.7, draft_s=0.0003, seed=1)
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> WorkloadConfig:
+    """Forty prompts in two classes."""
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": f"prompt {i}", "max_tokens": 24, "category": "ab"[i % 2]} for i in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return WorkloadConfig(file=str(path), temperatures=(0.0, 0.8))
+
+
+def an_ab(urls: tuple[str, str], workload: WorkloadConfig, **changes: object) -> AbConfig:
+    """A small comparison of two running servers."""
+    config = AbConfig(
+        baseline=ArmConfig(name="off", url=urls[0]),
+        candidate=ArmConfig(name="on", url=urls[1]),
+        workload=workload,
+        load=Load(concurrency=4),
+        sizes=Sizes(blocks=3, requests_per_block=8, warm_up=2),
+        slo=ServiceLevels(tpot_s=0.0035),
+        price_per_hour={"off": 2.0, "on": 2.0},
+    )
+    return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def test_a_known_speedup_is_found(tmp_path: Path, workload: WorkloadConfig) -> None:
+    with mock_running(MockServer(SLOW)) as off, mock_running(MockServer(FAST)) as on:
+        summary = run_ab(an_ab((off, on), workload), tmp_path / "out")
+    gain = summary.gain("tpot_p50")
+    assert gain is not None and gain.num_blocks == 3 and gain.num_pairs == 24
+    assert 1.4 < gain.ratio.estimate < 2.8
+    assert gain.ratio.low < gain.ratio.estimate < gain.ratio.high
+    assert len(gain.ratio_by_block) == 3
+    rate, cost = summary.gain("tokens_per_s"), summary.gain("cost")
+    assert rate is not None and cost is not None and rate.ratio == cost.ratio
+    p99 = summary.gain("tpot_p99")
+    assert p99 is not None and not p99.enough
+    off_arm, on_arm = summary.arms
+    assert off_arm.acceptance == ()
+    assert {b.value for b in on_arm.acceptance if b.by == "temperature"} == {"0", "0.8"}
+    assert on_arm.counters["vllm:spec_decode_num_drafts"] > 50
+    assert on_arm.attained is not None and off_arm.attained is not None
+    assert on_arm.attained.estimate > off_arm.attained.estimate
+    assert summary.equality is not None and summary.equality.num_compared == 12
+    assert summary.equality.num_equal == 12
+    assert summary.cost_per_million_tokens["on"].estimate > 0
+    read = read_summary(tmp_path / "out")
+    assert isinstance(read, AbSummary) and read.gain("tpot_p50") == gain
+    assert read_scrapes(tmp_path / "out")
+
+
+def test_blocks_alternate_and_arms_get_the_same(workload: WorkloadConfig) -> None:
+    config = an_ab(("http://a", "http://b"), workload)
+    segments = plan_ab(config, load_items(workload)[0])
+    assert [s.arm.name for s in segments] == ["off", "on", "on", "off", "off", "on"]
+    assert segments[0].items == segments[1].items
+    assert segments[0].arrival_seed == segments[1].arrival_seed
+    indices = [item.index for s in segments[::2] for item in s.items]
+    assert len(set(indices)) == 24, "prompts of blocks differ"
+
+
+class Interrupt(Exception):
+    """Stops a measurement in the middle."""
+
+
+def test_a_stopped_run_is_saved_and_goes_on(tmp_path: Path, workload: WorkloadConfig) -> None:
+    out = tmp_path / "out"
+    begun: list[str] = []
+
+    def stop(segment: Segment, record: RequestRecord | None) -> None:
+        if record is None:
+            begun.append(f"{segment.arm.name}{segment.block}")
+            if len(begun) == 4:
+                raise Interrupt
+
+    def note(segment: Segment, record: RequestRecord | None) -> None:
+        if record is None:
+            begun.append(f"{segment.arm.name}{segment.block}")
+
+    with mock_running(MockServer(SLOW)) as off, mock_running(MockServer(FAST)) as on:
+        config = an_ab((off, on), workload)
+        with pytest.raises(Interrupt):
+            run_ab(config, out, watch=stop)
+        partial = read_summary(out)
+        assert isinstance(partial, AbSummary) and not partial.complete
+        assert partial.gains[0].num_blocks == 1
+        with pytest.raises(ConfigError, match="--resume"):
+            run_ab(config, out)
+        with pytest.raises(ConfigError, match="seed"):
+            run_ab(replace(config, seed=5), out, resume=True)
+        with (out / "requests.jsonl").open("a") as file:
+            file.write('{"index": 99, "arm": "off", "block": 1}\n{"half')
+        begun.clear()
+        summary = run_ab(config, out, resume=True, watch=note)
+    assert begun == ["off1", "off2", "on2"]
+    assert summary.complete
+    assert len([r for r in read_requests(out) if not r.warm_up]) == 48
+
+
+def test_more_blocks_are_another_look(tmp_path: Path, workload: WorkloadConfig) -> None:
+    out = tmp_path / "out"
+    with mock_running(MockServer(SLOW)) as off, mock_running(MockServer(FAST)) as on:
+        first = run_ab(an_ab((off, on), workload), out)
+        more = Sizes(blocks=4, requests_per_block=8, warm_up=2)
+        second = run_ab(an_ab((off, on), workload, sizes=more), out, resume=True)
+    assert (first.look, second.look) == (1, 2)
+    assert second.gains[0].num_blocks == 4
+
+
+def test_servers_are_started_and_stopped(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m foretoken lab mock --port {{port}} --step-ms 1"
+    arm = ArmConfig(name="m", command=command, ready_timeout_s=30)
+
+    async def main() -> str:
+        async with serving(arm, tmp_path / "log") as client:
+            assert client.info.engine == "mock"
+            return client.info.url
+
+    url = asyncio.run(main())
+    with pytest.raises(EndpointError):
+        asyncio.run(_connect(url, tmp_path))
+
+
+async def _connect(url: str, tmp_path: Path) -> None:
+    async with serving(ArmConfig(name="gone", url=url), tmp_path / "log"):
+        pass
+
+
+def test_a_server_that_dies_is_told_with_its_log(tmp_path: Path) -> None:
+    code = "import sys; print('no such flag {port}', file=sys.stderr); sys.exit(3)"
+    arm = ArmConfig(name="m", command=f'{sys.executable} -c "{code}"')
+
+    async def main() -> None:
+        async with serving(arm, tmp_path / "log"):
+            pass
+
+    with pytest.raises(EndpointError, match=r"(?s)code 3.*no such flag"):
+        asyncio.run(main())
+
+
+def test_a_command_without_a_port_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(ArmConfig(name="m", command="true"), tmp_path / "log"):
+            pass
+
+    with pytest.raises(ConfigError, match="port"):
+        asyncio.run(main())
+
+
+def test_bench_counts_what_failed(tmp_path: Path, workload: WorkloadConfig) -> None:
+    config = RunConfig(
+        arm=ArmConfig(name="m", url=""),
+        workload=workload,
+        sizes=Sizes(blocks=1, requests_per_block=9, warm_up=0),
+    )
+    server = MockServer(SLOW, faults=MockFaults(truncate_every=3, no_metrics=True))
+    with mock_running(server) as url:
+        config = replace(config, arm=ArmConfig(name="m", url=url))
+        summary = run_bench(config, tmp_path / "out")
+    assert summary.arm.errors == {"truncated": 3}
+    assert summary.arm.num_requests == 9
+    assert any("no /metrics" in note for note in summary.arm.notes)
+    assert summary.arm.tpot is not None and not summary.arm.tpot.p99.known
+
+
+def gain(low: float, high: float) -> tuple[Gain, ...]:
+    """A P99 gain with this interval."""
+    ratio = Interval((low + high) / 2, low, high)
+    return (Gain(metric="tpot_p99", ratio=ratio, num_blocks=8, num_pairs=800, enough=True),)
+
+
+@pytest.mark.parametrize(
+    ("mixed", "one", "other", "says"),
+    [
+        ((0.6, 0.9), (1.1, 1.5), (0.9, 1.1), "mixed_workload"),
+        ((0.6, 0.9), (1.1, 1.5), (0.5, 0.8), "speculation"),
+        ((1.1, 1.4), (1.1, 1.5), (0.5, 0.8), "none"),
+        ((0.6, 0.9), (1.1, 1.5), (0.3, 1.8), "inconclusive"),
+    ],
+)
+def test_a_p99_loss_is_explained(
+    mixed: tuple[float, float], one: tuple[float, float], other: tuple[float, float], says: str
+) -> None:
+    found = [
+        Diagnosis(category=name, gains=gain(*ends))
+        for name, ends in (("mixed", mixed), ("a", one), ("b", other))
+    ]
+    assert judge_mix(found) == says
+
+
+def test_settings_come_from_yaml_and_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "ab.yaml"
+    path.write_text(
+        "baseline: {name: off, url: 'http://a'}\ncandidate: {name: on, url: 'http://b'}\n"
+        "workload: {file: x.jsonl}\nload: {kind: poisson, rate: 3}\n"
+    )
+    config = load_settings(AbConfig, path, ["load.rate=5", "sizes.blocks=12"])
+    assert config.load.rate == 5.0 and config.sizes.blocks == 12
+    for override, match in (
+        ("load.rat=5", "rat"),
+        ("load.rate=-1", r"load.rate"),
+        ("load.kind=fast", "closed, constant"),
+        ("sizes.blocks=0", "blocks"),
+        ("candidate.name=off", "another"),
+        ("nonsense", "--set"),
+        ("baseline.command=x", "exactly one"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            load_settings(AbConfig, path, [override])
+    with pytest.raises(ConfigError, match="readable"):
+        load_settings(AbConfig, tmp_path / "none.yaml", [])
