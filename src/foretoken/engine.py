@@ -52,6 +52,7 @@ class Engine:
         self.metrics = EngineMetrics(config.user.model, log_stats=not config.user.disable_log_stats)
         self.cancelled: tuple[str, ...] = ()
         """Requests of the last step, if it failed before anything of it was committed."""
+        self.metrics.watch("foretoken:drafter_bytes", lambda: parts.proposer.num_bytes)
         self._seeds = random.Random(config.user.seed)
 
     @property

@@ -7,7 +7,7 @@ Fed with one StepStats per step; knows nothing about how they came about. Names 
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from foretoken.types import StepStats
@@ -194,6 +194,11 @@ class EngineMetrics:
         self._recent = _Totals()
         self._recent_per_pos: list[int] = []
         self._logged_at = time.monotonic()
+        self._watched: dict[str, Callable[[], float]] = {}
+
+    def watch(self, name: str, read: Callable[[], float]) -> None:
+        """Report a gauge that is read when asked for."""
+        self._watched[name] = read
 
     def record(self, stats: StepStats) -> None:
         """Add one step."""
@@ -245,6 +250,7 @@ class EngineMetrics:
             "foretoken:plain_step_seconds": self.plain.at(max(self._running, 1)) or 0.0,
         }
         metrics: list[Metric] = [Counter(n, self._labels, v) for n, v in counters.items()]
+        gauges |= {name: read() for name, read in self._watched.items()}
         metrics += [Gauge(n, self._labels, v) for n, v in gauges.items()]
         per_pos = list(self._per_pos)
         metrics.append(

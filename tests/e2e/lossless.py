@@ -37,6 +37,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
+    "suffix": {"method": "suffix", "num_speculative_tokens": 8},
     "draft auto": {"method": "draft_model", "num_speculative_tokens": 5},
     "draft greedy": {
         "method": "draft_model",

@@ -69,7 +69,7 @@ def test_every_parameter_set(method: str, model: Path, draft: Path, reference: R
 
 
 @pytest.mark.parametrize("pressure", PRESSURES)
-@pytest.mark.parametrize("method", ["plain", "junk", "ngram", "draft auto"])
+@pytest.mark.parametrize("method", ["plain", "junk", "ngram", "suffix", "draft auto"])
 def test_every_pressure(
     method: str, pressure: str, model: Path, draft: Path, reference: Reference
 ) -> None:

@@ -11,11 +11,11 @@ from foretoken.config.keys import KeyTable, is_int, require
 from foretoken.errors import ConfigError, NotYetError
 
 HEADS = ("eagle", "eagle3", "mlp", "medusa")
-METHODS = ("draft_model", "parallel", "ngram", "custom_class", *HEADS)
+METHODS = ("draft_model", "parallel", "ngram", "suffix", "custom_class", *HEADS)
 WITH_WEIGHTS = ("draft_model", "parallel", *HEADS)
 SEVERAL = "drafters"
 METHODS_NOT_YET = (
-    "suffix", "mtp", "dflash", "dspark", "ngram_gpu", "extract_hidden_states",
+    "mtp", "dflash", "dspark", "ngram_gpu", "extract_hidden_states",
 )  # fmt: skip
 DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
 POLICIES = ("first",)

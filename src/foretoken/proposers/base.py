@@ -43,6 +43,11 @@ class Proposer(ABC):
     """Whether drafts cost next to nothing and follow from known text alone, with no draw: such a
     draft may be made, looked at, and set aside for another drafter's."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it keeps beside weights and KV, about."""
+        return 0
+
     @abstractmethod
     def propose(self, context: Context) -> Draft:
         """At most draft_budget tokens for each span; costs nothing when no span wants any."""

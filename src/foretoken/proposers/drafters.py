@@ -87,6 +87,11 @@ class Drafters(Proposer):
         self._policy.fill(desk, self._names)
         return desk.draft()
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all drafters."""
+        return sum(member.proposer.num_bytes for member in self._everyone.values())
+
     def release(self, request_id: str) -> None:
         """Tell everybody."""
         for member in self._everyone.values():

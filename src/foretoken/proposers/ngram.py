@@ -46,6 +46,7 @@ class NgramProposer(Proposer):
     """Prompt lookup over prompt and output of the same request."""
 
     name = "ngram"
+    looks_up = True
 
     def __init__(self, *, prompt_lookup_min: int, prompt_lookup_max: int) -> None:
         """Look up n-grams of these lengths, longest first."""

@@ -76,6 +76,15 @@ def _create(
             prompt_lookup_min=config.prompt_lookup_min,
             prompt_lookup_max=config.prompt_lookup_max,
         )
+    if config.method == "suffix":
+        from foretoken.proposers.suffix import SuffixProposer
+
+        return SuffixProposer(
+            max_tree_depth=config.suffix_decoding_max_tree_depth,
+            max_cached_requests=config.suffix_decoding_max_cached_requests,
+            max_spec_factor=config.suffix_decoding_max_spec_factor,
+            min_token_prob=config.suffix_decoding_min_token_prob,
+        )
     if config.method == "custom_class":
         from foretoken.proposers.custom import load_custom
 

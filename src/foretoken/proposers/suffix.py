@@ -1,0 +1,125 @@
+"""Suffix look-up: draft what followed the newest tokens before, in this text or in past outputs.
+
+Each request has an index of its own prompt and output; the outputs of all requests go into one
+bounded cache that requests share within a `cache_salt`. Longer matches and more frequent
+continuations give longer drafts, which are one-hot and follow from committed text alone. The
+shared cache is fed while outputs grow, so requests that run side by side help each other.
+
+Source: suffix decoding (Oliaro et al. 2024, arXiv 2411.04975); keys as in vLLM's `suffix`.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context, Proposer
+from foretoken.proposers.suffix_cache import CachedText, SuffixCache
+from foretoken.proposers.suffix_local import LocalText
+from foretoken.proposers.suffix_path import NO_PATH, Limits, Path, best_path
+from foretoken.proposers.suffix_window import Window
+from foretoken.runtime.sequence import Sequence
+
+logger = logging.getLogger("foretoken")
+
+
+@dataclass(slots=True)
+class _State:
+    """One request: its text, its part of the cache, and how much of it they hold."""
+
+    sequence: Sequence
+    local: LocalText
+    shared: CachedText | None
+    num_shared: int = 0
+    """Output tokens that the cache has."""
+
+
+class SuffixProposer(Proposer):
+    """Drafts by frequency from what has been written before."""
+
+    name = "suffix"
+    looks_up = True
+
+    def __init__(
+        self,
+        *,
+        max_tree_depth: int,
+        max_cached_requests: int,
+        max_spec_factor: float,
+        min_token_prob: float,
+    ) -> None:
+        """Draft as vLLM's suffix_decoding_* keys say.
+
+        Args:
+            max_tree_depth: longest context compared, and longest draft.
+            max_cached_requests: finished outputs to keep; 0: no shared cache.
+            max_spec_factor: drafts per matching token.
+            min_token_prob: stop where the draft's frequency falls below it.
+        """
+        self._depth = max_tree_depth
+        self._limits = Limits(per_match=max_spec_factor, least_probability=min_token_prob)
+        self._cache = SuffixCache(max_cached_requests) if max_cached_requests else None
+        self._states: dict[str, _State] = {}
+        if self._cache is not None:
+            most = self._cache.most_bytes / 2**20
+            logger.info(
+                "suffix: up to %d past outputs shared, %.0f MiB at most", max_cached_requests, most
+            )
+
+    def propose(self, context: Context) -> Draft:
+        """Drafts of the spans that want one; empty where nothing is known."""
+        paths = [NO_PATH] * len(context.spans)
+        for i in context.wanted:
+            span = context.spans[i]
+            paths[i] = self._draft(span.sequence, min(span.draft_budget, self._depth))
+        return Draft(
+            ids=tuple(tuple(path.tokens) for path in paths),
+            drafter=self.name,
+            promises=tuple(path.score for path in paths),
+        )
+
+    def release(self, request_id: str) -> None:
+        """Drop a request's own index; its output stays in the shared cache for its time."""
+        state = self._states.pop(request_id, None)
+        if state is not None and state.shared is not None and self._cache is not None:
+            self._share(state)
+            self._cache.finish(state.shared)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all indices and of the cache, about."""
+        own = sum(state.local.num_bytes for state in self._states.values())
+        return own + (self._cache.num_bytes if self._cache is not None else 0)
+
+    @property
+    def most_bytes(self) -> int:
+        """What the shared cache can grow to."""
+        return self._cache.most_bytes if self._cache is not None else 0
+
+    def _draft(self, sequence: Sequence, budget: int) -> Path:
+        state = self._state(sequence)
+        window = Window(sequence.token_ids[-self._depth :])
+        path = best_path(state.local.places(window), budget, self._limits)
+        if self._cache is not None and state.shared is not None and path.score < budget:
+            places = self._cache.places(window, state.shared)
+            shared = best_path(places, budget, self._limits)
+            if shared.score > path.score:
+                return shared
+        return path
+
+    def _state(self, sequence: Sequence) -> _State:
+        """The request's state, brought up to the newest committed token."""
+        request = sequence.request
+        state = self._states.get(request.request_id)
+        if state is None:
+            shared = None if self._cache is None else self._cache.open(request.cache_salt)
+            state = self._states[request.request_id] = _State(sequence, LocalText(), shared)
+        state.local.extend(sequence.token_ids[len(state.local.tokens) :])
+        self._share(state)
+        return state
+
+    def _share(self, state: _State) -> None:
+        sequence = state.sequence
+        if self._cache is not None and state.shared is not None:
+            first = sequence.num_prompt + state.num_shared
+            self._cache.extend(state.shared, sequence.token_ids[first:])
+            state.num_shared = sequence.num_output
