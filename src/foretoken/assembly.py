@@ -91,7 +91,7 @@ class _Assembly:
         settings = _rule_settings(self.speculative)
         verifier = Verifier(shape.vocab_size, config.device, rule, settings, grammars)
         texts = TextStreams(self.tokenizer)
-        runner = self._runner(self.folder, config.batch_invariant)
+        runner = self._runner(self.folder, config.user.quantization, config.batch_invariant)
         if self.points:
             runner.keep_features(self.points)
         if proposer is None:
@@ -131,11 +131,12 @@ class _Assembly:
         text = None if self.tokenizer is None else self.tokenizer.to_json()
         return Grammars(text, self.shape.vocab_size, sorted(eos_ids), self.config.device)
 
-    def _runner(self, folder: Path, batch_invariant: bool) -> Runner:
+    def _runner(self, folder: Path, quantization: str | None, batch_invariant: bool) -> Runner:
         options = LoadOptions(
             dtype=getattr(torch, self.config.dtype),
             device=torch.device(self.config.device),
             batch_invariant=batch_invariant,
+            quantization=quantization,
             page_size=self.config.page_size,
             max_model_len=self.config.max_model_len,
         )
@@ -143,7 +144,7 @@ class _Assembly:
 
     def _drafters(self, verifier: Verifier, target: Runner) -> Drafters:
         around = Surroundings(
-            load=lambda folder: self._runner(folder, batch_invariant=False),
+            load=lambda folder, bits: self._runner(folder, bits, batch_invariant=False),
             verifier=verifier,
             pool=self.pool,
             vocab_size=self.shape.vocab_size,

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from foretoken.config.aliases import with_flags_gathered
 from foretoken.config.keys import KeyTable, is_int, require
+from foretoken.config.quantization import check_quantization
 from foretoken.config.speculative import SpeculativeConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -15,7 +16,6 @@ KEYS = KeyTable(
     neutral={
         "trust_remote_code": (False,),
         "enforce_eager": (True, False),
-        "quantization": (None,),
         "kv_cache_dtype": ("auto",),
         "load_format": ("auto", "safetensors"),
         "tokenizer_mode": ("auto",),
@@ -58,6 +58,10 @@ class EngineConfig:
     dtype: str = "auto"
     """`auto`, `bfloat16`, `float16` or `float32`. Auto: the checkpoint's 16-bit type where the
     machine multiplies it in hardware, else float32."""
+    quantization: str | None = None
+    """`int8` or `int4`: round the weights of a 16-bit checkpoint while loading, as
+    docs/quantization.md says. Activations and KV cache keep the type of `dtype`. A draft model has
+    a setting of its own, in speculative_config."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`. Auto: a CUDA device if there is one."""
     seed: int = 0
@@ -105,6 +109,7 @@ class EngineConfig:
         """Check ranges; cross-checks with the model are in `resolve`."""
         require("model", self.model, isinstance(self.model, str) and bool(self.model), "a name")
         require("dtype", self.dtype, self.dtype in DTYPES, ", ".join(DTYPES))
+        check_quantization("quantization", self.quantization)
         devices = ("auto", "cpu", "cuda")
         require("device", self.device, self.device in devices, ", ".join(devices))
         seed_ok = isinstance(self.seed, int) and not isinstance(self.seed, bool)

@@ -39,9 +39,12 @@ class ResolvedConfig:
     def describe(self) -> str:
         """One line for the log."""
         full = self.num_kv_tokens / self.max_model_len
+        bits = self.user.quantization
+        weights = "" if bits is None else f"{bits} weights, "
         invariant = "on" if self.batch_invariant else "off (same tokens up to rounding)"
         return (
-            f"{self.user.model}: {self.dtype} on {self.device}, batch_invariant {invariant}, "
+            f"{self.user.model}: {weights}{self.dtype} on {self.device}, "
+            f"batch_invariant {invariant}, "
             f"KV cache {self.num_kv_tokens * self.kv_bytes_per_token / 2**20:.0f} MiB = "
             f"{self.num_kv_tokens} tokens = {full:.1f} requests of {self.max_model_len}, "
             f"up to {self.max_num_seqs} at once, {self.max_num_batched_tokens} tokens a step"

@@ -8,6 +8,7 @@ from foretoken.config import acceptance, drafting, several
 from foretoken.config.aliases import with_our_names
 from foretoken.config.heads import head_method
 from foretoken.config.keys import KeyTable, is_int, require
+from foretoken.config.quantization import check_draft_quantization
 from foretoken.errors import ConfigError, NotYetError
 
 HEADS = ("eagle", "eagle3", "mlp", "medusa")
@@ -25,7 +26,6 @@ KEYS = KeyTable(
     neutral={
         "enable_adaptive_verification": (False,),
         "draft_tensor_parallel_size": (None, 1),
-        "quantization": (None,),
         "moe_backend": (None, "auto"),
         "attention_backend": (None, "auto"),
         "kv_cache_dtype": (None, "auto"),
@@ -137,6 +137,9 @@ class SpeculativeConfig:
     greedily in its own tokens, and the target's tokens of that text are the draft."""
     revision: str | None = None
     """Branch, tag or commit of the draft's Hugging Face id."""
+    quantization: str | None = None
+    """`int8` or `int4`: round the draft model's weights while loading. What a draft proposes is
+    checked either way, so this never changes the output."""
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
@@ -190,6 +193,7 @@ class SpeculativeConfig:
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         require(where + "prompt_lookup_min", low, low <= high, f"1 to prompt_lookup_max ({high})")
         self._check_vocabulary_keys()
+        check_draft_quantization(self.method, self.quantization)
         ok = self.parallel_drafting in (False, True)
         require(where + "parallel_drafting", self.parallel_drafting, ok, "True or False")
         ok = not self.parallel_drafting or self.method in ("parallel", "eagle3")

@@ -23,6 +23,8 @@ class LoadOptions:
     """Keep each row's bits independent of the other rows."""
     page_size: int
     """Of the KV store that the model will run over."""
+    quantization: str | None = None
+    """A name of config.quantization; None: weights stay in `dtype`."""
     max_model_len: int | None = None
     """Positions that sequences will reach at most; None: what the model was made for."""
 

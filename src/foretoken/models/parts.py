@@ -17,9 +17,10 @@ from foretoken.layers.rope import RotaryTable
 from foretoken.models.base import LoadOptions
 from foretoken.models.decoder import Decoder, Layer, LayerKind
 from foretoken.models.loader import Checkpoint
+from foretoken.models.weights import linear_of
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry, choose_attention
-from foretoken.ops.linear import Linear, RowProbe, make_linear
+from foretoken.ops.linear import Linear, RowProbe
 from foretoken.shape import ModelShape
 
 _FUSED = {("q", "k", "v"): "qkv", ("gate", "up"): "gate_up"}
@@ -67,10 +68,11 @@ class Builder:
         adds_residual: bool = False,
         wide: bool = False,
     ) -> Linear:
-        """The weights, packed if that is faster; as for `make_linear`."""
-        return make_linear(
+        """The weights, quantized or packed; as for `make_linear`. Only the head is `wide`."""
+        return linear_of(
             weight_NK,
-            probe=self.probe if self.options.batch_invariant else None,
+            self.options,
+            probe=self.probe,
             bias_N=bias_N,
             adds_residual=adds_residual,
             wide=wide,

@@ -19,8 +19,9 @@ from foretoken.models.foreign_attention import NAME, Bridge, LayerCall, register
 from foretoken.models.foreign_modules import fill, swap_activations
 from foretoken.models.loader import Checkpoint
 from foretoken.models.tensors import ModelInput, SpanLayout
+from foretoken.models.weights import linear_of
 from foretoken.ops.attention import Geometry, SpanWindow, choose_attention
-from foretoken.ops.linear import RowProbe, make_linear
+from foretoken.ops.linear import RowProbe
 from foretoken.shape import ModelShape
 
 _TRIED_TOKENS = 24
@@ -92,9 +93,9 @@ def load_foreign(folder: Path, shape: ModelShape, options: LoadOptions) -> Trans
     """
     bridge = Bridge(shape.model_type)
     causal = _on_meta(folder, shape)
-    probe = RowProbe() if options.batch_invariant else None
+    probe = RowProbe()
     with Checkpoint(folder, dtype=options.dtype, device=options.device) as checkpoint:
-        fill(causal, checkpoint, lambda w, b: make_linear(w, probe=probe, bias_N=b))
+        fill(causal, checkpoint, lambda w, b: linear_of(w, options, probe=probe, bias_N=b))
     if options.batch_invariant:
         swap_activations(causal)
     bridge.attach(causal)

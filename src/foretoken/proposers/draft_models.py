@@ -42,8 +42,8 @@ class DraftModel:
 class Surroundings:
     """What the engine gives its draft models."""
 
-    load: Callable[[Path], Runner]
-    """A model over a KV store of its own, with as many pages as the target's."""
+    load: Callable[[Path, str | None], Runner]
+    """A model, quantized so, over a KV store of its own with as many pages as the target's."""
     verifier: Verifier
     pool: PagePool
     """The target's pages, which the drafts share."""
@@ -87,7 +87,7 @@ def _mask_token(draft: DraftModel) -> int:
 def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
     """Load a draft model. It needs no invariance: what it proposes is checked either way."""
     config, limit = draft.config, draft.shape.max_position_embeddings
-    runner: LastLogits = around.load(draft.folder)
+    runner: LastLogits = around.load(draft.folder, config.quantization)
     sampler, pool = around.verifier.sampler, around.pool
     if draft.bridge.shared is not None:
         runner = SharedVocabularyRunner(

@@ -1,0 +1,10 @@
+"""Weights of fewer bits: how they are rounded, what they mean, and the layers that use them.
+
+The kernels' part is `kernels.linear`; everything here is plain PyTorch.
+"""
+
+from foretoken.quant.layer import quantized_linear
+from foretoken.quant.rounding import round_weights
+from foretoken.quant.weights import IntWeights, Scheme, scheme_of
+
+__all__ = ["IntWeights", "Scheme", "quantized_linear", "round_weights", "scheme_of"]

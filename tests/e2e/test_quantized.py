@@ -1,0 +1,48 @@
+"""The promises hold for quantized models too: same tokens with drafts and without."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretoken import LLM, SamplingParams
+from foretoken.testing import write_tiny_llama
+
+LENGTHS = (8, 13, 38)
+PROMPTS: list[Any] = [{"prompt_token_ids": [1 + n * i % 90 for i in range(n)]} for n in LENGTHS]
+PARAMETERS = [
+    SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True),
+    SamplingParams(temperature=0.9, seed=5, max_tokens=24, ignore_eos=True),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("quantized") / "model")
+
+
+def tokens(folder: Path, speculative: dict[str, Any] | None, **settings: Any) -> list[list[int]]:
+    llm = LLM(str(folder), batch_invariant=True, speculative_config=speculative, **settings)
+    found = []
+    for parameters in PARAMETERS:
+        outputs = llm.generate(PROMPTS, parameters, use_tqdm=False)
+        found += [list(output.outputs[0].token_ids) for output in outputs]
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("target", ["int8", "int4"])
+def test_same_tokens_with_any_draft(folder: Path, target: str, dtype: str) -> None:
+    expected = tokens(folder, None, quantization=target, dtype=dtype)
+    for draft in (None, "int8", "int4"):
+        speculative = {"model": str(folder), "num_speculative_tokens": 4, "quantization": draft}
+        assert tokens(folder, speculative, quantization=target, dtype=dtype) == expected
+    chunked = {"max_num_batched_tokens": 16, "max_num_seqs": 2}
+    assert tokens(folder, None, quantization=target, dtype=dtype, **chunked) == expected
+
+
+def test_a_quantized_draft_leaves_the_output_alone(folder: Path) -> None:
+    plain = tokens(folder, None, dtype="float32")
+    speculative = {"model": str(folder), "num_speculative_tokens": 4, "quantization": "int4"}
+    assert tokens(folder, speculative, dtype="float32") == plain
+    assert tokens(folder, None, dtype="float32", quantization="int4") != plain
