@@ -37,6 +37,7 @@ check: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	$(RUN) scripts/write_configuration.py
 	$(RUN) scripts/write_cli_help.py
+	$(RUN) scripts/write_dashboard.py
 
 format: $(VENV)/.installed-dev
 	$(RUN) -m ruff check --fix .

@@ -11,6 +11,7 @@ import torch
 from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.control.budget import LoadLimit, RequestBudget
+from foretoken.control.live import LivePolicy
 from foretoken.engine import Engine, EngineParts
 from foretoken.hardware import Hardware
 from foretoken.kv.pool import PagePool
@@ -99,7 +100,8 @@ class _Assembly:
         else:
             drafters = self._given(proposer, grammars)
         limits = {name: member.most for name, member in drafters.members.items()}
-        budget = RequestBudget(limits, _load_limit(self.speculative))
+        live = LivePolicy()
+        budget = RequestBudget(limits, _load_limit(self.speculative), live)
         scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
@@ -124,6 +126,7 @@ class _Assembly:
                 vocab_size=shape.vocab_size,
                 eos_token_ids=eos_ids,
                 grammars=grammars,
+                live=live,
             )
         )
 

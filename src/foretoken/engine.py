@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from foretoken.config import ResolvedConfig
 from foretoken.control.budget import PREDICTED_DRAFTS
+from foretoken.control.live import LivePolicy
 from foretoken.errors import ParameterError, PromptError
 from foretoken.metrics import EngineMetrics
 from foretoken.proposers.base import Context, Proposer
+from foretoken.proposers.drafters import Drafters
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.runner import Runner
@@ -21,7 +23,7 @@ from foretoken.runtime.scheduler import Scheduler
 from foretoken.runtime.verifier import Verification, Verifier
 from foretoken.text_streams import TextStreams
 from foretoken.tokenizer import Tokenizer
-from foretoken.types import FinishReason, Output, Request, SamplingParams, StepStats
+from foretoken.types import FinishReason, Output, Request, SamplingParams, Speculation, StepStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class EngineParts:
     vocab_size: int
     eos_token_ids: frozenset[int]
     grammars: Grammars
+    live: LivePolicy
 
 
 class Engine:
@@ -59,6 +62,17 @@ class Engine:
     def has_unfinished(self) -> bool:
         """Whether `step` has anything to do."""
         return self.parts.scheduler.has_unfinished
+
+    def set_speculation(self, policy: Speculation) -> None:
+        """Narrow speculation for all requests, from the next step on; `Speculation()` undoes it.
+
+        Raises:
+            ParameterError: an unknown drafter, or more drafts than the engine was set up for.
+        """
+        self._check_policy(policy, self.parts.drafters)
+        assert isinstance(self.parts.proposer, Drafters), type(self.parts.proposer)
+        self.parts.proposer.use_only(policy.drafter)
+        self.parts.live.speculation = policy
 
     def make_requests(
         self,
@@ -260,14 +274,16 @@ class Engine:
 
     def _check_speculation(self, params: SamplingParams, predicted: bool) -> None:
         own = params.own_policy
-        if own is None:
-            return
-        limits = dict(self.parts.drafters)
-        if predicted:
-            limits["prediction"] = PREDICTED_DRAFTS
-        if own.drafter is not None and own.drafter not in limits:
+        if own is not None:
+            limits = dict(self.parts.drafters)
+            if predicted:
+                limits["prediction"] = PREDICTED_DRAFTS
+            self._check_policy(own, limits)
+
+    def _check_policy(self, policy: Speculation, limits: Mapping[str, int]) -> None:
+        if policy.drafter is not None and policy.drafter not in limits:
             allowed = ", ".join(limits) or "nothing: the engine has no drafter"
-            raise ParameterError("speculation.drafter", own.drafter, allowed)
-        count, most = own.num_speculative_tokens, max(limits.values(), default=0)
+            raise ParameterError("speculation.drafter", policy.drafter, allowed)
+        count, most = policy.num_speculative_tokens, max(limits.values(), default=0)
         if count is not None and count > most:
             raise ParameterError("speculation.num_speculative_tokens", count, f"0 to {most}")

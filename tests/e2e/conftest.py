@@ -38,7 +38,8 @@ def server() -> Iterator[Serving]:
             "num_speculative_tokens": 5,
         },
     )
-    with serving(build_engine(config), ServerConfig(per_request_metrics="detailed")) as running:
+    settings = ServerConfig(per_request_metrics="detailed", admin_key="boss")
+    with serving(build_engine(config), settings) as running:
         yield running
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import final
 
+from foretoken.control.live import LivePolicy
 from foretoken.runtime.drafting import StepLoad
 from foretoken.runtime.sequence import Sequence
 
@@ -63,26 +64,37 @@ class LoadLimit:
 
 @final
 class RequestBudget(BudgetPolicy):
-    """What the drafters allow, what the load leaves of it, and what the request itself says."""
+    """What drafters allow, what the load leaves of it, what the operator and the request say."""
 
-    def __init__(self, drafters: Mapping[str, int], limit: LoadLimit | None = None) -> None:
-        """Most drafts of each drafter by name; `limit` for all, predictions included."""
+    def __init__(
+        self,
+        drafters: Mapping[str, int],
+        limit: LoadLimit | None = None,
+        live: LivePolicy | None = None,
+    ) -> None:
+        """Most drafts of each drafter by name; `limit` and `live` for all, predictions included."""
         assert all(count >= 1 for count in drafters.values()), drafters
         self._drafters = dict(drafters)
         self._most = max(drafters.values(), default=0)
         self._limit = limit
+        self._live = live or LivePolicy()
 
     def budget(self, sequence: Sequence, load: StepLoad, /) -> int:
-        """The least of the three."""
-        own = sequence.request.params.own_policy
-        most = self._most
+        """The least of them all."""
+        own, live = sequence.request.params.own_policy, self._live.speculation
+        if not live.enabled:
+            return 0
+        most = self._most if live.drafter is None else self._drafters[live.drafter]
         if own is not None:
             if not own.enabled:
                 return 0
             if own.drafter is not None:
-                most = self._drafters.get(own.drafter, 0)
+                named = live.drafter in (None, own.drafter)
+                most = self._drafters.get(own.drafter, 0) if named else 0
         if sequence.request.prediction_ids or sequence.request.params.structured is not None:
             most = max(most, PREDICTED_DRAFTS)
         if own is not None and own.num_speculative_tokens is not None:
             most = min(most, own.num_speculative_tokens)
+        if live.num_speculative_tokens is not None:
+            most = min(most, live.num_speculative_tokens)
         return most if self._limit is None else min(most, self._limit.at(load))

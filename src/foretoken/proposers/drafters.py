@@ -63,12 +63,17 @@ class Drafters(Proposer):
         """
         assert not OWN & members.keys(), tuple(members)
         self.members = dict(members)
-        self._names = tuple(members)
+        self._all_names = self._names = tuple(members)
         self._policy = policy
         own = {PREDICTION: Member(proposer=PredictionProposer(), most=MOST_PREDICTED)}
         if grammars is not None:
             own[GRAMMAR] = Member(proposer=ForcedProposer(grammars), most=MOST_PREDICTED)
         self._everyone = {**self.members, **own}
+
+    def use_only(self, name: str | None) -> None:
+        """Ask this drafter alone from now on; None: as at the start."""
+        assert name is None or name in self.members, name
+        self._names = self._all_names if name is None else (name,)
 
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one, each from one drafter."""

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from foretoken.engine import Engine
 from foretoken.engine_async import AsyncEngine
 from foretoken.errors import ForetokenError
-from foretoken.server import chat, completions, page, status, tokens
+from foretoken.server import admin, chat, completions, page, status, tokens
 from foretoken.server.access import Access, as_response
 from foretoken.server.metrics import ServerMetrics
 from foretoken.server.problems import Problem
@@ -32,6 +32,8 @@ ROUTES = (
     Route("/version", status.version),
     Route("/metrics", status.metrics),
     Route("/openapi.json", status.openapi),
+    Route("/admin/speculation", admin.read_speculation),
+    Route("/admin/speculation", admin.write_speculation, methods=["PUT"]),
     Route("/", page.page),
     Route("/page/{name}", page.page),
 )

@@ -207,3 +207,13 @@ class DetokenizeBody(BaseModel):
     model: str | None = None
     tokens: list[int]
     skip_special_tokens: bool = False
+
+
+class SpeculationBody(BaseModel):
+    """PUT /admin/speculation: what the engine may still do of what it was configured for."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    enabled: bool = True
+    drafter: str | None = None
+    num_speculative_tokens: int | None = None

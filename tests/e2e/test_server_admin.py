@@ -1,0 +1,52 @@
+"""The operator's endpoints: a key of their own, effects from the next step on."""
+
+from typing import Any
+
+import httpx
+
+from tests.e2e.serving import Serving, post
+
+BODY = {"prompt": "import os\n", "max_tokens": 30, "temperature": 0}
+
+
+def put(server: Serving, body: dict[str, Any], key: str = "boss") -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.put(server.url + "/admin/speculation", json=body, headers=headers)
+
+
+def longest_draft(server: Serving) -> tuple[str, int]:
+    answer = post(server, "/v1/completions", BODY).json()
+    drafted = answer["metrics"]["speculative_decoding"]["per_step_drafted"]
+    return answer["choices"][0]["text"], max(drafted, default=0)
+
+
+def test_speculation_is_changed_live(server: Serving) -> None:
+    text, most = longest_draft(server)
+    assert most == 5
+    try:
+        for policy, expected in (
+            ({"num_speculative_tokens": 2}, 2),
+            ({"enabled": False}, 0),
+            ({"drafter": "draft_model"}, 5),
+        ):
+            answer = put(server, policy)
+            assert answer.status_code == 200, answer.text
+            assert longest_draft(server) == (text, expected)
+    finally:
+        reset = put(server, {}).json()
+    assert reset["drafters"] == {"draft_model": 5}
+    assert reset["last_minute"]["acceptance_length"] > 1
+    assert longest_draft(server) == (text, 5)
+
+
+def test_what_is_wrong_changes_nothing(server: Serving) -> None:
+    for body in ({"drafter": "oracle"}, {"num_speculative_tokens": 99}, {"on": True}):
+        assert put(server, body).status_code == 400, body
+    headers = {"authorization": "Bearer boss"}
+    now = httpx.get(server.url + "/admin/speculation", headers=headers).json()
+    assert (now["enabled"], now["drafter"], now["num_speculative_tokens"]) == (True, None, None)
+
+
+def test_it_has_a_key_of_its_own(server: Serving) -> None:
+    assert put(server, {}, "wrong").status_code == 401
+    assert httpx.get(server.url + "/admin/speculation").status_code == 401
