@@ -6,10 +6,12 @@ Knows nothing about what is in the folder beyond the file names worth downloadin
 from importlib import resources
 from pathlib import Path
 
-from foretoken.errors import ModelNotFoundError
+from foretoken.errors import ModelNotFoundError, NotYetError
 
 PACKAGED = ("demo", "demo-draft")
-_WANTED = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt"]
+_BESIDES = ("*.json", "tokenizer.model", "*.jinja", "*.txt")
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+_READ = "safetensors, or .bin; GGUF is not read yet"
 
 
 def find_model(name: str, *, revision: str | None = None) -> Path:
@@ -19,12 +21,17 @@ def find_model(name: str, *, revision: str | None = None) -> Path:
 
     Raises:
         ModelNotFoundError: nothing of that name, or the hub cannot be reached.
+        NotYetError: the weights are GGUF files.
     """
     path = Path(name).expanduser()
+    if name.endswith(".gguf"):
+        raise NotYetError("model", name, f"a folder or hub id with {_READ}")
     if (path / "config.json").is_file():
         return path
     if name in PACKAGED:
         return packaged_model(name)
+    if path.is_dir() and any(path.glob("*.gguf")):
+        raise NotYetError("model", name, f"a folder or hub id with {_READ}")
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelNotFoundError("model", name, "a folder with a config.json")
     return _download(name, revision)
@@ -43,11 +50,52 @@ def packaged_model(name: str) -> Path:
 
 
 def _download(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    """The snapshot of a hub id, downloaded as far as it is not there; progress on stderr.
 
-    allowed = f"{', '.join(PACKAGED)}, a local folder, or a Hugging Face id that can be reached"
+    Interrupted downloads go on where they stopped. HF_HUB_OFFLINE, HF_TOKEN (or a login), HF_HOME
+    and HF_ENDPOINT are the hub library's own and hold here too.
+    """
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    known = f"{', '.join(PACKAGED)}, a local folder, or a Hugging Face id that can be reached"
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_WANTED))
+        return _snapshot(name, revision)
+    except RevisionNotFoundError as error:
+        raise ModelNotFoundError("revision", revision, f"one that {name} has") from error
+    except (GatedRepoError, RepositoryNotFoundError) as error:
+        allowed = f"{known}; private and gated ones need a token in HF_TOKEN"
+        raise ModelNotFoundError("model", name, allowed) from error
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelNotFoundError("model", name, f"{allowed} ({error})") from error
+        raise ModelNotFoundError("model", name, f"{known} ({error})") from error
+
+
+def _snapshot(name: str, revision: str | None) -> Path:
+    """The small files, then one kind of weights, under Hugging Face's names only: repositories
+    hold the same weights in other layouts too (`original/`, `consolidated`, `.bin`)."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    def fetch(*patterns: str) -> Path:
+        found = snapshot_download(
+            name, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]
+        )
+        return Path(found)
+
+    folder = fetch(*_BESIDES)
+    for pattern in _WEIGHTS:
+        if not HF_HUB_OFFLINE:
+            folder = fetch(pattern)
+        if (folder / "config.json").is_file() and any(folder.glob(pattern)):
+            return folder
+    files = [] if HF_HUB_OFFLINE else HfApi().list_repo_files(name, revision=revision)
+    gguf = [file for file in files if file.endswith(".gguf")]
+    if gguf:
+        raise NotYetError("model", f"{name} ({gguf[0]})", f"a folder or hub id with {_READ}")
+    raise ModelNotFoundError("model", name, f"a model with a config.json and {_READ}")

@@ -11,7 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from foretoken.checkpoint import find_model
+from foretoken.errors import (
+    CheckpointError,
+    ModelNotFoundError,
+    NotYetError,
+    UnsupportedModelError,
+)
 from foretoken.models import LoadOptions, Model, load_model
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
@@ -150,10 +156,75 @@ def test_broken_index(folder: Path) -> None:
         load(folder)
 
 
-def test_pickled_weights_are_named(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*safetensors"):
+def pickled(folder: Path, *, zipped: bool = True, **extra: object) -> Path:
+    """Rewrite the weights as PyTorch's pickled file."""
+    content = {**load_file(folder / "model.safetensors"), **extra}
+    (folder / "model.safetensors").unlink()
+    path = folder / "pytorch_model.bin"
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    return path
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickled_weights_load(folder: Path, zipped: bool) -> None:
+    expected = load(folder).embedding_VD.clone()
+    pickled(folder, zipped=zipped)
+    assert torch.equal(load(folder).embedding_VD, expected)
+
+
+def test_pickled_shards_load(folder: Path) -> None:
+    expected = load(folder).embedding_VD.clone()
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    where = {name: f"pytorch_model-{i % 2}.bin" for i, name in enumerate(tensors)}
+    for file in set(where.values()):
+        torch.save({n: t for n, t in tensors.items() if where[n] == file}, folder / file)
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": where}))
+    assert torch.equal(load(folder).embedding_VD, expected)
+
+
+class Dangerous:
+    """Runs code where a pickle is loaded without care."""
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return Path.mkdir, (Path("made by a pickle"),)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_in_pickled_weights_does_not_run(
+    folder: Path, zipped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    pickled(folder, zipped=zipped, extra=Dangerous())
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*tensors only"):
         load(folder)
+    assert not (folder / "made by a pickle").exists()
+
+
+def test_other_things_in_pickled_weights(folder: Path) -> None:
+    pickled(folder, optimizer={"lr": 1.0})
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*optimizer"):
+        load(folder)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.001, 0.5, 0.999])
+def test_truncated_pickled_weights(folder: Path, keep: float) -> None:
+    path = pickled(folder)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep)])
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
+        load(folder)
+
+
+def test_gguf_is_not_read_yet(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-Q8_0.gguf")
+    for name in (str(folder / "model-Q8_0.gguf"), str(folder)):
+        with pytest.raises(NotYetError, match="GGUF"):
+            find_model(name) if name.endswith("gguf") else load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(NotYetError, match="GGUF"):
+        find_model(str(folder))
 
 
 def test_no_folder(tmp_path: Path) -> None:

@@ -23,7 +23,12 @@ from foretoken.shape import ModelShape
 from tests.golden.families import FOREIGN, write_checkpoint
 from tests.golden.scenario import forward, open_runner
 
-SIZES = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 def options(*, batch_invariant: bool = False) -> LoadOptions:
@@ -199,7 +204,7 @@ def test_features_are_the_hidden_states(tmp_path: Path) -> None:
     with torch.no_grad():
         states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
     expected = torch.cat([states[1][0], states[-1][0]], dim=-1)
-    torch.testing.assert_close(features.read(slice(0, 20)), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(features.slots_SF[:20], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_parameters_are_counted_from_the_files(folder: Path) -> None:

@@ -3,19 +3,18 @@
 Knows names, shapes and files; what the tensors mean is the model file's affair.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from foretoken.errors import CheckpointError
+from foretoken.models.files import open_files
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DERIVED = (".rotary_emb.inv_freq",)
 """Buffers that old checkpoints carry and that follow from the config."""
 
@@ -27,11 +26,12 @@ class Checkpoint:
         """Open the files; tensors are converted to `dtype` on `device` as they are taken.
 
         Raises:
-            CheckpointError: no safetensors file, a missing shard, or a truncated or corrupt file.
+            CheckpointError: no weights, a missing shard, or a truncated or corrupt file.
+            NotYetError: the weights are GGUF files.
         """
         self._dtype, self.device = dtype, device
         self._files: dict[str, Path] = {}
-        self._open = {path: _open_file(path) for path in _shards(folder)}
+        self._open = open_files(folder)
         for path, handle in self._open.items():
             for name in handle.keys():
                 if not name.endswith(_DERIVED):
@@ -94,29 +94,3 @@ class Checkpoint:
             names = sorted(self._unused)
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
             raise CheckpointError("unused tensors", shown, "only tensors that the model uses")
-
-
-def _shards(folder: Path) -> list[Path]:
-    index = folder / _INDEX
-    if index.is_file():
-        try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(_INDEX, str(index), "a JSON with a weight_map") from error
-        paths = [folder / str(name) for name in sorted(names)]
-        for path in paths:
-            if not path.is_file():
-                raise CheckpointError("missing shard", path.name, f"the files that {_INDEX} names")
-        return paths
-    if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
-    others = sorted(path.name for path in folder.glob("*.bin"))
-    given = f"{folder} with {', '.join(others)}" if others else str(folder)
-    raise CheckpointError("weights", given, f"{_SINGLE} or {_INDEX} (.bin is not yet read)")
-
-
-def _open_file(path: Path) -> "safe_open":
-    try:
-        return safe_open(str(path), framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(path.name, str(path), f"a complete safetensors ({error})") from error
