@@ -41,13 +41,13 @@ class RotaryTable:
         else:
             angles = torch.outer(positions, _frequencies(rope, max_positions))
         cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
-        self._cos = torch.cat([cos, cos], dim=-1)[:, None].to(like.device, like.dtype)
-        self._sin = torch.cat([-sin, sin], dim=-1)[:, None].to(like.device, like.dtype)
+        self.cos = torch.cat([cos, cos], dim=-1)[:, None].to(like.device, like.dtype)
+        self.sin = torch.cat([-sin, sin], dim=-1)[:, None].to(like.device, like.dtype)
 
     def at(self, positions_T: Tensor) -> Rotation:
         """The rows of these positions."""
         return Rotation(
-            self._cos.index_select(0, positions_T), self._sin.index_select(0, positions_T)
+            self.cos.index_select(0, positions_T), self.sin.index_select(0, positions_T)
         )
 
 

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from foretoken.layers.attention import AttentionBlock, HeadNorms
+from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.base import LoadOptions
-from foretoken.models.decoder import Decoder, Layer, LayerKind
+from foretoken.models.compiled import compile_layers
+from foretoken.models.decoder import Decoder
 from foretoken.models.loader import Checkpoint
 from foretoken.models.weights import linear_of
 from foretoken.ops.activation import ACTIVATIONS
@@ -212,13 +214,15 @@ class Builder:
         layers = [self.layer(i, different.index(window)) for i, window in enumerate(windows)]
         norm = self.norm("model.norm", shape.hidden_size)
         self.checkpoint.finish()
+        kinds = tuple(self.kind(window, embedding_VD) for window in different)
         scale = shape.embedding_scale
         return Decoder(
             shape=shape,
             embedding_VD=embedding_VD,
             embedding_scale=None if scale == 1.0 else embedding_VD.new_tensor(scale),
-            kinds=tuple(self.kind(window, embedding_VD) for window in different),
+            kinds=kinds,
             layers=tuple(layers),
             norm=norm,
             head=self.linear(head_VD, wide=True),
+            compiled=compile_layers(layers, kinds),
         )

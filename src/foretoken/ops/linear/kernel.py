@@ -48,6 +48,11 @@ class KernelLinear(Linear):
         self._struct = ctypes.addressof(self._layer.struct)
         self._dense, self._strided = self._layer.dense, self._layer.strided
 
+    @property
+    def address(self) -> int:
+        """Of its ft_linear, for kernels that run several layers; valid while this object lives."""
+        return self._struct
+
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
         """One foreign call; rows may be strided."""
         assert x_TK.dtype == self.dtype, (x_TK.dtype, self.dtype)

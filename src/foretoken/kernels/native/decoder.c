@@ -1,0 +1,122 @@
+// Runs layers; see decoder.h.
+#include "decoder.h"
+
+#include <stdlib.h>
+
+// Activations between the calls, [rows, width] each.
+typedef struct {
+    char *normed;  // [hidden]; also what a layer's part gives before its own norm
+    char *qkv;     // [(H + 2 K) * h]
+    char *heads;   // [H * h]
+    char *both;    // [2 * inner]
+    char *gated;   // [inner]
+} buffers;
+
+static char *carve(char **at, int64_t bytes) {
+    char *start = *at;
+    *at += ft_round_up(bytes, 64);
+    return start;
+}
+
+static buffers make_buffers(const ft_decoder *d, int64_t rows) {
+    const int64_t item = d->type == FT_BFLOAT16 ? 2 : 4;
+    const int64_t heads = d->num_heads, kv = d->num_kv_heads, size = d->head_dim;
+    const int64_t widths[] = {d->hidden, (heads + 2 * kv) * size, heads * size, 2 * d->inner,
+                              d->inner};
+    int64_t bytes = 0;
+    for (int i = 0; i < 5; i++) bytes += ft_round_up(rows * widths[i] * item, 64);
+    char *at = ft_scratch(2, (size_t)bytes);
+    if (!at) abort();
+    buffers b;
+    char **const all[] = {&b.normed, &b.qkv, &b.heads, &b.both, &b.gated};
+    for (int i = 0; i < 5; i++) *all[i] = carve(&at, rows * widths[i] * item);
+    return b;
+}
+
+static void norm(const ft_decoder *d, const ft_step *step, const void *weight, const void *x,
+                 void *y, const void *residual) {
+    const ft_norm_call call = {.x = x,
+                               .y = y,
+                               .residual = residual,
+                               .weight = weight,
+                               .rows = step->rows,
+                               .width = d->hidden,
+                               .x_stride = d->hidden,
+                               .y_stride = d->hidden,
+                               .residual_stride = d->hidden,
+                               .type = d->type,
+                               .weight_type = d->norm_type,
+                               .eps = d->eps};
+    ft_norm(&call);
+}
+
+// x becomes x + y, or x + norm(y), where y is what `linear` makes of `input`.
+static void add(const ft_decoder *d, const ft_step *step, const ft_linear *linear,
+                const void *after, const void *input, void *room) {
+    if (!after) {
+        ft_linear_dense(linear, input, step->x, step->x, step->rows);
+        return;
+    }
+    ft_linear_dense(linear, input, room, NULL, step->rows);
+    norm(d, step, after, room, step->x, step->x);
+}
+
+static void attend(const ft_decoder *d, const ft_step *step, const ft_layer *layer, void *kv,
+                   const buffers *b) {
+    ft_step_kind *kind = step->kinds + layer->kind;
+    const int64_t size = d->head_dim, width = (d->num_heads + 2 * d->num_kv_heads) * size;
+    const ft_rotary_call rotary = {.qkv = b->qkv,
+                                   .kv = kv,
+                                   .cos = kind->cos,
+                                   .sin = kind->sin,
+                                   .positions = step->positions,
+                                   .slots = step->slots,
+                                   .query_norm = layer->query_norm,
+                                   .key_norm = layer->key_norm,
+                                   .first_slot = step->first_slot,
+                                   .rows = step->rows,
+                                   .qkv_stride = width,
+                                   .kv_stride = step->kv_stride,
+                                   .num_heads = d->num_heads,
+                                   .num_kv_heads = d->num_kv_heads,
+                                   .head_dim = d->head_dim,
+                                   .width = (int32_t)kind->width,
+                                   .type = d->type,
+                                   .norm_type = d->norm_type,
+                                   .eps = d->eps};
+    ft_rotary(&rotary);
+    ft_attention_call *call = &kind->attention;
+    call->q = b->qkv;
+    call->q_stride = width;
+    call->kv = kv;
+    call->kv_stride = step->kv_stride;
+    call->out = b->heads;
+    call->out_stride = d->num_heads * size;
+    ft_attention_run(call, kind->units, kind->num_units);
+}
+
+static void run_layer(const ft_decoder *d, const ft_step *step, const ft_layer *layer, void *kv,
+                      const buffers *b) {
+    norm(d, step, layer->attention_norm, step->x, b->normed, NULL);
+    ft_linear_dense(layer->qkv, b->normed, b->qkv, NULL, step->rows);
+    attend(d, step, layer, kv, b);
+    add(d, step, layer->out, layer->after_attention, b->heads, b->normed);
+    norm(d, step, layer->mlp_norm, step->x, b->normed, NULL);
+    ft_linear_dense(layer->gate_up, b->normed, b->both, NULL, step->rows);
+    const ft_gate_call gate = {.x = b->both,
+                               .y = b->gated,
+                               .rows = step->rows,
+                               .width = d->inner,
+                               .x_stride = 2 * d->inner,
+                               .y_stride = d->inner,
+                               .type = d->type,
+                               .activation = d->activation};
+    ft_gate(&gate);
+    add(d, step, layer->down, layer->after_mlp, b->gated, b->normed);
+}
+
+void ft_decoder_run(const ft_decoder *decoder, const ft_step *step, int32_t first, int32_t end) {
+    const buffers b = make_buffers(decoder, step->rows);
+    for (int32_t i = first; i < end; i++)
+        run_layer(decoder, step, decoder->layers + i, step->kv[i], &b);
+}

@@ -1,0 +1,54 @@
+// Layers of a Llama-like decoder in one call: norm, q k v, rotary positions, attention, output and
+// residual, norm, gate and up, activation, down and residual.
+//
+// Exactly the calls that linear.h, rows.h and attention.h offer one by one, in the same order and
+// with the same roundings between them: the bits are those of a layer run call by call.
+#ifndef FORETOKEN_DECODER_H
+#define FORETOKEN_DECODER_H
+
+#include "attention.h"
+#include "linear.h"
+#include "rows.h"
+
+typedef struct {
+    const ft_linear *qkv, *out, *gate_up, *down;
+    const void *attention_norm, *mlp_norm;         // weights [hidden]
+    const void *after_attention, *after_mlp;       // of norms before a residual is added, or null
+    const void *query_norm, *key_norm;             // [head_dim], or null
+    int64_t kind;
+} ft_layer;
+
+typedef struct {
+    const ft_layer *layers;
+    int64_t hidden, inner;  // widths of the residual stream and of the gate
+    int32_t num_heads, num_kv_heads, head_dim;
+    int32_t type;       // of all activations
+    int32_t norm_type;  // of all weights of norms
+    int32_t activation;
+    float eps;
+} ft_decoder;
+
+// What layers of a kind share in a step.
+typedef struct {
+    ft_attention_call attention;  // q, kv and out are filled in layer by layer
+    const ft_attention_unit *units;
+    int64_t num_units;
+    const void *cos, *sin;  // tables of ft_rotary_call
+    int64_t width;
+} ft_step_kind;
+
+typedef struct {
+    void *x;                   // [rows, hidden]: the residual stream, changed in place
+    const int64_t *positions;  // of the rows, in the tables of cos and sin
+    const int64_t *slots;      // where keys and values go; or null: first_slot + row
+    int64_t first_slot, rows;
+    void *const *kv;  // the layers' stores
+    int64_t kv_stride;
+    ft_step_kind *kinds;
+} ft_step;
+
+// Run layers [first, end).
+FT_EXPORT void ft_decoder_run(const ft_decoder *decoder, const ft_step *step, int32_t first,
+                              int32_t end);
+
+#endif

@@ -1,0 +1,46 @@
+"""One decoder layer, and what layers of a kind share."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from foretoken.layers.attention import AttentionBlock, StepState
+from foretoken.layers.mlp import GatedMLP
+from foretoken.layers.norm import RMSNorm
+from foretoken.layers.rope import RotaryTable
+from foretoken.ops.attention import Attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One pre-norm decoder layer; with norms after its parts too, sums come after those."""
+
+    kind: int
+    """Which of the model's kinds of layers it is."""
+    attention_norm: RMSNorm
+    attention: AttentionBlock
+    mlp_norm: RMSNorm
+    mlp: GatedMLP
+    after_attention: RMSNorm | None = None
+    after_mlp: RMSNorm | None = None
+
+    def __call__(self, x_TD: Tensor, layer_SKh: Tensor, step: StepState) -> Tensor:
+        """The residual stream after this layer."""
+        normed = self.attention_norm(x_TD)
+        if self.after_attention is None:
+            x_TD = self.attention(normed, x_TD, layer_SKh, step)
+        else:
+            out_TD = self.attention(normed, None, layer_SKh, step)
+            x_TD = self.after_attention(out_TD, x_TD)
+        normed = self.mlp_norm(x_TD)
+        if self.after_mlp is None:
+            return self.mlp(normed, x_TD)
+        return self.after_mlp(self.mlp(normed, None), x_TD)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What layers with the same window and the same positions share."""
+
+    attention: Attention
+    rotary: RotaryTable

@@ -1,0 +1,199 @@
+"""All layers of a decoder in one foreign call (native/decoder.h).
+
+What a step of a small model costs is not its arithmetic but hundreds of calls from Python. The
+kernels, their order and the roundings between them are those of `layers`, so are the bits; a test
+compares them. Owns the layers' pointers; the tensors belong to the layers, which it keeps alive.
+"""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+from torch import Tensor
+
+from foretoken.kernels.library import find_library
+from foretoken.kv.features import FeatureStore
+from foretoken.kv.store import KVStore
+from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.layers.norm import RMSNorm
+from foretoken.models.tensors import ModelInput
+from foretoken.ops.activation import COMPILED
+from foretoken.ops.attention import SpanWindow
+from foretoken.ops.attention.compiled import Call, CompiledAttention
+from foretoken.ops.linear import KernelLinear, Linear
+from foretoken.ops.rows import TYPES
+
+_I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+class _Layer(ctypes.Structure):
+    """ft_layer."""
+
+    _fields_ = [
+        *((name, _PTR) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, _PTR) for name in ("attention_norm", "mlp_norm", "after_attention", "after_mlp")),
+        *((name, _PTR) for name in ("query_norm", "key_norm")),
+        ("kind", _I64),
+    ]
+
+
+class _Decoder(ctypes.Structure):
+    """ft_decoder."""
+
+    _fields_ = [
+        ("layers", _PTR),
+        *((name, _I64) for name in ("hidden", "inner")),
+        *((name, _I32) for name in ("num_heads", "num_kv_heads", "head_dim")),
+        *((name, _I32) for name in ("type", "norm_type", "activation")),
+        ("eps", _F32),
+    ]
+
+
+class _StepKind(ctypes.Structure):
+    """ft_step_kind."""
+
+    _fields_ = [
+        ("attention", Call),
+        ("units", _PTR),
+        ("num_units", _I64),
+        *((name, _PTR) for name in ("cos", "sin")),
+        ("width", _I64),
+    ]
+
+
+class _Step(ctypes.Structure):
+    """ft_step."""
+
+    _fields_ = [
+        *((name, _PTR) for name in ("x", "positions", "slots")),
+        *((name, _I64) for name in ("first_slot", "rows")),
+        ("kv", _PTR),
+        ("kv_stride", _I64),
+        ("kinds", _PTR),
+    ]
+
+
+@final
+class CompiledLayers:
+    """Layers bound to C. `compile_layers` makes it, where every part has its kernel."""
+
+    def __init__(self, layers: Sequence[Layer], kinds: Sequence[LayerKind], run: Any) -> None:
+        self._layers, self._kinds, self._run = tuple(layers), tuple(kinds), run
+        self._bound = (_Layer * len(layers))(*map(_bind, layers))
+        first = layers[0]
+        geometry, norm = first.attention.geometry, first.attention_norm
+        gate_up, down = first.mlp.gate_up, first.mlp.down
+        assert isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear)
+        self._decoder = _Decoder(
+            layers=ctypes.addressof(self._bound),
+            hidden=gate_up.packed.inputs,
+            inner=down.packed.inputs,
+            num_heads=geometry.num_heads,
+            num_kv_heads=geometry.num_kv_heads,
+            head_dim=geometry.head_dim,
+            type=TYPES[geometry.dtype],
+            norm_type=TYPES[norm.weight_D.dtype],
+            activation=COMPILED[first.mlp.activate],
+            eps=norm.eps,
+        )
+        self._store: KVStore | None = None
+        self._stores = (_PTR * len(layers))()
+
+    def run(
+        self, x_TD: Tensor, inputs: ModelInput, store: KVStore, features: FeatureStore | None
+    ) -> None:
+        """Turn the embedded tokens into the residual stream after the last layer, in place."""
+        assert x_TD.is_contiguous() and inputs.positions_T.is_contiguous(), x_TD.stride()
+        if store is not self._store:
+            self._store = store
+            self._stores[:] = [layer.data_ptr() for layer in store.layers]
+        spans = [SpanWindow(s.start, s.num_tokens, s.page_table, s.paths) for s in inputs.spans]
+        plans = [_attention(kind).layout(spans) for kind in self._kinds]
+        kinds = (_StepKind * len(plans))()
+        for made, kind, plan in zip(kinds, self._kinds, plans, strict=True):
+            made.attention, made.units, made.num_units = plan.call, plan.units, plan.num_units
+            made.cos, made.sin = kind.rotary.cos.data_ptr(), kind.rotary.sin.data_ptr()
+            made.width = kind.rotary.cos.shape[-1]
+        step = _Step(
+            x=x_TD.data_ptr(),
+            positions=inputs.positions_T.data_ptr(),
+            rows=x_TD.shape[0],
+            kv=ctypes.addressof(self._stores),
+            kv_stride=store.layers[0].stride(0),
+            kinds=ctypes.addressof(kinds),
+        )
+        if isinstance(inputs.slots_T, Tensor):
+            step.slots = inputs.slots_T.data_ptr()
+        else:
+            step.first_slot = inputs.slots_T.start
+        decoder, at = ctypes.addressof(self._decoder), 0
+        for point in self._points(features):
+            self._run(decoder, ctypes.addressof(step), at, point)
+            if features is not None:
+                features.write(point, inputs.slots_T, x_TD)
+            at = point
+
+    def _points(self, features: FeatureStore | None) -> Iterator[int]:
+        """Where the run is cut: layers whose input is kept, and the end."""
+        wanted = () if features is None else features.columns.keys()
+        count = len(self._layers)
+        yield from sorted(point for point in wanted if 0 <= point < count)
+        yield count
+
+
+def compile_layers(layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> CompiledLayers | None:
+    """The layers as one call, or None if some part of them has no kernel."""
+    library = find_library()
+    known = all(isinstance(kind.attention, CompiledAttention) for kind in kinds)
+    if library is None or not known or not all(map(_has_kernels, layers)):
+        return None
+    norms = [norm for layer in layers for norm in _norms(layer)]
+    if len({(norm.eps, norm.weight_D.dtype) for norm in norms}) > 1:
+        return None
+    run = library.function("ft_decoder_run", (_PTR, _PTR, _I32, _I32))
+    return CompiledLayers(layers, kinds, run)
+
+
+def _has_kernels(layer: Layer) -> bool:
+    """Whether each part of the layer is one that ft_decoder_run knows."""
+    dtype = layer.attention.geometry.dtype
+    return layer.mlp.activate in COMPILED and all(
+        isinstance(linear, KernelLinear)
+        and (linear.dtype, linear.out_dtype) == (dtype, dtype)
+        and not linear.packed.gated
+        for linear in _linears(layer)
+    )
+
+
+def _linears(layer: Layer) -> tuple[Linear, ...]:
+    return layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down
+
+
+def _norms(layer: Layer) -> Iterator[RMSNorm]:
+    yield from (layer.attention_norm, layer.mlp_norm)
+    yield from (norm for norm in (layer.after_attention, layer.after_mlp) if norm is not None)
+    if layer.attention.norms is not None:
+        yield from (layer.attention.norms.query, layer.attention.norms.key)
+
+
+def _bind(layer: Layer) -> _Layer:
+    def address(norm: RMSNorm | None) -> int | None:
+        return None if norm is None else norm.weight_D.data_ptr()
+
+    linears = [linear.address for linear in _linears(layer) if isinstance(linear, KernelLinear)]
+    heads = layer.attention.norms
+    return _Layer(
+        *linears,
+        attention_norm=address(layer.attention_norm),
+        mlp_norm=address(layer.mlp_norm),
+        after_attention=address(layer.after_attention),
+        after_mlp=address(layer.after_mlp),
+        query_norm=None if heads is None else address(heads.query),
+        key_norm=None if heads is None else address(heads.key),
+        kind=layer.kind,
+    )
+
+
+def _attention(kind: LayerKind) -> CompiledAttention:
+    assert isinstance(kind.attention, CompiledAttention), type(kind.attention).__name__
+    return kind.attention

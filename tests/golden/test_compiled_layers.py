@@ -1,0 +1,65 @@
+"""All layers in one foreign call give the bits of the same layers part by part.
+
+The guarded bugs: a pointer to another layer's tensor or store, a missed norm, residual or bias, a
+kind of layer taken for another, features kept before or after the wrong layer.
+"""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.kernels.library import find_library
+from foretoken.kv.features import FINAL, FeatureStore
+from foretoken.models.decoder import Decoder
+from foretoken.runtime.runner import Runner
+from tests.golden.families import OWN, VOCAB, write_checkpoint
+from tests.golden.scenario import NUM_PAGES, PAGE, cut, forward, leave_garbage, open_runner, tables
+
+LENGTH = 75
+
+
+def with_features(runner: Runner, points: list[int]) -> FeatureStore:
+    model = runner.model
+    return FeatureStore(
+        points,
+        model.shape.hidden_size,
+        NUM_PAGES * PAGE,
+        dtype=model.embedding_VD.dtype,
+        device=torch.device("cpu"),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", OWN)
+def test_bits_are_those_of_the_parts(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    if find_library() is None:
+        pytest.skip("no kernels here")
+    write_checkpoint(tmp_path, *OWN[case])
+    runner = open_runner(tmp_path, dtype=dtype, batch_invariant=True)
+    model = runner.model
+    assert isinstance(model, Decoder) and model.compiled is not None
+    parts = Runner(replace(model, compiled=None), runner.store)
+    draw = random.Random(case)
+    ids = [draw.randrange(VOCAB) for _ in range(LENGTH)]
+    last = model.shape.num_hidden_layers - 1
+    for together in (True, False):
+        first, second = tables(draw, [LENGTH, LENGTH], together=together)
+        stores, kept, logits = [], [], []
+        for one in (runner, parts):
+            leave_garbage(one)
+            one.features = with_features(one, [last, FINAL])
+            rows, at = [], 0
+            for count in cut(random.Random(3), LENGTH, [1, 1, 5, 33]):
+                spans = [(ids, at, at + count, pages) for pages in (first, second)]
+                rows.append(forward(one, spans if count != 5 else spans[:1]))
+                at += count
+            logits.append(torch.cat(rows))
+            stores.append([layer.clone() for layer in one.store.layers])
+            kept.append(one.features.slots_SF)
+        assert torch.equal(*logits)
+        assert torch.equal(*kept) and kept[0].count_nonzero() > 0
+        for compiled_SKh, parts_SKh in zip(*stores, strict=True):
+            assert torch.equal(compiled_SKh, parts_SKh)
