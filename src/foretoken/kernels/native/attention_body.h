@@ -18,6 +18,7 @@
 #define SECTION 512
 #define LOG2_E 1.4426950408889634f
 #define ALWAYS static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
 
 #if W == 16
 #define TILE_ROWS 6
@@ -130,37 +131,47 @@ static void find_slots(const work *w, int base, int num_keys, int row,
 // ---- Cells ------------------------------------------------------------------------------
 
 #if W == 16
-static inline void transpose_16x16(__m512i r[16]) {
+ALWAYS void transpose_16x16(__m512i r[16]) {
     __m512i t[16];
-    for (int i = 0; i < 8; i++) {
+    UNROLL for (int i = 0; i < 8; i++) {
         t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
         t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
     }
-    for (int i = 0; i < 4; i++) {
+    UNROLL for (int i = 0; i < 4; i++) {
         r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
         r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
         r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
         r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
     }
-    for (int i = 0; i < 4; i++) {
+    UNROLL for (int i = 0; i < 4; i++) {
         t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
         t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
         t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
         t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
     }
-    for (int i = 0; i < 8; i++) {
+    UNROLL for (int i = 0; i < 8; i++) {
         r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
         r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
     }
 }
 #endif
 
-// Ask for the line at `byte` of the keys (or values) that will be packed next. A few at a time
-// among other work: processors drop what they cannot queue. (Inlined always: GCC takes a function
-// that only prefetches for one without effect.)
-ALWAYS void fetch(const work *w, int i, int kind, int byte) {
-    if (i < w->num_ahead)
-        __builtin_prefetch(w->ahead[i] + (w->ahead_head + kind) * w->head_bytes + byte, 0, 3);
+// What is packed next, to be brought nearer a few lines at a time among other work: processors drop
+// what they cannot queue. Copied out of `work`, which the compiler must take to change with every
+// store of cells.
+typedef struct {
+    const char *const *slots;
+    int64_t at;  // of the head's keys or values in a slot
+    int count;
+} fetcher;
+
+static inline fetcher fetch_from(const work *w, int kind) {
+    return (fetcher){w->ahead, (w->ahead_head + kind) * w->head_bytes, w->num_ahead};
+}
+
+// Inlined always: GCC takes a function that only prefetches for one without effect.
+ALWAYS void fetch(const fetcher *f, int i, int byte) {
+    if (i < f->count) __builtin_prefetch(f->slots[i] + f->at + byte, 0, 2);
 }
 
 #ifdef PAIRS
@@ -171,40 +182,40 @@ static inline __m512i pairs(const char *at, int count) {
 }
 
 // 16 cells of 16 keys, beginning at a cell and a key.
-static inline void load_cells(const work *w, int head, int cell, int key, __m512i r[16]) {
+ALWAYS void load_cells(const work *w, int head, int cell, int key, __m512i r[16]) {
     const int64_t at = head * w->head_bytes + 4 * cell;
-    for (int i = 0; i < 16; i++) fetch(w, key + i, 0, 4 * cell);
-    if (key + 16 <= w->num_keys && 2 * cell + 32 <= w->shape->head_dim) {
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(w->slots[key + i] + at);
-        return;
-    }
-    for (int i = 0; i < 16; i++)
-        r[i] = key + i < w->num_keys ? pairs(w->slots[key + i] + at, w->shape->head_dim - 2 * cell)
-                                     : _mm512_setzero_si512();
+    const int count = w->shape->head_dim - 2 * cell;
+    if (key + 16 <= w->num_keys && count >= 32)
+        UNROLL for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(w->slots[key + i] + at);
+    else
+        UNROLL for (int i = 0; i < 16; i++)
+            r[i] = key + i < w->num_keys ? pairs(w->slots[key + i] + at, count)
+                                         : _mm512_setzero_si512();
 }
 
 static void pack_values(const work *w, int head) {
-    const int size = w->shape->head_dim;
+    const int size = w->shape->head_dim, width = w->width, num_keys = w->num_keys;
+    const int64_t head_at = head * w->head_bytes;
+    const fetcher next = fetch_from(w, w->shape->num_kv_heads);
+    const char *const *slots = w->slots;
     const __m512i low = _mm512_setr_epi32(0x200000, 0x210001, 0x220002, 0x230003, 0x240004,
                                           0x250005, 0x260006, 0x270007, 0x280008, 0x290009,
                                           0x2a000a, 0x2b000b, 0x2c000c, 0x2d000d, 0x2e000e,
                                           0x2f000f);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    for (int j = 0; j < VALUE_STEPS; j++) {
-        float *to = w->values + (int64_t)j * w->width;
+    float *to = w->values;
+    for (int key = 0; key < BLOCK; key += 2, to += width)
         for (int d = 0; d < size; d += 32) {
-            const int64_t at = head * w->head_bytes + 2 * d;
+            const int64_t at = head_at + 2 * d;
             __m512i a = _mm512_setzero_si512(), b = a;
-            fetch(w, 2 * j, w->shape->num_kv_heads, 2 * d);
-            fetch(w, 2 * j + 1, w->shape->num_kv_heads, 2 * d);
-            if (2 * j < w->num_keys) a = pairs(w->slots[2 * j] + at, size - d);
-            if (2 * j + 1 < w->num_keys) b = pairs(w->slots[2 * j + 1] + at, size - d);
+            fetch(&next, key, 2 * d);
+            fetch(&next, key + 1, 2 * d);
+            if (key < num_keys) a = pairs(slots[key] + at, size - d);
+            if (key + 1 < num_keys) b = pairs(slots[key + 1] + at, size - d);
             _mm512_storeu_si512(to + d, _mm512_permutex2var_epi16(a, low, b));
-            if (d + 16 < w->width)
+            if (d + 16 < width)
                 _mm512_storeu_si512(to + d + 16, _mm512_permutex2var_epi16(a, high, b));
         }
-    }
 }
 
 #else
@@ -219,7 +230,9 @@ static inline vf load_some(const work *w, const char *row, int first, int count)
 }
 
 static void pack_values(const work *w, int head) {
+    const fetcher next = fetch_from(w, w->shape->num_kv_heads);
     for (int j = 0; j < BLOCK; j++) {
+        for (int byte = 0; byte < w->head_bytes; byte += 64) fetch(&next, j, byte);
         float *to = w->values + (int64_t)j * w->width;
         for (int d = 0; d < w->width; d += W) {
             vf x = vf_set1(0.0f);
@@ -231,8 +244,8 @@ static void pack_values(const work *w, int head) {
 }
 
 #if W == 16
-static inline void load_cells(const work *w, int head, int cell, int key, __m512i r[16]) {
-    for (int i = 0; i < 16; i++) {
+ALWAYS void load_cells(const work *w, int head, int cell, int key, __m512i r[16]) {
+    UNROLL for (int i = 0; i < 16; i++) {
         r[i] = _mm512_setzero_si512();
         if (key + i < w->num_keys) {
             const char *row = w->slots[key + i] + head * w->head_bytes;
@@ -244,19 +257,23 @@ static inline void load_cells(const work *w, int head, int cell, int key, __m512
 #endif
 
 static void pack_keys(const work *w, int head) {
+    const fetcher next = fetch_from(w, 0);
 #if W == 16
     for (int key = 0; key < BLOCK; key += 16)
         for (int cell = 0; cell < w->steps; cell += 16) {
             __m512i r[16];
+            for (int i = 0; i < 16; i++) fetch(&next, key + i, 4 * cell);
             load_cells(w, head, cell, key, r);
             transpose_16x16(r);
-            const int count = least(16, w->steps - cell);
-            for (int i = 0; i < count; i++)
-                _mm512_storeu_si512(w->keys + (int64_t)(cell + i) * BLOCK + key, r[i]);
+            float *to = w->keys + (int64_t)cell * BLOCK + key;
+            const int count = w->steps - cell;
+            UNROLL for (int i = 0; i < 16; i++)
+                if (i < count) _mm512_storeu_si512(to + (int64_t)i * BLOCK, r[i]);
         }
 #else
     float row[W];
-    for (int key = 0; key < BLOCK; key++)
+    for (int key = 0; key < BLOCK; key++) {
+        for (int byte = 0; byte < w->head_bytes; byte += 64) fetch(&next, key, byte);
         for (int d = 0; d < w->steps; d += W) {
             const int count = least(W, w->steps - d);
             vf x = vf_set1(0.0f);
@@ -265,6 +282,7 @@ static void pack_keys(const work *w, int head) {
             vf_store(row, x);
             for (int i = 0; i < count; i++) w->keys[(int64_t)(d + i) * BLOCK + key] = row[i];
         }
+    }
 #endif
 }
 
