@@ -41,6 +41,28 @@ static inline int round_up(int number, int multiple) {
     return (number + multiple - 1) / multiple * multiple;
 }
 
+// The keys and values of the next head, or of the next block's first, to be brought nearer a line at
+// a time among other work: processors drop or wait for what they cannot queue.
+typedef struct {
+    const char *const *slots;
+    int64_t keys, values;  // where the head's are in a slot
+    int count, lines;      // slots; lines of 64 bytes of a key
+    int slot, line;        // the next to be fetched; values follow keys
+} fetcher;
+
+// Inlined always: GCC takes a function that only prefetches for one without effect.
+ALWAYS void fetch(fetcher *f, const int lines) {
+    UNROLL for (int i = 0; i < lines; i++) {
+        if (f->slot >= f->count) return;
+        const int64_t at = f->line < f->lines ? f->keys : f->values - 64 * (int64_t)f->lines;
+        __builtin_prefetch(f->slots[f->slot] + at + 64 * (int64_t)f->line, 0, 2);
+        if (++f->line == 2 * f->lines) {
+            f->line = 0;
+            f->slot++;
+        }
+    }
+}
+
 // State of a unit's rows. Arrays over [heads, rows] unless said otherwise.
 typedef struct {
     const ft_attention_call *call;
@@ -63,8 +85,7 @@ typedef struct {
     int num_keys;             // of the block; beyond it cells are zero
     const char *next[BLOCK];  // the slots of the block after it
     int num_next;
-    const char *const *ahead; // slots whose keys and values of head `ahead_head` come next
-    int num_ahead, ahead_head;
+    fetcher fetch;
 } work;
 
 static size_t scratch_floats(const ft_attention_shape *shape, int num_rows, int heads) {
@@ -156,24 +177,6 @@ ALWAYS void transpose_16x16(__m512i r[16]) {
 }
 #endif
 
-// What is packed next, to be brought nearer a few lines at a time among other work: processors drop
-// what they cannot queue. Copied out of `work`, which the compiler must take to change with every
-// store of cells.
-typedef struct {
-    const char *const *slots;
-    int64_t at;  // of the head's keys or values in a slot
-    int count;
-} fetcher;
-
-static inline fetcher fetch_from(const work *w, int kind) {
-    return (fetcher){w->ahead, (w->ahead_head + kind) * w->head_bytes, w->num_ahead};
-}
-
-// Inlined always: GCC takes a function that only prefetches for one without effect.
-ALWAYS void fetch(const fetcher *f, int i, int byte) {
-    if (i < f->count) __builtin_prefetch(f->slots[i] + f->at + byte, 0, 2);
-}
-
 #ifdef PAIRS
 
 static inline __m512i pairs(const char *at, int count) {
@@ -193,10 +196,10 @@ ALWAYS void load_cells(const work *w, int head, int cell, int key, __m512i r[16]
                                          : _mm512_setzero_si512();
 }
 
-static void pack_values(const work *w, int head) {
+static void pack_values(work *w, int head) {
     const int size = w->shape->head_dim, width = w->width, num_keys = w->num_keys;
     const int64_t head_at = head * w->head_bytes;
-    const fetcher next = fetch_from(w, w->shape->num_kv_heads);
+    fetcher next = w->fetch;
     const char *const *slots = w->slots;
     const __m512i low = _mm512_setr_epi32(0x200000, 0x210001, 0x220002, 0x230003, 0x240004,
                                           0x250005, 0x260006, 0x270007, 0x280008, 0x290009,
@@ -208,14 +211,14 @@ static void pack_values(const work *w, int head) {
         for (int d = 0; d < size; d += 32) {
             const int64_t at = head_at + 2 * d;
             __m512i a = _mm512_setzero_si512(), b = a;
-            fetch(&next, key, 2 * d);
-            fetch(&next, key + 1, 2 * d);
+            fetch(&next, 1);
             if (key < num_keys) a = pairs(slots[key] + at, size - d);
             if (key + 1 < num_keys) b = pairs(slots[key + 1] + at, size - d);
             _mm512_storeu_si512(to + d, _mm512_permutex2var_epi16(a, low, b));
             if (d + 16 < width)
                 _mm512_storeu_si512(to + d + 16, _mm512_permutex2var_epi16(a, high, b));
         }
+    w->fetch = next;
 }
 
 #else
@@ -229,15 +232,14 @@ static inline vf load_some(const work *w, const char *row, int first, int count)
     return count >= W ? vf_load(at) : vf_load_n(at, count);
 }
 
-static void pack_values(const work *w, int head) {
-    const fetcher next = fetch_from(w, w->shape->num_kv_heads);
+static void pack_values(work *w, int head) {
     for (int j = 0; j < BLOCK; j++) {
-        for (int byte = 0; byte < w->head_bytes; byte += 64) fetch(&next, j, byte);
         float *to = w->values + (int64_t)j * w->width;
         for (int d = 0; d < w->width; d += W) {
             vf x = vf_set1(0.0f);
             if (j < w->num_keys)
                 x = load_some(w, w->slots[j] + head * w->head_bytes, d, w->shape->head_dim - d);
+            fetch(&w->fetch, 1);
             vf_store(to + d, x);
         }
     }
@@ -256,13 +258,12 @@ ALWAYS void load_cells(const work *w, int head, int cell, int key, __m512i r[16]
 #endif
 #endif
 
-static void pack_keys(const work *w, int head) {
-    const fetcher next = fetch_from(w, 0);
+static void pack_keys(work *w, int head) {
 #if W == 16
     for (int key = 0; key < BLOCK; key += 16)
         for (int cell = 0; cell < w->steps; cell += 16) {
             __m512i r[16];
-            for (int i = 0; i < 16; i++) fetch(&next, key + i, 4 * cell);
+            fetch(&w->fetch, 8);
             load_cells(w, head, cell, key, r);
             transpose_16x16(r);
             float *to = w->keys + (int64_t)cell * BLOCK + key;
@@ -273,13 +274,13 @@ static void pack_keys(const work *w, int head) {
 #else
     float row[W];
     for (int key = 0; key < BLOCK; key++) {
-        for (int byte = 0; byte < w->head_bytes; byte += 64) fetch(&next, key, byte);
         for (int d = 0; d < w->steps; d += W) {
             const int count = least(W, w->steps - d);
             vf x = vf_set1(0.0f);
             if (key < w->num_keys)
                 x = load_some(w, w->slots[key] + head * w->head_bytes, d, count);
             vf_store(row, x);
+            fetch(&w->fetch, 1);
             for (int i = 0; i < count; i++) w->keys[(int64_t)(d + i) * BLOCK + key] = row[i];
         }
     }
@@ -325,6 +326,7 @@ typedef struct {
     const float *decay; // c = c * decay[row] + a b; NULL: c = a b
     int64_t a_stride, b_stride, c_stride;
     int steps;
+    fetcher *fetch;
 } factors;
 
 ALWAYS void product_of(const factors *f, int column, const int rows, const int vecs) {
@@ -336,7 +338,9 @@ ALWAYS void product_of(const factors *f, int column, const int rows, const int v
                                  : vf_set1(0.0f);
     const float *b = f->b + column;
     const float *a = f->a;
+    fetcher next = *f->fetch;
     for (int s = 0; s < f->steps; s++, b += f->b_stride) {
+        fetch(&next, 2);
         vf right[TILE_VECS];
         for (int v = 0; v < vecs; v++) right[v] = vf_load(b + v * W);
         for (int r = 0; r < rows; r++) {
@@ -344,6 +348,7 @@ ALWAYS void product_of(const factors *f, int column, const int rows, const int v
             for (int v = 0; v < vecs; v++) sum[r][v] = multiply(sum[r][v], left, right[v]);
         }
     }
+    *f->fetch = next;
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vecs; v++)
             vf_store(f->c + r * f->c_stride + column + v * W, sum[r][v]);
@@ -444,7 +449,7 @@ static void soften(const work *w, int base, int64_t at, int rows, float decay[W]
 }
 
 // One block of packed keys and values for rows [m, end) of the unit's head h.
-static void attend_rows(const work *w, int base, int h, int m, int end) {
+static void attend_rows(work *w, int base, int h, int m, int end) {
     float decay[TILE_ROWS > W ? TILE_ROWS : W];
     const int window = w->shape->window;
     for (int rows; m < end; m += rows) {
@@ -459,13 +464,14 @@ static void attend_rows(const work *w, int base, int h, int m, int end) {
         const int64_t at = (int64_t)h * w->rows + m;
         const factors scores = {.a = w->q + at * w->steps, .b = w->keys, .c = w->scores,
                                 .a_stride = w->steps, .b_stride = BLOCK, .c_stride = BLOCK,
-                                .steps = w->steps};
+                                .steps = w->steps, .fetch = &w->fetch};
         product(&scores, BLOCK, rows);
         soften(w, base, at, rows, decay);
         const factors values = {.a = w->weights, .b = w->values, .c = w->acc + at * w->width,
                                 .decay = decay, .a_stride = VALUE_STEPS,
                                 .b_stride = w->width, .c_stride = w->width,
-                                .steps = (w->num_keys + PER_CELL - 1) / PER_CELL};
+                                .steps = (w->num_keys + PER_CELL - 1) / PER_CELL,
+                                .fetch = &w->fetch};
         product(&values, w->width, rows);
     }
 }
@@ -535,9 +541,12 @@ static void run_block(work *w, int base, int end, int first, int end_row) {
     for (int h = 0; h < w->heads; h++) {
         const int head = w->unit->first_head + h;
         const int last = h == w->heads - 1;
-        w->ahead = last ? w->next : w->slots;
-        w->num_ahead = last ? w->num_next : w->num_keys;
-        w->ahead_head = last ? w->unit->first_head : head + 1;
+        const int64_t ahead = last ? w->unit->first_head : head + 1;
+        w->fetch = (fetcher){.slots = last ? w->next : w->slots,
+                             .keys = ahead * w->head_bytes,
+                             .values = (w->shape->num_kv_heads + ahead) * w->head_bytes,
+                             .count = last ? w->num_next : w->num_keys,
+                             .lines = (int)((w->head_bytes + 63) / 64)};
         pack_keys(w, head);
         pack_values(w, w->shape->num_kv_heads + head);
         attend_rows(w, base, h, from, to);
