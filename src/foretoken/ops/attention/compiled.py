@@ -84,7 +84,6 @@ class CompiledAttention(Attention):
         pointers = (_PTR, _PTR, _I32, _PTR, _I64)
         self._plan = library.function("ft_attention_plan", pointers, _I64)
         self._run = library.function("ft_attention_run", (_PTR, _PTR, _I64))
-        self._threads = 0
 
     def plan(self, spans: Sequence[SpanWindow]) -> Attend:
         """Cut the spans into units of work for the threads that PyTorch may use now."""
@@ -105,10 +104,7 @@ class CompiledAttention(Attention):
 
     def layout(self, spans: Sequence[SpanWindow]) -> "AttentionPlan":
         """The step as the kernel wants it; q, kv and out are still to be set."""
-        threads = torch.get_num_threads()
-        if threads != self._threads:
-            self._library.use_threads(threads)
-            self._threads = threads
+        self._library.use_threads(torch.get_num_threads())
         rows, pages, paths = array("i"), array("i"), array("i")
         at = most_units = 0
         for span in spans:
