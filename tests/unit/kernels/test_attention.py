@@ -153,6 +153,21 @@ def test_a_draft_in_a_tree_has_the_bits_of_its_chain(
         assert torch.equal(row[0], found[i]), i
 
 
+def test_queries_may_lie_anyhow(library: Library) -> None:
+    shape = geometry((6, 2, 32), torch.bfloat16)
+    attention, text = CompiledAttention(shape, library), Text(shape)
+    attend = attention.plan([text.span(90, 5)])
+    q_THh = text.q_THh[90:95]
+    expected = attend(q_THh, text.store)
+    for order in ((0, 2, 1), (1, 0, 2), (2, 1, 0)):
+        inner = [order.index(i) for i in range(3)]
+        turned = q_THh.permute(order).contiguous().permute(inner)
+        assert torch.equal(attend(turned, text.store), expected)
+    padded = torch.zeros(5, 9, 32, dtype=shape.dtype)
+    padded[:, 2:8] = q_THh
+    assert torch.equal(attend(padded[:, 2:8], text.store), expected)
+
+
 def test_nan_is_not_hidden(library: Library) -> None:
     """A key that is not a number makes every row that sees it so, and no span that ends before."""
     shape = geometry((2, 1, 16), torch.bfloat16)

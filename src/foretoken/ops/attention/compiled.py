@@ -91,7 +91,9 @@ class CompiledAttention(Attention):
 
         def attend(q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
             heads, size = q_THh.shape[1:]
-            assert q_THh.stride()[1:] == layer_SKh.stride()[1:] == (size, 1), q_THh.stride()
+            if q_THh.stride()[1:] != (size, 1):
+                q_THh = q_THh.contiguous()
+            assert layer_SKh.stride()[1:] == (size, 1), layer_SKh.stride()
             out_TD = q_THh.new_empty(q_THh.shape[0], heads * size)
             call = plan.call
             call.q, call.q_stride = q_THh.data_ptr(), q_THh.stride(0)
