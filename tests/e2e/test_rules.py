@@ -49,7 +49,7 @@ def test_drawn_tokens_have_the_plain_distribution(rule: str, model: Path, tmp_pa
             (output,) = llm.generate([prompt], params, use_tqdm=False)
             counts.append(Counter(out.token_ids for out in output.outputs))
             if config is not None:
-                [length] = [m for m in llm.get_metrics() if m.name.endswith("acceptance_length")]
+                [length] = [m for m in llm.get_metrics() if m.name == "foretoken:acceptance_length"]
                 assert isinstance(length, Gauge) and length.value > 1.1
     statistic, freedom = 0.0, -1
     for outcome in counts[0].keys() | counts[1].keys():

@@ -134,7 +134,8 @@ def test_a_perfect_draft_in_other_ids_is_accepted_through_text(
 def test_shadow_kv_equals_kv_computed_anew(target: Path, foreign: Path) -> None:
     """Text cut anew at its end never leaves stale KV: a proposer without memory agrees."""
     with open_llm(target, foreign, WAYS[1]) as llm:
-        proposer: Any = llm._engine.parts.proposer
+        drafters: Any = llm._engine.parts.proposer
+        [proposer] = [member.proposer for member in drafters.members.values()]
         propose, inner = proposer.propose, proposer._inner
         compared = []
 
