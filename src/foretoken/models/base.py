@@ -1,6 +1,7 @@
 """What a loaded model is, whoever runs its layers; and how it is asked to be loaded."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
-from foretoken.models.tensors import ModelInput
+from foretoken.models.tensors import ModelInput, SpanLayout
 from foretoken.shape import ModelShape
 
 
@@ -47,6 +48,23 @@ class Model(ABC):
             store: keys and values; the step's are written to it.
             features: where the hidden states that a drafter reads are kept, if any.
         """
+
+    def draft_greedily(
+        self, layouts: Sequence[SpanLayout], tokens: Sequence[int], steps: int, store: KVStore
+    ) -> list[list[int]] | None:
+        """The best token after each sequence, `steps` times over, where that is one foreign call.
+
+        Args:
+            layouts: where the newest token of each sequence stands, one row each; the pages must
+                cover `steps` positions from there.
+            tokens: those newest tokens.
+            steps: tokens to draft for each sequence.
+            store: keys and values; those of all tokens but the last are written to it.
+
+        Returns:
+            [B][steps], or None: this model drafts token by token.
+        """
+        return None
 
     @abstractmethod
     def logits(self, hidden_RD: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.norm import RMSNorm
-from foretoken.models.tensors import ModelInput
+from foretoken.models.tensors import ModelInput, SpanLayout
 from foretoken.ops.activation import COMPILED
 from foretoken.ops.attention import SpanWindow
-from foretoken.ops.attention.compiled import Call, CompiledAttention
+from foretoken.ops.attention.compiled import AttentionPlan, Call, CompiledAttention
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.ops.rows import TYPES
 
@@ -104,24 +104,10 @@ class CompiledLayers:
     ) -> None:
         """Turn the embedded tokens into the residual stream after the last layer, in place."""
         assert x_TD.is_contiguous() and inputs.positions_T.is_contiguous(), x_TD.stride()
-        if store is not self._store:
-            self._store = store
-            self._stores[:] = [layer.data_ptr() for layer in store.layers]
-        spans = [SpanWindow(s.start, s.num_tokens, s.page_table, s.paths) for s in inputs.spans]
-        plans = [_attention(kind).layout(spans) for kind in self._kinds]
-        kinds = (_StepKind * len(plans))()
-        for made, kind, plan in zip(kinds, self._kinds, plans, strict=True):
-            made.attention, made.units, made.num_units = plan.call, plan.units, plan.num_units
-            made.cos, made.sin = kind.rotary.cos.data_ptr(), kind.rotary.sin.data_ptr()
-            made.width = kind.rotary.cos.shape[-1]
-        step = _Step(
-            x=x_TD.data_ptr(),
-            positions=inputs.positions_T.data_ptr(),
-            rows=x_TD.shape[0],
-            kv=ctypes.addressof(self._stores),
-            kv_stride=store.layers[0].stride(0),
-            kinds=ctypes.addressof(kinds),
-        )
+        plan = self.plan_rows(inputs.spans, store)
+        step = plan.step
+        step.x, step.positions = x_TD.data_ptr(), inputs.positions_T.data_ptr()
+        assert step.rows == x_TD.shape[0], (step.rows, x_TD.shape[0])
         if isinstance(inputs.slots_T, Tensor):
             step.slots = inputs.slots_T.data_ptr()
         else:
@@ -133,12 +119,78 @@ class CompiledLayers:
                 features.write(point, inputs.slots_T, x_TD)
             at = point
 
+    def plan_rows(self, layouts: Sequence[SpanLayout], store: KVStore) -> "RowsPlan":
+        """The rows of these spans as C wants them; x, positions and slots are still to be set."""
+        if store is not self._store:
+            self._store = store
+            self._stores[:] = [layer.data_ptr() for layer in store.layers]
+        spans = [SpanWindow(s.start, s.num_tokens, s.page_table, s.paths) for s in layouts]
+        plans = [_attention(kind).layout(spans) for kind in self._kinds]
+        kinds = (_StepKind * len(plans))()
+        for made, kind, plan in zip(kinds, self._kinds, plans, strict=True):
+            made.attention, made.units, made.num_units = plan.call, plan.units, plan.num_units
+            made.cos, made.sin = kind.rotary.cos.data_ptr(), kind.rotary.sin.data_ptr()
+            made.width = kind.rotary.cos.shape[-1]
+        step = _Step(
+            rows=sum(span.num_tokens for span in spans),
+            kv=ctypes.addressof(self._stores),
+            kv_stride=store.layers[0].stride(0),
+            kinds=ctypes.addressof(kinds),
+        )
+        return RowsPlan(step, plans, kinds)
+
+    @property
+    def address(self) -> int:
+        """Of its ft_decoder; valid while this object lives."""
+        return ctypes.addressof(self._decoder)
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return len(self._layers)
+
+    @property
+    def num_kinds(self) -> int:
+        """How many kinds of attention they have."""
+        return len(self._kinds)
+
+    @property
+    def page_size(self) -> int:
+        """Of the KV store."""
+        return self._layers[0].attention.geometry.page_size
+
+    def shares_norm(self, norm: RMSNorm) -> bool:
+        """Whether a norm is computed as those of the layers are."""
+        own = self._layers[0].attention_norm
+        return (norm.eps, norm.weight_D.dtype) == (own.eps, own.weight_D.dtype)
+
     def _points(self, features: FeatureStore | None) -> Iterator[int]:
         """Where the run is cut: layers whose input is kept, and the end."""
         wanted = () if features is None else features.columns.keys()
         count = len(self._layers)
         yield from sorted(point for point in wanted if 0 <= point < count)
         yield count
+
+
+@final
+class RowsPlan:
+    """A step in C's memory, which lives as long as this object."""
+
+    __slots__ = ("_kinds", "_plans", "step")
+
+    def __init__(self, step: _Step, plans: list[AttentionPlan], kinds: Any) -> None:
+        """Keep everything that `step` points to."""
+        self.step, self._plans, self._kinds = step, plans, kinds
+
+    @property
+    def spans(self) -> int:
+        """Address of the spans of the first kind's attention."""
+        return int(self._plans[0].call.spans)
+
+    @property
+    def pages(self) -> int:
+        """Address of their page numbers."""
+        return int(self._plans[0].call.pages)
 
 
 def compile_layers(layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> CompiledLayers | None:

@@ -1,5 +1,6 @@
 """Decoder: embedding, layers, last norm, head, in our own layers. Model files build it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -15,7 +16,8 @@ from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.base import Model
 from foretoken.models.compiled import CompiledLayers
-from foretoken.models.tensors import ModelInput
+from foretoken.models.rollout import GreedyRollout
+from foretoken.models.tensors import ModelInput, SpanLayout
 from foretoken.ops.attention import SpanWindow
 from foretoken.ops.linear import Linear
 from foretoken.shape import ModelShape
@@ -36,6 +38,8 @@ class Decoder(Model):
     head: Linear
     compiled: CompiledLayers | None
     """Runs all layers in one foreign call, with the same bits; None: some part has no kernel."""
+    rollout: GreedyRollout | None
+    """Drafts several tokens in one foreign call; None: some part has no kernel."""
 
     def hidden(
         self, inputs: ModelInput, store: KVStore, features: FeatureStore | None = None
@@ -72,6 +76,15 @@ class Decoder(Model):
                 features.write(index, inputs.slots_T, x_TD)
             x_TD = layer(x_TD, layer_SKh, steps[layer.kind])
         return x_TD
+
+    def draft_greedily(
+        self, layouts: Sequence[SpanLayout], tokens: Sequence[int], steps: int, store: KVStore
+    ) -> list[list[int]] | None:
+        """See `Model`."""
+        if self.rollout is None:
+            return None
+        follow_threads(torch.get_num_threads())
+        return self.rollout(layouts, tokens, steps, store)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """float32 logits [R, V]."""

@@ -19,6 +19,7 @@ from foretoken.models.base import LoadOptions
 from foretoken.models.compiled import compile_layers
 from foretoken.models.decoder import Decoder
 from foretoken.models.loader import Checkpoint
+from foretoken.models.rollout import compile_rollout
 from foretoken.models.weights import linear_of
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry, choose_attention
@@ -216,6 +217,8 @@ class Builder:
         self.checkpoint.finish()
         kinds = tuple(self.kind(window, embedding_VD) for window in different)
         scale = shape.embedding_scale
+        head, compiled = self.linear(head_VD, wide=True), compile_layers(layers, kinds)
+        rollout = compile_rollout(compiled, embedding_VD, norm, head) if scale == 1.0 else None
         return Decoder(
             shape=shape,
             embedding_VD=embedding_VD,
@@ -223,6 +226,7 @@ class Builder:
             kinds=kinds,
             layers=tuple(layers),
             norm=norm,
-            head=self.linear(head_VD, wide=True),
-            compiled=compile_layers(layers, kinds),
+            head=head,
+            compiled=compiled,
+            rollout=rollout,
         )

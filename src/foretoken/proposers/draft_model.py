@@ -34,6 +34,11 @@ class LastLogits(Protocol):
     def forward_last(self, layouts: Seq[SpanLayout], token_ids: Seq[Seq[int]]) -> Tensor:
         """float32 logits over the target's ids after the last token of each span, [B, V]."""
 
+    def draft_greedily(
+        self, layouts: Seq[SpanLayout], tokens: Seq[int], steps: int
+    ) -> list[list[int]] | None:
+        """Several best tokens after one token of each sequence, or None: one by one."""
+
 
 @dataclass(slots=True)
 class _State:
@@ -157,7 +162,7 @@ class DraftModelProposer(Proposer):
                 rows.append(chosen.probs_BV)
                 owners.extend(active)
             active = [i for i in active if len(drafted[i]) < spans[i].draft_budget]
-            if not active:
+            if not active or self._roll_out(spans, drafted, active):
                 break
             logits_BV = self._extend([spans[i] for i in active], [drafted[i] for i in active])
         if not rows:
@@ -165,18 +170,23 @@ class DraftModelProposer(Proposer):
         order = sorted(range(len(owners)), key=owners.__getitem__)
         return drafted, torch.cat(rows)[order]
 
+    def _roll_out(self, spans: list[Span], drafted: list[list[int]], active: list[int]) -> bool:
+        """Draft all that is left in one call, if these drafts need nothing but best tokens."""
+        lefts = {spans[i].draft_budget - len(drafted[i]) for i in active}
+        sequences = [spans[i].sequence for i in active]
+        if self._confidence.threshold or len(lefts) > 1 or not self._sampler.takes_best(sequences):
+            return False
+        places = _places([spans[i] for i in active], [drafted[i] for i in active])
+        newest = [drafted[i][-1] for i in active]
+        tokens = self._runner.draft_greedily(places, newest, lefts.pop())
+        for i, more in zip(active, tokens or (), strict=bool(tokens)):
+            drafted[i].extend(more)
+        return tokens is not None
+
     def _extend(self, spans: list[Span], drafted: list[list[int]]) -> Tensor:
         """Logits after the newest drafted token of each span."""
-        layouts = [
-            SpanLayout(
-                start=span.sequence.num_tokens + len(tokens) - 1,
-                num_tokens=1,
-                page_table=span.sequence.page_table,
-            )
-            for span, tokens in zip(spans, drafted, strict=True)
-        ]
         newest = [tokens[-1:] for tokens in drafted]
-        return self._runner.forward_last(layouts, newest)
+        return self._runner.forward_last(_places(spans, drafted), newest)
 
     def _catch_up(self, spans: list[Span]) -> Tensor:
         """Feed every committed token without draft KV; logits after the newest of each span."""
@@ -234,3 +244,15 @@ class DraftModelProposer(Proposer):
             num_valid=sequence.num_tokens,
             drafted=tokens[:-1],
         )
+
+
+def _places(spans: list[Span], drafted: list[list[int]]) -> list[SpanLayout]:
+    """Where the newest drafted token of each span stands."""
+    return [
+        SpanLayout(
+            start=span.sequence.num_tokens + len(tokens) - 1,
+            num_tokens=1,
+            page_table=span.sequence.page_table,
+        )
+        for span, tokens in zip(spans, drafted, strict=True)
+    ]

@@ -123,6 +123,12 @@ class SharedVocabularyRunner:
         """Of the store."""
         return self._runner.page_size
 
+    def draft_greedily(
+        self, layouts: Sequence[SpanLayout], tokens: Sequence[int], steps: int
+    ) -> None:
+        """Token by token: the best token must be one that both have."""
+        return
+
     def forward_last(
         self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]]
     ) -> Tensor:

@@ -109,6 +109,14 @@ class Runner:
             rows.append(end - 1)
         return self.forward(layouts, token_ids, rows).logits_RV
 
+    def draft_greedily(
+        self, layouts: Sequence[SpanLayout], tokens: Sequence[int], steps: int
+    ) -> list[list[int]] | None:
+        """Tokens of a greedy rollout, or None: see `Model.draft_greedily`."""
+        if self.features is not None:
+            return None
+        return self.model.draft_greedily(layouts, tokens, steps, self.store)
+
     @torch.inference_mode()
     def forward(
         self,

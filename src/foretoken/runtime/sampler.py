@@ -224,6 +224,12 @@ class DraftSampler:
         """Whether drafts of such a request need distributions: drawn, and weighed by the rule."""
         return self._method != "greedy" and wants_distribution(params, self._rule)
 
+    def takes_best(self, sequences: Seq[Sequence]) -> bool:
+        """Whether every draft of these is the draft's best token by its raw logits."""
+        profiles = (self._sampler.profile(s.request) for s in sequences)
+        plain = all(p.greedy and not p.edits for p in profiles)
+        return plain and not any(self.draws(s.request.params) for s in sequences)
+
     @torch.inference_mode()
     def choose(
         self,

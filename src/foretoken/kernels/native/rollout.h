@@ -1,0 +1,27 @@
+// Greedy drafting: token after token of several sequences in one call.
+//
+// Each step is what a caller would do token by token: look the newest tokens up, run the layers,
+// norm, head, take the best token of each row (the lowest of equal ones), go on one position later.
+#ifndef FORETOKEN_ROLLOUT_H
+#define FORETOKEN_ROLLOUT_H
+
+#include "decoder.h"
+
+typedef struct {
+    const ft_decoder *decoder;
+    const void *embedding;  // [vocabulary, hidden], of the decoder's type
+    const void *norm;       // weights of the last norm, of the decoder's norm_type
+    const ft_linear *head;  // [vocabulary, hidden]; its y_type is that of the logits
+    int32_t num_layers;
+} ft_rollout_model;
+
+// `step` is set for the first token: one row and one span per sequence, all layers of one kind whose
+// attention call reads `spans` and `pages`; step->positions and step->slots are the two arrays given
+// here again, to be written. A span starts at the token to be fed; its table covers all steps.
+// tokens is [steps + 1, rows]: row 0 is fed first, the others are written. x is [rows, hidden],
+// logits [rows, vocabulary].
+FT_EXPORT void ft_rollout(const ft_rollout_model *model, ft_step *step, ft_span *spans,
+                          const int32_t *pages, int32_t page_size, int64_t *positions,
+                          int64_t *slots, int64_t *tokens, void *logits, int64_t steps);
+
+#endif
