@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -163,6 +164,20 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPT", {**MULTI_HEAD, "ffn_dim": 80, "word_embed_proj_dim": 48, "dropout": 0.0}),
 }
 """Run through transformers."""
+FULL_ONLY = (
+    "gpt2, scores scaled by layer",
+    "gpt_neox, one residual, untied",
+    "granite",
+    "phi",
+    "opt",
+)
+"""Tried in the long suite only."""
+
+
+def foreign_cases() -> list[Any]:
+    """The names in FOREIGN, for parametrize."""
+    full = [pytest.mark.full]
+    return [pytest.param(case, marks=full if case in FULL_ONLY else []) for case in FOREIGN]
 
 
 def write_checkpoint(folder: Path, kind: str, changes: dict[str, Any], **save: Any) -> Any:

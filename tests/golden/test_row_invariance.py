@@ -6,6 +6,7 @@ batch, length of keys or page table. One-token decoding is the reference; no tol
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from foretoken.runtime.runner import Runner
 from foretoken.testing import write_tiny_llama
+from tests.golden.families import FOREIGN, OWN, write_checkpoint
 from tests.golden.scenario import cut, forward, in_pieces, leave_garbage, open_runner, tables
 
 VOCAB, LENGTH = 61, 150
@@ -31,22 +33,44 @@ WIDE = {
     "num_key_value_heads": 1,
     "head_dim": 64,
 }
-KINDS = {
+KINDS: dict[str, tuple[dict[str, Any] | str, torch.dtype]] = {
     "narrow bfloat16": (NARROW, torch.bfloat16),
     "narrow float32": (NARROW, torch.float32),
     "wide bfloat16": (WIDE, torch.bfloat16),
     "wide float32": (WIDE, torch.float32),
+    "gemma2": ("gemma2", torch.bfloat16),
+    "gemma3": ("gemma3 two kinds of positions", torch.bfloat16),
+    "phi3": ("phi3 partial rotary", torch.bfloat16),
+    "gpt2": ("gpt2", torch.bfloat16),
+    "starcoder2": ("starcoder2", torch.bfloat16),
+    "cohere2": ("cohere2", torch.bfloat16),
 }
+"""Sizes of a tiny Llama, or the name of a family's case."""
 
 
-@pytest.fixture(scope="module", params=[(kind, n) for kind in KINDS for n in (1, 2)], ids=str)
+def _params() -> list[Any]:
+    """Each kind with one thread and with two; families with two in the long suite."""
+    found = []
+    for kind, (what, _) in KINDS.items():
+        marks = [pytest.mark.full] if isinstance(what, str) else []
+        found += [pytest.param((kind, 1)), pytest.param((kind, 2), marks=marks)]
+    return found
+
+
+@pytest.fixture(scope="module", params=_params(), ids=str)
 def opened(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Runner]:
     """Each kind of model, with one thread and with two."""
     kind, num_threads = request.param
-    changes, dtype = KINDS[kind]
-    folder = write_tiny_llama(tmp_path_factory.mktemp("model"), **changes)
+    what, dtype = KINDS[kind]
+    folder = tmp_path_factory.mktemp("model")
+    if isinstance(what, str):
+        family, changes = {**OWN, **FOREIGN}[what]
+        sizes = {"vocab_size": VOCAB, "max_position_embeddings": 200}
+        write_checkpoint(folder, family, {**changes, **sizes})
+    else:
+        write_tiny_llama(folder, **what)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     yield open_runner(folder, dtype=dtype, batch_invariant=True)

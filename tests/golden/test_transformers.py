@@ -23,6 +23,7 @@ from tests.golden.families import (
     VOCAB,
     expected_greedy,
     expected_logits,
+    foreign_cases,
     write_checkpoint,
 )
 from tests.golden.scenario import cut, forward, in_pieces, open_runner, tables
@@ -82,7 +83,7 @@ def test_greedy_tokens_agree(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-@pytest.mark.parametrize("case", FOREIGN)
+@pytest.mark.parametrize("case", foreign_cases())
 def test_logits_agree_through_transformers(
     case: str, batch_invariant: bool, tmp_path: Path
 ) -> None:
@@ -92,7 +93,7 @@ def test_logits_agree_through_transformers(
     assert_all_cuts_agree(runner, model, case, (LENGTH, 9, 40, 23))
 
 
-@pytest.mark.parametrize("case", FOREIGN)
+@pytest.mark.parametrize("case", foreign_cases())
 def test_greedy_tokens_agree_through_transformers(case: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, *FOREIGN[case])
     assert_greedy_agrees(tmp_path, model)

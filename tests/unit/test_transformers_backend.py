@@ -54,7 +54,7 @@ def write(folder: Path, config: Any) -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        (transformers.BertConfig(**SIZES, intermediate_size=48), "buffer"),
+        (transformers.BertConfig(**SIZES, intermediate_size=48), "not causal"),
         (transformers.BloomConfig(**SIZES, n_head=4, n_layer=2), "attention functions|max_pos"),
         (transformers.FalconConfig(**SIZES), "attention functions"),
         (

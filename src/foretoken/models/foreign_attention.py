@@ -80,7 +80,7 @@ class Bridge:
         key_heads = k.shape[1]
         write(step.store.layers[layer], step.slots_T, torch.cat([k[0], v[0]]).transpose(0, 1))
         q_KGTh = q[0].unflatten(0, (key_heads, heads // key_heads))
-        q_THh = q_KGTh.permute(2, 1, 0, 3).reshape(tokens, heads, size)
+        q_THh = q_KGTh.permute(2, 1, 0, 3).reshape(tokens, heads, size).contiguous()
         out_TD = step.attends[self._kind_of[layer]](q_THh, step.store.layers[layer])
         out_TGKh = out_TD.view(tokens, heads // key_heads, key_heads, size)
         return out_TGKh.transpose(1, 2).reshape(1, tokens, heads, size)

@@ -68,8 +68,8 @@ def fill(model: Any, checkpoint: Checkpoint, make_linear: MakeLinear) -> None:
         CheckpointError: tensors are missing, unused or misshapen.
         UnsupportedModelError: a buffer that transformers does not compute from the config.
     """
-    _fill_buffers(model, checkpoint)
     source = _Source(model, checkpoint)
+    _fill_buffers(model, checkpoint, source)
     for name, module in list(model.named_modules()):
         if _is_linear(module):
             _swap_linear(model, name, source, make_linear)
@@ -144,18 +144,25 @@ def _swap_linear(model: nn.Module, name: str, source: _Source, make_linear: Make
     setattr(model.get_submodule(parent), key, swapped)
 
 
-def _fill_buffers(model: Any, checkpoint: Checkpoint) -> None:
-    """Buffers follow from the config: transformers computes them where it initializes weights."""
+def _fill_buffers(model: Any, checkpoint: Checkpoint, source: _Source) -> None:
+    """Persistent buffers are stored; the others follow from the config, and transformers computes
+    them where it initializes weights. Done over different old contents, it must give the same."""
     for name, module in list(model.named_modules()):
-        buffers = dict(module.named_buffers(recurse=False))
-        if not buffers:
-            continue
-        for key, buffer in buffers.items():
-            if not buffer.is_floating_point():
-                raise UnsupportedModelError("buffer", f"{name}.{key}", "floating-point buffers")
-            module._buffers[key] = torch.full_like(buffer, torch.nan, device=checkpoint.device)
-        model._init_weights(module)
+        computed = {}
         for key, buffer in module.named_buffers(recurse=False):
-            if buffer.isnan().any():
-                given, allowed = f"{name}.{key}", "buffers that transformers computes"
-                raise UnsupportedModelError("buffer", given, allowed)
+            if key in module._non_persistent_buffers_set:
+                computed[key] = buffer
+            else:
+                module._buffers[key] = source.take(f"{name}.{key}", buffer)
+        if not computed:
+            continue
+        results = []
+        for old in (0, 1):
+            for key, buffer in computed.items():
+                module._buffers[key] = torch.full_like(buffer, old, device=checkpoint.device)
+            model._init_weights(module)
+            results.append([module._buffers[key] for key in computed])
+        for key, first, second in zip(computed, *results, strict=True):
+            if not torch.equal(first, second):
+                allowed = "buffers that transformers computes from the config"
+                raise UnsupportedModelError("buffer", f"{name}.{key}", allowed)

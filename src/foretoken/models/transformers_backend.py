@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
+from foretoken.kernels.library import follow_threads
 from foretoken.kv.features import FINAL, FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.models.base import LoadOptions, Model
@@ -60,7 +61,8 @@ class TransformersModel(Model):
         self, inputs: ModelInput, store: KVStore, features: FeatureStore | None = None
     ) -> Tensor:
         """Run a step; see `Model`."""
-        spans = [SpanWindow(s.start, s.num_tokens, s.page_table) for s in inputs.spans]
+        follow_threads(torch.get_num_threads())
+        spans = [SpanWindow(s.start, s.num_tokens, s.page_table, s.paths) for s in inputs.spans]
         self._bridge.begin(spans, inputs.slots_T, store)
         try:
             out = self._base(
