@@ -4,6 +4,8 @@ import typer
 
 from foretoken.cli.lab.ab import ab
 from foretoken.cli.lab.bench import bench
+from foretoken.cli.lab.decide import EPILOG as DECIDE_EPILOG
+from foretoken.cli.lab.decide import decide
 from foretoken.cli.lab.lint import EPILOG as LINT_EPILOG
 from foretoken.cli.lab.lint import lint
 from foretoken.cli.lab.mock import mock
@@ -26,3 +28,4 @@ lab_app.command(epilog=LINT_EPILOG)(lint)
 lab_app.command()(bench)
 lab_app.command()(ab)
 lab_app.command()(mock)
+lab_app.command(epilog=DECIDE_EPILOG)(decide)

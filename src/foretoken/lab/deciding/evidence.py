@@ -88,7 +88,8 @@ class Evidence:
         distance = max(math.log(resolution), seen)
         spread = error * math.sqrt(gain.num_blocks) * _caution(gain.num_blocks)
         tail = 1 - (1 - level_of_look(BOTH_SIDES_LEVEL, self.summary.look + 1)) / 2
-        for blocks in range(gain.num_blocks + 1, MOST_BLOCKS):
+        at_least = ((normal_quantile(tail) + normal_quantile(POWER)) * spread / distance) ** 2
+        for blocks in range(max(gain.num_blocks + 1, math.floor(at_least)), MOST_BLOCKS):
             quantiles = student_quantile(tail, blocks - 1) + normal_quantile(POWER)
             if quantiles * spread / math.sqrt(blocks) <= distance:
                 return blocks
@@ -137,8 +138,16 @@ def judge_ratio(
         shown += ": too few requests for this statistic"
         needed = max(needed or 0, gain.needed_blocks or 0, gain.num_blocks + 1)
     return RuleResult(
-        outcome="inconclusive", says=shown, value=ratio, threshold=threshold, needed_blocks=needed
+        outcome="inconclusive",
+        says=shown,
+        value=ratio,
+        threshold=threshold,
+        needed_blocks=needed,
+        advice=_TOO_CLOSE if evidence.summary.look > 2 else "",
     )
+
+
+_TOO_CLOSE = "the truth is near the limit: more measuring may not settle it, another limit would"
 
 
 def show(interval: Interval) -> str:

@@ -75,7 +75,9 @@ def _read(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     """A file's content over that of what it extends."""
     if name in seen:
         raise ConfigError("policy.extends", name, "a policy that does not extend itself")
-    content = yaml.safe_load(default_text()) if name == "default" else read_yaml(Path(name), "--policy")
+    content = (
+        yaml.safe_load(default_text()) if name == "default" else read_yaml(Path(name), "--policy")
+    )
     if not isinstance(content, dict):
         raise ConfigError("--policy", name, "a file with `rules:`")
     unknown = set(content) - {"name", "slo", "rules", "extends"}

@@ -5,7 +5,7 @@ breaks even, which follows from the measured speed-up.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretoken.lab.deciding.evidence import Evidence, RuleResult, show_share
 from foretoken.lab.deciding.kinds import RuleKind
@@ -66,11 +66,7 @@ def p10_acceptance(evidence: Evidence, given: LowTail) -> RuleResult:
         )
     found = _against(bucket.p10, limit, "P10 of requests", usable)
     noise = f" (as measured, noise included: {bucket.raw_p10:.0%})"
-    return RuleResult(**{**_fields(found), "says": found.says + noise})
-
-
-def _fields(result: RuleResult) -> dict[str, object]:
-    return {name: getattr(result, name) for name in RuleResult.__dataclass_fields__}
+    return replace(found, says=found.says + noise)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +83,7 @@ def temperatures(evidence: Evidence, given: Temperatures) -> RuleResult:
     buckets = [b for b in evidence.candidate.acceptance if b.by == "temperature"]
     seen = {_number(b.value): b for b in buckets}
     missing = [
-        t
-        for t in given.production
-        if t not in seen or seen[t].num_requests < given.least_requests
+        t for t in given.production if t not in seen or seen[t].num_requests < given.least_requests
     ]
     if missing:
         return RuleResult(

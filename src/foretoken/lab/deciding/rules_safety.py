@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from foretoken.lab.deciding.evidence import Evidence, RuleResult, show_share
+from foretoken.lab.deciding.evidence import Evidence, RuleResult
 from foretoken.lab.deciding.kinds import RuleKind
 from foretoken.lab.deciding.rules_speed import Nothing
 from foretoken.lab.lint.tables import engine_table

@@ -1,6 +1,6 @@
 """Rules about time: the gain, its tail, the first token, goodput, cost, the sample itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretoken.lab.deciding.evidence import Evidence, RuleResult, judge_ratio, show
 from foretoken.lab.deciding.kinds import RuleKind
@@ -43,7 +43,7 @@ def ttft(evidence: Evidence, given: Tolerance) -> RuleResult:
     found = _not_worse(evidence, "ttft_p99", 0.0 if bound else given.tolerance)
     if bound and found.outcome != "pass":
         advice = "the promise is about the first token, which speculation does not make earlier"
-        return RuleResult(**{**_fields(found), "advice": advice})
+        return replace(found, advice=advice)
     return found
 
 
@@ -60,10 +60,6 @@ def _not_worse(evidence: Evidence, metric: str, tolerance: float) -> RuleResult:
     gain = evidence.summary.gain(metric)
     resolution = max(1.0 + tolerance, 1.03)
     return judge_ratio(evidence, gain, threshold, resolution, f"gain of {metric}")
-
-
-def _fields(result: RuleResult) -> dict[str, object]:
-    return {name: getattr(result, name) for name in RuleResult.__dataclass_fields__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +138,7 @@ def production_load(evidence: Evidence, given: ProductionLoad) -> RuleResult:
         )
     wanted = given.requests_per_s * given.least_share
     says = f"measured at {seen:.2f} requests/s, production has {given.requests_per_s:.2f}"
-    return RuleResult(
-        outcome="pass" if seen >= wanted else "fail", says=says, threshold=wanted
-    )
+    return RuleResult(outcome="pass" if seen >= wanted else "fail", says=says, threshold=wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

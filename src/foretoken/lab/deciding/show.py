@@ -44,8 +44,11 @@ def _rules(rules: Sequence[Judged]) -> Table:
         result = judged.result
         style = "dim" if judged.weight == "note" else MARKS[result.outcome]
         text = Text(result.says, style="dim" if judged.weight == "note" else "")
-        missing = [f"{n} {what} in all" for n, what in
-                   ((result.needed_blocks, "blocks"), (result.needed_requests, "requests")) if n]
+        missing = [
+            f"{n} {what} in all"
+            for n, what in ((result.needed_blocks, "blocks"), (result.needed_requests, "requests"))
+            if n
+        ]
         if missing:
             text.append(f"\n-> {', '.join(missing)}", style="italic")
         if result.advice and result.outcome != "pass":

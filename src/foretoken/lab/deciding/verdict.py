@@ -38,7 +38,7 @@ class Decision:
     num_blocks: int
     look: int
     needed_blocks: int | None
-    """Blocks in total that should settle what is open; None if nothing is, or blocks do not help."""
+    """Blocks in total that should settle what is open; None if blocks are not what is missing."""
     more_seconds: float | None
     """How long the missing blocks take, from those that were run."""
     break_even_rate: float | None

@@ -1,0 +1,117 @@
+"""A/B summaries with chosen numbers, for the tests of decisions and reports."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from foretoken.lab.results import (
+    AbSummary,
+    AcceptanceBucket,
+    ArmSummary,
+    Equality,
+    Gain,
+    Quantiles,
+    ServerInfo,
+)
+from foretoken.lab.statistics import Interval, student_quantile
+
+METRICS = ("tpot_p50", "tpot_p95", "tpot_p99", "ttft_p50", "ttft_p99", "e2e_p50", "tokens_per_s")
+
+
+def around(value: float, relative: float = 0.03) -> Interval:
+    """An interval of +-`relative`."""
+    return Interval(value, value / (1 + relative), value * (1 + relative))
+
+
+def gain(metric: str, ratio: float, *, error: float = 0.01, blocks: int = 12) -> Gain:
+    """A gain whose logarithm has this standard error."""
+    half = error * student_quantile(0.975, blocks - 1)
+    return Gain(
+        metric=metric,
+        ratio=Interval(ratio, ratio * math.exp(-half), ratio * math.exp(half)),
+        num_blocks=blocks,
+        num_pairs=30 * blocks,
+        enough=True,
+    )
+
+
+def bucket(by: str = "all", value: str = "", rate: float = 0.5, **more: Any) -> AcceptanceBucket:
+    """Acceptance at k = 5 around `rate`."""
+    own: dict[str, Any] = {
+        "by": by,
+        "value": value,
+        "num_requests": 200,
+        "num_drafted": 50_000,
+        "num_accepted": round(50_000 * rate),
+        "num_steps": 10_000,
+        "rate": around(rate, 0.04),
+        "length": around(1 + 5 * rate),
+        "p10": around(rate * 0.8, 0.05),
+        "p50": around(rate),
+        "p90": around(min(1.0, rate * 1.2)),
+        "raw_p10": rate * 0.7,
+        "histogram": (4000, 1500, 1000, 1000, 1000, 1500),
+    }
+    return AcceptanceBucket(**{**own, **more})
+
+
+def arm(name: str, *, tpot_s: float = 0.02, **more: Any) -> ArmSummary:
+    """An arm of 200 requests without errors."""
+
+    def quantiles(middle: float) -> Quantiles:
+        return Quantiles(
+            mean=around(middle), p50=around(middle), p95=around(2 * middle), p99=around(3 * middle)
+        )
+
+    own: dict[str, Any] = {
+        "arm": name,
+        "server": ServerInfo(url="http://127.0.0.1:8000", engine="vllm", version="0.33.0"),
+        "num_requests": 200,
+        "num_errors": 0,
+        "errors": {},
+        "duration_s": 600.0,
+        "output_tokens": 200 * 128,
+        "tokens_per_s": around(1 / tpot_s),
+        "requests_per_s": 2.0,
+        "goodput_per_s": None,
+        "attained": None,
+        "ttft": quantiles(0.1),
+        "tpot": quantiles(tpot_s),
+        "e2e": quantiles(128 * tpot_s),
+        "counters": {"vllm:num_preemptions": 0.0},
+        "gauges": {"vllm:kv_cache_usage_perc": 0.6},
+    }
+    return ArmSummary(**{**own, **more})
+
+
+def ab(speedup: float = 1.6, *, error: float = 0.01, blocks: int = 12, **more: Any) -> AbSummary:
+    """An A/B in which everything holds, and TPOT gains `speedup`."""
+    gains = {name: gain(name, speedup, error=error, blocks=blocks) for name in METRICS}
+    for name in ("ttft_p50", "ttft_p99"):
+        gains[name] = gain(name, 1.0, error=error, blocks=blocks)
+    candidate = arm(
+        "on",
+        tpot_s=0.02 / speedup,
+        acceptance=(bucket(), bucket("temperature", "0"), bucket("temperature", "0.8", 0.45)),
+        counters={"vllm:num_preemptions": 0.0, "vllm:spec_decode_num_draft_tokens": 50_000.0},
+    )
+    own: dict[str, Any] = {
+        "baseline": "off",
+        "candidate": "on",
+        "arms": (arm("off"), candidate),
+        "gains": tuple(gains.values()),
+        "equality": Equality(num_compared=200, num_equal=200, share=Interval(1.0, 0.98, 1.0)),
+    }
+    return AbSummary(**{**own, **more})
+
+
+def with_gain(summary: AbSummary, found: Gain) -> AbSummary:
+    """The summary with one gain replaced."""
+    rest = tuple(g for g in summary.gains if g.metric != found.metric)
+    return replace(summary, gains=(*rest, found))
+
+
+def with_candidate(summary: AbSummary, **changes: Any) -> AbSummary:
+    """The summary with fields of the candidate replaced."""
+    arms = tuple(replace(a, **changes) if a.arm == summary.candidate else a for a in summary.arms)
+    return replace(summary, arms=arms)
