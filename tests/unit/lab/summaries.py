@@ -2,7 +2,10 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from foretoken.lab.results import (
     AbSummary,
@@ -11,8 +14,11 @@ from foretoken.lab.results import (
     Equality,
     Gain,
     Quantiles,
+    RequestRecord,
+    Scrape,
     ServerInfo,
 )
+from foretoken.lab.results_io import LineWriter, write_json
 from foretoken.lab.statistics import Interval, student_quantile
 
 METRICS = ("tpot_p50", "tpot_p95", "tpot_p99", "ttft_p50", "ttft_p99", "e2e_p50", "tokens_per_s")
@@ -32,6 +38,9 @@ def gain(metric: str, ratio: float, *, error: float = 0.01, blocks: int = 12) ->
         num_blocks=blocks,
         num_pairs=30 * blocks,
         enough=True,
+        ratio_by_block=tuple(
+            ratio * math.exp(error * math.sqrt(blocks) * math.sin(7.0 * n)) for n in range(blocks)
+        ),
     )
 
 
@@ -115,3 +124,61 @@ def with_candidate(summary: AbSummary, **changes: Any) -> AbSummary:
     """The summary with fields of the candidate replaced."""
     arms = tuple(replace(a, **changes) if a.arm == summary.candidate else a for a in summary.arms)
     return replace(summary, arms=arms)
+
+
+def requests_of(summary: AbSummary, blocks: int = 3, per_block: int = 30) -> list[RequestRecord]:
+    """Requests whose times follow the arms' numbers, with some spread."""
+    rng = np.random.default_rng(0)
+    found = []
+    for block in range(blocks):
+        for own in summary.arms:
+            tpot = own.tpot.p50.estimate if own.tpot else 0.02
+            for index in range(per_block):
+                due = 0.4 * index
+                first = due + 0.08 * float(rng.lognormal(0, 0.4))
+                last = first + 127 * tpot * float(rng.lognormal(0, 0.15))
+                found.append(
+                    RequestRecord(
+                        index=block * per_block + index,
+                        arm=own.arm,
+                        block=block,
+                        temperature=0.0,
+                        scheduled_s=due,
+                        sent_s=due,
+                        first_s=first,
+                        last_s=last,
+                        end_s=last,
+                        output_tokens=128,
+                    )
+                )
+    return found
+
+
+def scrapes_of(summary: AbSummary) -> list[Scrape]:
+    """A server that fills its cache and, with the draft, preempts a little."""
+    return [
+        Scrape(
+            time_s=2.0 * step,
+            arm=name,
+            block=block,
+            values={
+                "vllm:kv_cache_usage_perc": min(0.97, 0.1 + 0.04 * step + 0.1 * (name == "on")),
+                "vllm:num_requests_waiting": float(max(0, step - 12)),
+                "vllm:num_preemptions": float(max(0, step - 14) * (name == "on")),
+            },
+        )
+        for name in (summary.baseline, summary.candidate)
+        for block in range(2)
+        for step in range(20)
+    ]
+
+
+def write_run(folder: Path, summary: AbSummary) -> Path:
+    """A run's folder with all of its files."""
+    write_json(folder / "summary.json", summary)
+    for name, values in (("requests.jsonl", requests_of(summary)),
+                         ("scrapes.jsonl", scrapes_of(summary))):  # fmt: skip
+        with LineWriter(folder / name) as writer:
+            for value in values:
+                writer.write(value)
+    return folder

@@ -11,7 +11,14 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.lab.deciding.policy import RULE_KINDS, default_text, load_policy
-from foretoken.lab.deciding.verdict import DO_NOT_SHIP, NOT_YET, SHIP, best_decision, decide
+from foretoken.lab.deciding.verdict import (
+    DO_NOT_SHIP,
+    NOT_YET,
+    SHIP,
+    Decision,
+    best_decision,
+    decide,
+)
 from foretoken.lab.results import AbSummary, Equality
 from foretoken.lab.results_io import write_json
 from foretoken.lab.statistics import Interval, unknown
@@ -165,11 +172,27 @@ def test_failing_notes_do_not_decide() -> None:
     assert verdict(summary, "output_length.weight=veto") == DO_NOT_SHIP
 
 
+def configured(speedup: float, name: str, load: float = 2.0) -> Decision:
+    """The decision on a configuration called `name` at a load."""
+    summary = ab(speedup)
+    server = replace(summary.arm("on").server, speculation={"name": name})
+    found = with_candidate(summary, server=server, requests_per_s=load)
+    return decide(found, load_policy(None), run=f"{name}@{load}")
+
+
 def test_the_best_configuration_is_the_one_that_ships_fastest() -> None:
-    policy = load_policy(None)
-    decisions = [decide(ab(s), policy, run=str(s)) for s in (1.1, 1.5, 1.9, 1.3)]
-    assert best_decision(decisions).run == "1.9"
-    assert best_decision(decisions[:1] + decisions[3:]).verdict == NOT_YET
+    found = [configured(s, str(s)) for s in (1.1, 1.5, 1.9, 1.3)]
+    assert best_decision(found).best.run == "1.9@2.0"
+    assert best_decision([found[0], found[3]]).verdict == NOT_YET
+
+
+def test_a_configuration_counts_by_its_worst_load() -> None:
+    busy = configured(1.0, "k5", 20.0)
+    overall = best_decision([configured(1.9, "k5", 0.5), configured(1.6, "k5", 2.0), busy])
+    assert overall.verdict == DO_NOT_SHIP
+    assert overall.best is busy
+    assert "0.5, 2 requests/s" in overall.sentence
+    assert best_decision([configured(1.4, "k3", 20.0), busy]).verdict == SHIP
 
 
 @pytest.mark.parametrize(
@@ -203,7 +226,8 @@ def test_a_policy_extends_and_drops(tmp_path: Path) -> None:
 def test_the_command_answers_with_its_exit_code(tmp_path: Path) -> None:
     runner = CliRunner()
     for name, summary in (("good", ab(1.6)), ("bad", ab(1.0)), ("open", ab(1.3, error=0.05))):
-        write_json(tmp_path / name / "summary.json", summary)
+        server = replace(summary.arm("on").server, command=name)
+        write_json(tmp_path / name / "summary.json", with_candidate(summary, server=server))
     codes = {
         name: runner.invoke(app, ["lab", "decide", str(tmp_path / name)]).exit_code
         for name in ("good", "bad", "open")

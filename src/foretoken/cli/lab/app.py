@@ -11,6 +11,8 @@ from foretoken.cli.lab.lint import lint
 from foretoken.cli.lab.mock import mock
 from foretoken.cli.lab.plan import EPILOG as PLAN_EPILOG
 from foretoken.cli.lab.plan import plan
+from foretoken.cli.lab.report import EPILOG as REPORT_EPILOG
+from foretoken.cli.lab.report import report
 
 lab_app = typer.Typer(
     help="Plan, measure and decide whether to speculate, for any OpenAI-style server.",
@@ -29,3 +31,4 @@ lab_app.command()(bench)
 lab_app.command()(ab)
 lab_app.command()(mock)
 lab_app.command(epilog=DECIDE_EPILOG)(decide)
+lab_app.command(epilog=REPORT_EPILOG)(report)

@@ -1,6 +1,7 @@
 """`foretoken lab decide`: options and printing of the verdict."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretoken.lab.deciding.verdict import Decision
+    from foretoken.lab.deciding.verdict import Decision, Overall
     from foretoken.lab.results import AbSummary, ArmSummary
 
 EPILOG = (
@@ -78,7 +79,7 @@ def _reference(run: Path) -> "ArmSummary":
     return summary.arm(summary.candidate) if isinstance(summary, AbSummary) else summary.arm
 
 
-def _document(policy: str, decisions: list["Decision"], best: "Decision") -> dict[str, object]:
+def _document(policy: str, decisions: list["Decision"], best: "Overall") -> dict[str, object]:
     from foretoken.lab.deciding.verdict import EXIT_CODES
     from foretoken.lab.plain import to_plain
 
@@ -87,20 +88,21 @@ def _document(policy: str, decisions: list["Decision"], best: "Decision") -> dic
         "policy": policy,
         "verdict": best.verdict,
         "exit_code": EXIT_CODES[best.verdict],
-        "best": best.run,
+        "sentence": best.sentence,
+        "best": best.best.run,
         "decisions": to_plain(decisions),
     }
 
 
-def _print(decisions: list["Decision"], best: "Decision") -> None:
+def _print(decisions: list["Decision"], best: "Overall") -> None:
     from rich.console import Console
 
     from foretoken.lab.deciding.show import print_decision
 
     console = Console(highlight=False)
     for decision in decisions:
-        if decision is not best:
+        if decision is not best.best:
             print_decision(console, decision, full=False)
     if len(decisions) > 1:
-        console.print(f"\nThe best configuration: {best.run}", style="bold")
-    print_decision(console, best)
+        console.print("\nWhat decides, of the best configuration:", style="bold")
+    print_decision(console, replace(best.best, sentence=best.sentence))

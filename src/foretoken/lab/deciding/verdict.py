@@ -4,7 +4,9 @@ DO NOT SHIP if a rule that has to pass or may not fail has failed; NOT YET if on
 is open; else SHIP.
 """
 
+import json
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +34,10 @@ class Decision:
     """The verdict on one A/B."""
 
     run: str
+    configuration: str
+    """Identifies what would be shipped; runs of one configuration differ in load."""
+    load: float
+    """Requests per second of the candidate."""
     verdict: str
     sentence: str
     rules: tuple[Judged, ...]
@@ -66,6 +72,8 @@ def decide(
     needed = _needed(evidence, still_open) if verdict == NOT_YET else None
     return Decision(
         run=run,
+        configuration=_configuration(evidence.candidate),
+        load=evidence.candidate.requests_per_s,
         verdict=verdict,
         sentence=_sentence(verdict, rules, failed, still_open),
         rules=rules,
@@ -115,7 +123,53 @@ def _speed_up_low(rules: Sequence[Judged]) -> float:
     return values[0].low if values and math.isfinite(values[0].low) else 0.0
 
 
-def best_decision(decisions: Sequence[Decision]) -> Decision:
-    """The one to ship, or the one that is nearest to it: by verdict, then by proven speed-up."""
-    order = (SHIP, NOT_YET, DO_NOT_SHIP)
-    return min(decisions, key=lambda d: (order.index(d.verdict), -d.speed_up_low))
+def _configuration(arm: ArmSummary) -> str:
+    server = arm.server
+    parts = (arm.arm, server.engine, server.model, server.command, server.speculation)
+    return json.dumps(parts, sort_keys=True, default=str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overall:
+    """The verdict over several runs."""
+
+    verdict: str
+    sentence: str
+    best: Decision
+    """The run that decides: of the best configuration, the load that speaks most against it."""
+
+
+_ORDER = (SHIP, NOT_YET, DO_NOT_SHIP)
+
+
+def best_decision(decisions: Sequence[Decision]) -> Overall:
+    """The best configuration, each counted by the load at which it does worst.
+
+    A gain with one request in flight ships nothing if it is lost at a load that was measured too.
+    """
+    groups: dict[str, list[Decision]] = defaultdict(list)
+    for decision in decisions:
+        groups[decision.configuration].append(decision)
+    worst = [max(group, key=_badness) for group in groups.values()]
+    best = min(worst, key=_badness)
+    return Overall(
+        verdict=best.verdict,
+        sentence=_by_load(best, groups[best.configuration]),
+        best=best,
+    )
+
+
+def _badness(decision: Decision) -> tuple[int, float]:
+    return _ORDER.index(decision.verdict), -decision.speed_up_low
+
+
+def _by_load(decision: Decision, group: Sequence[Decision]) -> str:
+    """The sentence of a verdict, with the loads at which the configuration would ship."""
+    shipping = sorted(d.load for d in group if d.verdict == SHIP)
+    if len(group) == 1 or decision.verdict == SHIP or not shipping:
+        return decision.sentence
+    loads = ", ".join(f"{load:.2g}" for load in shipping)
+    return (
+        f"at {decision.load:.2g} requests/s: {decision.sentence}. It would ship at {loads} "
+        "requests/s: let k fall to 0 above, or leave the other loads out"
+    )
