@@ -83,14 +83,16 @@ _OWN = ("measured", "config", "as_json")
 def _run(given: dict[str, Any], measured: str | None, config: Path | None, as_json: bool) -> int:
     from rich.console import Console
 
+    from foretoken.lab.experiments import read_yaml
     from foretoken.lab.findings import worst_level
     from foretoken.lab.plan.build import build_plan
     from foretoken.lab.plan.setup import PlanSettings
     from foretoken.lab.plan.show import plan_document, print_plan
     from foretoken.lab.plan.tuning import next_step
-    from foretoken.lab.settings import merge_settings
 
-    found = build_plan(PlanSettings.from_mapping(merge_settings(config, given)))
+    written = read_yaml(config) if config is not None else {}
+    options = {key: value for key, value in given.items() if value is not None}
+    found = build_plan(PlanSettings.from_mapping({**written, **options}))
     step = next_step(parse_measured(measured, found.setup.k)) if measured else None
     if as_json:
         print(json.dumps(plan_document(found, step)))

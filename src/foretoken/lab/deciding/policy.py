@@ -10,16 +10,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from foretoken.errors import ConfigError
 from foretoken.lab.deciding.evidence import WEIGHTS
 from foretoken.lab.deciding.kinds import RuleKind
 from foretoken.lab.deciding.rules_acceptance import ACCEPTANCE_RULES
 from foretoken.lab.deciding.rules_safety import SAFETY_RULES
 from foretoken.lab.deciding.rules_speed import SPEED_RULES
+from foretoken.lab.experiments import parse_yaml, read_yaml
 from foretoken.lab.plain import from_plain
-from foretoken.lab.settings import read_yaml
 
 RULE_KINDS = {kind.name: kind for kind in (*SPEED_RULES, *ACCEPTANCE_RULES, *SAFETY_RULES)}
 SLOS = ("tpot", "ttft", "throughput")
@@ -75,9 +73,10 @@ def _read(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     """A file's content over that of what it extends."""
     if name in seen:
         raise ConfigError("policy.extends", name, "a policy that does not extend itself")
-    content = (
-        yaml.safe_load(default_text()) if name == "default" else read_yaml(Path(name), "--policy")
-    )
+    if name == "default":
+        content: Any = parse_yaml(default_text(), "policy")
+    else:
+        content = read_yaml(Path(name))
     if not isinstance(content, dict):
         raise ConfigError("--policy", name, "a file with `rules:`")
     unknown = set(content) - {"name", "slo", "rules", "extends"}
@@ -100,7 +99,7 @@ def _apply(content: dict[str, Any], change: str) -> None:
     path, equals, text = change.partition("=")
     if not equals:
         raise ConfigError("--set", change, "rule.key=value, such as speedup.least=1.2")
-    value = yaml.safe_load(text)
+    value = parse_yaml(text, "--set")
     rule, dot, key = path.partition(".")
     if path == "slo":
         content["slo"] = value

@@ -89,7 +89,8 @@ def as_svg(figure: Figure, name: str) -> str:
 
 
 def as_png(figure: Figure) -> bytes:
-    """The figure on white, at twice the page's size."""
+    """The figure on white, at twice the page's size; laid out as it was last drawn."""
+    figure.set_layout_engine("none")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=200, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()

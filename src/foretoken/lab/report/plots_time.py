@@ -60,7 +60,8 @@ def label(metric: str) -> str:
     names = {"tokens": "tokens/s", "requests": "requests/s", "e2e": "whole answer"}
     if metric in ("tokens_per_s", "requests_per_s"):
         return names[head]
-    return f"{names.get(head, head.upper() if len(head) == 4 else head)} {tail.upper()}".strip()
+    plain = metric in ("cost", "goodput")
+    return f"{names.get(head, head if plain else head.upper())} {tail.upper()}".strip()
 
 
 def distribution(run: ReportRun, metric: str) -> Figure | None:
