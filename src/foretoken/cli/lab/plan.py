@@ -69,8 +69,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="V,c,LENGTH|FILE",
-            help="Measured verify cost, draft cost, acceptance length at k, or the JSON of "
-            "`lab fit`: names the next step.",
+            help="Costs and acceptance length as measured, or `lab fit`'s file: the next step.",
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML; options override it.")] = None,
