@@ -24,7 +24,7 @@ SLOS = ("tpot", "ttft", "throughput")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class ShipRule:
     """One rule of a policy."""
 
     kind: RuleKind
@@ -33,15 +33,15 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class ShipPolicy:
     """What has to hold before speculation is shipped."""
 
     name: str
     slo: str
-    rules: tuple[Rule, ...]
+    rules: tuple[ShipRule, ...]
 
 
-def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> Policy:
+def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
     """The policy of a file, or the default; `changes` are `rule.key=value` over it.
 
     Raises:
@@ -56,7 +56,7 @@ def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> Policy:
     rules = content.get("rules")
     if not isinstance(rules, dict) or not any(rules.values()):
         raise ConfigError("policy.rules", rules, f"rules such as {', '.join(RULE_KINDS)}")
-    return Policy(
+    return ShipPolicy(
         name=str(content.get("name", name or "default")),
         slo=slo,
         rules=tuple(_rule(key, value) for key, value in rules.items() if value is not None),
@@ -110,7 +110,7 @@ def _apply(content: dict[str, Any], change: str) -> None:
         content["rules"][rule] = value
 
 
-def _rule(name: str, value: object) -> Rule:
+def _rule(name: str, value: object) -> ShipRule:
     if name not in RULE_KINDS:
         raise ConfigError(f"policy.rules.{name}", value, ", ".join(RULE_KINDS))
     if not isinstance(value, Mapping):
@@ -121,4 +121,4 @@ def _rule(name: str, value: object) -> Rule:
     given = {key: part for key, part in value.items() if key != "weight"}
     kind = RULE_KINDS[name]
     parameters = from_plain(kind.parameters, given, f"policy.rules.{name}")
-    return Rule(kind=kind, weight=weight, parameters=parameters)
+    return ShipRule(kind=kind, weight=weight, parameters=parameters)

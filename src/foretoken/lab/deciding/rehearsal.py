@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.lab.deciding.policy import Policy
+from foretoken.lab.deciding.policy import ShipPolicy
 from foretoken.lab.deciding.verdict import NOT_YET, decide
 from foretoken.lab.results import AbSummary, ArmSummary, Equality, Gain, ServerInfo
 from foretoken.lab.statistics import Floats, Interval, student_quantile
@@ -47,7 +47,7 @@ class Played:
     blocks: int
 
 
-def play(policy: Policy, rehearsal: Rehearsal, seed: int) -> Played:
+def play(policy: ShipPolicy, rehearsal: Rehearsal, seed: int) -> Played:
     """One experiment, from the first sample to a verdict or the last look."""
     logs = _block_ratios(rehearsal, np.random.default_rng(seed))
     blocks = rehearsal.first_blocks
@@ -59,7 +59,7 @@ def play(policy: Policy, rehearsal: Rehearsal, seed: int) -> Played:
     return Played(verdict=decision.verdict, looks=look, blocks=blocks)
 
 
-def rehearse(policy: Policy, rehearsal: Rehearsal, seeds: Sequence[int]) -> dict[str, float]:
+def rehearse(policy: ShipPolicy, rehearsal: Rehearsal, seeds: Sequence[int]) -> dict[str, float]:
     """Share of experiments by verdict, one experiment per seed."""
     found = Counter(play(policy, rehearsal, seed).verdict for seed in seeds)
     return {verdict: count / len(seeds) for verdict, count in found.items()}

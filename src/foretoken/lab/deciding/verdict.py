@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretoken.lab.deciding.evidence import Evidence, RuleResult
-from foretoken.lab.deciding.policy import Policy
+from foretoken.lab.deciding.policy import ShipPolicy
 from foretoken.lab.results import AbSummary, ArmSummary
 
 SHIP, DO_NOT_SHIP, NOT_YET = "SHIP", "DO NOT SHIP", "NOT YET"
@@ -53,7 +53,7 @@ class Decision:
 
 
 def decide(
-    summary: AbSummary, policy: Policy, *, run: str = "", reference: ArmSummary | None = None
+    summary: AbSummary, policy: ShipPolicy, *, run: str = "", reference: ArmSummary | None = None
 ) -> Decision:
     """Judge one A/B by every rule of the policy."""
     evidence = Evidence(summary=summary, slo=policy.slo, reference=reference)

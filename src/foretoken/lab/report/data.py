@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretoken.errors import ConfigError
-from foretoken.lab.deciding.policy import Policy
+from foretoken.lab.deciding.policy import ShipPolicy
 from foretoken.lab.deciding.verdict import Decision, decide
 from foretoken.lab.results import AbSummary, RequestRecord, Scrape
 from foretoken.lab.results_io import REQUESTS, read_requests, read_scrapes, read_summary
@@ -32,7 +32,7 @@ class ReportRun:
         return [r for r in self.requests if r.arm == arm and r.ok and not r.warm_up]
 
 
-def read_runs(folders: Sequence[Path], policy: Policy) -> tuple[ReportRun, ...]:
+def read_runs(folders: Sequence[Path], policy: ShipPolicy) -> tuple[ReportRun, ...]:
     """Read and judge every run.
 
     Raises:
@@ -41,7 +41,7 @@ def read_runs(folders: Sequence[Path], policy: Policy) -> tuple[ReportRun, ...]:
     return tuple(_read(folder, policy) for folder in folders)
 
 
-def _read(folder: Path, policy: Policy) -> ReportRun:
+def _read(folder: Path, policy: ShipPolicy) -> ReportRun:
     summary = read_summary(folder)
     if not isinstance(summary, AbSummary):
         raise ConfigError("RUNS", str(folder), "folders of `foretoken lab ab`")
