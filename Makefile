@@ -1,6 +1,7 @@
 # make demo        watch the packaged models write with and without speculation
 # make test        the tests, a few minutes on two cores
-# make check       lint, format, types, import layers
+# make check       lint, format, types, import layers; C kernels fuzzed under sanitizers
+# make test-without-kernels   tests of models and promises on PyTorch's operations alone
 # make test-full   the long versions of the losslessness tests too
 # make docs        write the generated documents again
 #
@@ -16,7 +17,7 @@ ARGS ?=
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test test-full check docs format clean
+.PHONY: demo test test-without-kernels test-full check docs format clean
 
 demo: $(VENV)/.installed
 	$(RUN) -m foretoken demo $(ARGS)
@@ -24,6 +25,12 @@ demo: $(VENV)/.installed
 # One process per core; a file's tests stay together, since they share models.
 test: $(VENV)/.installed-dev
 	$(RUN) -m pytest -n auto --dist loadfile $(ARGS)
+
+PLAIN = tests/golden tests/e2e/test_losslessness.py tests/e2e/test_quantized.py tests/unit/kernels \
+  tests/unit/test_linear.py tests/unit/test_quant.py tests/unit/test_attention.py
+
+test-without-kernels: $(VENV)/.installed-dev
+	FORETOKEN_KERNELS=off $(RUN) -m pytest $(PLAIN) $(ARGS)
 
 test-full: $(VENV)/.installed-dev
 	$(RUN) -m pytest -n auto --dist loadfile -m "full or not full" --timeout=3600 $(ARGS)
@@ -33,6 +40,7 @@ check: $(VENV)/.installed-dev
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
+	$(RUN) scripts/fuzz_kernels.py 300
 
 docs: $(VENV)/.installed-dev
 	$(RUN) scripts/write_configuration.py

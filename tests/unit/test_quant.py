@@ -59,7 +59,7 @@ def test_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_layer_computes_the_weights_it_was_given(scheme: Scheme, dtype: torch.dtype) -> None:
     rounded = round_weights(weights(45, 384), scheme)
     x_TK = torch.randn(20, 384, generator=torch.Generator().manual_seed(1)).to(dtype)
-    bias_N = weights(45, 1)[:, 0]
+    bias_N = weights(45, 1)[:, 0].to(dtype)
     linear = quantized_linear(rounded, dtype, probe=None, bias_N=bias_N)
     expected = x_TK.double() @ rounded.dequantized(torch.float64).T + bias_N.double()
     tolerance = 3e-3 if dtype == torch.float32 else 2e-1

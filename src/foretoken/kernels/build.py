@@ -108,7 +108,7 @@ def _compile(
     more: tuple[str, ...],
 ) -> None:
     command = compiler()
-    objects = [folder / f"{path.stem}.o" for path in files]
+    objects = [folder / f"{number}-{path.stem}.o" for number, path in enumerate(files)]
 
     def one(path: Path, result: Path) -> None:
         base = [command, *COMMON, *more, f"-I{NATIVE}", "-c", str(path), "-o", str(result)]

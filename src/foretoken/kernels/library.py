@@ -23,6 +23,8 @@ logger = logging.getLogger("foretoken")
 
 VARIABLE = "FORETOKEN_KERNELS"
 LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
+_BEST_TRIED = "avx512bf16"
+"""`auto` stops here: the tile kernels of `amx` have not been run on hardware yet."""
 _CHOICES = ("auto", "off", *LEVELS)
 
 
@@ -71,7 +73,7 @@ def find_library() -> Library | None:
         return None
     handle = ctypes.CDLL(str(path))
     most = LEVELS[handle.ft_cpu_level()]
-    level = most if wanted == "auto" else wanted
+    level = min(most, _BEST_TRIED, key=LEVELS.index) if wanted == "auto" else wanted
     if LEVELS.index(level) > LEVELS.index(most):
         raise ConfigError(VARIABLE, wanted, f"auto, off, or at most {most} on this machine")
     handle.ft_set_level(LEVELS.index(level))

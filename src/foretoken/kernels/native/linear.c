@@ -38,9 +38,12 @@ static void prepare(run_state *run) {
     const ft_linear_rows *rows = run->job.rows;
     ft_prepared *x = &run->job.x;
     const int integer = layer->weight_type >= FT_WEIGHT_INT8;
-    const int bf16_pairs = layer->weight_type == FT_WEIGHT_BFLOAT16 && run->kernels->takes_bf16;
-    const int fits = bf16_pairs ? layer->x_type == FT_BFLOAT16 && layer->inputs % 2 == 0
-                                : !integer && layer->x_type == FT_FLOAT32;
+    const int bf16 = layer->weight_type == FT_WEIGHT_BFLOAT16, taken = run->kernels->bf16_inputs;
+    const int bf16_pairs = bf16 && taken;
+    // Rows that are used where they lie must not be read beyond their end.
+    const int whole = bf16_pairs ? taken : bf16 ? 2 : 1;
+    const int fits = !integer && layer->inputs % whole == 0 &&
+                     layer->x_type == (bf16_pairs ? FT_BFLOAT16 : FT_FLOAT32);
     if (fits && !layer->norm) {
         x->values = rows->x;
         x->stride = rows->x_stride * (bf16_pairs ? 2 : 4);

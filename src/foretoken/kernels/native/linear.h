@@ -79,7 +79,7 @@ typedef struct {
     void (*prepare)(const ft_linear_job *job, int64_t row);
     // Compute FT_TILE panels from `panel` on, for all rows.
     void (*tile)(const ft_linear_job *job, int64_t panel, int64_t panels);
-    int takes_bf16;  // bfloat16 rows of whole pairs are used where they lie
+    int bf16_inputs;  // bfloat16 rows of a multiple of so many inputs are used where they lie; or 0
 } ft_linear_kernels;
 
 extern const ft_linear_kernels ft_linear_portable, ft_linear_avx2, ft_linear_avx512,

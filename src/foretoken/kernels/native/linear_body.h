@@ -2,7 +2,7 @@
 //
 // A file that includes this has defined NAME (of the ft_linear_kernels it makes), MOST_ROWS and
 // MOST_FIXED_ROWS (rows, at most 6 and 3, whose sums fit in the registers beside FT_TILE panels),
-// and PAIRS if its processors multiply bfloat16 and have VNNI.
+// PAIRS if its processors multiply bfloat16 and have VNNI, and TILES if they have AMX's tiles.
 //
 // A tile goes along K in chunks. A chunk of weights is read from memory once, and stays in the L1
 // cache while all rows pass over it in groups of at most MOST_ROWS; sums wait in memory meanwhile,
@@ -20,8 +20,8 @@
 enum {
     ROWS_AT_ONCE = 96,  // their sums, and their inputs of a chunk, stay in the nearest caches
     STEP_BYTES = 64,    // of a panel: 2 bfloat16, 1 float32, 4 int8 or 8 int4 inputs
-    CHUNK_STEPS = 64,   // of floating weights; integer weights go by blocks of 128 inputs
-    FETCH_STEPS = 64    // how far ahead weights are fetched: about the latency of memory
+    CHUNK_STEPS = 64,   // a multiple of the steps of a block of 128 integer inputs
+    FETCH_STEPS = 32    // how far ahead weights are fetched, from the sizes tried
 };
 
 // What a group of rows needs for a chunk.
@@ -36,10 +36,10 @@ typedef struct {
     const char *fetch[FT_TILE];  // what to bring nearer meanwhile
     int64_t fetch_step;          // bytes of it per step
     // Fixed point only.
-    const float *x_scale;  // of the block in the group's first row
-    const int32_t *x_sum;  // of the block's parts in the group's first row
+    const float *x_scale;  // of the chunk's first block in the group's first row
+    const int32_t *x_sum;  // of the chunk's parts in the group's first row
     int64_t blocks, parts;
-    const float *scale, *zero;  // of the block's first group in the first panel, or null
+    const float *scale, *zero;  // of the chunk's first group in the first panel, or null
     int64_t group_stride;       // floats from panel to panel of these
     int64_t digits;             // bytes from high to low digits
 } chunk;
@@ -65,7 +65,13 @@ ALWAYS void store_sums(const chunk *c, const int rows, const int panels, group_s
                 vf_store(c->sums + r * SUM_STRIDE + p * FT_PANEL + h * W, sum[r][p][h]);
 }
 
-#if defined(PAIRS)
+#if defined(TILES)
+#define BF16_INPUTS 32
+#define MOST_PAIR_ROWS 16
+#include "linear_tiles.h"
+
+#elif defined(PAIRS)
+#define BF16_INPUTS 2
 
 ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
     group_sums sum;
@@ -87,6 +93,7 @@ ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
 }
 
 #else
+#define BF16_INPUTS 0
 
 // Both halves of the pairs of W outputs, as floats.
 ALWAYS void split_pairs(const char *at, vf *even, vf *odd) {
@@ -174,7 +181,10 @@ ALWAYS void float_steps(const chunk *c, const int rows, const int panels) {
         }                                                                                 \
     }
 
+#if !defined(TILES)
+#define MOST_PAIR_ROWS MOST_ROWS
 COPIES(pair_steps, MOST_ROWS)
+#endif
 COPIES(float_steps, MOST_ROWS)
 COPIES(int8_steps, MOST_FIXED_ROWS)
 COPIES(int4_steps, MOST_FIXED_ROWS)
@@ -184,7 +194,6 @@ typedef struct {
     void (*tile)(const chunk *, int rows);
     void (*panel)(const chunk *, int rows);
     int most_rows;
-    int chunk_steps;
     int inputs_per_step;
     int x_bytes;  // of a prepared input; fixed point: of a digit
 } walk;
@@ -192,16 +201,13 @@ typedef struct {
 static walk walk_of(int weight_type) {
     switch (weight_type) {
         case FT_WEIGHT_FLOAT32:
-            return (walk){float_steps_tile, float_steps_panel, MOST_ROWS, CHUNK_STEPS, 1, 4};
+            return (walk){float_steps_tile, float_steps_panel, MOST_ROWS, 1, 4};
         case FT_WEIGHT_INT8:
-            return (walk){int8_steps_tile, int8_steps_panel, MOST_FIXED_ROWS, FT_BLOCK / 4, 4,
-                          DIGIT_BYTES};
+            return (walk){int8_steps_tile, int8_steps_panel, MOST_FIXED_ROWS, 4, DIGIT_BYTES};
         case FT_WEIGHT_INT4:
-            return (walk){int4_steps_tile, int4_steps_panel, MOST_FIXED_ROWS, FT_BLOCK / 8, 8,
-                          DIGIT_BYTES};
+            return (walk){int4_steps_tile, int4_steps_panel, MOST_FIXED_ROWS, 8, DIGIT_BYTES};
         default:
-            return (walk){pair_steps_tile, pair_steps_panel, MOST_ROWS, CHUNK_STEPS, 2,
-                          PAIR_INPUT_BYTES};
+            return (walk){pair_steps_tile, pair_steps_panel, MOST_PAIR_ROWS, 2, PAIR_INPUT_BYTES};
     }
 }
 
@@ -297,13 +303,22 @@ static const char *ahead(const chunk *c, int panel, int64_t step, int64_t steps,
     return next ? at + next * c->panel_stride + (FETCH_STEPS - steps) * STEP_BYTES : at;
 }
 
+// Steps of the chunk that begins at `step`: chunks end where fetching turns to the next tile.
+static int steps_of_chunk(int64_t step, int64_t last, int64_t steps) {
+    const int64_t turn = (steps - FETCH_STEPS) / FETCH_STEPS * FETCH_STEPS;
+    int64_t end = step + CHUNK_STEPS;
+    if (step < turn && end > turn) end = turn;
+    return (int)((end < last ? end : last) - step);
+}
+
 static void tile(const ft_linear_job *job, int64_t panel, int64_t panels) {
     const ft_linear *layer = job->layer;
     const walk how = walk_of(layer->weight_type);
     const int64_t steps = ft_round_up(ft_padded_inputs(layer), how.inputs_per_step) /
                           how.inputs_per_step;
     const int64_t used = ft_round_up(layer->inputs, how.inputs_per_step) / how.inputs_per_step;
-    const int64_t last = layer->weight_type >= FT_WEIGHT_INT8 ? steps : used;
+    // Rows that lie where they were given have no padding to read.
+    const int64_t last = layer->weight_type < FT_WEIGHT_INT8 && BF16_INPUTS < 32 ? used : steps;
     const int64_t groups = layer->group ? ft_padded_inputs(layer) / layer->group : 0;
     // The tile that this thread will most likely be given next, in panels from here.
     const int64_t after = (int64_t)FT_TILE * ft_threads();
@@ -314,8 +329,9 @@ static void tile(const ft_linear_job *job, int64_t panel, int64_t panels) {
         int64_t count = job->rows->rows - row;
         if (count > ROWS_AT_ONCE) count = ROWS_AT_ONCE;
         memset(sums, 0, sizeof(float) * SUM_STRIDE * (size_t)count);
-        for (int64_t step = 0; step < last; step += how.chunk_steps) {
-            const int64_t block = step / how.chunk_steps;
+        for (int64_t step = 0, taken; step < last; step += taken) {
+            const int64_t block = step * how.inputs_per_step / FT_BLOCK;
+            taken = steps_of_chunk(step, last, steps);
             chunk c = {
                 .layer = layer,
                 .weight = (const char *)layer->weight + (panel * steps + step) * STEP_BYTES,
@@ -324,7 +340,7 @@ static void tile(const ft_linear_job *job, int64_t panel, int64_t panels) {
                      step * how.inputs_per_step * how.x_bytes,
                 .x_stride = job->x.stride,
                 .sums = sums,
-                .steps = (int)(last - step < how.chunk_steps ? last - step : how.chunk_steps),
+                .steps = (int)taken,
                 .x_scale = job->x.scales + row * job->x.blocks + block,
                 .x_sum = job->x.sums + row * job->x.parts + block * (FT_BLOCK / 32),
                 .blocks = job->x.blocks,
@@ -400,4 +416,4 @@ static void prepare(const ft_linear_job *job, int64_t row) {
     }
 }
 
-const ft_linear_kernels NAME = {1, row_bytes, prepare, tile, PAIR_INPUT_BYTES == 2};
+const ft_linear_kernels NAME = {1, row_bytes, prepare, tile, BF16_INPUTS};

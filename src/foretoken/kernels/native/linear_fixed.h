@@ -56,14 +56,15 @@ ALWAYS int32_t sum_of(const chunk *c, int row, int part, int parts) {
     return sum;
 }
 
-// Add a group's whole sums, times the scales of activations and weights.
+// Add whole sums of a group of inputs, times the scales of activations and weights.
 ALWAYS void add_group(const chunk *c, int row, int panel, int h, int group, int32_t excess, vf whole) {
+    const int64_t block = c->layer->group ? group * c->layer->group / FT_BLOCK : group;
     float *at = c->sums + row * SUM_STRIDE + panel * FT_PANEL + h * W;
     if (c->zero) {
         const float *zero = c->zero + panel * c->group_stride + group * FT_PANEL + h * W;
         whole = vf_sub(whole, vf_mul(vf_load(zero), vf_set1((float)excess)));
     }
-    vf term = vf_mul(whole, vf_set1(c->x_scale[row * c->blocks]));
+    vf term = vf_mul(whole, vf_set1(c->x_scale[row * c->blocks + block]));
     if (c->scale) {
         const float *scale = c->scale + panel * c->group_stride + group * FT_PANEL + h * W;
         term = vf_mul(term, vf_load(scale));

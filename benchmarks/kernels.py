@@ -1,0 +1,170 @@
+"""Linear layers against the time their weights take to be read: rows 1, 6, 16 x types of weights.
+
+    python benchmarks/kernels.py [--threads 1] [--shapes 2048x8192,...] [--weights bf16,int8]
+
+Matrices of a 1 B model, each weight type over as many copies as do not fit a cache, so that every
+call reads memory. The limit is the same bytes read by the same threads with nothing computed, in
+the same turn. `floor` is that time over the time of a call with one row; the other ratios compare
+calls with more rows to one row. Wanted: one row >= 0.93 of the limit, 6 rows <= 1.10 of one row,
+16 rows <= 1.30 of it.
+"""
+
+import argparse
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from common import (
+    Goal,
+    Ratio,
+    announce,
+    at_least,
+    at_most,
+    finish,
+    interleave,
+    make_parser,
+    ratio_of_medians,
+    use_threads,
+)
+from torch import Tensor
+
+from foretoken.kernels.library import Library, find_library
+from foretoken.kernels.linear import Packed, empty_packed, pack_float, pack_int4, pack_int8
+from foretoken.ops.linear import KernelLinear
+
+ROWS = (1, 6, 16)
+SHAPES = "3072x2048,2048x2048,16384x2048,2048x8192,32000x2048"
+WEIGHTS = "bf16,int8,int4g32,int4g128"
+LEAST_BYTES = 512 << 20
+WANTED = {6: 1.10, 16: 1.30}
+ONE_ROW = 0.93
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A type of weights and a shape, measured."""
+
+    weights: str
+    shape: str
+    limit_gb_per_s: float
+    one_row_gb_per_s: float
+    one_row_us: float
+    floor: Ratio
+    rows: dict[int, Ratio]
+
+
+def pack(library: Library, weights: str, outputs: int, inputs: int) -> Packed:
+    generator = torch.Generator().manual_seed(0)
+    if weights in ("bf16", "fp32"):
+        dtype = torch.bfloat16 if weights == "bf16" else torch.float32
+        return pack_float(library, torch.randn(outputs, inputs, generator=generator).to(dtype))
+    if weights == "int8":
+        values = torch.randint(-127, 128, (outputs, inputs), generator=generator)
+        return pack_int8(library, values.to(torch.int8), torch.rand(outputs, 1))
+    group = int(weights.removeprefix("int4g"))
+    values = torch.randint(0, 16, (outputs, inputs), generator=generator)
+    return pack_int4(library, values.to(torch.uint8), torch.rand(outputs, inputs // group))
+
+
+def copied(library: Library, packed: Packed) -> Packed:
+    weight = empty_packed(library, tuple(packed.weight.shape), packed.weight.dtype)
+    return replace(packed, weight=weight.copy_(packed.weight))
+
+
+def reader(library: Library, tensors: Sequence[Tensor]) -> Callable[[], float]:
+    """Seconds to read them once."""
+    read = library.function("ft_read_memory", (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_uint64)
+
+    def run() -> float:
+        began = time.perf_counter()
+        for tensor in tensors:
+            read(tensor.data_ptr(), tensor.nbytes)
+        return time.perf_counter() - began
+
+    return run
+
+
+def caller(layers: Sequence[KernelLinear], rows: int) -> Callable[[], float]:
+    """Seconds of one call of each layer."""
+    dtype, inputs = layers[0].dtype, layers[0].packed.inputs
+    x_TK = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)).to(dtype)
+
+    def run() -> float:
+        began = time.perf_counter()
+        for layer in layers:
+            layer(x_TK)
+        return time.perf_counter() - began
+
+    return run
+
+
+def measure(library: Library, weights: str, shape: str, arguments: argparse.Namespace) -> Case:
+    outputs, inputs = (int(size) for size in shape.split("x"))
+    first = pack(library, weights, outputs, inputs)
+    count = 2 if arguments.quick else max(2, LEAST_BYTES // first.num_bytes)
+    packed = [first, *(copied(library, first) for _ in range(count - 1))]
+    dtype = torch.float32 if weights == "fp32" else torch.bfloat16
+    layers = [KernelLinear(library, one, dtype=dtype) for one in packed]
+    arms = {f"{rows}": caller(layers, rows) for rows in ROWS}
+    arms["read"] = reader(library, [one.weight for one in packed])
+    seconds = interleave(arms, arguments.repeats)
+    total = sum(one.weight.nbytes for one in packed)
+    one_row, read = (sorted(seconds[arm])[arguments.repeats // 2] for arm in ("1", "read"))
+    return Case(
+        weights=weights,
+        shape=shape,
+        limit_gb_per_s=total / read / 1e9,
+        one_row_gb_per_s=total / one_row / 1e9,
+        one_row_us=one_row / count * 1e6,
+        floor=ratio_of_medians(seconds["read"], seconds["1"]),
+        rows={rows: ratio_of_medians(seconds[f"{rows}"], seconds["1"]) for rows in ROWS[1:]},
+    )
+
+
+def show(case: Case) -> None:
+    more = ", ".join(f"{rows} rows {ratio}" for rows, ratio in case.rows.items())
+    print(
+        f"{case.weights:8} {case.shape:11} limit {case.limit_gb_per_s:5.1f} GB/s, one row "
+        f"{case.one_row_gb_per_s:5.1f} = {case.floor} of it ({case.one_row_us:.0f} us); {more}",
+        flush=True,
+    )
+
+
+def goals(cases: Sequence[Case]) -> list[Goal]:
+    """The worst shape of each type of weights."""
+    found = []
+    for weights in dict.fromkeys(case.weights for case in cases):
+        own = [case for case in cases if case.weights == weights]
+        floor = min(case.floor.value for case in own)
+        found.append(at_least(f"{weights}: one row against the limit", floor, ONE_ROW))
+        for rows, wanted in WANTED.items():
+            worst = max(case.rows[rows].value for case in own)
+            found.append(at_most(f"{weights}: {rows} rows against one", worst, wanted))
+    return found
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--shapes", default=SHAPES, help="outputs x inputs; default: %(default)s")
+    parser.add_argument("--weights", default=WEIGHTS, help="default: %(default)s")
+    arguments = parser.parse_args()
+    use_threads(arguments.threads)
+    library = find_library()
+    if library is None:
+        raise SystemExit("no compiled kernels here")
+    library.use_threads(torch.get_num_threads())
+    where = announce(arguments) | {"kernels": library.level}
+    if arguments.quick:
+        arguments.shapes = "192x192"
+    cases = []
+    for weights in arguments.weights.split(","):
+        for shape in arguments.shapes.split(","):
+            cases.append(measure(library, weights, shape, arguments))
+            show(cases[-1])
+    finish("kernels", where, arguments, {"cases": cases}, goals(cases))
+
+
+if __name__ == "__main__":
+    main()

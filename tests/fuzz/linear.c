@@ -1,0 +1,226 @@
+// Random layers, rows and strides through the linear kernels, built with sanitizers.
+//
+// Every buffer is exactly as large as it has to be. Rows alone must have the bits of rows together,
+// float32 results be close to sums in double precision, and, for integer weights, every instruction
+// set must give the same bits. Arguments: number of rounds, seed.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "linear.h"
+
+static uint64_t state;
+
+static uint32_t draw(uint32_t below) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((state >> 33) % below);
+}
+
+static float number(void) { return (float)((int)draw(2001) - 1000) / 1000.0f; }
+
+static uint16_t to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static float of_bf16(uint16_t value) {
+    uint32_t bits = (uint32_t)value << 16;
+    float result;
+    memcpy(&result, &bits, 4);
+    return result;
+}
+
+static void *memory(size_t bytes) {
+    void *start = malloc(bytes ? bytes : 1);
+    if (!start) abort();
+    return start;
+}
+
+static float *numbers(int64_t count, float most) {
+    float *all = memory((size_t)count * 4);
+    for (int64_t i = 0; i < count; i++) all[i] = number() * most;
+    return all;
+}
+
+// A layer, and its matrix [outputs padded][inputs] in the order of the panels.
+typedef struct {
+    ft_linear layer;
+    float *matrix;
+    int64_t padded_outputs;
+} example;
+
+static void set_weight(char *weight, const ft_linear *l, int64_t panel, int64_t k, int n, float *is) {
+    const int64_t padded = ft_padded_inputs(l);
+    if (l->weight_type == FT_WEIGHT_FLOAT32) {
+        ((float *)weight)[(panel * padded + k) * 16 + n] = *is = number();
+    } else if (l->weight_type == FT_WEIGHT_BFLOAT16) {
+        const uint16_t value = to_bf16(number());
+        ((uint16_t *)weight)[(panel * (padded / 2) + k / 2) * 32 + n * 2 + k % 2] = value;
+        *is = of_bf16(value);
+    } else if (l->weight_type == FT_WEIGHT_INT8) {
+        const int value = (int)draw(256) - 128;
+        weight[(panel * (padded / 4) + k / 4) * 64 + n * 4 + k % 4] = (char)(value + 128);
+        *is = (float)value;
+    } else {
+        const int value = (int)draw(16), half = k % 8 >= 4;
+        char *at = weight + (panel * (padded / 8) + k / 8) * 64 + n * 4 + k % 4;
+        *at = (char)(half ? (*at & 15) | value << 4 : (*at & ~15) | value);
+        *is = (float)value;
+    }
+}
+
+static example make(void) {
+    static const int bits[] = {32, 16, 8, 4};
+    example e = {.layer = {.weight_type = (int)draw(4), .gated = draw(4) == 0}};
+    ft_linear *l = &e.layer;
+    const int wide = draw(6) == 0;
+    l->inputs = 1 + draw(wide ? 700 : 150);
+    l->outputs = (1 + draw(wide ? 60 : 140)) * (l->gated ? 2 : 1);
+    l->x_type = l->weight_type == FT_WEIGHT_FLOAT32 ? FT_FLOAT32 : (int)draw(2);
+    l->y_type = (int)draw(2);
+    if (l->weight_type == FT_WEIGHT_INT4 || (l->weight_type == FT_WEIGHT_INT8 && draw(2))) {
+        l->group = 32 << draw(3);
+        l->inputs = ft_round_up(l->inputs, l->group);
+    }
+    const int64_t padded = ft_padded_inputs(l), panels = ft_panels(l);
+    const int64_t groups = l->group ? padded / l->group : 1;
+    e.padded_outputs = panels * FT_PANEL;
+    char *weight = memory((size_t)(e.padded_outputs * padded * bits[l->weight_type] / 8));
+    memset(weight, 0, (size_t)(e.padded_outputs * padded * bits[l->weight_type] / 8));
+    e.matrix = memory((size_t)(e.padded_outputs * l->inputs) * 4);
+    // Scales that make dequantized weights about 1 in size, like the others.
+    const float steps = l->weight_type == FT_WEIGHT_INT8 ? 128 : 12;
+    if (l->weight_type >= FT_WEIGHT_INT8) l->scale = numbers(e.padded_outputs * groups, 1 / steps);
+    if (l->weight_type == FT_WEIGHT_INT4 && draw(2)) l->zero = numbers(e.padded_outputs * groups, 9);
+    if (draw(2)) l->bias = numbers(e.padded_outputs, 1);
+    if (draw(4) == 0) l->norm = numbers(l->inputs, 1), l->norm_eps = 1e-5f;
+    for (int64_t panel = 0; panel < panels; panel++)
+        for (int64_t k = 0; k < l->inputs; k++)
+            for (int n = 0; n < FT_PANEL; n++) {
+                const int64_t output = panel * FT_PANEL + n;
+                float *is = e.matrix + output * l->inputs + k;
+                set_weight(weight, l, panel, k, n, is);
+                if (l->weight_type < FT_WEIGHT_INT8) continue;
+                const int64_t group = l->group ? k / l->group : 0;
+                const int64_t at = (panel * groups + group) * FT_PANEL + n;
+                const float middle = l->weight_type == FT_WEIGHT_INT8 ? 0 : l->zero ? l->zero[at] : 8;
+                *is = (*is - middle) * l->scale[at];
+            }
+    l->weight = weight;
+    return e;
+}
+
+static void *copy_rows(const float *values, int type, int64_t count) {
+    void *rows = memory((size_t)count * (type == FT_BFLOAT16 ? 2 : 4));
+    for (int64_t i = 0; i < count; i++)
+        if (type == FT_BFLOAT16)
+            ((uint16_t *)rows)[i] = to_bf16(values[i]);
+        else
+            ((float *)rows)[i] = values[i];
+    return rows;
+}
+
+static double at(const void *rows, int type, int64_t index) {
+    return type == FT_BFLOAT16 ? of_bf16(((const uint16_t *)rows)[index])
+                               : ((const float *)rows)[index];
+}
+
+static double output_of(const example *e, const double *x, int64_t output) {
+    double sum = e->layer.bias ? e->layer.bias[output] : 0;
+    for (int64_t k = 0; k < e->layer.inputs; k++)
+        sum += e->matrix[output * e->layer.inputs + k] * x[k];
+    return sum;
+}
+
+static void check_row(const example *e, const ft_linear_rows *rows, int64_t row, double *x) {
+    const ft_linear *l = &e->layer;
+    const int64_t columns = l->gated ? l->outputs / 2 : l->outputs;
+    double squares = 0;
+    for (int64_t k = 0; k < l->inputs; k++) {
+        x[k] = at(rows->x, l->x_type, row * rows->x_stride + k);
+        squares += x[k] * x[k];
+    }
+    const double factor = 1 / sqrt(squares / (double)l->inputs + l->norm_eps);
+    for (int64_t k = 0; k < l->inputs && l->norm; k++) x[k] *= factor * l->norm[k];
+    for (int64_t column = 0; column < columns; column++) {
+        const int64_t panel = column / FT_PANEL, n = column % FT_PANEL;
+        double y = output_of(e, x, l->gated ? panel * 2 * FT_PANEL + n : column);
+        if (l->gated) y *= output_of(e, x, (panel * 2 + 1) * FT_PANEL + n) / (1 + exp(-y));
+        if (rows->residual)
+            y += at(rows->residual, l->y_type, row * rows->residual_stride + column);
+        const double found = at(rows->y, l->y_type, row * rows->y_stride + column);
+        // Rounding of rows and results; sums of up to some hundred terms of about 1 each.
+        const double room = 0.02 * (fabs(y) + sqrt((double)l->inputs) * (l->gated ? 30 : 4));
+        if (!(fabs(found - y) <= room)) {
+            printf("row %ld column %ld: %g, expected %g; type %d group %d %ld x %ld\n", (long)row,
+                   (long)column, found, y, l->weight_type, l->group, (long)l->outputs,
+                   (long)l->inputs);
+            exit(1);
+        }
+    }
+}
+
+// Bytes of all results at this level, rows together or alone.
+static void run(const example *e, const ft_linear_rows *rows, int level, int alone) {
+    const int x_bytes = e->layer.x_type == FT_BFLOAT16 ? 2 : 4;
+    const int y_bytes = e->layer.y_type == FT_BFLOAT16 ? 2 : 4;
+    ft_set_level(level);
+    if (!alone) {
+        ft_linear_run(&e->layer, rows);
+        return;
+    }
+    for (int64_t row = 0; row < rows->rows; row++) {
+        ft_linear_rows one = *rows;
+        one.rows = 1;
+        one.x = (const char *)rows->x + row * rows->x_stride * x_bytes;
+        one.y = (char *)rows->y + row * rows->y_stride * y_bytes;
+        if (rows->residual)
+            one.residual = (const char *)rows->residual + row * rows->residual_stride * y_bytes;
+        ft_linear_run(&e->layer, &one);
+    }
+}
+
+static void one_round(void) {
+    example e = make();
+    const ft_linear *l = &e.layer;
+    const int64_t columns = l->gated ? l->outputs / 2 : l->outputs;
+    ft_linear_rows rows = {.rows = 1 + draw(draw(4) ? 9 : 110)};
+    rows.x_stride = l->inputs + draw(9), rows.y_stride = columns + draw(9);
+    rows.residual_stride = columns + draw(9);
+    const int64_t last = rows.rows - 1;
+    float *x = numbers(last * rows.x_stride + l->inputs, 1);
+    float *r = numbers(last * rows.residual_stride + columns, 1);
+    void *xs = copy_rows(x, l->x_type, last * rows.x_stride + l->inputs);
+    void *rs = copy_rows(r, l->y_type, last * rows.residual_stride + columns);
+    const size_t bytes = (size_t)(last * rows.y_stride + columns) * (l->y_type == FT_BFLOAT16 ? 2 : 4);
+    char *together = memory(bytes), *alone = memory(bytes), *first = memory(bytes);
+    memset(together, 0, bytes), memset(alone, 0, bytes);
+    rows.x = xs;
+    rows.residual = draw(2) ? rs : NULL;
+    double *wide = memory((size_t)l->inputs * sizeof(double));
+    for (int level = 0; level <= ft_cpu_level(); level++) {
+        ft_set_threads(1 + (int)draw(3));
+        rows.y = together;
+        run(&e, &rows, level, 0);
+        for (int64_t row = 0; row < rows.rows; row += 1 + draw(20)) check_row(&e, &rows, row, wide);
+        rows.y = alone;
+        run(&e, &rows, level, 1);
+        if (memcmp(together, alone, bytes)) printf("bits depend on rows, level %d\n", level), exit(1);
+        const int same = l->weight_type >= FT_WEIGHT_INT8 && !l->norm && !l->gated;
+        if (level == 0) memcpy(first, together, bytes);
+        if (same && memcmp(together, first, bytes)) printf("level %d differs\n", level), exit(1);
+    }
+    free(x), free(r), free(xs), free(rs), free(together), free(alone), free(first), free(wide);
+    free(e.matrix), free((void *)l->weight), free((void *)l->scale), free((void *)l->zero);
+    free((void *)l->bias), free((void *)l->norm);
+}
+
+int main(int count, char **arguments) {
+    const int rounds = count > 1 ? atoi(arguments[1]) : 200;
+    state = count > 2 ? (uint64_t)atoll(arguments[2]) : 1;
+    for (int i = 0; i < rounds; i++) one_round();
+    printf("linear: %d rounds, levels 0 to %d\n", rounds, ft_cpu_level());
+    return 0;
+}
