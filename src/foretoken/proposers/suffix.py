@@ -11,6 +11,7 @@ Source: suffix decoding (Oliaro et al. 2024, arXiv 2411.04975); keys as in vLLM'
 import logging
 from dataclasses import dataclass
 
+from foretoken.errors import ParameterError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.suffix_cache import CachedText, SuffixCache
@@ -59,11 +60,42 @@ class SuffixProposer(Proposer):
         self._limits = Limits(per_match=max_spec_factor, least_probability=min_token_prob)
         self._cache = SuffixCache(max_cached_requests) if max_cached_requests else None
         self._states: dict[str, _State] = {}
+        self._corpora: dict[str, CachedText] = {}
         if self._cache is not None:
             most = self._cache.most_bytes / 2**20
             logger.info(
                 "suffix: up to %d past outputs shared, %.0f MiB at most", max_cached_requests, most
             )
+
+    @property
+    def corpora(self) -> dict[str, int]:
+        """Tokens of the texts that were added, by name."""
+        return {name: len(text.tokens) for name, text in self._corpora.items()}
+
+    def add_corpus(self, name: str, salt: str | None, tokens: list[int]) -> None:
+        """Draft also from `tokens`, for requests of `salt`; an old text of that name is replaced.
+
+        Raises:
+            ParameterError: there is no shared cache to put it into.
+        """
+        if self._cache is None:
+            allowed = "suffix_decoding_max_cached_requests above 0"
+            raise ParameterError("suffix_decoding_max_cached_requests", 0, allowed)
+        self.remove_corpus(name)
+        self._corpora[name] = self._cache.open(salt)
+        self.extend_corpus(name, tokens)
+
+    def extend_corpus(self, name: str, tokens: list[int]) -> None:
+        """Append to a text that was added."""
+        assert self._cache is not None, "a text was added"
+        self._cache.pin(self._corpora[name], tokens)
+
+    def remove_corpus(self, name: str) -> bool:
+        """Forget a text; False if there is none of that name."""
+        text = self._corpora.pop(name, None)
+        if text is not None and self._cache is not None:
+            self._cache.unpin(text)
+        return text is not None
 
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one; empty where nothing is known."""

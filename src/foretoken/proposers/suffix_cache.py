@@ -50,6 +50,7 @@ class SuffixCache:
         self._finished: deque[int] = deque()
         self._num_opened = 0
         self._num_tokens = 0
+        self._num_pinned = 0
 
     @property
     def num_tokens(self) -> int:
@@ -59,7 +60,7 @@ class SuffixCache:
     @property
     def num_bytes(self) -> int:
         """Memory, about."""
-        return self._memory(len(self._texts), self._num_tokens)
+        return self._memory(len(self._texts), self._num_tokens + self._num_pinned)
 
     @property
     def most_bytes(self) -> int:
@@ -97,6 +98,17 @@ class SuffixCache:
                 slot = (hash(data[end - TOKEN_BYTES * length : end]) ^ salt) & mask
                 previous.append(latest[slot])
                 latest[slot] = base | at
+
+    def pin(self, text: CachedText, tokens: list[int]) -> None:
+        """Append to a text that stays until `unpin`, beside the room for outputs."""
+        before = self._num_tokens
+        self.extend(text, tokens)
+        self._num_pinned += self._num_tokens - before
+        self._num_tokens = before
+
+    def unpin(self, text: CachedText) -> None:
+        """Forget a text that was pinned."""
+        self._num_pinned -= len(self._texts.pop(text.number).tokens)
 
     def finish(self, text: CachedText) -> None:
         """The output is complete: from now on it counts, and is forgotten in its turn."""

@@ -4,7 +4,6 @@ A plain ASGI middleware. Invariants: every answer has an x-request-id; a key is 
 constant time and never logged; an exception becomes 500 without its text.
 """
 
-import hashlib
 import hmac
 import logging
 import re
@@ -23,7 +22,7 @@ from foretoken.server.events import to_json
 from foretoken.server.metrics import ServerMetrics
 from foretoken.server.problems import Problem, internal, problem_of
 from foretoken.server.settings import ServerConfig
-from foretoken.server.state import request_id_of
+from foretoken.server.state import request_id_of, tenant_of
 
 logger = logging.getLogger("foretoken.access")
 
@@ -97,7 +96,7 @@ class Access:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        return hashlib.sha256(given.encode()).hexdigest()[:16]
+        return tenant_of(given)
 
     def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         path = scope["path"] if scope["path"] in self._paths else "other"

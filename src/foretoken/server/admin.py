@@ -1,17 +1,24 @@
-"""GET and PUT /admin/speculation: read and narrow drafting for all requests, live.
+"""/admin/speculation narrows drafting for all requests, live; /admin/corpora has texts for it.
 
 Off unless the server was started with an admin key; `foretoken.server.access` asks for it.
 """
 
+import functools
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foretoken.engine import Engine
+from foretoken.errors import ParameterError
+from foretoken.proposers.drafters import Drafters
+from foretoken.proposers.suffix import SuffixProposer
 from foretoken.server.events import to_json
+from foretoken.server.problems import Problem
+from foretoken.server.prompts import encode
 from foretoken.server.reading import read_body
-from foretoken.server.schemas import SpeculationBody
-from foretoken.server.state import ServerState, state_of
+from foretoken.server.schemas import CorpusBody, SpeculationBody
+from foretoken.server.state import ServerState, salt_from, state_of, tenant_of
 from foretoken.types import Speculation
 
 
@@ -43,3 +50,64 @@ async def _describe(state: ServerState) -> dict[str, Any]:
         "drafters": dict(parts.drafters),
         "last_minute": recent,
     }
+
+
+_AT_ONCE = 4096
+"""Tokens that are indexed between two steps: a few milliseconds."""
+
+
+async def list_corpora(request: Request) -> Response:
+    """Texts for suffix drafting, by name, with their tokens."""
+    state = state_of(request)
+    found = await state.engine.call(lambda engine: dict(_suffix(engine).corpora))
+    return Response(to_json({"corpora": found}), media_type="application/json")
+
+
+async def put_corpus(request: Request) -> Response:
+    """Draft from a text, for the requests of one salt (and API key); replaces one of its name."""
+    state, name = state_of(request), request.path_params["name"]
+    body = await read_body(request, CorpusBody, state.config.limits.max_body_bytes)
+    salt = _salt(state, body)
+    ids = await encode(state, body.text, special=False)
+    await state.engine.call(lambda engine: _suffix(engine).add_corpus(name, salt, ids[:_AT_ONCE]))
+    for start in range(_AT_ONCE, len(ids), _AT_ONCE):
+        part = ids[start : start + _AT_ONCE]
+        await state.engine.call(functools.partial(_extend, name=name, part=part))
+    return Response(to_json({"name": name, "tokens": len(ids)}), media_type="application/json")
+
+
+async def delete_corpus(request: Request) -> Response:
+    """Forget a text."""
+    state, name = state_of(request), request.path_params["name"]
+    if not await state.engine.call(lambda engine: _suffix(engine).remove_corpus(name)):
+        raise Problem(404, f"corpus: got {name[:100]!r}, which there is not")
+    return Response(to_json({"name": name}), media_type="application/json")
+
+
+def _extend(engine: Engine, name: str, part: list[int]) -> None:
+    """Add to a text, unless it was removed meanwhile."""
+    suffix = _suffix(engine)
+    if name in suffix.corpora:
+        suffix.extend_corpus(name, part)
+
+
+def _salt(state: ServerState, body: CorpusBody) -> str | None:
+    if not state.config.api_keys:
+        return salt_from(None, body.cache_salt)
+    if body.api_key not in state.config.api_keys:
+        raise Problem(400, "api_key: name the key whose requests may see the text", "api_key")
+    return salt_from(tenant_of(body.api_key or ""), body.cache_salt)
+
+
+def _suffix(engine: Engine) -> SuffixProposer:
+    """The engine's suffix drafter.
+
+    Raises:
+        ParameterError: it has none.
+    """
+    drafters = engine.parts.proposer
+    assert isinstance(drafters, Drafters), type(drafters)
+    for member in drafters.members.values():
+        if isinstance(member.proposer, SuffixProposer):
+            return member.proposer
+    raise ParameterError("corpora", "a text", "a server with a suffix drafter")

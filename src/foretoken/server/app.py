@@ -34,6 +34,9 @@ ROUTES = (
     Route("/openapi.json", status.openapi),
     Route("/admin/speculation", admin.read_speculation),
     Route("/admin/speculation", admin.write_speculation, methods=["PUT"]),
+    Route("/admin/corpora", admin.list_corpora),
+    Route("/admin/corpora/{name}", admin.put_corpus, methods=["PUT"]),
+    Route("/admin/corpora/{name}", admin.delete_corpus, methods=["DELETE"]),
     Route("/", page.page),
     Route("/page/{name}", page.page),
 )

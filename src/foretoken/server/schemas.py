@@ -217,3 +217,13 @@ class SpeculationBody(BaseModel):
     enabled: bool = True
     drafter: str | None = None
     num_speculative_tokens: int | None = None
+
+
+class CorpusBody(BaseModel):
+    """PUT /admin/corpora/NAME: a text, and whose requests may be drafted for from it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    text: str = Field(min_length=1)
+    cache_salt: str | None = None
+    api_key: str | None = None

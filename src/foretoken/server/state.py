@@ -1,5 +1,6 @@
 """What every endpoint is given: the engine, the settings, the metrics. Made once, never changed."""
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -62,7 +63,16 @@ def request_id_of(request: Request) -> str:
 
 def salt_of(request: Request, given: str | None) -> str | None:
     """The salt within which a request shares caches: its own, inside its API key's."""
-    tenant = request.scope["foretoken.tenant"]
+    return salt_from(request.scope["foretoken.tenant"], given)
+
+
+def tenant_of(key: str) -> str:
+    """What stands for an API key in salts, so that no key is kept beside texts."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def salt_from(tenant: str | None, given: str | None) -> str | None:
+    """The salt of a tenant's requests that bring `given`; None where there are no keys."""
     if tenant is None and given is None:
         return None
     return f"{tenant or ''}:{given or ''}"
