@@ -190,6 +190,9 @@ async def soak(url: str, pid: int, minutes: float, clients: int) -> dict[str, An
         "memory_warm_mib": round(warm / 2**20, 1),
         "memory_end_mib": round(last / 2**20, 1),
         "memory_growth": round(growth, 4),
+        "memory_mib_over_time": [
+            round(b / 2**20, 1) for b in samples[:: max(1, len(samples) // 12)]
+        ],
         "pages_back_to_zero": free,
         "wrong": seen.wrong,
         "passed": accepted == ended and free and growth < 0.02 and not seen.wrong,

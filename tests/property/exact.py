@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.sampler import DraftSampler, Sampler
 from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request, SamplingParams
@@ -93,11 +94,16 @@ def chain_probs(model: TableModel, params: SamplingParams) -> dict[tuple[int, ..
 
 
 def simulate(
-    params: SamplingParams, rule: str, method: str, k: int, samples: int
+    params: SamplingParams,
+    rule: str,
+    method: str,
+    k: int,
+    samples: int,
+    grammars: Grammars | None = None,
 ) -> tuple[Counter[tuple[int, ...]], TableModel, int]:
     """LENGTH tokens of many requests, all at once, speculating with a different model."""
     model, drafter = TableModel(1, VOCAB), TableModel(2, VOCAB)
-    verifier = Verifier(VOCAB, rule=rule)
+    verifier = Verifier(VOCAB, rule=rule, grammars=grammars)
     sampler = DraftSampler(Sampler(VOCAB), rule, method)
     sequences = [
         sequence_of(
