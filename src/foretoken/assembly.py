@@ -20,13 +20,14 @@ from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.desk import Member
 from foretoken.proposers.draft_models import Surroundings, build_draft_model, find_draft_models
-from foretoken.proposers.drafters import Drafters, FirstPolicy
+from foretoken.proposers.drafters import Drafters
 from foretoken.proposers.head_models import (
     HeadSurroundings,
     build_head,
     feature_points,
     find_heads,
 )
+from foretoken.proposers.policy import FirstPolicy
 from foretoken.proposers.registry import create_drafters
 from foretoken.proposers.vocabularies import Side
 from foretoken.runtime.grammar import Grammars
@@ -120,6 +121,7 @@ class _Assembly:
                 scheduler=scheduler,
                 proposer=drafters,
                 drafters=limits,
+                observers=(drafters.observe,),
                 runner=runner,
                 verifier=verifier,
                 texts=texts,

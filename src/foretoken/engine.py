@@ -6,7 +6,7 @@ runner's, what is accepted the verifier's, what is drafted the proposer's. Not t
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from foretoken.config import ResolvedConfig
@@ -36,6 +36,8 @@ class EngineParts:
     proposer: Proposer
     drafters: Mapping[str, int] = field(default_factory=dict)
     """Names that a request may ask for, and the most drafts of each."""
+    observers: tuple[Callable[[Batch, Verification, StepStats], None], ...] = ()
+    """Told about every step."""
     runner: Runner
     verifier: Verifier
     texts: TextStreams
@@ -170,7 +172,10 @@ class Engine:
             if output.finish_reason is not None:
                 self._release(output.request_id)
         times = (drafted - began, verified - drafted, time.perf_counter() - began)
-        self.metrics.record(self._stats(batch, verification, outputs, times))
+        stats = self._stats(batch, verification, outputs, times)
+        self.metrics.record(stats)
+        for observe in parts.observers:
+            observe(batch, verification, stats)
         return outputs
 
     def _fail_grammars(self, committed: list[Output]) -> list[Output]:

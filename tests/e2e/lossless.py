@@ -68,6 +68,10 @@ COMPOSED: dict[str, dict[str, Any]] = {
         ],
     },
 }
+COMPOSED["best"] = {
+    "policy": "best",
+    "drafters": [{"method": "suffix", "num_speculative_tokens": 8}, SHORT_MODEL],
+}
 METHODS |= COMPOSED
 PRESSURES: dict[str, dict[str, Any]] = {
     "calm": {"max_num_seqs": 16},

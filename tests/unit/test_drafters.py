@@ -7,7 +7,8 @@ from torch import Tensor
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.desk import Member
-from foretoken.proposers.drafters import Drafters, FirstPolicy
+from foretoken.proposers.drafters import Drafters
+from foretoken.proposers.policy import FirstPolicy
 from foretoken.runtime.sequence import Sequence
 from tests.unit.proposing import make_context, make_sequence
 

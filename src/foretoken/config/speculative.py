@@ -19,7 +19,7 @@ METHODS_NOT_YET = (
     "mtp", "dflash", "dspark", "ngram_gpu", "extract_hidden_states",
 )  # fmt: skip
 DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
-POLICIES = ("first",)
+POLICIES = ("first", "best")
 
 KEYS = KeyTable(
     where="speculative_config",

@@ -64,6 +64,10 @@ class Desk:
         spans = self.spans
         return [i for i, s in enumerate(spans) if s.draft_budget > 0 and i not in self._taken]
 
+    def request_id(self, index: int) -> str:
+        """Of a span's request."""
+        return self.spans[index].sequence.request.request_id
+
     def allowed(self, name: str, index: int) -> bool:
         """Whether the request of a span lets this drafter draft; its own ones always may."""
         if name in OWN:

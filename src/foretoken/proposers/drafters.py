@@ -4,7 +4,6 @@ Owns who is asked, not how anyone drafts. Requests that name a drafter get that 
 any drafter come the tokens that a grammar forces, then the prediction, which the user vouches for.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import final
@@ -13,39 +12,14 @@ from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.desk import GRAMMAR, OWN, PREDICTION, Desk, Member
 from foretoken.proposers.forced import ForcedProposer
+from foretoken.proposers.policy import Policy, StepOutcome
 from foretoken.proposers.prediction import PredictionProposer
-from foretoken.runtime.batch import Span
+from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.grammar import Grammars
+from foretoken.runtime.verifier import Verification
+from foretoken.types import StepStats
 
 MOST_PREDICTED = 128
-
-
-class Policy(ABC):
-    """Which of several drafters serves each span; decides on what is known before any draw."""
-
-    @abstractmethod
-    def fill(self, desk: Desk, names: tuple[str, ...]) -> None:
-        """Ask drafters of `names` for the spans that are open, and take what is best."""
-
-    @abstractmethod
-    def release(self, request_id: str) -> None:
-        """Forget a request that ended; unknown ids are fine."""
-
-
-@final
-class FirstPolicy(Policy):
-    """The first drafter in the list that has something to offer."""
-
-    def fill(self, desk: Desk, names: tuple[str, ...]) -> None:
-        """Ask one after the other for what is still open."""
-        for name in names:
-            still_open = desk.open
-            if not still_open:
-                return
-            desk.take(desk.ask(name, still_open))
-
-    def release(self, request_id: str) -> None:
-        """Nothing is kept."""
 
 
 @final
@@ -96,6 +70,24 @@ class Drafters(Proposer):
     def num_bytes(self) -> int:
         """Of all drafters."""
         return sum(member.proposer.num_bytes for member in self._everyone.values())
+
+    def observe(self, batch: Batch, verification: Verification, stats: StepStats) -> None:
+        """Tell the policy what became of a step."""
+        if len(self._names) < 2:
+            return
+        checked = zip(batch.spans, verification.spans, strict=True)
+        self._policy.observe(
+            StepOutcome(
+                num_rows=stats.num_tokens,
+                num_prefilled=stats.num_prefilled,
+                seconds=stats.total_s - stats.drafting_s,
+                drafts=tuple(
+                    (span.sequence.request.request_id, span.drafter, found.num_accepted)
+                    for span, found in checked
+                    if found is not None and found.num_drafted
+                ),
+            )
+        )
 
     def release(self, request_id: str) -> None:
         """Tell everybody."""

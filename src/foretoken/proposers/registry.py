@@ -7,7 +7,8 @@ from foretoken.config.speculative import METHODS, WITH_WEIGHTS
 from foretoken.errors import ConfigError
 from foretoken.proposers.base import Proposer, ProposerSettings
 from foretoken.proposers.desk import Member
-from foretoken.proposers.drafters import Drafters, FirstPolicy, Policy
+from foretoken.proposers.drafters import Drafters
+from foretoken.proposers.policy import FirstPolicy, Policy
 from foretoken.runtime.grammar import Grammars
 
 ModelLoader = Callable[[SpeculativeConfig], Proposer]
@@ -63,6 +64,10 @@ def create_policy(name: str) -> Policy:
     """
     if name == "first":
         return FirstPolicy()
+    if name == "best":
+        from foretoken.proposers.best import BestPolicy
+
+        return BestPolicy()
     raise ConfigError("speculative_config.policy", name, "first, best")
 
 

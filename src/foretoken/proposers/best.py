@@ -1,0 +1,182 @@
+"""The policy `best`: for each sequence the drafter that promises most accepted tokens per second.
+
+What it weighs is known before anything is drawn: how much of each drafter's drafts was accepted
+so far, in this sequence and overall; what drafting and verifying took; and drafts that were looked
+up, which follow from committed text alone. A draft model is only run once it has won, and what it
+then draws is taken as it is. Whether two drafters agree on a token never matters: choosing for
+that would bias the output.
+
+A step's drafts maximise tokens per second of the whole batch: with a step of T seconds that
+becomes longer by x for every draft, a draft is worth its expected tokens minus x times the rate
+that is reached, and the rate follows from the choice (Dinkelbach 1967).
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple, final
+
+from foretoken.proposers.desk import Desk, Offer
+from foretoken.proposers.policy import Policy, StepOutcome
+from foretoken.proposers.worth import Ratio, StepCost, Trust
+
+_ROUNDS = 3
+_TRY_ANOTHER = 40
+"""Every so many drafts of a sequence the second best is taken, to stay informed."""
+_NO_OFFER = Offer("", (), None, None)
+
+
+class _Option(NamedTuple):
+    """One way to serve a span."""
+
+    name: str
+    promise: float
+    tokens: float
+    """Expected to be accepted."""
+    seconds: float
+    """That the step becomes longer."""
+    offer: Offer | None
+    """None: the drafter has yet to be asked."""
+
+
+_NOTHING = _Option("", 0.0, 0.0, 0.0, _NO_OFFER)
+
+
+class _Own:
+    """What is known about one request."""
+
+    __slots__ = ("count", "last", "promise", "ratios")
+
+    def __init__(self) -> None:
+        self.ratios: dict[str, Ratio] = {}
+        self.count = 0
+        self.last = ""
+        """The drafter of its last draft."""
+        self.promise = 0.0
+
+
+@final
+class BestPolicy(Policy):
+    """Most accepted tokens per second."""
+
+    def __init__(self) -> None:
+        """Nothing measured yet."""
+        self._cost = StepCost()
+        self._trust: dict[str, Trust] = {}
+        self._own: dict[str, _Own] = {}
+
+    def fill(self, desk: Desk, names: tuple[str, ...]) -> None:
+        """Look up first, then run the models that win."""
+        indices = desk.open
+        if not indices:
+            return
+        options: dict[int, list[_Option]] = {i: [] for i in indices}
+        models = []
+        for name in names:
+            if desk.members[name].proposer.looks_up:
+                for i, offer in desk.ask(name, indices).items():
+                    options[i].append(self._looked_up(name, offer, desk.request_id(i)))
+            else:
+                models.append(name)
+                for i in indices:
+                    if desk.allowed(name, i):
+                        options[i].append(self._modelled(name, desk, i))
+        chosen = self._choose(options, len(desk.spans))
+        chosen = {i: self._varied(i, one, options, desk) for i, one in chosen.items()}
+        for name in models:
+            self._run(name, desk, chosen, options)
+        for i, one in chosen.items():
+            if one.offer is not None and one.offer.ids:
+                self._take(desk, i, one, one.offer)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn what the last step took and what was accepted."""
+        if not outcome.num_prefilled:
+            self._cost.add(outcome.num_rows, outcome.seconds)
+        for request_id, drafter, accepted in outcome.drafts:
+            own = self._own.get(request_id)
+            if own is not None and own.last == drafter:
+                ratio = own.ratios.setdefault(drafter, Ratio())
+                self._of(drafter).add(own.promise, accepted, ratio)
+
+    def release(self, request_id: str) -> None:
+        """Forget what was known about a request."""
+        self._own.pop(request_id, None)
+
+    def _of(self, name: str) -> Trust:
+        trust = self._trust.get(name)
+        if trust is None:
+            trust = self._trust[name] = Trust()
+        return trust
+
+    def _option(self, name: str, promise: float, rows: int, request_id: str) -> _Option:
+        trust, own = self._of(name), self._own.get(request_id)
+        ratio = None if own is None else own.ratios.get(name)
+        seconds = self._cost.of_row() * rows + trust.seconds
+        tokens = min(trust.expected(promise, ratio), float(rows))
+        return _Option(name, promise, tokens, seconds, None)
+
+    def _looked_up(self, name: str, offer: Offer, request_id: str) -> _Option:
+        promise = float(len(offer.ids)) if offer.promise is None else offer.promise
+        option = self._option(name, promise, len(offer.ids), request_id)
+        return option._replace(offer=offer)
+
+    def _modelled(self, name: str, desk: Desk, index: int) -> _Option:
+        rows = min(desk.spans[index].draft_budget, desk.members[name].most)
+        return self._option(name, float(rows), rows, desk.request_id(index))
+
+    def _choose(self, options: Mapping[int, list[_Option]], num_spans: int) -> dict[int, _Option]:
+        """The options that together give most tokens per second."""
+        step_s = self._cost.of_step(num_spans)
+        rate = num_spans / step_s
+        chosen: dict[int, _Option] = {}
+        for _ in range(_ROUNDS):
+            chosen = {
+                i: max((_NOTHING, *several), key=lambda o: o.tokens - rate * o.seconds)
+                for i, several in options.items()
+            }
+            tokens = num_spans + sum(one.tokens for one in chosen.values())
+            rate = tokens / (step_s + sum(one.seconds for one in chosen.values()))
+        return chosen
+
+    def _varied(
+        self, index: int, best: _Option, options: Mapping[int, list[_Option]], desk: Desk
+    ) -> _Option:
+        """Now and then another option than the best one."""
+        request_id = desk.request_id(index)
+        own = self._own.get(request_id)
+        if own is None:
+            own = self._own[request_id] = _Own()
+        own.count += 1
+        others = [one for one in options[index] if one.name != best.name]
+        if own.count % _TRY_ANOTHER == 0 and others:
+            return max(others, key=lambda o: o.tokens)
+        return best
+
+    def _run(
+        self,
+        name: str,
+        desk: Desk,
+        chosen: dict[int, _Option],
+        options: Mapping[int, list[_Option]],
+    ) -> None:
+        """Ask a model for the spans that it won; where it has nothing, use what was looked up."""
+        won = [i for i, one in chosen.items() if one.name == name]
+        if not won:
+            return
+        usual = all(self._own[desk.request_id(i)].last == name for i in won)
+        before = desk.seconds.get(name, 0.0)
+        offers = desk.ask(name, won)
+        if usual:  # else it also had to catch up
+            self._of(name).add_seconds((desk.seconds.get(name, 0.0) - before) / len(won))
+        for i in won:
+            if i in offers:
+                self._take(desk, i, chosen[i], offers[i])
+                chosen[i] = _NOTHING
+            else:
+                rest = [one for one in options[i] if one.offer is not None]
+                chosen[i] = max(rest, key=lambda o: o.tokens, default=_NOTHING)
+
+    def _take(self, desk: Desk, index: int, option: _Option, offer: Offer) -> None:
+        own = self._own[desk.request_id(index)]
+        own.last = option.name
+        own.promise = min(option.promise, float(len(offer.ids)))
+        desk.take({index: offer})

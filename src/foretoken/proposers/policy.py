@@ -1,0 +1,56 @@
+"""What a policy over several drafters is, and the one that goes by their order."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+from foretoken.proposers.desk import Desk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What became of one step, for policies that learn."""
+
+    num_rows: int
+    """Tokens of the target's forward, drafts included."""
+    num_prefilled: int
+    """Prompt tokens among them."""
+    seconds: float
+    """Of the whole step but drafting."""
+    drafts: tuple[tuple[str, str, int], ...]
+    """Request id, drafter and accepted tokens of each draft that was checked."""
+
+
+class Policy(ABC):
+    """Which of several drafters serves each span; decides on what is known before any draw."""
+
+    @abstractmethod
+    def fill(self, desk: Desk, names: tuple[str, ...]) -> None:
+        """Ask drafters of `names` for the spans that are open, and take what is best."""
+
+    @abstractmethod
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn what became of the last step."""
+
+    @abstractmethod
+    def release(self, request_id: str) -> None:
+        """Forget a request that ended; unknown ids are fine."""
+
+
+@final
+class FirstPolicy(Policy):
+    """The first drafter in the list that has something to offer."""
+
+    def fill(self, desk: Desk, names: tuple[str, ...]) -> None:
+        """Ask one after the other for what is still open."""
+        for name in names:
+            still_open = desk.open
+            if not still_open:
+                return
+            desk.take(desk.ask(name, still_open))
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Nothing is learnt."""
+
+    def release(self, request_id: str) -> None:
+        """Nothing is kept."""

@@ -1,0 +1,132 @@
+"""What drafts are worth, as measured so far: seconds of a step, accepted shares of drafts.
+
+Pure bookkeeping over numbers of past steps; knows no tokens. Old measurements fade, so that what
+is estimated follows the text and the machine.
+"""
+
+from dataclasses import dataclass, field
+
+_FADE = 0.97
+"""What a step's weight is multiplied by at each later one."""
+_ROW_SHARE = 0.04
+"""Before it is known: what one more row costs, in plain steps."""
+_TRUST = 0.7
+"""Before it is known: accepted tokens per promised one."""
+_PRIOR = 6.0
+"""How many promised tokens that guess weighs."""
+_RANGE = 10.0
+"""A sequence is at most this much better or worse than usual."""
+_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0)
+
+
+@dataclass(slots=True)
+class _Fit:
+    """Faded sums of a straight line through (rows, seconds)."""
+
+    weight: float = 0.0
+    rows: float = 0.0
+    seconds: float = 0.0
+    rows_squared: float = 0.0
+    product: float = 0.0
+
+    def add(self, rows: float, seconds: float) -> None:
+        self.weight = _FADE * self.weight + 1.0
+        self.rows = _FADE * self.rows + rows
+        self.seconds = _FADE * self.seconds + seconds
+        self.rows_squared = _FADE * self.rows_squared + rows * rows
+        self.product = _FADE * self.product + rows * seconds
+
+
+class StepCost:
+    """Seconds of a decoding step by the number of its rows, drafting aside."""
+
+    def __init__(self) -> None:
+        """Nothing measured yet."""
+        self._fit = _Fit()
+
+    def add(self, rows: int, seconds: float) -> None:
+        """A step without prompt tokens took so long."""
+        self._fit.add(float(rows), seconds)
+
+    @property
+    def known(self) -> bool:
+        """Whether any step was measured."""
+        return self._fit.weight > 0.0
+
+    def of_row(self) -> float:
+        """Seconds that one more row adds; a guess while steps had all the same rows."""
+        fit = self._fit
+        if not self.known:
+            return _ROW_SHARE
+        spread = fit.weight * fit.rows_squared - fit.rows * fit.rows
+        mean_s = fit.seconds / fit.weight
+        if spread < 0.05 * fit.rows * fit.rows:
+            return _ROW_SHARE * mean_s
+        slope = (fit.weight * fit.product - fit.rows * fit.seconds) / spread
+        return min(max(slope, 0.0), fit.seconds / fit.rows)
+
+    def of_step(self, rows: int) -> float:
+        """Seconds of a step of so many rows; 1 while nothing was measured."""
+        fit = self._fit
+        if not self.known:
+            return 1.0
+        mean_s, mean_rows = fit.seconds / fit.weight, fit.rows / fit.weight
+        return max(mean_s + self.of_row() * (rows - mean_rows), 0.1 * mean_s)
+
+
+class Ratio:
+    """Faded accepted tokens per promised one, near what is usual while little is known."""
+
+    __slots__ = ("_accepted", "_promised")
+
+    def __init__(self) -> None:
+        """Nothing measured yet."""
+        self._accepted = 0.0
+        self._promised = 0.0
+
+    def add(self, promised: float, accepted: float) -> None:
+        """One draft's outcome."""
+        self._promised = _FADE * self._promised + promised
+        self._accepted = _FADE * self._accepted + accepted
+
+    def value(self, usual: float) -> float:
+        """Accepted per promised token."""
+        return (self._accepted + _PRIOR * usual) / (self._promised + _PRIOR)
+
+
+@dataclass(slots=True)
+class Trust:
+    """How far one drafter's promises can be believed, by their size, and what a draft takes."""
+
+    _by_size: list[Ratio] = field(default_factory=lambda: [Ratio() for _ in range(6)])
+    _seconds: float | None = None
+
+    def expected(self, promise: float, own: Ratio | None) -> float:
+        """Tokens that a promise will come to in a sequence whose own ratio is `own`."""
+        usual = self._by_size[_size(promise)].value(_TRUST)
+        if own is None:
+            return promise * usual
+        return promise * usual * min(max(own.value(1.0), 1 / _RANGE), _RANGE)
+
+    def add(self, promise: float, accepted: int, own: Ratio) -> None:
+        """One draft's outcome, for the drafter and for the sequence."""
+        ratio = self._by_size[_size(promise)]
+        own.add(promise * ratio.value(_TRUST), accepted)
+        ratio.add(promise, accepted)
+
+    @property
+    def seconds(self) -> float:
+        """Of drafting for one sequence; 0 until measured, so that it will be."""
+        return self._seconds or 0.0
+
+    def add_seconds(self, seconds: float) -> None:
+        """Drafting took so long per sequence; one outlier does not count for more than three."""
+        before = self._seconds
+        if before is None:
+            self._seconds = seconds
+        else:
+            self._seconds = before + 0.1 * (min(seconds, 3.0 * before) - before)
+
+
+def _size(promise: float) -> int:
+    return sum(promise >= bound for bound in _BOUNDS)

@@ -1,0 +1,191 @@
+"""The policy `best`: costs, trust, and choices that never look at what was drawn."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context, Proposer
+from foretoken.proposers.best import BestPolicy
+from foretoken.proposers.desk import Desk, Member
+from foretoken.proposers.policy import StepOutcome
+from foretoken.proposers.worth import Ratio, StepCost, Trust
+from foretoken.runtime.sequence import Sequence
+from tests.unit.proposing import make_context, make_sequence
+
+NAMES = ("look", "model")
+
+
+class LookUp(Proposer):
+    """Offers as many drafts as it is told, and promises that many."""
+
+    name = "look"
+    looks_up = True
+
+    def __init__(self) -> None:
+        self.num_drafts = 0
+
+    def propose(self, context: Context) -> Draft:
+        ids = tuple((1,) * min(self.num_drafts, s.draft_budget) for s in context.spans)
+        return Draft(ids=ids, promises=tuple(float(len(one)) for one in ids))
+
+    def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+
+class Model(Proposer):
+    """Draws tokens that nobody may look at before deciding."""
+
+    name = "model"
+
+    def __init__(self) -> None:
+        self.token = 2
+        self.num_asked = 0
+        self.silent = False
+
+    def propose(self, context: Context) -> Draft:
+        self.num_asked += len(context.spans)
+        count = 0 if self.silent else 1
+        return Draft(ids=tuple((self.token,) * (count * s.draft_budget) for s in context.spans))
+
+    def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+
+class World:
+    """A policy with its two drafters, and outcomes as a target would give them."""
+
+    def __init__(self) -> None:
+        self.policy = BestPolicy()
+        self.look, self.model = LookUp(), Model()
+        self.members = {
+            "look": Member(proposer=self.look, most=8),
+            "model": Member(proposer=self.model, most=4),
+        }
+        self.accepts = {"look": 0.9, "model": 0.5}
+        self.draft_s = 0.2
+
+    def step(self, *sequences: Sequence) -> list[str]:
+        """One step; whose drafts were taken."""
+        context = make_context(*[(sequence, 8) for sequence in sequences])
+        desk = Desk(self.members, context.spans)
+        self.policy.fill(desk, NAMES)
+        self.policy._of("model")._seconds = self.draft_s
+        draft = desk.draft()
+        rows = len(sequences) + sum(len(ids) for ids in draft.ids)
+        drafts = tuple(
+            (s.request.request_id, name, round(len(ids) * self.accepts[name]))
+            for s, name, ids in zip(sequences, draft.names, draft.ids, strict=True)
+            if ids
+        )
+        self.policy.observe(
+            StepOutcome(num_rows=rows, num_prefilled=0, seconds=1 + 0.02 * rows, drafts=drafts)
+        )
+        return list(draft.names)
+
+
+def test_a_line_is_found_through_the_steps() -> None:
+    cost = StepCost()
+    for rows in (1, 6, 3, 9, 1, 4) * 3:
+        cost.add(rows, 0.01 + 0.002 * rows)
+    assert cost.of_row() == pytest.approx(0.002)
+    assert cost.of_step(5) == pytest.approx(0.02)
+
+
+def test_steps_of_one_size_give_a_guess_and_no_nonsense() -> None:
+    cost = StepCost()
+    for _ in range(10):
+        cost.add(1, 0.01)
+    assert 0 < cost.of_row() < 0.01
+    assert cost.of_step(1) == pytest.approx(0.01)
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.floats(1e-6, 10)), max_size=30))
+def test_costs_are_never_negative(steps: list[tuple[int, float]]) -> None:
+    cost = StepCost()
+    for rows, seconds in steps:
+        cost.add(rows, seconds)
+    assert cost.of_row() >= 0
+    assert cost.of_step(1) > 0
+
+
+def test_trust_follows_what_was_accepted_by_size_of_promise() -> None:
+    trust, own = Trust(), Ratio()
+    for _ in range(200):
+        trust.add(1.0, 0, own)
+        trust.add(12.0, 12, own)
+    assert trust.expected(1.0, None) < 0.2
+    assert trust.expected(12.0, None) > 11
+
+
+def test_one_long_call_does_not_spoil_the_measured_time() -> None:
+    trust = Trust()
+    for seconds in (1.0, 1.0, 100.0, 1.0):
+        trust.add_seconds(seconds)
+    assert trust.seconds < 1.3
+
+
+def test_a_long_look_up_wins_and_a_missing_one_leaves_the_model() -> None:
+    world, sequence = World(), make_sequence([1], [2])
+    world.look.num_drafts = 8
+    taken = [world.step(sequence)[0] for _ in range(30)]
+    assert taken.count("look") >= 28
+    world.look.num_drafts = 0
+    assert [world.step(sequence)[0] for _ in range(5)] == ["model"] * 5
+
+
+def test_look_ups_that_are_never_accepted_lose() -> None:
+    world, sequence = World(), make_sequence([1], [2])
+    world.look.num_drafts, world.accepts["look"] = 3, 0.0
+    taken = [world.step(sequence)[0] for _ in range(60)]
+    assert taken[20:].count("model") >= 37
+
+
+def test_a_model_that_costs_too_much_is_left_alone() -> None:
+    world, sequence = World(), make_sequence([1], [2])
+    world.draft_s, world.accepts["model"] = 5.0, 0.25
+    taken = [world.step(sequence)[0] for _ in range(60)]
+    assert taken[10:].count("model") <= 2
+
+
+def test_sequences_of_one_batch_are_served_differently() -> None:
+    world = World()
+    a, b = (make_sequence([1], [2], request_id=name) for name in "ab")
+    world.look.num_drafts, world.draft_s = 8, 0.05
+    for _ in range(60):
+        world.step(a)
+        world.accepts["look"] = 0.0
+        world.step(b)
+        world.accepts["look"] = 0.9
+    names = [world.step(a, b) for _ in range(5)]
+    assert names == [["look", "model"]] * 5
+
+
+def test_a_silent_model_leaves_the_look_up() -> None:
+    world, sequence = World(), make_sequence([1], [2])
+    world.look.num_drafts, world.accepts["look"] = 1, 0.2
+    for _ in range(10):
+        world.step(sequence)
+    world.model.silent = True
+    assert set(world.step(sequence)) == {"look"}
+
+
+def test_drawn_tokens_change_no_choice() -> None:
+    """Two models that draw different tokens with the same outcomes are chosen alike."""
+    one, other = World(), World()
+    other.model.token = 1  # agrees with what is looked up
+    for index in range(80):
+        for world in (one, other):
+            world.look.num_drafts = index % 7
+        sequences = [make_sequence([1], [2], request_id=name) for name in "ab"]
+        assert one.step(*sequences) == other.step(*sequences)
+    assert one.model.num_asked == other.model.num_asked
+
+
+def test_release_forgets() -> None:
+    world, sequence = World(), make_sequence([1], [2])
+    world.step(sequence)
+    assert world.policy._own
+    world.policy.release("r")
+    world.policy.release("unknown")
+    assert not world.policy._own
