@@ -39,3 +39,7 @@ def test_example_runs(path: Path) -> None:
         assert shown.count("same tokens: True") == 3, shown
     if path.stem == "streaming":
         assert "48 tokens in" in shown, shown
+    if path.stem == "new_proposer":
+        assert shown.count(": kept") == 6, shown
+        assert "same tokens: True" in shown, shown
+        assert "0 tokens drafted" not in shown.splitlines()[-2], shown

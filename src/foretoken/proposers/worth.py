@@ -4,7 +4,7 @@ Pure bookkeeping over numbers of past steps; knows no tokens. Old measurements f
 is estimated follows the text and the machine.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 _FADE = 0.97
 """What a step's weight is multiplied by at each later one."""
@@ -94,12 +94,15 @@ class Ratio:
         return (self._accepted + _PRIOR * usual) / (self._promised + _PRIOR)
 
 
-@dataclass(slots=True)
 class Trust:
     """How far one drafter's promises can be believed, by their size, and what a draft takes."""
 
-    _by_size: list[Ratio] = field(default_factory=lambda: [Ratio() for _ in range(6)])
-    _seconds: float | None = None
+    __slots__ = ("_by_size", "_seconds")
+
+    def __init__(self) -> None:
+        """Nothing measured yet."""
+        self._by_size = [Ratio() for _ in range(len(_BOUNDS) + 1)]
+        self._seconds: float | None = None
 
     def expected(self, promise: float, own: Ratio | None) -> float:
         """Tokens that a promise will come to in a sequence whose own ratio is `own`."""
