@@ -9,6 +9,9 @@ Each of the three ways of sampling is measured: greedy, temperature 0.8 with a s
 Greedy and seeded output must be identical with speculation on and off (batch_invariant=True).
 Prompts whose plain output repeats more than 30 % of its 8-grams flatter every method: they are
 reported apart. Speed-ups are sums over prompts, median over repeats.
+
+The mixed workload takes prompts of fresh code, of edits and of filled-in templates in turn, and
+asks whether several drafters with policy `best` beat the better of their parts.
 """
 
 import argparse
@@ -17,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mixture
 from common import (
     Goal,
     Ratio,
@@ -84,12 +88,13 @@ def measure(
     """Every arm on every prompt, `repeats` times, the order of arms rotating."""
     table: Table = {name: [[] for _ in range(settings.repeats)] for name in llms}
     for llm in llms.values():
-        run_once(llm, prompts[0], sampling(kind, 0, settings.tokens))
+        run_once(llm, prompts[0], sampling(kind, 0, settings.tokens), "warm-up")
     for repeat in range(settings.repeats):
         for index, ids in enumerate(prompts):
             params = sampling(kind, index, settings.tokens)
             for name in rotated(list(llms), repeat * len(prompts) + index):
-                table[name][repeat].append(run_once(llms[name], ids, params))
+                salt = f"{kind} {repeat}"
+                table[name][repeat].append(run_once(llms[name], ids, params, salt))
     return table
 
 
@@ -196,6 +201,34 @@ def workload(
     return results
 
 
+def mixed(settings: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
+    """Drafters alone and together on kinds of prompts in turn, greedy."""
+    configs = mixture.arms(settings.draft)
+    llms = {name: build(settings.model, batch_invariant=name == INVARIANT) for name in
+            (PLAIN, INVARIANT)}  # fmt: skip
+    llms |= {n: build(settings.model, c, batch_invariant=True) for n, c in configs.items()}
+    pairs = mixture.in_turn(mixture.kinds(settings.mixed))
+    tokenizer = llms[PLAIN].get_tokenizer()
+    prompts = [tokenizer.encode(text) for _, text in pairs]
+    table = measure(llms, prompts, "greedy", settings)
+    everyone = list(range(len(prompts)))
+    groups = {kind: [i for i in everyone if pairs[i][0] == kind] for kind, _ in pairs}
+    results: dict[str, Any] = {}
+    for kind, members in {**groups, "all": everyone}.items():
+        title = f"mixed, greedy, {kind}"
+        results[title] = summarize(table, prompts, members)
+        show(title, results[title])
+    seconds = {name: sums(repeats, everyone, "decode_s") for name, repeats in table.items()}
+    better, won = mixture.gain(seconds)
+    print(f"\nbest over {better}: {won}")
+    results["mixed, best over the better part"] = {"better": better, "gain": won}
+    lengths = {
+        kind: {n: a.acceptance.length for n, a in results[f"mixed, greedy, {kind}"].arms.items()}
+        for kind in groups
+    }
+    return results, mixture.goals(lengths, won)
+
+
 def best(result: GroupResult, method: str) -> float:
     """The best speed-up among a method's arms."""
     return max(arm.speedup.value for name, arm in result.arms.items() if name.startswith(method))
@@ -205,7 +238,7 @@ def goals(results: Mapping[str, GroupResult]) -> list[Goal]:
     """What the project wants of its packaged pair; groups without prompts have no goal."""
     wrong = 0
     for title, result in results.items():
-        if "unseeded" not in title:
+        if "unseeded" not in title and isinstance(result, GroupResult):
             kept = [a for n, a in result.arms.items() if n != PLAIN and not n.endswith("fast")]
             wrong += sum(result.num_prompts - arm.num_same for arm in kept)
     name = "outputs that differ with speculation (greedy, seeded)"
@@ -223,12 +256,13 @@ def goals(results: Mapping[str, GroupResult]) -> list[Goal]:
 
 
 def main() -> None:
-    """Load every arm, measure both workloads, report."""
+    """Load every arm, measure the workloads, report."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="demo", help="default: %(default)s")
     parser.add_argument("--draft", default="demo-draft", help="default: %(default)s")
     parser.add_argument("--prompts", type=int, default=12, help="default: %(default)s")
     parser.add_argument("--edits", type=int, default=8, help="edit prompts; default: %(default)s")
+    parser.add_argument("--mixed", type=int, default=8, help="of each kind; default: %(default)s")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens; default: %(default)s")
     parser.add_argument("--draft-k", type=int, nargs="+", default=[2, 3, 5, 7])
     parser.add_argument("--ngram-k", type=int, nargs="+", default=[5, 10])
@@ -237,17 +271,37 @@ def main() -> None:
     settings = parser.parse_args()
     if settings.quick:
         settings.repeats, settings.prompts, settings.edits, settings.tokens = 2, 2, 1, 24
-        settings.draft_k, settings.ngram_k = [2, 5], [5]
+        settings.draft_k, settings.ngram_k, settings.mixed = [2, 5], [5], 1
     use_threads(settings.threads)
-    llms = {name: build(settings.model, **config) for name, config in arms(settings).items()}
     where = announce(settings)
+    results: dict[str, Any] = {}
+    if settings.prompts:
+        results |= separate(settings)
+    found = goals(results)
+    if settings.mixed:
+        together, more = mixed(settings)
+        results |= together
+        found += more
+        wrong = sum(
+            r.num_prompts - a.num_same
+            for r in together.values() if isinstance(r, GroupResult)
+            for n, a in r.arms.items() if n != PLAIN
+        )  # fmt: skip
+        name = "outputs that differ with speculation (mixed)"
+        found.append(Goal(name=name, wanted="0", measured=wrong, met=wrong == 0))
+    finish("methods", where, settings, results, found)
+
+
+def separate(settings: argparse.Namespace) -> dict[str, GroupResult]:
+    """Fresh code and edits, each under every way of sampling."""
+    llms = {name: build(settings.model, **config) for name, config in arms(settings).items()}
     texts = [p.text for p in heldout_prompts(settings.prompts, tokens=128)]
     results = workload("held-out", llms, texts, settings)
     if settings.edits:
         texts = [p.text for p in edit_prompts(settings.edits)]
         few = {n: llm for n, llm in llms.items() if "draft_model" not in n or "k=5" in n}
         results |= workload("edits", few, texts, settings)
-    finish("methods", where, settings, results, goals(results))
+    return results
 
 
 if __name__ == "__main__":

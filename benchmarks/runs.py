@@ -52,9 +52,13 @@ def greedy(tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
 
 
-def run_once(llm: LLM, prompt_ids: Sequence[int], params: SamplingParams) -> Run:
-    """Generate once and time it."""
-    prompt = {"prompt_token_ids": list(prompt_ids)}
+def run_once(
+    llm: LLM, prompt_ids: Sequence[int], params: SamplingParams, salt: str | None = None
+) -> Run:
+    """Generate once and time it; past outputs are shared within one `salt`."""
+    prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
+    if salt is not None:
+        prompt["cache_salt"] = salt
     began = time.perf_counter()
     [result] = llm.generate([prompt], params, use_tqdm=False)
     total_s = time.perf_counter() - began

@@ -59,17 +59,16 @@ class StepCost:
         if not self.known:
             return _ROW_SHARE
         spread = fit.weight * fit.rows_squared - fit.rows * fit.rows
-        mean_s = fit.seconds / fit.weight
         if spread < 0.05 * fit.rows * fit.rows:
-            return _ROW_SHARE * mean_s
+            return _ROW_SHARE * fit.seconds / (fit.weight + _ROW_SHARE * (fit.rows - fit.weight))
         slope = (fit.weight * fit.product - fit.rows * fit.seconds) / spread
         return min(max(slope, 0.0), fit.seconds / fit.rows)
 
     def of_step(self, rows: int) -> float:
-        """Seconds of a step of so many rows; 1 while nothing was measured."""
+        """Seconds of a step of so many rows; while nothing was measured, in steps of one row."""
         fit = self._fit
         if not self.known:
-            return 1.0
+            return 1.0 + _ROW_SHARE * (rows - 1)
         mean_s, mean_rows = fit.seconds / fit.weight, fit.rows / fit.weight
         return max(mean_s + self.of_row() * (rows - mean_rows), 0.1 * mean_s)
 

@@ -1,0 +1,150 @@
+"""Whatever decides who drafts and how far, unseeded requests keep the target's distribution.
+
+The real drafters, policies and verifier over a table for a target and another for a draft model.
+What is guarded against is anticipation: a length or a drafter chosen for what was drawn.
+"""
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.models.tensors import Draft, ModelOutput, SpanLayout
+from foretoken.proposers.base import Context, Proposer
+from foretoken.proposers.best import BestPolicy
+from foretoken.proposers.desk import Member
+from foretoken.proposers.draft_model import Confidence, DraftModelProposer
+from foretoken.proposers.drafters import Drafters
+from foretoken.proposers.policy import FirstPolicy, Policy, StepOutcome
+from foretoken.runtime.batch import Batch, Span
+from foretoken.runtime.sampler import DraftSampler, Sampler
+from foretoken.runtime.verifier import Verifier
+from foretoken.types import Request, SamplingParams
+from tests.property.exact import LENGTH, VOCAB, assert_fits, chain_probs
+from tests.property.verifying import TableModel, sequence_of
+
+SAMPLES, BUDGET = 6000, 3
+
+
+class TableRunner:
+    """A draft model that looks its logits up; its KV is the tokens themselves."""
+
+    page_size = 16
+
+    def __init__(self, model: TableModel) -> None:
+        self._model = model
+        self._tokens: dict[tuple[int, int], int] = {}
+
+    def forward_last(self, layouts: Seq[SpanLayout], token_ids: Seq[Seq[int]]) -> Tensor:
+        rows = []
+        for layout, ids in zip(layouts, token_ids, strict=True):
+            [page] = layout.page_table
+            for offset, token in enumerate(ids):
+                self._tokens[page, layout.start + offset] = token
+            end = layout.start + len(ids)
+            rows.append(self._model.row([self._tokens[page, at] for at in range(end)]))
+        return torch.stack(rows)
+
+
+class Successor(Proposer):
+    """Looks up: after an even token its successor, twice, and a promise that is too good."""
+
+    name = "successor"
+    looks_up = True
+
+    def propose(self, context: Context) -> Draft:
+        newest = [span.sequence.token_ids[-1] for span in context.spans]
+        ids = [
+            ((token + 1) % VOCAB,) * min(2, span.draft_budget) if token % 2 == 0 else ()
+            for token, span in zip(newest, context.spans, strict=True)
+        ]
+        promises = tuple(float(len(one)) for one in ids)
+        return Draft(ids=tuple(ids), drafter=self.name, promises=promises)
+
+    def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+
+def make_drafters(policy: Policy, threshold: float, least: int) -> Drafters:
+    model = DraftModelProposer(
+        TableRunner(TableModel(2, VOCAB)),
+        DraftSampler(Sampler(VOCAB)),
+        [0] * SAMPLES,
+        max_model_len=64,
+        max_num_batched_tokens=10 * SAMPLES,
+        confidence=Confidence(threshold=threshold, least=least),
+    )
+    return Drafters(
+        {
+            "successor": Member(proposer=Successor(), most=2),
+            "model": Member(proposer=model, most=BUDGET, least=least),
+        },
+        policy,
+    )
+
+
+def step(drafters: Drafters, verifier: Verifier, target: TableModel, spans: list[Span]) -> Batch:
+    """Draft, verify, commit, and tell the policy."""
+    batch = Batch(spans=tuple(spans))
+    batch = batch.with_draft(drafters.propose(Context(batch.spans)))
+    rows = [target.rows(span.sequence.token_ids, span.draft_ids) for span in batch.spans]
+    logits_RV = torch.cat(rows)
+    found = verifier.verify(batch, ModelOutput(logits_RV=logits_RV, hidden_RD=logits_RV[:, :1]))
+    outcomes = []
+    for span, result in zip(batch.spans, found.spans, strict=True):
+        assert result is not None
+        span.sequence.token_ids.extend(result.new_ids)
+        span.sequence.num_computed = span.sequence.num_tokens - 1
+        if span.num_drafts:
+            request_id = span.sequence.request.request_id
+            outcomes.append((request_id, span.drafter, result.num_accepted))
+    drafters._policy.observe(
+        StepOutcome(
+            num_rows=batch.num_tokens,
+            num_prefilled=0,
+            seconds=1.0 + 1e-5 * batch.num_tokens,
+            drafts=tuple(outcomes),
+        )
+    )
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("policy", "threshold", "least"),
+    [
+        (FirstPolicy, 0.0, 0),
+        (FirstPolicy, 0.5, 0),
+        (FirstPolicy, 0.5, 2),
+        (BestPolicy, 0.0, 0),
+        (BestPolicy, 0.5, 1),
+    ],
+)
+def test_unseeded_outputs_have_the_targets_distribution(
+    policy: type[Policy], threshold: float, least: int
+) -> None:
+    params, target = SamplingParams(temperature=0.9), TableModel(1, VOCAB)
+    drafters, verifier = make_drafters(policy(), threshold, least), Verifier(VOCAB)
+    requests = [
+        Request(request_id=str(i), prompt_token_ids=(0, 1), params=params, seed=i, max_tokens=9)
+        for i in range(SAMPLES)
+    ]
+    sequences = [sequence_of(request) for request in requests]
+    for page, sequence in enumerate(sequences):
+        sequence.page_table = [page]
+    used: Counter[str] = Counter()
+    lengths: Counter[int] = Counter()
+    while active := [s for s in sequences if s.num_output < LENGTH]:
+        spans = [
+            Span(sequence=s, start=s.num_computed, length=1, draft_budget=BUDGET, samples=True)
+            for s in active
+        ]
+        batch = step(drafters, verifier, target, spans)
+        used.update(span.drafter for span in batch.spans)
+        lengths.update(span.num_drafts for span in batch.spans if span.drafter == "model")
+    assert used["model"] > SAMPLES / 20 and used["successor"] > SAMPLES / 20, used
+    if threshold:
+        assert len(lengths) >= 2, lengths
+    counts = Counter(tuple(s.output_ids[:LENGTH]) for s in sequences)
+    assert_fits(counts, chain_probs(target, params))
