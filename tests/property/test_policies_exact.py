@@ -115,10 +115,10 @@ def step(drafters: Drafters, verifier: Verifier, target: TableModel, spans: list
     ("policy", "threshold", "least"),
     [
         (FirstPolicy, 0.0, 0),
-        (FirstPolicy, 0.5, 0),
-        (FirstPolicy, 0.5, 2),
+        (FirstPolicy, 0.7, 0),
+        (FirstPolicy, 0.8, 2),
         (BestPolicy, 0.0, 0),
-        (BestPolicy, 0.5, 1),
+        (BestPolicy, 0.8, 1),
     ],
 )
 def test_unseeded_outputs_have_the_targets_distribution(
@@ -145,6 +145,6 @@ def test_unseeded_outputs_have_the_targets_distribution(
         lengths.update(span.num_drafts for span in batch.spans if span.drafter == "model")
     assert used["model"] > SAMPLES / 20 and used["successor"] > SAMPLES / 20, used
     if threshold:
-        assert len(lengths) >= 2, lengths
+        assert used[""] or min(lengths) < BUDGET, (used, lengths)
     counts = Counter(tuple(s.output_ids[:LENGTH]) for s in sequences)
     assert_fits(counts, chain_probs(target, params))
