@@ -10,6 +10,8 @@ _FADE = 0.97
 """What a step's weight is multiplied by at each later one."""
 _ROW_SHARE = 0.04
 """Before it is known: what one more row costs, in plain steps."""
+_DOUBT = 0.003
+"""Relative variance of the rows from which on a measured slope counts more than that guess."""
 _TRUST = 0.7
 """Before it is known: accepted tokens per promised one."""
 _PRIOR = 6.0
@@ -54,15 +56,17 @@ class StepCost:
         return self._fit.weight > 0.0
 
     def of_row(self) -> float:
-        """Seconds that one more row adds; a guess while steps had all the same rows."""
+        """Seconds that one more row adds: the slope, as far as steps had different rows."""
         fit = self._fit
         if not self.known:
             return _ROW_SHARE
-        spread = fit.weight * fit.rows_squared - fit.rows * fit.rows
-        if spread < 0.05 * fit.rows * fit.rows:
-            return _ROW_SHARE * fit.seconds / (fit.weight + _ROW_SHARE * (fit.rows - fit.weight))
-        slope = (fit.weight * fit.product - fit.rows * fit.seconds) / spread
-        return min(max(slope, 0.0), fit.seconds / fit.rows)
+        mean_rows, mean_s = fit.rows / fit.weight, fit.seconds / fit.weight
+        guess = _ROW_SHARE * mean_s / (1.0 + _ROW_SHARE * (mean_rows - 1.0))
+        variance = max(fit.rows_squared / fit.weight - mean_rows * mean_rows, 0.0)
+        covariance = fit.product / fit.weight - mean_rows * mean_s
+        doubt = _DOUBT * mean_rows * mean_rows
+        slope = (covariance + doubt * guess) / (variance + doubt)
+        return min(max(slope, 0.0), mean_s / mean_rows)
 
     def of_step(self, rows: int) -> float:
         """Seconds of a step of so many rows; while nothing was measured, in steps of one row."""
