@@ -208,7 +208,7 @@ class Engine:
         times: tuple[float, float, float],
     ) -> StepStats:
         checked = [v for v in verification.spans if v is not None and v.num_drafted]
-        per_pos = [0] * max((v.num_drafted for v in checked), default=0)
+        per_pos = [0] * max((span.draft_depth for span in batch.spans), default=0)
         for v in checked:
             for position in range(v.num_accepted):
                 per_pos[position] += 1

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from foretoken import LLM
+from foretoken.testing import TreeProposer
 from tests.e2e.lossless import PRESSURES, VOCAB, generate, make_prompts, open_llm
 from tests.golden.families import FOREIGN, OWN, write_checkpoint
 
@@ -29,7 +31,7 @@ TOKENS = 16
 
 @pytest.mark.parametrize("case", CASES)
 def test_speculation_changes_nothing(case: str, tmp_path: Path) -> None:
-    """n-grams and junk, in calm and in chunks, against plain decoding one at a time."""
+    """n-grams, junk and trees, in calm and in chunks, against plain decoding one at a time."""
     kind, changes = {**OWN, **FOREIGN}[case]
     write_checkpoint(tmp_path, kind, {**changes, "vocab_size": VOCAB})
     prompts = make_prompts(6, 3)
@@ -40,3 +42,9 @@ def test_speculation_changes_nothing(case: str, tmp_path: Path) -> None:
         with open_llm(tmp_path, None, method, **PRESSURES[pressure]) as llm:
             found = [generate(llm, prompts, {"max_tokens": TOKENS, **p}) for p in PARAMETERS]
         assert found == expected, (method, pressure)
+    every = [result for results in expected for result in results]
+    known = {str(i): list(result.token_ids) for i, result in enumerate(every)}
+    trees = TreeProposer(VOCAB, outputs=known, seed=2)
+    with LLM(str(tmp_path), proposer=trees, dtype="float32", batch_invariant=True) as llm:
+        found = [generate(llm, prompts, {"max_tokens": 24, **p}) for p in PARAMETERS]
+    assert found == expected, "trees"

@@ -4,18 +4,21 @@ Every branch is junk or hides the right tokens, so that accepted nodes lie anywh
 their keys and values must be moved before the next step.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foretoken import LLM
-from foretoken.testing import TreeProposer
+from foretoken import LLM, SamplingParams
+from foretoken.testing import TreeProposer, write_tiny_llama
 from tests.e2e.lossless import PARAMETERS, PRESSURES, VOCAB, Result, generate, make_prompts
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
 COUNT, TOKENS = 9, 32
+FALSE_ALARM = 1e-6
 
 
 class Reference:
@@ -78,3 +81,116 @@ def test_the_same_without_compiled_kernels(model: Path, monkeypatch: pytest.Monk
     with open_llm(model, known) as llm:
         assert run(llm, "seeded") == expected
         assert accepted(llm) > COUNT * TOKENS / 3
+
+
+CHOICES = [[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [2]]
+DRAFTS: dict[str, dict[str, Any]] = {
+    "auto": {"choices": CHOICES},
+    "greedy": {"choices": CHOICES, "draft_sample_method": "greedy"},
+    "wide": {"choices": [[0], [1], [2], [3], [3, 0], [3, 2]]},
+    "standard": {"choices": CHOICES, "rejection_sample_method": "standard"},
+}
+
+
+def open_draft(model: Path, draft: Path, config: dict[str, Any], **pressure: Any) -> LLM:
+    speculative = {"method": "draft_model", "model": str(draft), **config}
+    return LLM(str(model), speculative_config=speculative, **SETTINGS, **pressure)
+
+
+LATE = pytest.mark.full
+QUICK = ("greedy", "penalties", "bias", "logprobs", "several")
+
+
+@pytest.mark.parametrize("drafts", ["auto", pytest.param("greedy", marks=LATE), "wide"])
+def test_trees_of_a_draft_model(
+    drafts: str, model: Path, draft: Path, reference: Reference
+) -> None:
+    """Every parameter set in one batch, and under page shortage: identical."""
+    with open_draft(model, draft, DRAFTS[drafts], **PRESSURES["calm"]) as llm:
+        for name in PARAMETERS if drafts == "auto" else QUICK:
+            assert run(llm, name) == reference.results(name), name
+        assert accepted(llm) > 30
+    with open_draft(model, draft, DRAFTS[drafts], **PRESSURES["shortage"]) as llm:
+        assert run(llm, "seeded") == reference.results("seeded")
+
+
+def test_a_perfect_draft_is_accepted_to_its_depth(model: Path) -> None:
+    """Its first branch always, seeded too: the children are ranked by the target's own noise."""
+    with open_draft(model, model, {"choices": CHOICES}) as llm:
+        for name in ("greedy", "seeded"):
+            params = SamplingParams(max_tokens=1 + 4 * 8, detokenize=False, **PARAMETERS[name])
+            for request in llm.generate(make_prompts(4, 6), params, use_tqdm=False):
+                metrics = request.outputs[0].metrics
+                assert metrics is not None
+                assert set(metrics.accepted_per_step) == {3}
+
+
+def test_a_tree_keeps_more_than_its_first_branch(model: Path, tmp_path: Path) -> None:
+    lengths = []
+    near = write_tiny_llama(tmp_path, seed=1, scale=1.5)
+    for choices in ([[0], [0, 0], [0, 0, 0]], CHOICES):
+        with open_draft(model, near, {"choices": choices}) as llm:
+            params = SamplingParams(max_tokens=64, temperature=0.0, detokenize=False)
+            found = llm.generate(make_prompts(12, 8), params, use_tqdm=False)
+            metrics = [request.outputs[0].metrics for request in found]
+            steps = [n for m in metrics if m is not None for n in m.accepted_per_step]
+            lengths.append(1 + sum(steps) / len(steps))
+    assert lengths[1] > 1.1 * lengths[0] > 1.2
+
+
+@pytest.mark.parametrize("method", ["auto", pytest.param("greedy", marks=LATE)])
+@pytest.mark.parametrize("rule", ["standard", "traversal"])
+def test_drawn_trees_have_the_plain_distribution(
+    rule: str, method: str, model: Path, tmp_path: Path
+) -> None:
+    """Five tokens, without and with trees: a two-sample chi-square of what came out."""
+    samples = 1000
+    params = SamplingParams(max_tokens=5, top_k=2, n=samples, detokenize=False, ignore_eos=True)
+    near = write_tiny_llama(tmp_path, seed=1, scale=2.4)
+    config = {
+        "choices": [[0], [0, 0], [1], [1, 0]],
+        "rejection_sample_method": rule,
+        "draft_sample_method": method,
+    }
+    counts: list[Counter[tuple[int, ...]]] = []
+    kept = 0.0
+    for llm in (LLM(str(model), seed=3, **SETTINGS), open_draft(model, near, config, seed=4)):
+        with llm:
+            prompt = {"prompt_token_ids": [5, 17, 3]}
+            (output,) = llm.generate([prompt], params, use_tqdm=False)
+            counts.append(Counter(out.token_ids for out in output.outputs))
+            kept = accepted(llm)
+    assert kept > samples / 2
+    statistic, freedom = 0.0, -1
+    for outcome in counts[0].keys() | counts[1].keys():
+        one, other = counts[0][outcome], counts[1][outcome]
+        if one + other >= 20:
+            statistic += (one - other) ** 2 / (one + other)
+            freedom += 1
+    x = -math.log(FALSE_ALARM)
+    assert freedom > 2 and statistic < freedom + 2 * math.sqrt(freedom * x) + 2 * x
+
+
+@pytest.mark.parametrize("pressure", ["calm", pytest.param("chunks", marks=LATE), "shortage"])
+def test_kept_kv_of_the_draft_equals_kv_computed_anew(
+    pressure: str, model: Path, draft: Path
+) -> None:
+    """Whatever branch was accepted: a drafter that remembers nothing drafts the same trees."""
+    with open_draft(model, draft, {"choices": CHOICES}, **PRESSURES[pressure]) as llm:
+        drafters: Any = llm._engine.parts.proposer
+        proposer = drafters.members["draft_model"].proposer
+        propose, compared = proposer.propose, []
+
+        def audited(context: Any) -> Any:
+            found = propose(context)
+            for span in context.spans:
+                proposer._chain.rewind(span.sequence, 0)
+            again = propose(context)
+            assert (again.ids, again.parents) == (found.ids, found.parents)
+            compared.append(sum(map(len, found.ids)))
+            return found
+
+        proposer.propose = audited
+        for name in ("greedy", "seeded"):
+            run(llm, name)
+        assert sum(compared) > 200

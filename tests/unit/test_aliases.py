@@ -72,8 +72,8 @@ def test_one_setting_under_two_names() -> None:
 
 
 def test_methods_of_tensorrt_that_are_not_built() -> None:
-    with pytest.raises(NotYetError, match="medusa"):
-        SpeculativeConfig.from_dict({"decoding_type": "Medusa", "speculative_model": "x"})
+    with pytest.raises(NotYetError, match="mtp"):
+        SpeculativeConfig.from_dict({"decoding_type": "MTP", "speculative_model": "x"})
 
 
 def test_flags_from_before_the_dictionary() -> None:

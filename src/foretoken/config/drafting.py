@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from foretoken.config import trees
 from foretoken.config.keys import is_int, require
 
 WHERE = "speculative_config."
@@ -84,6 +85,21 @@ def read_schedule(given: Any, most: int | None) -> Schedule:
     return tuple(ranges)
 
 
+def check_vocabularies(method: str, shared: object, strings: object) -> None:
+    """Check use_heterogeneous_vocab and use_string_matching.
+
+    Raises:
+        ConfigError: not booleans, both, or the method has no tokenizer of its own.
+    """
+    for name, value in (("use_heterogeneous_vocab", shared), ("use_string_matching", strings)):
+        require(WHERE + name, value, isinstance(value, bool), "True or False")
+        if method != "draft_model":
+            require(WHERE + name, value, not value, f"False: {method} has no tokenizer")
+    where = WHERE + "use_string_matching"
+    both = "one of use_heterogeneous_vocab and use_string_matching"
+    require(where, True, not (shared and strings), both)
+
+
 def check_off_from(size: object) -> None:
     """Check disable_by_batch_size.
 
@@ -114,6 +130,8 @@ def _complete_length(kept: dict[str, Any]) -> dict[str, Any]:
     """Draft lengths that follow from other keys: the tree depth, the longest of a schedule."""
     if "num_speculative_tokens" in kept:
         return kept
+    if kept.get("choices") is not None:
+        return {**kept, "num_speculative_tokens": len(trees.read_choices(kept["choices"]))}
     schedule = kept.get("num_speculative_tokens_per_batch_size")
     if schedule is not None:
         longest = max(k for _, _, k in read_schedule(schedule, None))

@@ -10,6 +10,7 @@ from foretoken.config.keys import require
 from foretoken.errors import ConfigError
 
 OWN_KEYS = (
+    "choices",
     "model",
     "name",
     "prompt_lookup_max",

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from foretoken.config import acceptance, drafting, several
+from foretoken.config import acceptance, drafting, several, trees
 from foretoken.config.aliases import with_our_names
 from foretoken.config.heads import head_method
 from foretoken.config.keys import KeyTable, is_int, require
@@ -44,7 +44,6 @@ KEYS = KeyTable(
     removed={
         "tensor_parallel_size": "draft_tensor_parallel_size",
         "synthetic_acceptance_rate": "synthetic_acceptance_rates",
-        "speculative_token_tree": "leave it out: trees have their own methods",
         "disable_mqa_scorer": "leave it out: drafts are always checked in one pass",
         "disable_logprobs": "leave it out: logprobs are always exact",
     },
@@ -91,6 +90,9 @@ class SpeculativeConfig:
     policy: str = "first"
     """Which of several drafters serves a sequence: `first`: the first in the list that has a
     draft; `best`: the one that promises most accepted tokens per second, as measured."""
+    choices: Sequence[Sequence[int]] | None = None
+    """Draft a tree of this shape instead of a chain (draft_model): paths of ranks, each with its
+    beginnings, such as [[0], [0, 0], [1]]; num_speculative_tokens is their number."""
     prompt_lookup_max: int = drafting.LOOKUP_MAX
     """Longest n-gram looked up (ngram)."""
     prompt_lookup_min: int = drafting.LOOKUP_MIN
@@ -188,11 +190,12 @@ class SpeculativeConfig:
         require(where + "num_speculative_tokens", count, count <= 128, "1 to 128")
         acceptance.check_typical(rule, self.posterior_threshold, self.posterior_alpha)
         rates, length = self.synthetic_acceptance_rates, self.synthetic_acceptance_length
-        acceptance.check_synthetic(rule, rates, length, count)
         self._check_drafting()
+        acceptance.check_synthetic(rule, rates, length, self._depth)
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         require(where + "prompt_lookup_min", low, low <= high, f"1 to prompt_lookup_max ({high})")
-        self._check_vocabulary_keys()
+        shared, strings = self.use_heterogeneous_vocab, self.use_string_matching
+        drafting.check_vocabularies(self.method, shared, strings)
         check_draft_quantization(self.method, self.quantization)
         ok = self.parallel_drafting in (False, True)
         require(where + "parallel_drafting", self.parallel_drafting, ok, "True or False")
@@ -212,23 +215,26 @@ class SpeculativeConfig:
             ok = self.model in (None, self.method, f"[{self.method}]")
             require(where + "model", self.model, ok, f"nothing: {self.method} has no weights")
 
-    def _check_vocabulary_keys(self) -> None:
-        for name in ("use_heterogeneous_vocab", "use_string_matching"):
-            where, value = f"speculative_config.{name}", getattr(self, name)
-            require(where, value, isinstance(value, bool), "True or False")
-            if self.method != "draft_model":
-                require(where, value, not value, f"False: {self.method} has no tokenizer")
-        both = self.use_heterogeneous_vocab and self.use_string_matching
-        where = "speculative_config.use_string_matching"
-        require(where, True, not both, "one of use_heterogeneous_vocab and use_string_matching")
-
     @property
     def synthetic_rates(self) -> tuple[float, ...]:
         """Share of verifications that keep each draft under `synthetic`; else empty."""
         rates, length = self.synthetic_acceptance_rates, self.synthetic_acceptance_length
-        return acceptance.synthetic_rates(rates, length, self.num_speculative_tokens)
+        return acceptance.synthetic_rates(rates, length, self._depth)
+
+    @property
+    def _depth(self) -> int:
+        """Most drafts that can be accepted in one verification."""
+        if self.choices is None:
+            return self.num_speculative_tokens
+        return max(len(path) for path in self.choices)
 
     def _check_drafting(self) -> None:
+        if self.choices is not None:
+            chains = ("draft_confidence_threshold", "min_speculative_tokens", "use_string_matching")
+            unset = {name: getattr(self, name) for name in chains}
+            count = self.num_speculative_tokens
+            found = trees.check_choices(self.method, self.choices, count, unset)
+            object.__setattr__(self, "choices", found)
         drafting.check_suffix(
             self.suffix_decoding_max_tree_depth,
             self.suffix_decoding_max_cached_requests,

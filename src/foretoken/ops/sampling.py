@@ -39,6 +39,17 @@ def _draw(logits_RV: Tensor, keys_R2: Tensor, noise: KeyedNoise) -> Tensor:
     return torch.sub(logits_RV, score_RV, out=score_RV).argmax(dim=-1)
 
 
+def perturbed(logits_RV: Tensor, keys_R2: Tensor, noise: KeyedNoise) -> Tensor:
+    """Logits plus Gumbel noise, float32 [R, V]: the best id is what `draw` draws, and the best k
+    in order are k draws without replacement (Kool et al. 2019, arXiv 1903.06059)."""
+    step, result_RV = noise.rows_at_once, torch.empty_like(logits_RV)
+    for at in range(0, logits_RV.shape[0], step):
+        part = slice(at, at + step)
+        exponential = noise.exponential(keys_R2[part]).log_()
+        torch.sub(logits_RV[part], exponential, out=result_RV[part])
+    return result_RV
+
+
 def draw_filtered(
     logits_RV: Tensor, filters: Filters, keys_R2: Tensor, noise: KeyedNoise
 ) -> Tensor:

@@ -39,6 +39,11 @@ class LastLogits(Protocol):
     ) -> list[list[int]] | None:
         """Several best tokens after one token of each sequence, or None: one by one."""
 
+    def logits_at(
+        self, layouts: Seq[SpanLayout], token_ids: Seq[Seq[int]], rows: Seq[int]
+    ) -> Tensor:
+        """The same after some of the tokens, by index over all spans, [R, V]."""
+
 
 @dataclass(slots=True)
 class _State:
@@ -112,14 +117,14 @@ class DraftModelProposer(Proposer):
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one."""
         ids: list[tuple[int, ...]] = [()] * len(context.spans)
-        wanted = [i for i in context.wanted if self._fits(context.spans[i])]
+        wanted = [i for i in context.wanted if self.fits(context.spans[i])]
         if not wanted:
             return Draft(ids=tuple(ids), drafter=self.name)
         spans = [context.spans[i] for i in wanted]
         drafted, probs_KV = self._draft(spans)
         for i, span, tokens in zip(wanted, spans, drafted, strict=True):
             ids[i] = tuple(tokens)
-            self._remember(span.sequence, tokens)
+            self.remember(span.sequence, tokens)
         return Draft(ids=tuple(ids), probs_KV=probs_KV, drafter=self.name)
 
     def release(self, request_id: str) -> None:
@@ -136,7 +141,8 @@ class DraftModelProposer(Proposer):
         for page in sequence.page_table[num_kept // self._runner.page_size :]:
             self._filled.pop(page, None)
 
-    def _fits(self, span: Span) -> bool:
+    def fits(self, span: Span) -> bool:
+        """Whether the span's drafts would stay within the draft's context."""
         return span.sequence.num_tokens + span.draft_budget <= self._max_model_len
 
     def _draft(self, spans: list[Span]) -> tuple[list[list[int]], Tensor | None]:
@@ -145,7 +151,7 @@ class DraftModelProposer(Proposer):
         rows: list[Tensor] = []
         owners: list[int] = []
         draws = any(self._sampler.draws(span.sequence.request.params) for span in spans)
-        logits_BV = self._catch_up(spans)
+        logits_BV = self.catch_up(spans)
         active = list(range(len(spans)))
         while True:
             kept = self._confidence.keeps(logits_BV, [len(drafted[i]) for i in active])
@@ -188,7 +194,7 @@ class DraftModelProposer(Proposer):
         newest = [tokens[-1:] for tokens in drafted]
         return self._runner.forward_last(_places(spans, drafted), newest)
 
-    def _catch_up(self, spans: list[Span]) -> Tensor:
+    def catch_up(self, spans: list[Span]) -> Tensor:
         """Feed every committed token without draft KV; logits after the newest of each span."""
         starts = [self._num_valid(span.sequence) for span in spans]
         while True:
@@ -231,7 +237,7 @@ class DraftModelProposer(Proposer):
                 return count
         return len(page_table)
 
-    def _remember(self, sequence: Sequence, tokens: list[int]) -> None:
+    def remember(self, sequence: Sequence, tokens: list[int]) -> None:
         """Every committed token has draft KV now, and every drafted one but the last."""
         request_id = sequence.request.request_id
         before = self._states.get(request_id)

@@ -16,9 +16,11 @@ from foretoken.errors import CheckpointError
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.draft_model import Confidence, DraftModelProposer, LastLogits
+from foretoken.proposers.draft_tree import TreeDraftProposer
 from foretoken.proposers.parallel import ParallelProposer
 from foretoken.proposers.progress import DraftLimits, DraftProgress
 from foretoken.proposers.shared_vocabulary import SharedVocabularyRunner
+from foretoken.proposers.static_tree import StaticTree
 from foretoken.proposers.string_draft import StringDraftProposer
 from foretoken.proposers.vocabularies import Bridge, Side, Way, bridge
 from foretoken.runtime.runner import Runner
@@ -109,9 +111,10 @@ def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
             mask_token_id=_mask_token(draft),
             limits=limits,
         )
+    drafts = DraftSampler(sampler, around.verifier.rule, config.draft_sample_method)
     proposer = DraftModelProposer(
         runner,
-        DraftSampler(sampler, around.verifier.rule, config.draft_sample_method),
+        drafts,
         pool.generation,
         max_model_len=min(limit, config.max_model_len or limit),
         max_num_batched_tokens=around.max_num_batched_tokens,
@@ -119,6 +122,8 @@ def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
             threshold=config.draft_confidence_threshold, least=config.min_speculative_tokens
         ),
     )
+    if config.choices is not None:
+        return TreeDraftProposer(proposer, runner, drafts, StaticTree.of(config.choices))
     if draft.bridge.encoders is None:
         return proposer
     return StringDraftProposer(proposer, pool, *draft.bridge.encoders)

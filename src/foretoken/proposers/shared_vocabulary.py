@@ -133,8 +133,23 @@ class SharedVocabularyRunner:
         self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]]
     ) -> Tensor:
         """float32 logits over the target's ids after the last token of each span, [B, V]."""
-        read = [self._stand_ins[np.asarray(ids)].tolist() for ids in token_ids]
-        drafted_BV = self._runner.forward_last(layouts, read)
-        logits_BV = drafted_BV.new_full((drafted_BV.shape[0], self._target_size), UNSHARED)
-        logits_BV[:, self._target_ids] = drafted_BV[:, self._draft_ids]
-        return logits_BV
+        return self._spoken(self._runner.forward_last(layouts, self._read(token_ids)))
+
+    def logits_at(
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        rows: Sequence[int],
+    ) -> Tensor:
+        """The same after some of the tokens, by index over all spans, [R, V]."""
+        return self._spoken(self._runner.logits_at(layouts, self._read(token_ids), rows))
+
+    def _read(self, token_ids: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The target's tokens in the draft's ids."""
+        return [self._stand_ins[np.asarray(ids)].tolist() for ids in token_ids]
+
+    def _spoken(self, drafted_RV: Tensor) -> Tensor:
+        """The draft's logits over the target's ids."""
+        logits_RV = drafted_RV.new_full((drafted_RV.shape[0], self._target_size), UNSHARED)
+        logits_RV[:, self._target_ids] = drafted_RV[:, self._draft_ids]
+        return logits_RV

@@ -43,6 +43,14 @@ class Span:
         return None if self.draft_parents is None else tree_of(self.draft_parents)
 
     @property
+    def draft_depth(self) -> int:
+        """Most drafts of the span that can be accepted."""
+        tree = self.tree
+        if tree is None:
+            return self.num_drafts
+        return max((len(path) for path in tree.paths), default=0)
+
+    @property
     def num_tokens(self) -> int:
         """Rows of the forward: committed tokens and drafts."""
         return self.length + len(self.draft_ids)

@@ -117,6 +117,15 @@ class Runner:
             return None
         return self.model.draft_greedily(layouts, tokens, steps, self.store)
 
+    def logits_at(
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        rows: Sequence[int],
+    ) -> Tensor:
+        """float32 logits after some of the tokens, by index over all spans, [R, V]."""
+        return self.forward(layouts, token_ids, rows).logits_RV
+
     @torch.inference_mode()
     def forward(
         self,

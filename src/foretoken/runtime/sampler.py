@@ -104,7 +104,11 @@ class Sampler:
 
     def best(self, logits_RV: Tensor, rows: Seq[Rows]) -> Tensor:
         """The most probable id of every row, whatever the temperature, int64 [R]."""
-        return greedy(self._edit(logits_RV, self._groups(logits_RV, rows)))
+        return greedy(self.edited(logits_RV, rows))
+
+    def edited(self, logits_RV: Tensor, rows: Seq[Rows]) -> Tensor:
+        """Logits before temperature, whatever that is, [R, V]; perhaps the given tensor."""
+        return self._edit(logits_RV, self._groups(logits_RV, rows))
 
     def process(self, logits_RV: Tensor, rows: Seq[Rows]) -> Tensor:
         """Logits whose softmax is the distribution of each row's token; a new tensor [R, V].
@@ -212,13 +216,18 @@ class DraftSampler:
                 where the rule weighs distributions, the best under `typical`, else with the
                 target's own noise.
         """
-        self._sampler = sampler
+        self.sampler = sampler
         self._rule = rule
         self._method = method
 
+    @property
+    def prefers_best(self) -> bool:
+        """Whether drafts are the most probable tokens, whatever the request's temperature."""
+        return self._method == "greedy" or (self._method, self._rule) == ("auto", "typical")
+
     def release(self, request_id: str) -> None:
         """Forget a request; unknown ids are fine."""
-        self._sampler.release(request_id)
+        self.sampler.release(request_id)
 
     def draws(self, params: SamplingParams) -> bool:
         """Whether drafts of such a request need distributions: drawn, and weighed by the rule."""
@@ -226,7 +235,7 @@ class DraftSampler:
 
     def takes_best(self, sequences: Seq[Sequence]) -> bool:
         """Whether every draft of these is the draft's best token by its raw logits."""
-        profiles = (self._sampler.profile(s.request) for s in sequences)
+        profiles = (self.sampler.profile(s.request) for s in sequences)
         plain = all(p.greedy and not p.edits for p in profiles)
         return plain and not any(self.draws(s.request.params) for s in sequences)
 
@@ -266,20 +275,19 @@ class DraftSampler:
         if drawn:
             assert probs_BV is not None, "drawn drafts need their distributions"
             part = [rows[i] for i in drawn]
-            processed_DV = self._sampler.process(logits_BV[drawn], part)
+            processed_DV = self.sampler.process(logits_BV[drawn], part)
             probs_BV[drawn] = processed_DV.softmax(dim=-1)
-            keys_D2 = self._sampler.keys(part, Stream.DRAFT)
-            tokens_D = draw(processed_DV, keys_D2, self._sampler.noise)
+            keys_D2 = self.sampler.keys(part, Stream.DRAFT)
+            tokens_D = draw(processed_DV, keys_D2, self.sampler.noise)
             for i, token in zip(drawn, tokens_D.tolist(), strict=True):
                 ids[i] = token
         return DraftChoice(ids=ids, probs_BV=probs_BV)
 
     def _settle(self, logits_PV: Tensor, rows: list[Rows]) -> list[int]:
         """Tokens without a distribution: the best, or what the target's own noise draws."""
-        best = self._method == "greedy" or (self._method, self._rule) == ("auto", "typical")
-        if best:
-            tokens_P = self._sampler.best(logits_PV, rows)
+        if self.prefers_best:
+            tokens_P = self.sampler.best(logits_PV, rows)
         else:
-            tokens_P = self._sampler.choose(logits_PV, rows)
+            tokens_P = self.sampler.choose(logits_PV, rows)
         tokens: list[int] = tokens_P.tolist()
         return tokens

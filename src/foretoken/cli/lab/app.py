@@ -4,15 +4,11 @@ import typer
 
 from foretoken.cli.lab.ab import ab
 from foretoken.cli.lab.bench import bench
-from foretoken.cli.lab.decide import EPILOG as DECIDE_EPILOG
-from foretoken.cli.lab.decide import decide
 from foretoken.cli.lab.lint import EPILOG as LINT_EPILOG
 from foretoken.cli.lab.lint import lint
 from foretoken.cli.lab.mock import mock
 from foretoken.cli.lab.plan import EPILOG as PLAN_EPILOG
 from foretoken.cli.lab.plan import plan
-from foretoken.cli.lab.report import EPILOG as REPORT_EPILOG
-from foretoken.cli.lab.report import report
 
 lab_app = typer.Typer(
     help="Plan, measure and decide whether to speculate, for any OpenAI-style server.",
@@ -30,5 +26,3 @@ lab_app.command(epilog=LINT_EPILOG)(lint)
 lab_app.command()(bench)
 lab_app.command()(ab)
 lab_app.command()(mock)
-lab_app.command(epilog=DECIDE_EPILOG)(decide)
-lab_app.command(epilog=REPORT_EPILOG)(report)

@@ -1,0 +1,61 @@
+"""What `choices` must be like: a static tree of drafts as paths of ranks.
+
+Knows no config class; the field is in `foretoken.config.speculative`, which calls this.
+"""
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretoken.config.keys import is_int, require
+
+_WHERE = "speculative_config."
+_MOST_NODES = 128
+
+
+def read_choices(given: Any) -> tuple[tuple[int, ...], ...]:
+    """`choices` as sorted paths of ranks; text is read as vLLM's speculative_token_tree.
+
+    Raises:
+        ConfigError: not paths, a path without its beginning, one given twice, or too many.
+    """
+    where, paths = _WHERE + "choices", given
+    allowed = f"1 to {_MOST_NODES} different paths such as [[0], [0, 0], [1]], each beginning too"
+    if isinstance(given, str):
+        try:
+            paths = ast.literal_eval(given)
+        except (ValueError, SyntaxError):
+            paths = None
+    listed = isinstance(paths, Sequence) and 1 <= len(paths) <= _MOST_NODES
+    require(where, given, listed, allowed)
+    for path in paths:
+        ok = isinstance(path, Sequence) and len(path) > 0 and all(is_int(r, 0) for r in path)
+        require(where, given, ok, allowed)
+    found = sorted(tuple(path) for path in paths)
+    known = {(), *found}
+    whole = all(path[:-1] in known for path in found) and len(set(found)) == len(found)
+    require(where, given, whole, allowed)
+    return tuple(found)
+
+
+def check_choices(
+    method: str, choices: Any, num_drafts: int, of_chains: Mapping[str, object]
+) -> tuple[tuple[int, ...], ...]:
+    """The paths of `choices`, if they fit the rest.
+
+    Args:
+        method: only a draft_model drafts static trees.
+        choices: as given.
+        num_drafts: must be their number.
+        of_chains: settings that only chains have; they must not be set.
+
+    Raises:
+        ConfigError: something does not fit.
+    """
+    require(_WHERE + "choices", choices, method == "draft_model", "nothing but for a draft_model")
+    found = read_choices(choices)
+    for name, value in of_chains.items():
+        require(_WHERE + name, value, not value, "nothing: choices are a tree")
+    text = f"left out, or the number of choices ({len(found)})"
+    require(_WHERE + "num_speculative_tokens", num_drafts, num_drafts == len(found), text)
+    return found

@@ -1,0 +1,54 @@
+"""What may be written as `choices`, and what each mistake answers."""
+
+import pytest
+
+from foretoken.config import SpeculativeConfig
+from foretoken.errors import ConfigError
+
+
+def config(**keys: object) -> SpeculativeConfig:
+    return SpeculativeConfig.from_dict({"model": "x", **keys})
+
+
+def test_choices_are_paths_and_count_as_drafts() -> None:
+    found = config(choices=[[1], [0], [0, 0]])
+    assert found.choices == ((0,), (0, 0), (1,)) and found.num_speculative_tokens == 3
+    older = config(speculative_token_tree="[(0,), (0, 0), (1,)]")
+    assert older.choices == found.choices
+    assert config(medusa_choices=[[0]], num_speculative_tokens=1).num_speculative_tokens == 1
+
+
+def test_synthetic_rates_are_of_depths() -> None:
+    keys = {"choices": [[0], [1], [1, 0]], "rejection_sample_method": "synthetic"}
+    assert config(**keys, synthetic_acceptance_rates=[0.5, 0.2]).synthetic_rates == (0.5, 0.2)
+    with pytest.raises(ConfigError, match="1 to num_speculative_tokens"):
+        config(**keys, synthetic_acceptance_length=3.5)
+
+
+@pytest.mark.parametrize(
+    "choices", [[], [[]], [[0, 0]], [[0], [0]], [[-1]], [["0"]], "nonsense", 5, [[0]] * 129]
+)
+def test_malformed_choices(choices: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(choices=choices)
+    assert caught.value.field == "speculative_config.choices"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_speculative_tokens", 3),
+        ("draft_confidence_threshold", 0.5),
+        ("min_speculative_tokens", 1),
+        ("use_string_matching", True),
+    ],
+)
+def test_what_trees_do_not_go_with(key: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(choices=[[0], [1]], **{key: value})
+    assert caught.value.field == f"speculative_config.{key}"
+
+
+def test_only_draft_models_draft_trees() -> None:
+    with pytest.raises(ConfigError, match="draft_model"):
+        SpeculativeConfig.from_dict({"method": "ngram", "choices": [[0], [1]]})
