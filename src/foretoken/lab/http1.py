@@ -8,7 +8,7 @@ connection carries one request at a time; idle ones are kept. Knows nothing of O
 import asyncio
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -61,6 +61,36 @@ class Origin:
         return f"{'https' if self.secure else 'http'}://{host}:{self.port}{self.prefix}"
 
 
+class Incoming:
+    """An answer while it comes, for whoever passes it on."""
+
+    def __init__(self) -> None:
+        """Nothing has come yet."""
+        self.head = asyncio.Event()
+        self.status = 0
+        self.headers: tuple[tuple[str, str], ...] = ()
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    @property
+    def started(self) -> bool:
+        """Whether the head is there."""
+        return self.head.is_set()
+
+    def begin(self, status: int, headers: list[tuple[str, str]]) -> None:
+        """The head has come."""
+        self.status, self.headers = status, tuple(headers)
+        self.head.set()
+
+    def put(self, piece: bytes | None) -> None:
+        """A piece of the body, or None at its end, whole or not."""
+        self._pieces.put_nowait(piece)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes."""
+        while (piece := await self._pieces.get()) is not None:
+            yield piece
+
+
 @dataclass(slots=True)
 class _Exchange:
     """One request on its way; the connection fills it in."""
@@ -71,6 +101,7 @@ class _Exchange:
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     sent_s: float = 0.0
     complete: bool = False
+    incoming: Incoming | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +151,14 @@ class _Connection(asyncio.Protocol):
         self.keep = self._parser.should_keep_alive()
         if self.exchange is not None:
             self.exchange.status = self._parser.get_status_code()
+            if self.exchange.incoming is not None:
+                self.exchange.incoming.begin(self.exchange.status, self.exchange.headers)
 
     def on_body(self, body: bytes) -> None:
         if self.exchange is not None:
             self.exchange.pieces.append((self._at, body))
+            if self.exchange.incoming is not None:
+                self.exchange.incoming.put(body)
 
     def on_message_complete(self) -> None:
         if self.exchange is not None and self.exchange.status >= 200:
@@ -160,18 +195,29 @@ class HttpPool:
         self._idle: list[_Connection] = []
         self._tls = ssl.create_default_context() if self.origin.secure else None
 
-    async def send(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Answer:
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+        incoming: Incoming | None = None,
+    ) -> Answer:
         """One request. An answer that breaks off comes back with `broken` set.
+
+        `incoming` is told of everything as it comes, its end included.
 
         Raises:
             TransportError: there was no answer at all.
         """
         connection = await self._connect(min(timeout_s, 10.0))
-        exchange = _Exchange(asyncio.get_running_loop().create_future())
+        exchange = _Exchange(asyncio.get_running_loop().create_future(), incoming=incoming)
         connection.exchange = exchange
         exchange.sent_s = now()
         assert connection.transport is not None
-        connection.transport.write(self._head(method, path, len(body)) + body)
+        connection.transport.write(self._head(method, path, len(body), headers) + body)
         broken = None
         try:
             await asyncio.wait_for(exchange.done, timeout_s)
@@ -181,6 +227,8 @@ class HttpPool:
             broken = error
         finally:
             connection.exchange = None
+            if incoming is not None:
+                incoming.put(None)
             if exchange.complete and connection.usable:
                 self._idle.append(connection)
             else:
@@ -199,15 +247,18 @@ class HttpPool:
         self._idle.clear()
         await asyncio.sleep(0)
 
-    def _head(self, method: str, path: str, length: int) -> bytes:
+    def _head(
+        self, method: str, path: str, length: int, headers: Mapping[str, str] | None
+    ) -> bytes:
+        extra = {**self._headers, **(headers or {})}
         lines = [
             f"{method} {self.origin.prefix}{path} HTTP/1.1",
             f"host: {self.origin.host}:{self.origin.port}",
             f"content-length: {length}",
         ]
-        if length:
+        if length and "content-type" not in extra:
             lines.append("content-type: application/json")
-        lines += [f"{name}: {value}" for name, value in self._headers.items()]
+        lines += [f"{name}: {value}" for name, value in extra.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
     async def _connect(self, timeout_s: float) -> _Connection:

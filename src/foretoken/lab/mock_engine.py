@@ -32,7 +32,7 @@ class MockLaw:
     """Change of that chance per unit of temperature."""
     alpha_spread: float = 0.0
     """Standard deviation of requests' own chances."""
-    max_running: int = 64
+    max_running: int = 256
     restart_sd: float = 0.0
     """Every start of the mock is slower or faster by this share."""
     seed: int | None = None

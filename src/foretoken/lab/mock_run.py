@@ -2,15 +2,17 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
 
-from foretoken.lab.mock_server import MockServer
+from foretoken.lab.mock_server import Receive, Scope, Send
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def _server(mock: MockServer) -> uvicorn.Server:
+def _server(mock: App) -> uvicorn.Server:
     config = uvicorn.Config(
         mock,
         loop="asyncio",
@@ -33,13 +35,13 @@ def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
     return listener
 
 
-def serve(mock: MockServer, listener: socket.socket) -> None:
+def serve(mock: App, listener: socket.socket) -> None:
     """Serve until interrupted."""
     _server(mock).run(sockets=[listener])
 
 
 @contextmanager
-def mock_running(mock: MockServer) -> Iterator[str]:
+def mock_running(mock: App) -> Iterator[str]:
     """Serve in a thread; gives the URL."""
     listener = bind(0)
     server = _server(mock)

@@ -28,9 +28,10 @@ class LineWriter:
         """Append to `path`, cutting off a last line that was not written whole."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
+        if path.is_file():
             _drop_broken_end(path)
-        self._file: IO[str] = path.open("a", encoding="utf-8")
+        # Without a buffer of ours, a line that did not fit is not tried again at the next.
+        self._file: IO[bytes] = path.open("ab", buffering=0)
 
     def write(self, value: Any) -> None:
         """Append one dataclass or JSON value.
@@ -38,8 +39,10 @@ class LineWriter:
         Raises:
             OSError: the disk is full or the file is gone; lines before this one are safe.
         """
-        self._file.write(json.dumps(to_plain(value), separators=(",", ":")) + "\n")
-        self._file.flush()
+        line = json.dumps(to_plain(value), separators=(",", ":")).encode() + b"\n"
+        written = self._file.write(line)
+        if written != len(line):
+            raise OSError(28, "no room for a whole line", str(self.path))
 
     def close(self) -> None:
         """Close the file."""

@@ -96,17 +96,17 @@ def paired_ratio(
     common = np.intersect1d(top.blocks_N, bottom.blocks_N)
     if common.size == 0:
         return unknown(level=level)
-    weights_RC = block_weights(common.size, RESAMPLES, seed)
     pair = [_on_blocks(sample, common) for sample in (top, bottom)]
-    logs = [
-        np.log(statistic(s.values_N, weights_RC[:, s.blocks_N]))
-        - math.log(float(statistic(s.values_N, np.ones((1, s.values_N.size)))[0]))
-        for s in pair
-    ]
     points = [float(statistic(s.values_N, np.ones((1, s.values_N.size)))[0]) for s in pair]
+    if min(points) <= 0:
+        return unknown(level=level)
     if common.size < FEWEST_BLOCKS:
         return unknown(points[0] / points[1], level)
-    return _log_interval(math.log(points[0] / points[1]), logs[0] - logs[1], common.size, level)
+    weights_RC = block_weights(common.size, RESAMPLES, seed)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = [np.log(statistic(s.values_N, weights_RC[:, s.blocks_N])) for s in pair]
+    center = math.log(points[0] / points[1])
+    return _log_interval(center, logs[0] - logs[1] - center, common.size, level)
 
 
 def block_weights(num_blocks: int, resamples: int, seed: int) -> Floats:

@@ -19,7 +19,8 @@ from foretoken.lab.workload import Item
 
 FORMATS = ("jsonl", "lines", "sharegpt", "spec-bench", "mooncake", "azure", "burstgpt")
 _KNOWN = {"index", "prompt", "messages", "max_tokens", "temperature", "seed", "parameters",
-          "category", "cluster", "arrival_s", "kind", "conversation"}  # fmt: skip
+          "category", "cluster", "arrival_s", "kind", "conversation", "observed",
+          "prompt_hash"}  # fmt: skip
 MOONCAKE_BLOCK = 512
 """Tokens per hash of a Mooncake trace."""
 
@@ -98,7 +99,7 @@ def _rows(kind: str, text: str) -> Iterator[tuple[int, Any]]:
 def _own(index: int, line: str) -> Item:
     row = json.loads(line)
     extra = {k: v for k, v in row.items() if k not in _KNOWN}
-    prompt = row.get("prompt") or ""
+    prompt = row.get("prompt") or _stand_in(row)
     messages = tuple(row.get("messages") or ())
     if not isinstance(prompt, str) or not (prompt or messages):
         raise ValueError("neither a prompt nor messages")
@@ -114,6 +115,14 @@ def _own(index: int, line: str) -> Item:
         cluster=str(row.get("cluster", row.get("conversation", ""))),
         arrival_s=_number(row.get("arrival_s")),
     )
+
+
+def _stand_in(row: dict[str, Any]) -> str:
+    """Words in place of a prompt that was recorded as a hash: as long, and equal for equal ones."""
+    length = (row.get("observed") or {}).get("prompt_tokens")
+    if not row.get("prompt_hash") or not length:
+        return ""
+    return " ".join(_words(str(row["prompt_hash"]), int(length)))
 
 
 def _number(value: Any) -> float | None:

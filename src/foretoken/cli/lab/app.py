@@ -4,11 +4,15 @@ import typer
 
 from foretoken.cli.lab.ab import ab
 from foretoken.cli.lab.bench import bench
+from foretoken.cli.lab.fit import fit, whatif
 from foretoken.cli.lab.lint import EPILOG as LINT_EPILOG
 from foretoken.cli.lab.lint import lint
 from foretoken.cli.lab.mock import mock
 from foretoken.cli.lab.plan import EPILOG as PLAN_EPILOG
 from foretoken.cli.lab.plan import plan
+from foretoken.cli.lab.record import record, watch
+from foretoken.cli.lab.sweep import dial, sweep
+from foretoken.cli.lab.verify import verify
 
 lab_app = typer.Typer(
     help="Plan, measure and decide whether to speculate, for any OpenAI-style server.",
@@ -25,4 +29,5 @@ lab_app.command(epilog=PLAN_EPILOG)(plan)
 lab_app.command(epilog=LINT_EPILOG)(lint)
 lab_app.command()(bench)
 lab_app.command()(ab)
-lab_app.command()(mock)
+for command in (sweep, dial, fit, whatif, verify, record, watch, mock):
+    lab_app.command()(command)

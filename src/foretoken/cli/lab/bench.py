@@ -30,6 +30,10 @@ def bench(
     server: Annotated[
         str | None, typer.Option(help="A URL, or a command with {port} to start.")
     ] = None,
+    read: Annotated[
+        Path | None,
+        typer.Option("--read", help="AIPerf's profile_export.jsonl or guidellm's JSON instead."),
+    ] = None,
     out: OutOption = Path("lab-bench"),
     workload: WorkloadOption = None,
     load: LoadOption = None,
@@ -53,6 +57,9 @@ def bench(
     from foretoken.lab.experiments import RunConfig, arm_of, load_settings
     from foretoken.lab.plain import to_plain
 
+    if read is not None:
+        _read_instead(read, out, as_json)
+        return
     short = Shortcuts(workload=workload, load=load, blocks=blocks, requests=requests,
                       max_tokens=max_tokens, temperatures=temperatures, slo=slo)  # fmt: skip
     overrides = short.overrides(out)
@@ -69,3 +76,21 @@ def bench(
         print(json.dumps(to_plain(summary)))
     arm = summary.arm
     raise typer.Exit(1 if arm.num_requests and arm.num_errors == arm.num_requests else 0)
+
+
+def _read_instead(path: Path, out: Path, as_json: bool) -> None:
+    """The summary of what another load generator measured."""
+    from foretoken.cli.lab.tables import console, print_arms
+    from foretoken.lab.plain import to_plain
+    from foretoken.lab.readers import read_foreign, summarize_foreign
+    from foretoken.lab.results_io import REQUESTS, SUMMARY, LineWriter, write_json
+
+    found = read_foreign(path, "server")
+    summary = summarize_foreign(found, path)
+    with LineWriter(out / REQUESTS) as writer:
+        for record in found.records:
+            writer.write(record)
+    write_json(out / SUMMARY, summary)
+    print_arms(console(), (summary.arm,))
+    if as_json:
+        print(json.dumps(to_plain(summary)))

@@ -1,0 +1,118 @@
+"""`foretoken lab fit` and `foretoken lab whatif`: what a finished A/B says beyond its ratios."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretoken.cli.lab.options import JsonOption
+
+if TYPE_CHECKING:
+    from foretoken.lab.results import AbSummary
+
+RunArgument = Annotated[Path, typer.Argument(help="The folder that `foretoken lab ab` wrote.")]
+
+
+def fit(
+    run: RunArgument,
+    out: Annotated[Path | None, typer.Option(help="Write the fit there as JSON.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit verify cost, draft cost, break-even acceptance and crossover to an A/B's step times."""
+    from rich.table import Table
+
+    from foretoken.cli.lab.tables import console, show_number
+    from foretoken.lab.fit import fit_arms
+    from foretoken.lab.plain import to_plain
+    from foretoken.lab.results_io import read_requests, write_json
+    from foretoken.lab.summary import counted
+
+    summary = _read_ab(run)
+    records = read_requests(run)
+    found = fit_arms(*(counted(records, name) for name in (summary.baseline, summary.candidate)))
+    show = console()
+    table = Table("batch", "rows", "cost of a step", "break-even rate", "speed-up at rate")
+    for point in found.points:
+        table.add_row(
+            str(point.batch), str(point.rows), show_number(point.cost),
+            show_number(point.break_even), show_number(point.speedup),
+        )  # fmt: skip
+    show.print(table)
+    show.print(f"k {found.k:.2f}, acceptance rate {found.acceptance_rate:.2f}")
+    show.print(
+        f"V {show_number(found.verify_cost)}, c {show_number(found.draft_cost)} (if rows of a "
+        "verification cost what rows of a batch cost)"
+    )
+    show.print(
+        f"crossover: batch {show_number(found.crossover_batch, 1)}, "
+        f"{show_number(found.crossover_qps)} requests/s"
+    )
+    for note in found.notes:
+        show.print(note, style="yellow")
+    if out is not None:
+        write_json(out, found)
+    if as_json:
+        print(json.dumps(to_plain(found)))
+
+
+def whatif(
+    run: RunArgument,
+    k: Annotated[str, typer.Option("-k", help="Draft lengths between commas.")] = "1,2,3,4,5,6,8",
+    gate: Annotated[
+        str | None,
+        typer.Option(metavar="MISSES:PAUSE", help="Leave drafts out after so many misses."),
+    ] = None,
+    verify_per_draft: Annotated[
+        float | None, typer.Option(help="Cost of one more row, in plain steps; from `fit`.")
+    ] = None,
+    draft_cost: Annotated[float, typer.Option(help="c, in plain steps; from `fit`.")] = 0.0,
+    depth_free: Annotated[
+        bool,
+        typer.Option("--depth-free", help="The drafter is a model or n-gram, not a head."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay other draft lengths and gates on the recorded accept stream."""
+    from rich.table import Table
+
+    from foretoken.cli.lab.options import parse_numbers
+    from foretoken.cli.lab.tables import console
+    from foretoken.lab.plain import to_plain
+    from foretoken.lab.results_io import read_requests
+    from foretoken.lab.summary import counted
+    from foretoken.lab.whatif import Costs, Gate, what_if
+
+    summary = _read_ab(run)
+    records = counted(read_requests(run), summary.candidate)
+    gates = [Gate()]
+    if gate is not None:
+        misses, _, pause = gate.partition(":")
+        numbers = parse_numbers(f"{misses},{pause}", "--gate")
+        gates.append(Gate(misses=int(numbers[0]), pause=int(numbers[-1])))
+    costs = None
+    if verify_per_draft is not None:
+        costs = Costs(verify_per_draft=verify_per_draft, draft=draft_cost)
+    lengths = [int(value) for value in parse_numbers(k, "-k")]
+    found = what_if(records, lengths, gates, costs=costs, depth_free=depth_free)
+    table = Table("k", "gate", "tokens/step", "between", "rate", "speed-up", "")
+    for row in found:
+        rule = f"{row.gate.misses}:{row.gate.pause}" if row.gate.misses else "-"
+        table.add_row(
+            str(row.k), rule, f"{row.tokens_per_step:.2f}", f"{row.least:.2f}-{row.most:.2f}",
+            f"{row.acceptance_rate:.2f}", f"{row.speedup:.2f}" if row.speedup else "-", row.label,
+        )  # fmt: skip
+    console().print(table)
+    if as_json:
+        print(json.dumps(to_plain(list(found))))
+
+
+def _read_ab(run: Path) -> "AbSummary":
+    from foretoken.errors import ConfigError
+    from foretoken.lab.results import AbSummary
+    from foretoken.lab.results_io import read_summary
+
+    summary = read_summary(run)
+    if not isinstance(summary, AbSummary):
+        raise ConfigError("run", str(run), "the folder of an A/B")
+    return summary

@@ -1,0 +1,134 @@
+"""Watches a running server: scrapes it, keeps a window of readings, writes one HTML page.
+
+The page is a file that reloads itself; what is drawn on a terminal is the caller's business.
+"""
+
+import asyncio
+import html
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from foretoken.errors import EndpointError
+from foretoken.lab.http1 import HttpPool, TransportError, now
+from foretoken.lab.results import Scrape
+from foretoken.lab.scraping import parse_metrics
+from foretoken.lab.watching import (
+    Alarm,
+    Reading,
+    Targets,
+    find_alarms,
+    parse_buckets,
+    read_window,
+)
+
+Shown = Callable[[list[Reading], list[Alarm]], None]
+_KEEP = 720
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchConfig:
+    """What is watched, and how."""
+
+    url: str
+    every_s: float = 5.0
+    targets: Targets = Targets()
+    page: Path | None = None
+    ticks: int | None = None
+    """Stop after so many readings; None: never."""
+
+
+async def watch(config: WatchConfig, show: Shown) -> list[Alarm]:
+    """Read until told to stop; returns every rule that fired, once.
+
+    Raises:
+        EndpointError: the server has no metrics at the start.
+    """
+    pool = HttpPool(config.url)
+    readings: deque[Reading] = deque(maxlen=_KEEP)
+    fired: dict[str, Alarm] = {}
+    start = now()
+    text = await _page(pool)
+    if text is None:
+        raise EndpointError(f"{config.url}/metrics: no metrics to watch")
+    before, buckets = Scrape(time_s=0.0, values=parse_metrics(text)), parse_buckets(text)
+    while config.ticks is None or len(readings) < config.ticks:
+        await asyncio.sleep(config.every_s)
+        text = await _page(pool)
+        if text is None:
+            continue
+        after = Scrape(time_s=now() - start, values=parse_metrics(text))
+        later = parse_buckets(text)
+        readings.append(read_window(before, after, (buckets, later)))
+        before, buckets = after, later
+        alarms = find_alarms(list(readings), config.targets)
+        fired.update({alarm.rule: alarm for alarm in alarms})
+        show(list(readings), alarms)
+        if config.page is not None:
+            config.page.write_text(render_page(config, list(readings), alarms), "utf-8")
+    await pool.close()
+    return list(fired.values())
+
+
+async def _page(pool: HttpPool) -> str | None:
+    try:
+        answer = await pool.send("GET", "/metrics", timeout_s=5.0)
+    except TransportError:
+        return None
+    if answer.status != 200 or answer.broken is not None:
+        return None
+    return answer.body.decode("utf-8", "replace")
+
+
+def sparkline(values: list[float], *, mark: float | None = None) -> str:
+    """An SVG line over time, 0 to the largest value, with a dashed line at `mark`."""
+    known = [v for v in values if not math.isnan(v)]
+    top = max([*known, mark or 0.0, 1e-9]) * 1.1
+    points = " ".join(
+        f"{600 * i / max(len(values) - 1, 1):.1f},{100 - 100 * v / top:.1f}"
+        for i, v in enumerate(values)
+        if not math.isnan(v)
+    )
+    level = "" if mark is None else (
+        f'<line x1="0" x2="600" y1="{100 - 100 * mark / top:.1f}" y2="{100 - 100 * mark / top:.1f}"'
+        ' stroke="#c0392b" stroke-dasharray="6 4"/>'
+    )  # fmt: skip
+    line = f'<polyline fill="none" stroke="#2c6fbb" stroke-width="2" points="{points}"/>'
+    return f'<svg viewBox="0 0 600 100" preserveAspectRatio="none">{level}{line}</svg>'
+
+
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;
+color:#222;background:#fafafa}svg{width:100%;height:110px;background:#fff;border:1px solid #ddd}
+h2{font-size:1rem;margin:1.2rem 0 .3rem}.alarm{background:#fdecea;border-left:4px solid #c0392b;
+padding:.5rem .8rem;margin:.4rem 0}.quiet{background:#eaf6ec;border-left:4px solid #2e8b57;
+padding:.5rem .8rem}td{padding:.1rem 1.2rem .1rem 0}"""
+
+
+def render_page(config: WatchConfig, readings: list[Reading], alarms: list[Alarm]) -> str:
+    """The HTML page; everything in it is escaped."""
+    last = readings[-1]
+    boxes = [
+        f'<div class="alarm"><b>{html.escape(a.rule)}</b> {html.escape(a.text)}</div>'
+        for a in alarms
+    ] or ['<div class="quiet">no rule fires</div>']
+    rows = {
+        "acceptance length": f"{last.length:.2f}",
+        "tokens/s": f"{last.tokens_per_s:.1f}",
+        "running / waiting": f"{last.running:.0f} / {last.waiting:.0f}",
+        "KV cache": f"{last.kv_usage:.0%}",
+        "TPOT P50 / P99": f"{1000 * last.tpot_p50_s:.1f} / {1000 * last.tpot_p99_s:.1f} ms",
+        "accepted by position": " ".join(f"{share:.0%}" for share in last.by_position),
+    }
+    table = "".join(f"<tr><td>{n}</td><td>{html.escape(v)}</td></tr>" for n, v in rows.items())
+    rate = sparkline([r.rate for r in readings], mark=config.targets.break_even)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8">'
+        f'<meta http-equiv="refresh" content="{max(1, round(config.every_s))}">'
+        f"<title>{html.escape(config.url)}</title><style>{_STYLE}</style>"
+        f"<h1>{html.escape(config.url)}</h1>{''.join(boxes)}"
+        f"<h2>draft acceptance rate (dashed: break-even)</h2>{rate}"
+        f"<h2>tokens/s</h2>{sparkline([r.tokens_per_s for r in readings])}"
+        f"<h2>now</h2><table>{table}</table></html>\n"
+    )

@@ -1,0 +1,156 @@
+"""Break-even and crossover out of step times with a known law; replays with a known answer."""
+
+import numpy as np
+import pytest
+
+from foretoken.errors import ConfigError
+from foretoken.lab.fit import fit_arms
+from foretoken.lab.results import Acceptance, RequestRecord
+from foretoken.lab.steps import merge_chunks, step_times
+from foretoken.lab.whatif import Costs, Gate, replay, streams_of, what_if
+
+K, RATE = 4, 0.5
+
+
+def a_block(block: int, batch: int, start: float, step: float, spec: bool) -> list[RequestRecord]:
+    """`batch` requests that decode side by side, 40 steps of `step` seconds."""
+    times = tuple(start + step * np.arange(40))
+    acceptance = Acceptance(source="body", num_drafted=K * 39, num_accepted=78, num_steps=39)
+    return [
+        RequestRecord(
+            index=i,
+            block=block,
+            first_s=times[0],
+            last_s=times[-1],
+            chunk_s=times,
+            output_tokens=118 if spec else 40,
+            acceptance=acceptance if spec else None,
+        )
+        for i in range(batch)
+    ]
+
+
+def arms(noise: float) -> tuple[list[RequestRecord], list[RequestRecord]]:
+    """off(b) = 10 + 0.2 b ms; on(b) = 12 + 1.0 b ms, each start a little off."""
+    rng = np.random.default_rng(0)
+    off, on = [], []
+    for block in range(6):
+        paces = 1 + rng.normal(0, noise, 2)
+        for turn, batch in enumerate((1, 4, 8)):
+            at = 100.0 * turn
+            off += a_block(block, batch, at, paces[0] * (0.010 + 0.0002 * batch), False)
+            on += a_block(block, batch, at, paces[1] * (0.012 + 0.0010 * batch), True)
+    return off, on
+
+
+def test_costs_and_break_even_are_the_laws() -> None:
+    fit = fit_arms(*arms(0.0))
+    assert (fit.k, fit.acceptance_rate) == (4.0, 0.5)
+    assert [point.batch for point in fit.points] == [1, 4, 8]
+    first = fit.points[0]
+    assert first.cost.estimate == pytest.approx(13.0 / 10.2)
+    assert first.break_even.estimate == pytest.approx((13.0 / 10.2 - 1) / 4)
+    assert first.speedup.estimate == pytest.approx(3 * 10.2 / 13.0)
+    assert fit.verify_cost.estimate == pytest.approx((10 + 0.2 * 5) / 10.2)
+    # 3 * (10 + 0.2 b) = 12 + b
+    assert fit.crossover_batch.estimate == pytest.approx(45.0)
+    assert fit.crossover_qps.estimate == pytest.approx(45 / (0.019 * 40))
+
+
+def test_intervals_hold_the_law_when_starts_differ() -> None:
+    fit = fit_arms(*arms(0.03))
+    truth = (12 + 4.0) / (10 + 0.8)
+    point = fit.points[1]
+    assert point.cost.low < truth < point.cost.high
+    assert fit.crossover_batch.low < 45 < fit.crossover_batch.high
+
+
+def test_what_never_crosses_is_infinite() -> None:
+    off, _ = arms(0.0)
+    cheap = [r for b in range(6) for n in (1, 4, 8)
+             for r in a_block(b, n, 100.0 * n, 0.011 + 0.0002 * n, True)]  # fmt: skip
+    assert fit_arms(off, cheap).crossover_batch.estimate == float("inf")
+    dear = [r for b in range(6) for n in (1, 4, 8)
+            for r in a_block(b, n, 100.0 * n, 0.050 + 0.001 * n, True)]  # fmt: skip
+    assert fit_arms(off, dear).crossover_batch.estimate == 0.0
+
+
+def test_without_acceptance_there_is_no_fit() -> None:
+    off, _ = arms(0.0)
+    with pytest.raises(ConfigError, match="acceptance"):
+        fit_arms(off, off)
+    with pytest.raises(ConfigError, match="chunk times"):
+        fit_arms([], off)
+
+
+def test_chunks_of_one_step_are_merged() -> None:
+    times = np.array([0.0, 0.1, 0.1001, 0.1002, 0.2, 0.3, 0.3001])
+    assert merge_chunks(times).tolist() == [0.0, 0.1, 0.2, 0.3]
+
+
+def test_the_batch_is_who_decodes_at_the_same_time() -> None:
+    steps = step_times(a_block(0, 3, 0.0, 0.01, False))
+    assert set(steps.batch_N.tolist()) == {3}
+    assert np.allclose(steps.seconds_N, 0.01)
+
+
+def with_steps(accepted: list[int], drafted: list[int], temperature: float = 0.0) -> RequestRecord:
+    """A record with this accept stream."""
+    return RequestRecord(
+        index=0,
+        temperature=temperature,
+        acceptance=Acceptance(
+            source="body",
+            num_drafted=sum(drafted),
+            num_accepted=sum(accepted),
+            num_steps=len(accepted),
+            per_step_accepted=tuple(accepted),
+            per_step_drafted=tuple(drafted),
+        ),
+    )
+
+
+def test_the_recorded_k_is_replayed_as_it_was() -> None:
+    record = with_steps([2, 0, 3, 1], [3, 3, 4, 3])
+    (found,) = what_if([record], [4], depth_free=True)
+    assert found.tokens_per_step == pytest.approx(10 / 4)
+    assert (found.label, found.least, found.most) == ("exact", 2.5, 2.5)
+
+
+def test_a_shorter_k_is_replayed_position_by_position() -> None:
+    """Positions: M M x x M M M x M x; k = 1 makes steps of 2 2? as counted by hand."""
+    streams, greedy = streams_of([with_steps([2, 0, 3, 1], [3, 3, 4, 3])])
+    assert greedy
+    assert streams == [[1, 1, 0, 0, 1, 1, 1, 0, 1, 0]]
+    tokens, rate, drafting = replay(streams, 1, Gate(), open_chance=0.0)
+    # M+M | x | x | M+M | M+x | M+x: 6 steps, 4 of 6 drafts accepted
+    assert tokens == pytest.approx(10 / 6)
+    assert rate == pytest.approx(4 / 6)
+    assert drafting == 1.0
+
+
+def test_bonus_tokens_leave_a_range() -> None:
+    (found,) = what_if([with_steps([2, 2, 2], [2, 2, 2])], [8], depth_free=True)
+    assert found.least < found.most
+    assert found.label == "estimate"
+
+
+def test_sampling_is_an_estimate() -> None:
+    (found,) = what_if([with_steps([1, 0], [3, 3], temperature=1.0)], [3], depth_free=True)
+    assert found.label == "estimate"
+
+
+def test_a_gate_saves_drafts() -> None:
+    record = with_steps([0] * 20, [4] * 20)
+    plain, gated = what_if(
+        [record], [4], [Gate(), Gate(misses=2, pause=6)],
+        costs=Costs(verify_per_draft=0.05, draft=0.1),
+    )  # fmt: skip
+    assert gated.draft_share < 0.4 < plain.draft_share
+    assert plain.speedup is not None and gated.speedup is not None
+    assert plain.speedup < gated.speedup < 1.0
+
+
+def test_without_steps_nothing_can_be_replayed() -> None:
+    with pytest.raises(ConfigError, match="accept stream"):
+        what_if([RequestRecord(index=0)], [3])

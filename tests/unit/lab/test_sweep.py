@@ -1,0 +1,76 @@
+"""Grids, and the break-even that a dial finds."""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foretoken.errors import ConfigError
+from foretoken.lab.dial import _crossing, dial_config, turned
+from foretoken.lab.experiments import AbConfig, ArmConfig, Sizes, WorkloadConfig
+from foretoken.lab.results_io import read_summary
+from foretoken.lab.sweep import apply, cells_of, folder_of, run_sweep
+
+MOCK = f"{sys.executable} -m foretoken lab mock --port {{port}} --step-ms 2"
+CONFIG = AbConfig(
+    baseline=ArmConfig(name="off", command=MOCK),
+    candidate=ArmConfig(name="on", command=MOCK + " --k {k} --alpha 0.7"),
+    workload=WorkloadConfig(file="x"),
+)
+
+
+def test_a_grid_is_every_combination() -> None:
+    cells = cells_of({"k": [1, 3], "temperature": [0.0, 0.8]})
+    assert len(cells) == 4 and cells[1] == {"k": 1, "temperature": 0.8}
+    assert len({folder_of(cell) for cell in cells}) == 4
+    with pytest.raises(ConfigError, match="a list"):
+        cells_of({"k": 3})  # type: ignore[dict-item]
+
+
+def test_values_go_to_settings_and_placeholders() -> None:
+    config = apply(CONFIG, {"k": 3, "temperature": 0.4, "load.concurrency": 8})
+    assert config.candidate.command is not None and "--k 3" in config.candidate.command
+    assert config.workload.temperatures == (0.4,)
+    assert config.load.concurrency == 8
+    for wrong in ({"q": 1}, {"lod.rate": 1}, {"load.concurency": 1}):
+        with pytest.raises(ConfigError):
+            apply(CONFIG, wrong)
+
+
+def test_a_sweep_measures_every_cell(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\ntwo\nthree\n")
+    config = AbConfig(
+        baseline=CONFIG.baseline,
+        candidate=CONFIG.candidate,
+        workload=WorkloadConfig(file=str(prompts), max_tokens=12),
+        sizes=Sizes(blocks=1, requests_per_block=3, warm_up=1),
+    )
+    cells = run_sweep(config, {"k": [0, 4]}, tmp_path / "out")
+    assert cells[1].gain("tpot_mean").estimate > cells[0].gain("tpot_mean").estimate
+    assert 0.3 < cells[1].acceptance.estimate < 0.95
+    assert math.isnan(cells[0].acceptance.estimate)
+    again = run_sweep(config, {"k": [0, 4]}, tmp_path / "out", resume=True)
+    assert again[1].summary == read_summary(tmp_path / "out" / "k-4")
+
+
+def test_the_dial_turns_rates_and_fixes_lengths() -> None:
+    arm = ArmConfig(name="on", command="serve --rates {rates:3} --length {length:3} --p {rate}")
+    assert turned(arm, 0.5).command == ("serve --rates [0.5, 0.25, 0.125] --length 1.875 --p 0.5")
+    with pytest.raises(ConfigError, match="rates"):
+        turned(ArmConfig(name="on", command="serve"), 0.5)
+    assert dial_config(CONFIG).workload.parameters == {"ignore_eos": True}
+
+
+def test_the_break_even_is_where_the_gain_is_one() -> None:
+    rates = np.array([0.1, 0.5, 0.9])
+    rng = np.random.default_rng(0)
+    logs = [0.8 * (rate - 0.3) + rng.normal(0, 0.02, 8) for rate in rates]
+    found = _crossing(rates, logs, 500)
+    assert found.low < 0.3 < found.high
+    assert found.high - found.low < 0.1
+    assert _crossing(rates, [np.full(8, 0.2 + r) for r in rates], 50).estimate == 0.0
+    assert _crossing(rates, [np.full(8, r - 2.0) for r in rates], 50).estimate == math.inf
+    assert math.isnan(_crossing(rates[:1], logs[:1], 50).estimate)

@@ -1,0 +1,208 @@
+"""Workload files of every format, broken lines included; results of other tools."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foretoken.errors import ConfigError
+from foretoken.lab.acceptance import from_body, from_chunks, from_spec_details, from_timings
+from foretoken.lab.arrivals import Load, draw_arrivals
+from foretoken.lab.readers import read_foreign
+from foretoken.lab.scraping import grown, parse_metrics
+from foretoken.lab.sse import parse_events
+from foretoken.lab.traces import load_workload
+from foretoken.lab.workload import take, with_temperatures
+
+
+def write(tmp_path: Path, name: str, text: str) -> Path:
+    """A file with this text."""
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+OWN = '{"prompt": "a", "temperature": 0.4, "min_p": 0.1, "arrival_s": 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind", "count"),
+    [
+        ("p.txt", "one\ntwo\n", "lines", 2),
+        ("p.jsonl", OWN + '{"messages": [{"role": "user"}], "arrival_s": 1}\n', "jsonl", 2),
+        ("q.jsonl", '{"question_id": 81, "category": "math", "turns": ["x"]}\n', "spec-bench", 1),
+        (
+            "m.jsonl",
+            '{"timestamp": 1500, "input_length": 600, "output_length": 7, "hash_ids": [1, 2]}\n',
+            "mooncake",
+            1,
+        ),
+        (
+            "s.json",
+            '[{"id": "c", "conversations": [{"from": "human", "value": "hi"},'
+            ' {"from": "gpt", "value": "hello there friend"}]}]',
+            "sharegpt",
+            1,
+        ),
+        (
+            "a.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,37,4\n",
+            "azure",
+            1,
+        ),
+        (
+            "b.csv",
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+            "5,ChatGPT,47,18,65,Conversation log\n6,ChatGPT,40,0,40,Conversation log\n",
+            "burstgpt",
+            1,
+        ),
+    ],
+)
+def test_formats(tmp_path: Path, name: str, text: str, kind: str, count: int) -> None:
+    loaded = load_workload(write(tmp_path, name, text))
+    assert (loaded.format, len(loaded.items)) == (kind, count)
+    assert all(item.prompt or item.messages for item in loaded.items)
+
+
+def test_own_lines_keep_parameters_and_sort_by_arrival(tmp_path: Path) -> None:
+    text = OWN + '{"prompt": "b", "arrival_s": 1, "category": "x"}\n'
+    first, second = load_workload(write(tmp_path, "p.jsonl", text)).items
+    assert (first.prompt, first.category) == ("b", "x")
+    assert second.parameters == {"min_p": 0.1}
+    assert second.temperature == 0.4
+
+
+def test_mooncake_shares_prefixes_as_its_hashes_say(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 0, "input_length": 900, "output_length": 5, "hash_ids": [1, second]}
+        for second in (2, 3)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    one, other = load_workload(write(tmp_path, "m.jsonl", text)).items
+    assert one.prompt.split()[:512] == other.prompt.split()[:512]
+    assert one.prompt.split()[512:] != other.prompt.split()[512:]
+    assert len(one.prompt.split()) == 900
+
+
+def test_broken_lines_are_counted_or_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "p.jsonl", OWN + "{nonsense\n" + '{"max_tokens": 3}\n' + OWN)
+    loaded = load_workload(path)
+    assert (len(loaded.items), loaded.skipped) == (2, 2)
+    assert "line 2" in loaded.first_problem
+    with pytest.raises(ConfigError, match="line 2"):
+        load_workload(path, strict=True)
+    with pytest.raises(ConfigError, match="at least one"):
+        load_workload(write(tmp_path, "e.jsonl", "{nonsense\n"))
+    with pytest.raises(ConfigError, match="readable"):
+        load_workload(tmp_path / "none")
+    with pytest.raises(ConfigError, match="mooncake"):
+        load_workload(path, format="parquet")
+
+
+def test_items_go_round_with_new_indices(tmp_path: Path) -> None:
+    items = load_workload(write(tmp_path, "p.txt", "one\ntwo\nthree\n")).items
+    taken = take(items, 5, 2)
+    assert [(i.index, i.prompt) for i in taken] == [
+        (2, "three"), (3, "one"), (4, "two"), (5, "three"), (6, "one"),
+    ]  # fmt: skip
+    assert [i.temperature for i in with_temperatures(items, (0.0, 0.8))] == [0.0, 0.8, 0.0]
+
+
+def test_arrivals_have_their_rate_and_burstiness() -> None:
+    for kind, burst, spread in (("poisson", 1.0, 1.0), ("gamma", 4.0, 2.0), ("constant", 1.0, 0.0)):
+        load = Load(kind=kind, rate=5.0, burstiness=burst)  # type: ignore[arg-type]
+        gaps = np.diff(draw_arrivals(load, 20_000, seed=1))
+        assert gaps.mean() == pytest.approx(0.2, rel=0.05)
+        assert gaps.std() / gaps.mean() == pytest.approx(spread, abs=0.1)
+    same = Load(kind="poisson", rate=5.0)
+    assert (draw_arrivals(same, 9, 3) == draw_arrivals(same, 9, 3)).all()
+    assert (draw_arrivals(same, 9, 3) != draw_arrivals(same, 9, 4)).any()
+
+
+def test_events_split_anywhere_keep_the_time_of_their_last_byte() -> None:
+    stream = b'data: {"a": 1}\r\n\r\n: ping\n\ndata: {"a": 2}\n\ndata: [DONE]\n\n'
+    for cut in range(1, len(stream)):
+        pieces = [(1.0, stream[:cut]), (2.0, stream[cut:])]
+        events, done = parse_events(pieces)
+        assert done and [event["a"] for _, event in events] == [1, 2], cut
+    events, done = parse_events([(1.0, b'data: {"a": 1}\n\ndata: {"a"')][:0])
+    assert (events, done) == ([], False)
+
+
+def test_every_source_of_acceptance() -> None:
+    body = from_body({"speculative_decoding": {
+        "num_draft_tokens": 12, "num_accepted_draft_tokens": 5, "num_spec_steps": 4,
+        "acceptance_histogram": {"0": 1, "1": 1, "2": 2},
+        "per_step_num_accepted_tokens": [0, 1, 2, 2], "per_step_num_draft_tokens": [3, 3, 3, 3],
+    }})  # fmt: skip
+    assert body is not None and body.histogram == (1, 1, 2) and body.length == 2.25
+    assert body.per_step_accepted == (0, 1, 2, 2)
+    totals = from_timings([{"draft_n": 10, "draft_n_accepted": 4, "predicted_n": 9}])
+    assert totals is not None and (totals.rate, totals.num_steps) == (0.4, None)
+    chunks = from_timings([
+        {"draft_n": 0, "draft_n_accepted": 0}, {"draft_n": 3, "draft_n_accepted": 2},
+        {"draft_n": 3, "draft_n_accepted": 2}, {"draft_n": 5, "draft_n_accepted": 2},
+    ])  # fmt: skip
+    assert chunks is not None and chunks.per_step_accepted == (2, 0)
+    assert chunks.per_step_drafted == (3, 2) and not chunks.exact
+    details = {"spec_verify_ct": 4, "proposed_drafts": 12, "correct_drafts": 5}
+    sglang = from_spec_details(details)
+    assert sglang is not None and sglang.num_steps == 4
+    guessed = from_chunks([1, 3, 1, 2], k=3)
+    assert guessed is not None and guessed.per_step_accepted == (2, 0, 1) and not guessed.exact
+    assert from_chunks([1, 9], k=3) is None, "merged chunks tell nothing"
+    assert from_body({"speculative_decoding": None}) is None
+    assert from_timings([{"predicted_n": 3}]) is None
+    assert from_spec_details(None) is None
+
+
+def test_metrics_pages_of_several_servers() -> None:
+    page = """
+# HELP x y
+vllm:spec_decode_num_drafts_total{engine="0"} 10
+vllm:spec_decode_num_drafts_total{engine="1"} 5
+vllm:spec_decode_num_drafts_created{engine="0"} 1.7e9
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 4
+vllm:gpu_cache_usage_perc 0.5
+llamacpp:requests_deferred 2
+vllm:broken{ nan
+vllm:e2e_bucket{le="+Inf"} 9
+"""
+    found = parse_metrics(page)
+    assert found["vllm:spec_decode_num_drafts"] == 15
+    assert found['vllm:spec_decode_num_accepted_tokens_per_pos{position="1"}'] == 4
+    assert found["vllm:kv_cache_usage_perc"] == 0.5
+    assert found["vllm:num_requests_waiting"] == 2
+    assert not any("created" in name or "bucket" in name for name in found)
+    assert grown({}, found)["vllm:spec_decode_num_drafts"] == 15
+    after = {**found, "vllm:spec_decode_num_drafts": 3.0}
+    assert grown(found, after)["vllm:spec_decode_num_drafts"] == 3.0, "restarted"
+
+
+def test_other_tools_results(tmp_path: Path) -> None:
+    row = {
+        "metadata": {"session_num": 0, "request_start_ns": 5_000_000_000, "conversation_id": "c"},
+        "metrics": {
+            "time_to_first_token": {"value": 50.0, "unit": "ms"},
+            "request_latency": {"value": 250.0, "unit": "ms"},
+            "output_sequence_length": {"value": 5, "unit": "tokens"},
+        },
+        "error": None,
+    }
+    failed = {**row, "metrics": {}, "error": {"type": "Timeout", "message": "no"}}
+    text = "\n".join([json.dumps(row), "broken", json.dumps(failed)])
+    found = read_foreign(write(tmp_path, "profile_export.jsonl", text), "on")
+    assert (found.tool, len(found.records), found.skipped) == ("aiperf", 2, 1)
+    assert found.records[0].ttft_s == pytest.approx(0.05)
+    assert found.records[0].tpot_s == pytest.approx(0.05)
+    assert found.records[1].error == "server: Timeout: no"
+    good = {"request_start_time": 100.0, "time_to_first_token_ms": 20.0, "request_latency": 0.12,
+            "output_tokens": 11}  # fmt: skip
+    benchmarks = {"benchmarks": [{"requests": {"successful": [good], "errored": []}}]}
+    found = read_foreign(write(tmp_path, "g.json", json.dumps(benchmarks)), "on")
+    assert found.tool == "guidellm"
+    assert found.records[0].tpot_s == pytest.approx(0.01)
+    with pytest.raises(ConfigError, match="AIPerf"):
+        read_foreign(write(tmp_path, "n.json", "{}"), "on")
