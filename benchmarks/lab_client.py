@@ -87,7 +87,8 @@ def main() -> None:
     given = parser.parse_args()
     port = free_port()
     command = [sys.executable, "-m", "foretoken", "lab", "mock", "--port", str(port),
-               "--step-ms", "10", "--row-ms", "0", "--prefill-ms", "0", "--restart-sd", "0"]  # fmt: skip
+               "--step-ms", "10", "--row-ms", "0", "--prefill-ms", "0",
+               "--restart-sd", "0"]  # fmt: skip
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"
