@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foretoken.errors import ConfigError, EndpointError
+from foretoken.errors import ConfigError, EndpointError, ForetokenError
 from foretoken.lab.answers import ReadingOptions, failed, read_answer
 from foretoken.lab.http1 import HttpPool, TransportError, now
 from foretoken.lab.results import RequestRecord, ServerInfo
@@ -92,6 +92,15 @@ async def connect(config: EndpointConfig, *, command: str | None = None) -> Clie
     """
     headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     pool = HttpPool(config.url, headers=headers)
+    try:
+        info = await _identify(config, pool)
+    except ForetokenError:
+        await pool.close()
+        raise
+    return Client(config, replace(info, command=command), pool)
+
+
+async def _identify(config: EndpointConfig, pool: HttpPool) -> ServerInfo:
     listed = await get_json(pool, "/v1/models")
     entries = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
@@ -106,9 +115,8 @@ async def connect(config: EndpointConfig, *, command: str | None = None) -> Clie
         url=pool.origin.url,
         engine=config.engine or _OWNERS.get(owner, owner),
         model=config.model or names[0],
-        command=command,
     )
-    return Client(config, replace(info, version=await _version(pool, info.engine)), pool)
+    return replace(info, version=await _version(pool, info.engine))
 
 
 async def get_json(pool: HttpPool, path: str, *, timeout_s: float = 10.0) -> Any:

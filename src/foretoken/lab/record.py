@@ -50,6 +50,7 @@ class RecordingProxy:
         """ASGI."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
+            await self._pool.close()
             return
         arrived = now()
         headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"]}
@@ -178,12 +179,12 @@ def _is_usage(frame: bytes) -> bool:
 
 
 async def _body(receive: Receive) -> bytes:
-    body = b""
+    body = bytearray()
     while True:
         message = await receive()
         body += message.get("body", b"")
         if not message.get("more_body"):
-            return body
+            return bytes(body)
 
 
 async def _wait_for_end(receive: Receive) -> None:

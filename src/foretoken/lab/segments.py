@@ -193,6 +193,7 @@ async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Wa
             seconds = await drive(client, segment.items, stretch, done)
         finally:
             watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
         after = await scrape(client.pool)
         end = SegmentEnd(
             arm=segment.arm.name,

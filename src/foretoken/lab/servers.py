@@ -63,7 +63,11 @@ async def serving(arm: ArmConfig, log: Path) -> AsyncIterator[Client]:
     process = await _start(command, arm, log)
     try:
         url = f"http://127.0.0.1:{port}"
-        await _wait_ready(process, HttpPool(url), arm.ready_timeout_s, log)
+        pool = HttpPool(url)
+        try:
+            await _wait_ready(process, pool, arm.ready_timeout_s, log)
+        finally:
+            await pool.close()
         client = await connect(endpoint(url), command=arm.command)
         try:
             yield client
@@ -106,7 +110,6 @@ async def _wait_ready(
             answer = await pool.send("GET", "/v1/models", timeout_s=5.0)
             health = await pool.send("GET", "/health", timeout_s=5.0)
             if answer.status == 200 and health.status in (200, 404):
-                await pool.close()
                 return
         except TransportError:
             pass

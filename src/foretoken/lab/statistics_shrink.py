@@ -11,6 +11,7 @@ estimates, Louis 1984, Ghosh 1992), which is what quantiles over requests need.
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretoken.lab.statistics import LEVEL, Floats, Interval, quantile, unknown
 
@@ -88,23 +89,33 @@ def request_quantiles(
     if means_N.size < FEWEST_REQUESTS:
         raw = [quantile(means_N, q) for q in qs]
         return tuple(unknown(value) for value in raw)
-    points = _quantiles(means_N, steps_N, within_N, qs)
-    rng = np.random.default_rng(seed)
-    n = means_N.size
-    drawn_RQ = np.empty((RESAMPLES, len(qs)))
-    for r in range(RESAMPLES):
-        pick = rng.integers(0, n, n)
-        drawn_RQ[r] = _quantiles(means_N[pick], steps_N[pick], within_N[pick], qs)
+    rows_1N = np.arange(means_N.size)[None]
+    picks_RN = np.random.default_rng(seed).integers(0, means_N.size, (RESAMPLES, means_N.size))
+    points_Q = _row_quantiles((means_N, steps_N, within_N), rows_1N, qs)[0]
+    drawn_RQ = _row_quantiles((means_N, steps_N, within_N), picks_RN, qs)
     low_Q, high_Q = np.quantile(drawn_RQ, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return tuple(
-        Interval(point, min(float(low), point), max(float(high), point))
-        for point, low, high in zip(points, low_Q, high_Q, strict=True)
+        Interval(float(point), min(float(low), float(point)), max(float(high), float(point)))
+        for point, low, high in zip(points_Q, low_Q, high_Q, strict=True)
     )
 
 
-def _quantiles(
-    means_N: Floats, steps_N: Floats, within_N: Floats, qs: tuple[float, ...]
-) -> list[float]:
-    population = fit_population(means_N, steps_N, within_N)
-    guesses_N = spread_out(means_N, steps_N, population)
-    return [quantile(guesses_N, q) for q in qs]
+def _row_quantiles(
+    sample: tuple[Floats, Floats, Floats], picks_RN: NDArray[np.int64], qs: tuple[float, ...]
+) -> Floats:
+    """`fit_population`, `spread_out` and quantiles for every row of picked requests: (R, Q)."""
+    means, steps, within = (values[picks_RN] for values in sample)
+    dof = np.where(np.isfinite(within), steps - 1.0, 0.0)
+    total, dofs = steps.sum(axis=1), np.maximum(dof.sum(axis=1), 1e-12)
+    noise_R = (np.where(dof > 0, within, 0.0) * dof).sum(axis=1) / dofs
+    mean_R = (means * steps).sum(axis=1) / total
+    scatter_R = (steps * (means - mean_R[:, None]) ** 2).sum(axis=1)
+    slack_R = np.maximum(total - (steps**2).sum(axis=1) / total, 1e-12)
+    spread_R = np.maximum(0.0, (scatter_R - noise_R * (means.shape[1] - 1)) / slack_R)
+    whole = spread_R[:, None] + noise_R[:, None] / steps
+    weights = 1.0 / np.maximum(whole, 1e-12)
+    center_R1 = ((means * weights).sum(axis=1) / weights.sum(axis=1))[:, None]
+    share = np.where(whole > 0, spread_R[:, None] / np.maximum(whole, 1e-300), 1.0)
+    guesses = center_R1 + np.sqrt(share) * (means - center_R1)
+    quantiles_QR: Floats = np.quantile(guesses, list(qs), axis=1)
+    return quantiles_QR.T

@@ -47,6 +47,13 @@ async def watch(config: WatchConfig, show: Shown) -> list[Alarm]:
         EndpointError: the server has no metrics at the start.
     """
     pool = HttpPool(config.url)
+    try:
+        return await _follow(config, pool, show)
+    finally:
+        await pool.close()
+
+
+async def _follow(config: WatchConfig, pool: HttpPool, show: Shown) -> list[Alarm]:
     readings: deque[Reading] = deque(maxlen=_KEEP)
     fired: dict[str, Alarm] = {}
     start = now()
@@ -68,7 +75,6 @@ async def watch(config: WatchConfig, show: Shown) -> list[Alarm]:
         show(list(readings), alarms)
         if config.page is not None:
             config.page.write_text(render_page(config, list(readings), alarms), "utf-8")
-    await pool.close()
     return list(fired.values())
 
 

@@ -38,7 +38,7 @@ FAST = MockLaw(step_s=0.004, prefill_s=0.004, k=3, alpha=0.7, draft_s=0.0003, se
 def workload(tmp_path: Path) -> WorkloadConfig:
     """Forty prompts in two classes."""
     path = tmp_path / "prompts.jsonl"
-    rows = [{"prompt": f"prompt {i}", "max_tokens": 24, "category": "ab"[i % 2]} for i in range(40)]
+    rows = [{"prompt": f"prompt {i}", "max_tokens": 16, "category": "ab"[i % 2]} for i in range(40)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return WorkloadConfig(file=str(path), temperatures=(0.0, 0.8))
 

@@ -30,6 +30,15 @@ def test_alike_requests_get_alike_rates() -> None:
     assert p10.high / 5 > 0.53
 
 
+def test_the_resampled_fit_is_the_fit() -> None:
+    rng = np.random.default_rng(4)
+    means, steps = rng.normal(2.5, 0.6, 50), rng.integers(3, 30, 50).astype(float)
+    within = np.where(rng.random(50) < 0.1, np.nan, 1.5)
+    (middle,) = request_quantiles(means, steps, within, (0.3,))
+    guesses = spread_out(means, steps, fit_population(means, steps, within))
+    assert middle.estimate == pytest.approx(float(np.quantile(guesses, 0.3)))
+
+
 def test_the_spread_of_the_true_means_comes_back() -> None:
     rng = np.random.default_rng(1)
     truth = rng.normal(2.5, 0.5, 600)
