@@ -100,8 +100,9 @@ class MockEngine:
                 await self._wake.wait()
                 free_at = now()
                 continue
-            # Timers are up to a millisecond late; the next step makes up for it.
-            free_at = max(free_at, now() - 0.002) + self._step_time()
+            # Timers are up to a millisecond late; the next step makes up for a part of it.
+            step = self._step_time()
+            free_at = max(free_at, now() - min(0.002, 0.3 * step)) + step
             await asyncio.sleep(max(0.0, free_at - now()))
             self._emit(now())
 

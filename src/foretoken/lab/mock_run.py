@@ -28,7 +28,10 @@ def _server(mock: App) -> uvicorn.Server:
 
 def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
     """A listening socket; port 0 takes any free one."""
-    listener = socket.socket()
+    # asyncio turns Nagle's algorithm off only where a socket says that it is TCP; with it on, the
+    # chunks of a stream wait for each other.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
     listener.listen(2048)

@@ -83,7 +83,9 @@ class _Stopping:
 def _listen(server: ServerConfig) -> socket.socket:
     """A socket before the model is loaded, so that a taken port is known at once."""
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-    listening = socket.socket(family=family)
+    # asyncio turns Nagle's algorithm off only where a socket says that it is TCP; with it on, the
+    # events of a stream wait for each other.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((server.host, server.port))
