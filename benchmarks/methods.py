@@ -10,8 +10,9 @@ Greedy and seeded output must be identical with speculation on and off (batch_in
 Prompts whose plain output repeats more than 30 % of its 8-grams flatter every method: they are
 reported apart. Speed-ups are sums over prompts, median over repeats.
 
-The mixed workload takes prompts of fresh code, of edits and of filled-in templates in turn, and
-asks whether several drafters with policy `best` beat the better of their parts.
+The mixed workload takes prompts of fresh code (temperature 0.8 with a seed: greedy, the small
+target repeats itself), of edits and of filled-in templates (greedy) in turn, and asks whether
+several drafters with policy `best` beat the better of their parts.
 """
 
 import argparse
@@ -83,17 +84,24 @@ def sampling(kind: str, index: int, tokens: int) -> SamplingParams:
 
 
 def measure(
-    llms: Mapping[str, LLM], prompts: Sequence[list[int]], kind: str, settings: argparse.Namespace
+    llms: Mapping[str, LLM],
+    prompts: Sequence[list[int]],
+    kind: str | Sequence[str],
+    settings: argparse.Namespace,
 ) -> Table:
-    """Every arm on every prompt, `repeats` times, the order of arms rotating."""
+    """Every arm on every prompt, `repeats` times, the order of arms rotating.
+
+    `kind` of sampling is one for all, or one for each prompt.
+    """
     table: Table = {name: [[] for _ in range(settings.repeats)] for name in llms}
     for llm in llms.values():
-        run_once(llm, prompts[0], sampling(kind, 0, settings.tokens), "warm-up")
+        run_once(llm, prompts[0], sampling("greedy", 0, settings.tokens), "warm-up")
     for repeat in range(settings.repeats):
         for index, ids in enumerate(prompts):
-            params = sampling(kind, index, settings.tokens)
+            how = kind if isinstance(kind, str) else kind[index]
+            params = sampling(how, index, settings.tokens)
             for name in rotated(list(llms), repeat * len(prompts) + index):
-                salt = f"{kind} {repeat}"
+                salt = f"{how} {repeat}"
                 table[name][repeat].append(run_once(llms[name], ids, params, salt))
     return table
 
@@ -202,7 +210,7 @@ def workload(
 
 
 def mixed(settings: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
-    """Drafters alone and together on kinds of prompts in turn, greedy."""
+    """Drafters alone and together on kinds of prompts in turn, fresh code drawn, others greedy."""
     configs = mixture.arms(settings.draft)
     llms = {name: build(settings.model, batch_invariant=name == INVARIANT) for name in
             (PLAIN, INVARIANT)}  # fmt: skip
@@ -210,12 +218,13 @@ def mixed(settings: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
     pairs = mixture.in_turn(mixture.kinds(settings.mixed))
     tokenizer = llms[PLAIN].get_tokenizer()
     prompts = [tokenizer.encode(text) for _, text in pairs]
-    table = measure(llms, prompts, "greedy", settings)
+    how = ["seeded" if kind == "fresh" else "greedy" for kind, _ in pairs]
+    table = measure(llms, prompts, how, settings)
     everyone = list(range(len(prompts)))
     groups = {kind: [i for i in everyone if pairs[i][0] == kind] for kind, _ in pairs}
     results: dict[str, Any] = {}
     for kind, members in {**groups, "all": everyone}.items():
-        title = f"mixed, greedy, {kind}"
+        title = f"mixed, {kind}"
         results[title] = summarize(table, prompts, members)
         show(title, results[title])
     seconds = {name: sums(repeats, everyone, "decode_s") for name, repeats in table.items()}
@@ -223,7 +232,7 @@ def mixed(settings: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
     print(f"\nbest over {better}: {won}")
     results["mixed, best over the better part"] = {"better": better, "gain": won}
     lengths = {
-        kind: {n: a.acceptance.length for n, a in results[f"mixed, greedy, {kind}"].arms.items()}
+        kind: {n: a.acceptance.length for n, a in results[f"mixed, {kind}"].arms.items()}
         for kind in groups
     }
     return results, mixture.goals(lengths, won)

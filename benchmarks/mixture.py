@@ -101,5 +101,5 @@ def goals(lengths: dict[str, dict[str, float]], won: Ratio) -> list[Goal]:
         for kind in ("edits", "templates")
         for arm in (SUFFIX, NGRAM)
     ]
-    name = "best over the better of suffix and draft_model, mixed, greedy"
+    name = "best over the better of suffix and draft_model, mixed"
     return [*found, at_least(name, won.value, GAIN)]

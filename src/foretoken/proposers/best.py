@@ -19,8 +19,8 @@ from foretoken.proposers.policy import Policy, StepOutcome
 from foretoken.proposers.worth import Ratio, StepCost, Trust
 
 _ROUNDS = 3
-_TRY_ANOTHER = 40
-"""Every so many drafts of a sequence the second best is taken, to stay informed."""
+_TRY_AGAIN = 80
+"""A drafter that was not used for so many drafts is, once, to stay informed."""
 _NO_OFFER = Offer("", (), None, None)
 
 
@@ -43,11 +43,10 @@ _NOTHING = _Option("", 0.0, 0.0, 0.0, _NO_OFFER)
 class _Own:
     """What is known about one request."""
 
-    __slots__ = ("count", "last", "promise", "ratios")
+    __slots__ = ("last", "promise", "ratios")
 
     def __init__(self) -> None:
         self.ratios: dict[str, Ratio] = {}
-        self.count = 0
         self.last = ""
         """The drafter of its last draft."""
         self.promise = 0.0
@@ -140,16 +139,17 @@ class BestPolicy(Policy):
     def _varied(
         self, index: int, best: _Option, options: Mapping[int, list[_Option]], desk: Desk
     ) -> _Option:
-        """Now and then another option than the best one."""
+        """The best option, or one that was not tried for long."""
         request_id = desk.request_id(index)
         own = self._own.get(request_id)
         if own is None:
             own = self._own[request_id] = _Own()
-        own.count += 1
-        others = [one for one in options[index] if one.name != best.name]
-        if own.count % _TRY_ANOTHER == 0 and others:
-            return max(others, key=lambda o: o.tokens)
-        return best
+        stale = [one for one in options[index] if self._of(one.name).idle >= _TRY_AGAIN]
+        found = max(stale, key=lambda o: o.tokens, default=best)
+        for one in options[index]:
+            self._of(one.name).idle += 1
+        self._of(found.name).idle = 0
+        return found
 
     def _run(
         self,
@@ -162,10 +162,10 @@ class BestPolicy(Policy):
         won = [i for i, one in chosen.items() if one.name == name]
         if not won:
             return
-        usual = all(self._own[desk.request_id(i)].last == name for i in won)
+        usual = all(name in self._own[desk.request_id(i)].ratios for i in won)
         before = desk.seconds.get(name, 0.0)
         offers = desk.ask(name, won)
-        if usual:  # else it also had to catch up
+        if usual:  # else it also had to read a prompt, which happens once
             self._of(name).add_seconds((desk.seconds.get(name, 0.0) - before) / len(won))
         for i in won:
             if i in offers:

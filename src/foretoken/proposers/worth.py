@@ -100,12 +100,14 @@ class Ratio:
 class Trust:
     """How far one drafter's promises can be believed, by their size, and what a draft takes."""
 
-    __slots__ = ("_by_size", "_seconds")
+    __slots__ = ("_by_size", "_seconds", "idle")
 
     def __init__(self) -> None:
         """Nothing measured yet."""
         self._by_size = [Ratio() for _ in range(len(_BOUNDS) + 1)]
         self._seconds: float | None = None
+        self.idle = 0
+        """Drafts of others since it was last used where it could have been."""
 
     def expected(self, promise: float, own: Ratio | None) -> float:
         """Tokens that a promise will come to in a sequence whose own ratio is `own`."""
