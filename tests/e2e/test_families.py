@@ -46,5 +46,5 @@ def test_speculation_changes_nothing(case: str, tmp_path: Path) -> None:
     known = {str(i): list(result.token_ids) for i, result in enumerate(every)}
     trees = TreeProposer(VOCAB, outputs=known, seed=2)
     with LLM(str(tmp_path), proposer=trees, dtype="float32", batch_invariant=True) as llm:
-        found = [generate(llm, prompts, {"max_tokens": 24, **p}) for p in PARAMETERS]
+        found = [generate(llm, prompts, {"max_tokens": TOKENS, **p}) for p in PARAMETERS]
     assert found == expected, "trees"
