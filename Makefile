@@ -30,7 +30,7 @@ PLAIN = tests/golden tests/e2e/test_losslessness.py tests/e2e/test_quantized.py 
   tests/unit/test_linear.py tests/unit/test_quant.py tests/unit/test_attention.py
 
 test-without-kernels: $(VENV)/.installed-dev
-	FORETOKEN_KERNELS=off $(RUN) -m pytest $(PLAIN) $(ARGS)
+	FORETOKEN_KERNELS=off $(RUN) -m pytest -n auto --dist loadfile $(PLAIN) $(ARGS)
 
 test-full: $(VENV)/.installed-dev
 	$(RUN) -m pytest -n auto --dist loadfile -m "full or not full" --timeout=3600 $(ARGS)
@@ -40,7 +40,7 @@ check: $(VENV)/.installed-dev
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
-	$(RUN) scripts/fuzz_kernels.py 300
+	$(RUN) scripts/fuzz_kernels.py 100
 
 docs: $(VENV)/.installed-dev
 	$(RUN) scripts/write_configuration.py
