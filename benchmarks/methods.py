@@ -182,6 +182,9 @@ def arms(settings: argparse.Namespace) -> dict[str, dict[str, Any]]:
     for k in settings.draft_k:
         config = {"method": "draft_model", "model": settings.draft}
         speculative[f"draft_model k={k}"] = config | {"num_speculative_tokens": k}
+        for scheme in settings.draft_quantization:
+            small = {"num_speculative_tokens": k, "quantization": scheme}
+            speculative[f"draft_model {scheme} k={k}"] = config | small
     for k in settings.ngram_k:
         speculative[f"ngram k={k}"] = {"method": "ngram", "num_speculative_tokens": k}
     for name, config in speculative.items():
@@ -274,6 +277,13 @@ def main() -> None:
     parser.add_argument("--mixed", type=int, default=8, help="of each kind; default: %(default)s")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens; default: %(default)s")
     parser.add_argument("--draft-k", type=int, nargs="+", default=[2, 3, 5, 7])
+    parser.add_argument(
+        "--draft-quantization",
+        nargs="+",
+        default=["int8"],
+        choices=["int8", "int4"],
+        help="arms whose draft weights are quantized; the output stays the same",
+    )
     parser.add_argument("--ngram-k", type=int, nargs="+", default=[5, 10])
     parser.add_argument("--samplings", nargs="+", choices=SAMPLINGS, default=list(SAMPLINGS))
     parser.add_argument("--fast", action="store_true", help="also speculate without invariance")
