@@ -47,6 +47,9 @@ class TableRunner:
             rows.append(self._model.row([self._tokens[page, at] for at in range(end)]))
         return torch.stack(rows)
 
+    def logits_at(self, *_: object, **__: object) -> Tensor:
+        raise AssertionError("no trees are drafted here")
+
     def draft_greedily(self, *_: object, **__: object) -> None:
         raise AssertionError("sampled requests are not drafted greedily")
 
