@@ -45,6 +45,7 @@ def test_a_draft_share_is_measured_against_what_is_left() -> None:
         ({"target": "llama-3.1-70b", "draft": "qwama-0.5b", "count": 4}, "same_tokenizer", "ok"),
         ({"target": "llama-3.1-70b", "draft": "qwama-0.5b", "count": 4}, "same_family", "warning"),
         ({"target": "qwen3-8b", "draft": "llama-3.1-8b"}, "same_tokenizer", "error"),
+        ({"target": "qwen2.5-72b", "draft": "qwen2.5-0.5b", "count": 4}, "ranks_divide", "error"),
         ({"target": "qwen3-8b", "draft": "qwen3-0.6b"}, "size_ratio", "note"),
         ({"target": "llama-3.1-70b", "draft": "llama-3.1-8b", "count": 4}, "size_ratio", "ok"),
         ({"target": "qwen3-8b", "method": "ngram", "slo": "ttft"}, "ttft_bound", "warning"),
@@ -143,6 +144,19 @@ def test_the_command_answers_with_one_json_document() -> None:
     assert document["next_step"]["action"]
     assert document["prediction"]["loads"]
     assert document["assumptions"]
+
+
+def test_a_fit_names_the_next_step(tmp_path: Path) -> None:
+    file = tmp_path / "fit.json"
+    ends = {"low": 0, "high": 2}
+    fit = {"k": 10.0, "acceptance_rate": 0.15, "verify_cost": {"estimate": 1.5, **ends},
+           "draft_cost": {"estimate": 0.12, **ends}}  # fmt: skip
+    file.write_text(json.dumps(fit))
+    options = ["--method", "ngram", "--measured", str(file), "--json"]
+    result = CliRunner().invoke(app, ["lab", "plan", "qwen3-8b", *options])
+    assert json.loads(result.stdout)["next_step"]["action"] == "lower_k"
+    file.write_text("{}")
+    assert CliRunner().invoke(app, ["lab", "plan", "qwen3-8b", *options]).exit_code == 2
 
 
 @pytest.mark.parametrize("text", ["1.1", "a,b,c", "0.5,0.1,2", "1.1,0.1,9"])

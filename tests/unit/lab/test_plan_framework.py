@@ -28,6 +28,7 @@ def table(memory_gb: float, utilization: float) -> dict[str, tuple[float, float,
 
 def test_the_table_on_two_h100() -> None:
     assert table(160, 0.9) == {
+        "int8+none": (70, 90, 74),
         "int8+bf16": (86, 74, 58),
         "bf16+bf16": (156, 4, -12),
         "int8+int8": (78, 82, 66),
@@ -36,6 +37,11 @@ def test_the_table_on_two_h100() -> None:
     }
     assert table(160, 0.92)["int8+bf16"] == (86, 74, 61.2)
     assert table(160, 0.92)["bf16+bf16"] == (156, 4, -8.8)
+
+
+def test_one_h100_has_less_to_spare_than_it_says() -> None:
+    assert table(80, 0.9)["int8+none"] == (70, 10, 2)
+    assert table(80, 0.9)["int4+bf16"] == (51, 29, 21)
 
 
 def test_the_table_on_two_h200() -> None:

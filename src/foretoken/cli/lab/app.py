@@ -4,6 +4,8 @@ import typer
 
 from foretoken.cli.lab.ab import ab
 from foretoken.cli.lab.bench import bench
+from foretoken.cli.lab.decide import EPILOG as DECIDE_EPILOG
+from foretoken.cli.lab.decide import decide
 from foretoken.cli.lab.fit import fit, whatif
 from foretoken.cli.lab.lint import EPILOG as LINT_EPILOG
 from foretoken.cli.lab.lint import lint
@@ -11,6 +13,8 @@ from foretoken.cli.lab.mock import mock
 from foretoken.cli.lab.plan import EPILOG as PLAN_EPILOG
 from foretoken.cli.lab.plan import plan
 from foretoken.cli.lab.record import record, watch
+from foretoken.cli.lab.report import EPILOG as REPORT_EPILOG
+from foretoken.cli.lab.report import report
 from foretoken.cli.lab.sweep import dial, sweep
 from foretoken.cli.lab.verify import verify
 
@@ -29,5 +33,7 @@ lab_app.command(epilog=PLAN_EPILOG)(plan)
 lab_app.command(epilog=LINT_EPILOG)(lint)
 lab_app.command()(bench)
 lab_app.command()(ab)
+lab_app.command(epilog=DECIDE_EPILOG)(decide)
+lab_app.command(epilog=REPORT_EPILOG)(report)
 for command in (sweep, dial, fit, whatif, verify, record, watch, mock):
     lab_app.command()(command)

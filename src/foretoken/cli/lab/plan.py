@@ -1,12 +1,16 @@
 """`foretoken lab plan`: the command line of planning. Parses and prints; computes nothing."""
 
 import json
+import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.lab.plan.tuning import MeasuredCost
 
 EXIT_DOES_NOT_FIT = 1
 EPILOG = (
@@ -64,8 +68,8 @@ def plan(
     measured: Annotated[
         str | None,
         typer.Option(
-            metavar="V,c,LENGTH",
-            help="Measured verify cost, draft cost, acceptance length at k: names the next step.",
+            metavar="V,c,LENGTH|FILE",
+            help="Costs and acceptance length as measured, or `lab fit`'s file: the next step.",
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML; options override it.")] = None,
@@ -83,14 +87,16 @@ _OWN = ("measured", "config", "as_json")
 def _run(given: dict[str, Any], measured: str | None, config: Path | None, as_json: bool) -> int:
     from rich.console import Console
 
+    from foretoken.lab.experiments import read_yaml
     from foretoken.lab.findings import worst_level
     from foretoken.lab.plan.build import build_plan
     from foretoken.lab.plan.setup import PlanSettings
     from foretoken.lab.plan.show import plan_document, print_plan
     from foretoken.lab.plan.tuning import next_step
-    from foretoken.lab.settings import merge_settings
 
-    found = build_plan(PlanSettings.from_mapping(merge_settings(config, given)))
+    written = read_yaml(config) if config is not None else {}
+    options = {key: value for key, value in given.items() if value is not None}
+    found = build_plan(PlanSettings.from_mapping({**written, **options}))
     step = next_step(parse_measured(measured, found.setup.k)) if measured else None
     if as_json:
         print(json.dumps(plan_document(found, step)))
@@ -99,19 +105,43 @@ def _run(given: dict[str, Any], measured: str | None, config: Path | None, as_js
     return EXIT_DOES_NOT_FIT if worst_level(found.findings) == "error" else 0
 
 
-def parse_measured(text: str, k: int) -> Any:
-    """The MeasuredCost that `--measured V,c,LENGTH` means at `k`.
+def parse_measured(text: str, k: int) -> "MeasuredCost":
+    """The cost that `--measured` means: `V,c,LENGTH` at `k`, or a file that `lab fit` wrote.
 
     Raises:
-        ConfigError: not three numbers, or out of range.
+        ConfigError: neither three numbers nor such a file, or out of range.
     """
     from foretoken.lab.plan.tuning import MeasuredCost
 
-    allowed = f"verify cost >= 1, draft cost >= 0, acceptance length of 1 to {k + 1}: 1.1,0.15,2.8"
-    try:
-        verify, draft, length = (float(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError("--measured", text, allowed) from error
+    path = Path(text)
+    if path.suffix == ".json" or path.is_file():
+        verify, draft, length, k = _read_fit(path)
+    else:
+        try:
+            verify, draft, length = (float(part) for part in text.split(","))
+        except ValueError as error:
+            raise ConfigError("--measured", text, _measured_form(k)) from error
     if verify < 1 or draft < 0 or not 1 <= length <= k + 1 or k < 1:
-        raise ConfigError("--measured", text, allowed)
+        raise ConfigError("--measured", text, _measured_form(k))
     return MeasuredCost(k=k, acceptance_length=length, verify_cost=verify, draft_cost=draft)
+
+
+def _measured_form(k: int) -> str:
+    return (
+        f"verify cost >= 1, draft cost >= 0, acceptance length of 1 to {k + 1}, such as "
+        "1.1,0.15,2.8, or a JSON file of `foretoken lab fit`"
+    )
+
+
+def _read_fit(path: Path) -> tuple[float, float, float, int]:
+    """Verify cost, draft cost, acceptance length and k of a fit."""
+    try:
+        fit = json.loads(path.read_text("utf-8"))
+        k = float(fit["k"])
+        verify, draft = (float(fit[name]["estimate"]) for name in ("verify_cost", "draft_cost"))
+        length = 1.0 + k * float(fit["acceptance_rate"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            "--measured", str(path), f"what `foretoken lab fit` wrote ({error!r})"
+        ) from error
+    return max(1.0, verify), max(0.0, draft), length, max(1, math.ceil(k))

@@ -16,7 +16,7 @@ from foretoken.lab.plan.build import build_plan
 from foretoken.lab.plan.catalog import known_models
 from foretoken.lab.plan.setup import METHODS, PlanSettings
 
-PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "long_context")
+PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
 """Checks of the plan that a launch can fail."""
 
 
@@ -33,7 +33,7 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
     settings = _settings(launch, machine)
     if settings is None:
         return
-    wanted = PAIR_CHECKS if machine.device else ("same_tokenizer",)
+    wanted = PAIR_CHECKS if machine.device else ("same_tokenizer", "ranks_divide")
     for finding in build_plan(settings).findings:
         if finding.check in wanted and finding.level in ("error", "warning"):
             yield finding

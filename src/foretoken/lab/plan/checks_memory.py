@@ -124,6 +124,23 @@ def _tp_symmetry(context: PlanContext) -> Iterator[Finding]:
     )
 
 
+def _ranks_divide(context: PlanContext) -> Iterator[Finding]:
+    setup = context.setup
+    parts = [("target", setup.target, setup.tp)]
+    if setup.method == "draft_model" and setup.draft is not None:
+        parts.append(("draft", setup.draft, setup.draft_tp))
+    for name, model, ranks in parts:
+        if model.num_heads % ranks:
+            yield Finding(
+                check="ranks_divide",
+                level="error",
+                message=f"the {name}'s {model.num_heads} attention heads cannot be split over "
+                f"{ranks} ranks",
+                where="tensor_parallel_size",
+                remedy="another number of ranks, or another draft",
+            )
+
+
 def _lookahead(context: PlanContext) -> Iterator[Finding]:
     plan, setup = context.speculating, context.setup
     if plan.lookahead and plan.tokens:
@@ -191,6 +208,7 @@ MEMORY_CHECKS = (
     Check("target_share", ("M8",), _target_share),
     Check("headroom", ("M9",), _headroom),
     Check("tp_symmetry", ("M10",), _tp_symmetry),
+    Check("ranks_divide", (), _ranks_divide),
     Check("lookahead", ("M11",), _lookahead),
     Check("long_context", ("M12",), _long_context),
     Check("kv_quantization", ("Q5",), _kv_quantization),

@@ -12,8 +12,15 @@ from dataclasses import dataclass
 from foretoken.lab.plan.bits import QUANTIZATIONS
 from foretoken.lab.plan.models import PlanModel
 
-ROWS = (("int8", "bf16"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "bf16"), ("int4", "int4"))
-"""Quantizations of target and draft in the framework's table."""
+ROWS = (
+    ("int8", "none"),
+    ("int8", "bf16"),
+    ("bf16", "bf16"),
+    ("int8", "int8"),
+    ("int4", "bf16"),
+    ("int4", "int4"),
+)
+"""Quantizations of target and draft in the framework's table; `none`: without a draft."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,8 @@ class FrameworkRow:
             return "the framework says it fits; at this utilisation it does not load"
         if self.budget_gb < 0:
             return "does not load either way"
+        if self.draft_quantization == "none":
+            return f"{self.left_gb - self.budget_gb:.0f} GB of what is left may not be used"
         lost = 1 - self.tokens / self.tokens_plain if self.tokens_plain else 1.0
         counted = 1 - self.tokens_one_for_one / self.tokens_plain if self.tokens_plain else 1.0
         return (
@@ -70,7 +79,8 @@ def framework_table(
     found = []
     for own, other in rows:
         target_gb = nominal_billions(target) * QUANTIZATIONS[own].nominal_bytes
-        draft_gb = nominal_billions(draft) * QUANTIZATIONS[other].nominal_bytes
+        alone = other == "none"
+        draft_gb = 0.0 if alone else nominal_billions(draft) * QUANTIZATIONS[other].nominal_bytes
         budget = memory_gb * utilization - target_gb - draft_gb
         found.append(
             FrameworkRow(
@@ -81,7 +91,7 @@ def framework_table(
                 budget_gb=budget,
                 tokens_plain=max(0, int((budget + draft_gb) / per_token)),
                 tokens_one_for_one=max(0, int(budget / per_token)),
-                tokens=max(0, int(budget / both)),
+                tokens=max(0, int(budget / (per_token if alone else both))),
             )
         )
     return tuple(found)

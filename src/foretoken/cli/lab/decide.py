@@ -1,0 +1,108 @@
+"""`foretoken lab decide`: options and printing of the verdict."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.lab.deciding.verdict import Decision, Overall
+    from foretoken.lab.results import AbSummary, ArmSummary
+
+EPILOG = (
+    "Exit code: 0: SHIP; 1: DO NOT SHIP; 4: NOT YET, measure as much more as it says; 2: no A/B "
+    "there, or a wrong policy."
+)
+
+
+def decide(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Folders of `lab ab`; several: the best configuration counts."),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="FILE", help="YAML; default: the framework's rules.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="RULE.KEY=VALUE", help="Over the policy; several times."),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="A run with the unquantized model, to compare acceptance with."),
+    ] = None,
+    show_policy: Annotated[
+        bool, typer.Option("--show-policy", help="Print the default policy file and end.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Ship, do not ship, or not yet: every rule with its number, interval and what is missing."""
+    from foretoken.lab.deciding.policy import default_text, load_policy
+    from foretoken.lab.deciding.verdict import EXIT_CODES, best_decision
+    from foretoken.lab.deciding.verdict import decide as judge
+
+    if show_policy:
+        print(default_text(), end="")
+        raise typer.Exit()
+    if not runs:
+        raise ConfigError("RUNS", None, "at least one folder of `foretoken lab ab`")
+    rules = load_policy(policy, tuple(changes or ()))
+    other = _reference(reference) if reference else None
+    decisions = [judge(_read(run), rules, run=str(run), reference=other) for run in runs]
+    best = best_decision(decisions)
+    if as_json:
+        print(json.dumps(_document(rules.name, decisions, best)))
+    else:
+        _print(decisions, best)
+    raise typer.Exit(EXIT_CODES[best.verdict])
+
+
+def _read(run: Path) -> "AbSummary":
+    from foretoken.lab.results import AbSummary
+    from foretoken.lab.results_io import read_summary
+
+    summary = read_summary(run)
+    if not isinstance(summary, AbSummary):
+        raise ConfigError("RUNS", str(run), "an A/B (`foretoken lab ab`); this is a run of one arm")
+    return summary
+
+
+def _reference(run: Path) -> "ArmSummary":
+    from foretoken.lab.results import AbSummary
+    from foretoken.lab.results_io import read_summary
+
+    summary = read_summary(run)
+    return summary.arm(summary.candidate) if isinstance(summary, AbSummary) else summary.arm
+
+
+def _document(policy: str, decisions: list["Decision"], best: "Overall") -> dict[str, object]:
+    from foretoken.lab.deciding.verdict import EXIT_CODES
+    from foretoken.lab.plain import to_plain
+
+    return {
+        "command": "foretoken lab decide",
+        "policy": policy,
+        "verdict": best.verdict,
+        "exit_code": EXIT_CODES[best.verdict],
+        "sentence": best.sentence,
+        "best": best.best.run,
+        "decisions": to_plain(decisions),
+    }
+
+
+def _print(decisions: list["Decision"], best: "Overall") -> None:
+    from rich.console import Console
+
+    from foretoken.lab.deciding.show import print_decision
+
+    console = Console(highlight=False)
+    for decision in decisions:
+        if decision is not best.best:
+            print_decision(console, decision, full=False)
+    if len(decisions) > 1:
+        console.print("\nWhat decides, of the best configuration:", style="bold")
+    print_decision(console, replace(best.best, sentence=best.sentence))

@@ -1,0 +1,48 @@
+"""`foretoken lab report`: options of the report."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretoken.errors import ConfigError
+
+EPILOG = "Exit code: 0: written; 2: no A/B there, a wrong policy, or matplotlib is missing."
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of `lab ab`; several at different loads show the crossover."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write; default: `report` in the first run.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(metavar="FILE", help="As in `decide`.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="RULE.KEY=VALUE", help="As in `decide`.")
+    ] = None,
+    title: Annotated[str, typer.Option(help="The page's heading.")] = (
+        "Should this server speculate?"
+    ),
+) -> None:
+    """One self-contained HTML page with the verdict and every plot, and PNG, CSV, JSON lines."""
+    import foretoken
+    from foretoken.lab.deciding.policy import load_policy
+
+    try:
+        from foretoken.lab.report.render import Stamp, write_report
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        allowed = 'matplotlib: pip install "foretoken[report]"'
+        raise ConfigError("report", "no matplotlib", allowed) from error
+    from foretoken.lab.report.data import read_runs
+
+    rules = load_policy(policy, tuple(changes or ()))
+    folder = out or runs[0] / "report"
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    stamp = Stamp(version=foretoken.__version__, when=when, policy=rules.name, title=title)
+    written = write_report(folder, read_runs(runs, rules), stamp)
+    typer.echo(f"{written[0]} and {len(written) - 1} more files")

@@ -1,0 +1,96 @@
+"""Figures in the house style, as SVG for the page and as PNG for everything else.
+
+Owns colours, fonts and sizes. Ink and grid become CSS variables, so that a figure follows the
+page's light or dark scheme. Fixed salts make the output the same for the same data.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+BASELINE, CANDIDATE = "#8a94a6", "#2f6fed"
+GOOD, BAD, WARN = "#1a9c5b", "#d64545", "#d98a1f"
+INK, FAINT, GRID = "#1f2a37", "#66717f", "#e3e8ef"
+SERIES = ("#2f6fed", "#d98a1f", "#1a9c5b", "#9a5bd6", "#d64545", "#12a5b8")
+_VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--grid)"}
+_IDS = "figure|axes|patch|line2d|text|legend|matplotlib|xtick|ytick|[A-Z][A-Za-z]*Collection"
+"""Ids that matplotlib gives to groups: the same in every figure, and used by nothing."""
+_FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+_STYLE: Any = {
+    "font.size": 10.0,
+    "axes.titlesize": 11.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10.0,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": FAINT,
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.major.size": 0.0,
+    "ytick.major.size": 0.0,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 9.0,
+    "lines.linewidth": 1.8,
+    "svg.fonttype": "none",
+    "figure.dpi": 100.0,
+}
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Draw inside; matplotlib's own settings come back afterwards."""
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def new_figure(width: float = 6.4, height: float = 3.4) -> tuple[Figure, Axes]:
+    """A figure with one set of axes; inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def plain_log(axis: Axis) -> None:
+    """A logarithmic axis that writes 20 and 500, not powers of ten."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def as_svg(figure: Figure, name: str) -> str:
+    """The `<svg>` element, to be put into a page; `name` keeps its ids apart from others'."""
+    buffer = io.StringIO()
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(rf'\bid="(?:{_IDS})[^"]*"', "", text)
+    text = re.sub(r"'DejaVu Sans'(, sans-serif)?", _FONTS, text)
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, variable)
+    return re.sub(r'(<svg[^>]*?) width="[^"]*"| height="[^"]*pt"', r"\1", text, count=2)
+
+
+def as_png(figure: Figure) -> bytes:
+    """The figure on white, at twice the page's size; laid out as it was last drawn."""
+    figure.set_layout_engine("none")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=200, facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()

@@ -1,0 +1,86 @@
+"""From two servers to a verdict and a page, on a mock and on the packaged pair."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from foretoken.assembly import build_engine
+from foretoken.cli.app import app
+from foretoken.config import EngineConfig
+from foretoken.lab.deciding.verdict import DO_NOT_SHIP, NOT_YET, SHIP
+from foretoken.lab.mock_engine import MockLaw
+from foretoken.lab.mock_run import mock_running
+from foretoken.lab.mock_server import MockServer
+from tests.e2e.serving import Serving, serving
+
+SLOW = MockLaw(step_s=0.004, prefill_s=0.004, seed=1)
+FAST = MockLaw(step_s=0.004, prefill_s=0.004, k=3, alpha=0.8, draft_s=0.0002, seed=1)
+QUICK = ("--set", "restarts.least_blocks=3", "--set", "p99_tpot=null", "--set", "ttft=null")
+"""Rules that a run of seconds cannot meet: a P99 needs a thousand requests."""
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """A few dozen prompts."""
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": f"def f{i}(x):\n", "max_tokens": 24} for i in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def measure(out: Path, prompts: Path, baseline: str, candidate: str) -> None:
+    """`foretoken lab ab`, three small blocks."""
+    options = ["--baseline", baseline, "--candidate", candidate, "--workload", str(prompts)]
+    options += ["--load", "closed:2", "--blocks", "3", "--requests", "8", "--max-tokens", "24"]
+    result = CliRunner().invoke(app, ["lab", "ab", "--out", str(out), *options])
+    assert result.exit_code == 0, result.output
+
+
+def decided(out: Path, *options: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The document of `foretoken lab decide --json`, and its rules by name."""
+    result = CliRunner().invoke(app, ["lab", "decide", str(out), "--json", *options])
+    document: dict[str, Any] = json.loads(result.stdout)
+    assert result.exit_code == document["exit_code"], result.output
+    [decision] = document["decisions"]
+    return document, {judged["rule"]: judged["result"] for judged in decision["rules"]}
+
+
+@pytest.mark.slow
+def test_a_known_gain_is_decided(tmp_path: Path, prompts: Path) -> None:
+    out = tmp_path / "ab"
+    with mock_running(MockServer(SLOW)) as slow, mock_running(MockServer(FAST)) as fast:
+        measure(out, prompts, slow, fast)
+        measure(tmp_path / "reverse", prompts, fast, slow)
+    careful, _ = decided(out)
+    assert careful["verdict"] == NOT_YET, "eight requests a block are no P99"
+    assert careful["decisions"][0]["needed_blocks"] >= 1000 / 8
+    quick, rules = decided(out, *QUICK)
+    assert quick["verdict"] == SHIP, quick["sentence"]
+    assert rules["speedup"]["value"]["estimate"] > 1.4
+    assert rules["monitoring"]["outcome"] == rules["acceptance_pays"]["outcome"] == "pass"
+    backwards, _ = decided(tmp_path / "reverse", *QUICK)
+    assert backwards["verdict"] == DO_NOT_SHIP
+    report = CliRunner().invoke(app, ["lab", "report", str(out), *QUICK])
+    assert report.exit_code == 0, report.output
+    assert "SHIP" in (out / "report" / "report.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_the_packaged_pair_is_measured_and_decided(
+    tmp_path: Path, prompts: Path, server: Serving
+) -> None:
+    """Which verdict depends on the machine; that every rule found its numbers does not."""
+    plain = EngineConfig.from_kwargs(model="demo", max_num_seqs=8, kv_cache_memory_bytes=64 << 20)
+    with serving(build_engine(plain)) as off:
+        measure(tmp_path / "ab", prompts, off.url, server.url)
+    document, rules = decided(tmp_path / "ab", *QUICK)
+    assert document["verdict"] in (SHIP, DO_NOT_SHIP, NOT_YET)
+    assert rules["outputs"]["outcome"] == "pass", rules["outputs"]["says"]
+    assert "24 of 24" in rules["outputs"]["says"]
+    assert rules["errors"]["outcome"] == "pass"
+    assert rules["monitoring"]["outcome"] == "pass"
+    assert rules["speedup"]["value"]["estimate"] > 0
+    assert 0 < document["decisions"][0]["break_even_rate"] < 1

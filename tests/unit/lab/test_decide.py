@@ -1,0 +1,245 @@
+"""Verdicts on summaries with chosen numbers: every rule, both ways."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from foretoken.cli.app import app
+from foretoken.errors import ConfigError
+from foretoken.lab.deciding.policy import RULE_KINDS, default_text, load_policy
+from foretoken.lab.deciding.verdict import (
+    DO_NOT_SHIP,
+    NOT_YET,
+    SHIP,
+    Decision,
+    best_decision,
+    decide,
+)
+from foretoken.lab.results import AbSummary, Equality
+from foretoken.lab.results_io import write_json
+from foretoken.lab.statistics import Interval, unknown
+from tests.unit.lab.summaries import ab, around, bucket, gain, with_candidate, with_gain
+
+
+def outcome(summary: AbSummary, rule: str, *changes: str) -> str:
+    """A rule's answer under the default policy with `changes`."""
+    decision = decide(summary, load_policy(None, changes))
+    return next(j.result.outcome for j in decision.rules if j.rule == rule)
+
+
+def verdict(summary: AbSummary, *changes: str) -> str:
+    """The verdict under the default policy with `changes`."""
+    return decide(summary, load_policy(None, changes)).verdict
+
+
+def test_a_clear_win_ships() -> None:
+    decision = decide(ab(1.6), load_policy(None))
+    assert decision.verdict == SHIP, decision.sentence
+    assert decision.needed_blocks is None
+
+
+def test_the_default_policy_uses_every_rule() -> None:
+    assert {rule.kind.name for rule in load_policy(None).rules} == set(RULE_KINDS)
+
+
+def test_a_gain_below_the_limit_does_not_ship() -> None:
+    decision = decide(ab(1.1), load_policy(None))
+    assert decision.verdict == DO_NOT_SHIP
+    assert "speedup" in decision.sentence
+
+
+def test_an_open_gain_asks_for_blocks_and_minutes() -> None:
+    decision = decide(ab(1.4, error=0.06, blocks=6), load_policy(None))
+    assert decision.verdict == NOT_YET
+    assert decision.needed_blocks is not None and decision.needed_blocks > 6
+    assert decision.more_seconds == pytest.approx(200.0 * (decision.needed_blocks - 6))
+
+
+def test_more_looks_want_more_evidence() -> None:
+    summary = ab(1.42, error=0.035)
+    assert verdict(summary) == SHIP
+    assert verdict(replace(summary, look=4)) == NOT_YET
+
+
+def test_an_interval_without_ends_is_never_a_pass() -> None:
+    blind = replace(gain("tpot_p50", 2.0), ratio=unknown(2.0), enough=True)
+    assert outcome(with_gain(ab(2.0), blind), "speedup") == "inconclusive"
+    few = replace(gain("tpot_p99", 2.0), enough=False, needed_blocks=40)
+    decision = decide(with_gain(ab(2.0), few), load_policy(None))
+    assert decision.verdict == NOT_YET
+    assert decision.needed_blocks == 40
+
+
+T = Callable[[AbSummary], AbSummary]
+CASES: list[tuple[str, T, str]] = [
+    ("p99_tpot", lambda s: with_gain(s, gain("tpot_p99", 0.8)), "fail"),
+    ("p99_tpot", lambda s: with_gain(s, gain("tpot_p99", 0.97, error=0.05)), "inconclusive"),
+    ("ttft", lambda s: with_gain(s, gain("ttft_p99", 0.7)), "fail"),
+    ("ttft", lambda s: with_gain(s, gain("ttft_p99", 0.95)), "pass"),
+    ("goodput", lambda s: with_gain(s, gain("goodput", 1.2)), "pass"),
+    ("goodput", lambda s: s, "inconclusive"),
+    ("steady", lambda s: with_candidate(s, steady=False), "fail"),
+    ("client_lag", lambda s: with_candidate(s, client_lag_p99_s=0.05), "fail"),
+    ("errors", lambda s: with_candidate(s, num_errors=40, errors={"server": 40}), "fail"),
+    ("errors", lambda s: with_candidate(s, num_errors=1, errors={"server": 1}), "inconclusive"),
+    ("outputs", lambda s: replace(s, equality=None), "inconclusive"),
+    ("outputs", lambda s: replace(s, equality=Equality(
+        num_compared=200, num_equal=20, share=Interval(0.1, 0.07, 0.15))), "fail"),
+    ("parameters_refused", lambda s: with_candidate(s, parameters_seen={"min_p": 3}), "fail"),
+    ("parameters_refused", lambda s: with_candidate(s, parameters_seen={"top_p": 3}), "pass"),
+    ("monitoring", lambda s: with_candidate(s, counters={}, acceptance=()), "fail"),
+    ("kv_squeeze", lambda s: with_candidate(s, counters={"vllm:num_preemptions": 50.0}), "fail"),
+    ("kv_squeeze", lambda s: with_candidate(s, counters={}), "inconclusive"),
+    ("kv_squeeze", lambda s: with_candidate(s, gauges={"vllm:kv_cache_usage_perc": 0.99}),
+     "inconclusive"),
+    ("acceptance_pays", lambda s: with_candidate(s, acceptance=(bucket(rate=0.5),)), "pass"),
+    ("acceptance_pays", lambda s: with_candidate(s, acceptance=(bucket(num_steps=None),)),
+     "inconclusive"),
+    ("p10_acceptance", lambda s: with_candidate(s, acceptance=(bucket(p10=around(0.05)),)), "fail"),
+    ("p10_acceptance", lambda s: with_candidate(s, acceptance=(bucket(num_too_short=190),)),
+     "inconclusive"),
+    ("temperatures", lambda s: with_candidate(s, acceptance=(
+        bucket(), bucket("temperature", "1.0", 0.05))), "fail"),
+    ("homogeneous", lambda s: with_candidate(s, acceptance=(
+        bucket(), bucket("category", "chat", 0.05), bucket("category", "json", 0.8))), "fail"),
+    ("temperature_mix", lambda s: with_candidate(s, acceptance=(
+        bucket("temperature", "0.1", 0.82, num_drafted=90_000, num_accepted=73_800),
+        bucket("temperature", "1.0", 0.38, num_requests=133, num_drafted=10_000,
+               num_accepted=3_800))), "fail"),
+    ("mixed_workload", lambda s: with_gain(s, gain("tpot_p99", 0.8)), "fail"),
+    ("mixed_workload", lambda s: replace(s, diagnosis_says="mixed_workload"), "fail"),
+    ("output_length", lambda s: with_candidate(s, output_tokens=200 * 12), "fail"),
+    ("cost", lambda s: s, "inconclusive"),
+    ("cost", lambda s: replace(with_gain(s, gain("cost", 1.4)),
+                               cost_per_million_tokens={"off": around(2.0)}), "pass"),
+    ("quantization_drop", lambda s: s, "inconclusive"),
+    ("restarts", lambda s: ab(blocks=4), "inconclusive"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "change", "expected"), CASES)
+def test_rules(rule: str, change: T, expected: str) -> None:
+    assert outcome(change(ab(1.6)), rule) == expected
+
+
+def test_every_rule_can_pass() -> None:
+    summary = ab(1.6)
+    decision = decide(summary, load_policy(None))
+    passed = {j.rule for j in decision.rules if j.result.outcome == "pass"}
+    without_data = {"goodput", "quantization_drop", "production_load", "cost"}
+    assert passed == set(RULE_KINDS) - without_data
+
+
+def test_production_load_is_compared_where_it_is_known() -> None:
+    assert outcome(ab(), "production_load", "production_load.requests_per_s=2.2") == "pass"
+    assert outcome(ab(), "production_load", "production_load.requests_per_s=8") == "fail"
+
+
+def test_production_temperatures_must_have_been_measured() -> None:
+    assert outcome(ab(), "temperatures", "temperatures.production=[0, 0.8]") == "pass"
+    assert outcome(ab(), "temperatures", "temperatures.production=[1.0]") == "inconclusive"
+
+
+@pytest.mark.parametrize(("before", "expected"), [(0.52, "pass"), (0.7, "fail")])
+def test_quantization_is_judged_against_a_reference(before: float, expected: str) -> None:
+    reference = with_candidate(ab(), acceptance=(bucket(rate=before),)).arm("on")
+    decision = decide(ab(), load_policy(None), reference=reference)
+    [found] = [j.result for j in decision.rules if j.rule == "quantization_drop"]
+    assert found.outcome == expected
+
+
+def test_a_low_rate_that_pays_is_no_failure() -> None:
+    """39 % at k = 5 with a measured 1.78x: below every fixed threshold, far above break-even."""
+    summary = with_candidate(ab(1.78), acceptance=(bucket(rate=0.39),))
+    decision = decide(summary, load_policy(None))
+    assert decision.verdict == SHIP
+    assert decision.break_even_rate == pytest.approx((2.95 / 1.78 - 1) / 5, abs=0.01)
+
+
+def test_a_promise_about_the_first_token_is_stricter() -> None:
+    summary = with_gain(ab(1.6), gain("ttft_p99", 0.95))
+    assert verdict(summary) == SHIP
+    assert verdict(summary, "slo=ttft") == DO_NOT_SHIP
+
+
+def test_failing_notes_do_not_decide() -> None:
+    summary = with_candidate(ab(1.6), output_tokens=200 * 12)
+    assert verdict(summary) == SHIP
+    assert verdict(summary, "output_length.weight=veto") == DO_NOT_SHIP
+
+
+def configured(speedup: float, name: str, load: float = 2.0) -> Decision:
+    """The decision on a configuration called `name` at a load."""
+    summary = ab(speedup)
+    server = replace(summary.arm("on").server, speculation={"name": name})
+    found = with_candidate(summary, server=server, requests_per_s=load)
+    return decide(found, load_policy(None), run=f"{name}@{load}")
+
+
+def test_the_best_configuration_is_the_one_that_ships_fastest() -> None:
+    found = [configured(s, str(s)) for s in (1.1, 1.5, 1.9, 1.3)]
+    assert best_decision(found).best.run == "1.9@2.0"
+    assert best_decision([found[0], found[3]]).verdict == NOT_YET
+
+
+def test_a_configuration_counts_by_its_worst_load() -> None:
+    busy = configured(1.0, "k5", 20.0)
+    overall = best_decision([configured(1.9, "k5", 0.5), configured(1.6, "k5", 2.0), busy])
+    assert overall.verdict == DO_NOT_SHIP
+    assert overall.best is busy
+    assert "0.5, 2 requests/s" in overall.sentence
+    assert best_decision([configured(1.4, "k3", 20.0), busy]).verdict == SHIP
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["speedup.leest=1.2", "speedup.least=fast", "speedup.weight=maybe", "nothing=1", "slo=joy",
+     "speedup", "temperatures.production=hot"],
+)  # fmt: skip
+def test_wrong_changes_are_named(change: str) -> None:
+    with pytest.raises(ConfigError):
+        load_policy(None, (change,))
+
+
+def test_a_policy_extends_and_drops(tmp_path: Path) -> None:
+    file = tmp_path / "ours.yaml"
+    file.write_text(
+        "extends: default\nname: ours\nrules:\n  speedup: {least: 1.15}\n  p99_tpot: null\n"
+    )
+    policy = load_policy(str(file))
+    rules = {rule.kind.name: rule for rule in policy.rules}
+    assert policy.name == "ours"
+    assert rules["speedup"].parameters.least == 1.15
+    assert rules["speedup"].parameters.resolution == 1.1
+    assert "p99_tpot" not in rules
+    assert decide(ab(1.2), policy).verdict == SHIP
+    loop = tmp_path / "loop.yaml"
+    loop.write_text("extends: loop.yaml\nrules: {}\n")
+    with pytest.raises(ConfigError, match="extend itself"):
+        load_policy(str(loop))
+
+
+def test_the_command_answers_with_its_exit_code(tmp_path: Path) -> None:
+    runner = CliRunner()
+    for name, summary in (("good", ab(1.6)), ("bad", ab(1.0)), ("open", ab(1.3, error=0.05))):
+        server = replace(summary.arm("on").server, command=name)
+        write_json(tmp_path / name / "summary.json", with_candidate(summary, server=server))
+    codes = {
+        name: runner.invoke(app, ["lab", "decide", str(tmp_path / name)]).exit_code
+        for name in ("good", "bad", "open")
+    }
+    assert codes == {"good": 0, "bad": 1, "open": 4}
+    several = runner.invoke(app, ["lab", "decide", *(str(tmp_path / n) for n in codes), "--json"])
+    assert several.exit_code == 0, several.output
+    document = json.loads(several.stdout)
+    assert document["verdict"] == SHIP
+    assert document["best"].endswith("good")
+    assert len(document["decisions"]) == 3
+    shown = runner.invoke(app, ["lab", "decide", str(tmp_path / "open")], env={"COLUMNS": "140"})
+    assert "NOT YET" in shown.stdout and "more blocks" in shown.stdout
+    assert runner.invoke(app, ["lab", "decide", str(tmp_path)]).exit_code == 2
+    assert runner.invoke(app, ["lab", "decide", "--show-policy"]).stdout == default_text()

@@ -1,0 +1,156 @@
+"""Reports: complete, self-contained, the same for the same data, and drawn from what is there."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from typer.testing import CliRunner
+
+from foretoken.cli.app import app
+from foretoken.lab.deciding.policy import load_policy
+from foretoken.lab.report.canvas import as_svg, house_style
+from foretoken.lab.report.data import read_runs
+from foretoken.lab.report.plots import ONE_RUN, load_plots, run_plots
+from foretoken.lab.report.plots_acceptance import by_position, lengths_by_k
+from foretoken.lab.report.plots_load import crossing_load
+from foretoken.lab.report.plots_time import label
+from foretoken.lab.report.render import Stamp, write_report
+from foretoken.lab.results_io import write_json
+from tests.unit.lab.summaries import ab, arm, bucket, with_candidate, write_run
+
+STAMP = Stamp(version="1", when="then", policy="default")
+
+
+class Balanced(HTMLParser):
+    """Collects tags that are closed in the wrong order."""
+
+    VOID = {"meta", "br", "link", "img", "use", "path", "hr"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.VOID:
+            return
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a report about two loads."""
+    root = tmp_path_factory.mktemp("report")
+    folders = []
+    for load, speedup in ((1.0, 1.7), (8.0, 1.1)):
+        arms = tuple(replace(a, requests_per_s=load) for a in ab(speedup).arms)
+        nasty: dict[str, Any] = {
+            "config": {"name": "<script>alert(1)</script>"},
+            "notes": ("a < b & c",),
+        }
+        folders.append(write_run(root / f"load-{load:g}", replace(ab(speedup), arms=arms, **nasty)))
+    write_report(root / "out", read_runs(folders, load_policy(None)), STAMP)
+    return root / "out"
+
+
+def test_the_page_is_whole_and_self_contained(page: Path) -> None:
+    text = (page / "report.html").read_text("utf-8")
+    parser = Balanced()
+    parser.feed(text)
+    assert not parser.wrong and not parser.open
+    assert "<script" not in text, "what users wrote is escaped, and nothing runs"
+    assert not re.search(r'(?:src|href)="(?!#)', text), "nothing is loaded from elsewhere"
+    assert "DO NOT SHIP" in text and "It would ship at 1 requests/s" in text
+
+
+def test_ids_of_figures_do_not_clash(page: Path) -> None:
+    text = (page / "report.html").read_text("utf-8")
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(set(ids)) == len(ids)
+    used = set(re.findall(r"url\(#([^)]+)\)", text)) | set(re.findall(r'href="#([^"]+)"', text))
+    assert used <= set(ids)
+
+
+def test_every_plot_is_drawn_and_written(page: Path) -> None:
+    names = {path.stem for path in (page / "plots").glob("*.png")}
+    one = {f"load-1-{name}" for name, *_ in ONE_RUN}
+    assert one <= names
+    assert {"crossover", "tpot_by_load", "ttft_by_load", "frontier"} <= names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (page / "plots").iterdir())
+
+
+def test_figures_follow_the_page_s_colours(page: Path) -> None:
+    text = (page / "report.html").read_text("utf-8")
+    assert "var(--ink)" in text and "var(--grid)" in text
+    assert 'width="' not in re.findall(r"<svg[^>]*>", text)[0]
+
+
+def test_numbers_are_there_for_machines(page: Path) -> None:
+    with (page / "gains.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["run"] for row in rows} == {"load-1", "load-8"}
+    assert any(float(row["ratio"]) == 1.7 for row in rows if row["metric"] == "tpot_p50")
+    lines = [json.loads(line) for line in (page / "report.jsonl").read_text().splitlines()]
+    assert [line["decision"]["verdict"] for line in lines] == ["SHIP", "DO NOT SHIP"]
+    with (page / "requests.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 2 * 3 * 2 * 30
+
+
+def test_a_bare_summary_is_enough(tmp_path: Path) -> None:
+    bare = with_candidate(ab(1.6), acceptance=(bucket(histogram=(), num_steps=None),), ttft=None)
+    write_json(tmp_path / "run" / "summary.json", replace(bare, arms=(arm("off"), bare.arms[1])))
+    [run] = read_runs([tmp_path / "run"], load_policy(None))
+    names = [plot.name.removeprefix("run-") for plot in run_plots(run)]
+    assert names == ["gains", "blocks", "acceptance"]
+    assert load_plots([run]) == ()
+    write_report(tmp_path / "out", [run], STAMP)
+    assert not (tmp_path / "out" / "requests.csv").exists()
+
+
+def test_the_same_data_gives_the_same_page(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", ab(1.6))
+    runs = read_runs([tmp_path / "run"], load_policy(None))
+    with house_style():
+        first, second = (as_svg(by_position(run) or Figure(), "x") for run in (*runs, *runs))
+    assert first == second
+
+
+def test_smaller_k_follow_from_the_histogram() -> None:
+    """Ten verifications at k = 2: four rejected at once, three after one, three not at all."""
+    assert lengths_by_k([4, 3, 3]) == pytest.approx([1 + 6 / 10, 1 + 9 / 10])
+
+
+def test_crossing_loads() -> None:
+    loads, gains = np.array([1.0, 2.0, 4.0]), np.array([2.0, 1.5, 0.5])
+    assert crossing_load(loads, gains, 1.0) == pytest.approx(3.0)
+    assert crossing_load(loads, gains, 0.4) is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "shown"),
+    [("tpot_p50", "TPOT P50"), ("tokens_per_s", "tokens/s"), ("e2e_p99", "whole answer P99"),
+     ("goodput", "goodput"), ("cost", "cost")],
+)  # fmt: skip
+def test_labels(metric: str, shown: str) -> None:
+    assert label(metric) == shown
+
+
+def test_the_command_writes_and_names_the_page(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", ab(1.6))
+    result = CliRunner().invoke(app, ["lab", "report", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert "report.html" in result.stdout
+    assert (tmp_path / "run" / "report" / "report.html").is_file()
+    assert CliRunner().invoke(app, ["lab", "report", str(tmp_path)]).exit_code == 2
