@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretoken import LLM, SamplingParams
+from foretoken.metrics import Counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class Run:
     """From the call to its return, prefill included."""
     decode_s: float
     """From the first token to the last."""
+    drafting_s: float
+    """Of the total, in the drafter."""
     drafted: tuple[int, ...]
     """Draft tokens of each verification."""
     accepted: tuple[int, ...]
@@ -59,7 +62,7 @@ def run_once(
     prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
     if salt is not None:
         prompt["cache_salt"] = salt
-    began = time.perf_counter()
+    before, began = drafting_seconds(llm), time.perf_counter()
     [result] = llm.generate([prompt], params, use_tqdm=False)
     total_s = time.perf_counter() - began
     output = result.outputs[0]
@@ -69,9 +72,17 @@ def run_once(
         token_ids=tuple(output.token_ids),
         total_s=total_s,
         decode_s=metrics.finished_s - metrics.first_token_s,
+        drafting_s=drafting_seconds(llm) - before,
         drafted=metrics.drafted_per_step,
         accepted=metrics.accepted_per_step,
     )
+
+
+def drafting_seconds(llm: LLM) -> float:
+    """Seconds that `llm` has spent drafting so far."""
+    [found] = [m for m in llm.get_metrics() if m.name == "foretoken:drafting_seconds"]
+    assert isinstance(found, Counter), found
+    return found.value
 
 
 def acceptance(runs: Iterable[Run]) -> Acceptance:

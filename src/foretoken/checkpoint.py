@@ -8,7 +8,8 @@ from pathlib import Path
 
 from foretoken.errors import ModelNotFoundError, NotYetError
 
-PACKAGED = ("demo", "demo-draft")
+PACKAGED = ("demo", "demo-draft", "demo-eagle3", "demo-mlp", "demo-medusa", "demo-parallel")
+"""Names that mean what ships with the package; an installation may lack some of the heads."""
 _BESIDES = ("*.json", "tokenizer.model", "*.jinja", "*.txt")
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 _READ = "safetensors, or .bin; GGUF is not read yet"
@@ -38,15 +39,25 @@ def find_model(name: str, *, revision: str | None = None) -> Path:
 
 
 def packaged_model(name: str) -> Path:
-    """The folder of a model that ships with the package.
+    """The folder of a model or head that ships with the package.
 
     Raises:
         ModelNotFoundError: it is not installed.
     """
-    path = Path(str(resources.files("foretoken") / "packaged" / name))
+    path = _packaged_root() / name
     if not (path / "config.json").is_file():
-        raise ModelNotFoundError("model", name, f"a packaged model: {', '.join(PACKAGED)}")
+        raise ModelNotFoundError("model", name, f"a packaged model: {', '.join(installed())}")
     return path
+
+
+def installed() -> tuple[str, ...]:
+    """Those of PACKAGED that this installation has."""
+    root = _packaged_root()
+    return tuple(name for name in PACKAGED if (root / name / "config.json").is_file())
+
+
+def _packaged_root() -> Path:
+    return Path(str(resources.files("foretoken") / "packaged"))
 
 
 def _download(name: str, revision: str | None) -> Path:
@@ -64,7 +75,7 @@ def _download(name: str, revision: str | None) -> Path:
         RevisionNotFoundError,
     )
 
-    known = f"{', '.join(PACKAGED)}, a local folder, or a Hugging Face id that can be reached"
+    known = f"{', '.join(installed())}, a local folder, or a Hugging Face id that can be reached"
     try:
         return _snapshot(name, revision)
     except RevisionNotFoundError as error:

@@ -6,13 +6,14 @@ cut from modules of the standard library that the models were not trained on.
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken.checkpoint import installed
 from foretoken.cli.interleave import Arm, Run, Workload, interleave, warm_up
 from foretoken.cli.summary import ArmSummary, summarize
 from foretoken.types import SamplingParams
@@ -25,7 +26,13 @@ METHODS: dict[str, dict[str, Any] | None] = {
     BASELINE: None,
     "ngram": {"method": "ngram", "num_speculative_tokens": 10},
     "draft_model": {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 5},
+    "eagle3": {"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 5},
+    "mlp": {"method": "mlp", "model": "demo-mlp", "num_speculative_tokens": 3},
+    "medusa": {"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 4},
+    "parallel": {"method": "parallel", "model": "demo-parallel", "num_speculative_tokens": 5},
 }
+SHOWN = (BASELINE, "draft_model")
+"""Whose writing is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +71,11 @@ def demo(
     console = Console(stderr=as_json, highlight=False)
     plan = QUICK if quick else Plan()
     console.print("Loading the packaged models ...", style="dim")
+    methods = installed_methods()
+    for name in (name for name in METHODS if name not in methods):
+        console.print(f"{name}: left out, its packaged drafter is not installed", style="dim")
     with ExitStack() as stack:
-        arms = _open_arms(stack, batch_invariant)
+        arms = _open_arms(stack, methods, batch_invariant)
         console.print(arms[0].llm.describe(), style="dim")
         if plan.shows_writing:
             _show_writing(console, arms)
@@ -76,6 +86,16 @@ def demo(
         print(json.dumps(_document(summaries, plan, batch_invariant)))
     if not all(summary.identical for summary in summaries):
         raise typer.Exit(1)
+
+
+def installed_methods() -> dict[str, dict[str, Any] | None]:
+    """Those of METHODS whose drafter this installation has."""
+    there = installed()
+    return {
+        name: config
+        for name, config in METHODS.items()
+        if config is None or config.get("model", "demo") in there
+    }
 
 
 def make_workloads(plan: Plan) -> tuple[Workload, ...]:
@@ -97,7 +117,9 @@ def make_workloads(plan: Plan) -> tuple[Workload, ...]:
     )
 
 
-def _open_arms(stack: ExitStack, batch_invariant: bool) -> tuple[Arm, ...]:
+def _open_arms(
+    stack: ExitStack, methods: Mapping[str, dict[str, Any] | None], batch_invariant: bool
+) -> tuple[Arm, ...]:
     from foretoken import LLM
 
     return tuple(
@@ -113,7 +135,7 @@ def _open_arms(stack: ExitStack, batch_invariant: bool) -> tuple[Arm, ...]:
                 )
             ),
         )
-        for name, config in METHODS.items()
+        for name, config in methods.items()
     )
 
 
@@ -130,7 +152,7 @@ def _show_writing(console: "Console", arms: tuple[Arm, ...]) -> None:
     params = SamplingParams(temperature=0.6, seed=1, max_tokens=96)
     warm = SamplingParams(temperature=0.0, max_tokens=8)
     console.print(legend())
-    for arm in (arms[0], arms[-1]):
+    for arm in (arm for arm in arms if arm.name in SHOWN):
         arm.llm.generate(prompt, warm, use_tqdm=False)
         painter = Painter(arm.llm.get_tokenizer())
         console.rule(f"method: {arm.name}", align="left")
@@ -206,7 +228,7 @@ def _document(
         "model": "demo",
         "batch_invariant": batch_invariant,
         "max_tokens": plan.max_tokens,
-        "methods": METHODS,
+        "methods": installed_methods(),
         "environment": describe_environment(),
         "results": as_records(summaries),
         "identical": all(summary.identical for summary in summaries),

@@ -102,7 +102,9 @@ class EngineConfig:
         kept = KEYS.accept(with_flags_gathered(given), (f.name for f in fields(cls)))
         speculative = kept.get("speculative_config")
         if isinstance(speculative, Mapping):
-            kept["speculative_config"] = SpeculativeConfig.from_dict(speculative)
+            kept["speculative_config"] = SpeculativeConfig.from_dict(
+                speculative, target=kept.get("model")
+            )
         return cls(**kept)
 
     def __post_init__(self) -> None:

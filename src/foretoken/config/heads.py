@@ -1,13 +1,16 @@
-"""Which method a folder on disk is made for, by its config.json: heads name themselves.
+"""What a head's config.json says it is, and which drafters ship for which target.
 
-Reads no weights and downloads nothing: for a hub id the method is the user's to say.
+The one place that knows how published heads name themselves. Reads no weights and downloads
+nothing: for a hub id the method is the user's to say.
 """
 
-import json
-from importlib import resources
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from foretoken.checkpoint import PACKAGED
+from foretoken.checkpoint import PACKAGED, packaged_model
+from foretoken.errors import ModelError
+from foretoken.shape.fields import read_json
 
 _BY_SPECULATORS = {"eagle3": "eagle3", "peagle": "eagle3"}
 _BY_ARCHITECTURE = {
@@ -16,24 +19,41 @@ _BY_ARCHITECTURE = {
     "PEagleSpeculator": "eagle3",
     "MLPSpeculatorPreTrainedModel": "mlp",
 }
+_SHIPPED = {
+    "demo": {
+        "draft_model": "demo-draft",
+        "parallel": "demo-parallel",
+        "eagle3": "demo-eagle3",
+        "mlp": "demo-mlp",
+        "medusa": "demo-medusa",
+    }
+}
+
+
+def method_of_config(config: Mapping[str, Any]) -> str | None:
+    """The method that a config.json is made for; None where it does not say (EAGLE, models)."""
+    if config.get("spd_type") == "pard" or "pard_token" in config:
+        return "parallel"
+    if config.get("model_type") == "mlp_speculator" or "n_predict" in config:
+        return "mlp"
+    if "medusa_num_heads" in config:
+        return "medusa"
+    listed = config.get("speculators_model_type")
+    if listed is not None:
+        return _BY_SPECULATORS.get(listed)
+    named = config.get("architectures") or [""]
+    return _BY_ARCHITECTURE.get(named[0])
 
 
 def head_method(model: str) -> str | None:
     """The method of a packaged or local head; None for everything else."""
-    folder = Path(model)
-    if model in PACKAGED:
-        folder = Path(str(resources.files("foretoken.packaged").joinpath(model)))
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        folder = packaged_model(model) if model in PACKAGED else Path(model)
+        return method_of_config(read_json(folder / "config.json"))
+    except ModelError:
         return None
-    if not isinstance(config, dict):
-        return None
-    if config.get("spd_type") == "pard" or "pard_token" in config:
-        return "parallel"
-    if "medusa_num_heads" in config:
-        return "medusa"
-    if config.get("speculators_model_type") in _BY_SPECULATORS:
-        return _BY_SPECULATORS[config["speculators_model_type"]]
-    named = config.get("architectures") or [""]
-    return _BY_ARCHITECTURE.get(named[0])
+
+
+def shipped_drafter(target: str | None, method: str) -> str | None:
+    """The packaged drafter of this method for `target`, if one is made for it."""
+    return _SHIPPED.get(target or "", {}).get(method)

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from foretoken.config import acceptance, drafting, several, trees
 from foretoken.config.aliases import with_our_names
-from foretoken.config.heads import head_method
+from foretoken.config.heads import head_method, shipped_drafter
 from foretoken.config.keys import KeyTable, is_int, require
 from foretoken.config.quantization import check_draft_quantization
 from foretoken.errors import ConfigError, NotYetError
@@ -64,8 +64,9 @@ class SpeculativeConfig:
     `custom_class`; inferred from `model` when left out.
     `drafters` where there are several."""
     model: str | None = None
-    """The draft model: packaged name, local folder or Hugging Face id (draft_model); the dotted
-    path of a `Proposer`, `package.module.Class` (custom_class)."""
+    """The drafter's weights: packaged name, local folder or Hugging Face id (left out: the one that
+    ships for the target, if one does); the dotted path of a `Proposer`, `package.module.Class`
+    (custom_class)."""
     parallel_drafting: bool = False
     """All drafts in one pass over mask tokens: of a draft_model that was trained for it (PARD), or
     of a P-EAGLE head, which does so in any case."""
@@ -144,8 +145,12 @@ class SpeculativeConfig:
     checked either way, so this never changes the output."""
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+    def from_dict(cls, given: Mapping[str, Any], target: str | None = None) -> Self:
         """Check a dictionary written as for vLLM.
+
+        Args:
+            given: the dictionary.
+            target: the name of the target; a drafter without a model is the one shipped for it.
 
         Raises:
             ConfigError: an unknown or removed key, or a value out of range.
@@ -153,7 +158,7 @@ class SpeculativeConfig:
         """
         given = with_our_names(given)
         if given.get("drafters") is not None:
-            return cls._of_several(given)
+            return cls._of_several(given, target)
         method = given.get("method")
         if method is not None:
             _check_choice("method", method, METHODS, METHODS_NOT_YET)
@@ -162,13 +167,15 @@ class SpeculativeConfig:
             kept["method"] = _infer_method(kept.get("model"))
         if kept["method"] == "draft_model" and kept.get("parallel_drafting") is True:
             kept["method"] = "parallel"
+        if kept.get("model") is None:
+            kept["model"] = shipped_drafter(target, kept["method"])
         return cls(**drafting.complete(kept))
 
     @classmethod
-    def _of_several(cls, given: Mapping[str, Any]) -> Self:
+    def _of_several(cls, given: Mapping[str, Any], target: str | None) -> Self:
         _check_choice("method", given.get("method", SEVERAL), (SEVERAL,), ())
         kept = KEYS.accept(given, (f.name for f in fields(cls)))
-        drafters = tuple(cls.from_dict(entry) for entry in several.split(given))
+        drafters = tuple(cls.from_dict(entry, target) for entry in several.split(given))
         most = max(drafter.num_speculative_tokens for drafter in drafters)
         own = {"method": SEVERAL, "drafters": drafters, "num_speculative_tokens": most}
         return cls(**{**{k: v for k, v in kept.items() if v is not None}, **own})

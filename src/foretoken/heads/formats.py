@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from foretoken.config.heads import method_of_config
 from foretoken.errors import CheckpointError, ConfigError, NotYetError, UnsupportedModelError
 from foretoken.heads.checkpoint import HeadFolder, fill
 from foretoken.heads.eagle import Eagle
@@ -59,14 +60,10 @@ def kind_of(folder: HeadFolder) -> str:
     listed = config.get("speculators_model_type")
     if listed in _LATER:
         raise NotYetError("speculators_model_type", listed, "eagle3, peagle")
-    if listed in ("eagle3", "peagle"):
-        return "eagle3"
-    if config.get("model_type") == "mlp_speculator" or "n_predict" in config:
-        return "mlp"
-    if "medusa_num_heads" in config:
-        return "medusa"
-    fc = names.get("fc.weight")
-    if fc is not None:
+    method = method_of_config(config)
+    if method in KINDS:
+        return method
+    if "fc.weight" in names:
         own_head = "lm_head.weight" in names and "norm.weight" in names
         return "eagle3" if own_head or "d2t" in names else "eagle"
     given = config.get("architectures") or config.get("model_type")
