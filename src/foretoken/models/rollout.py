@@ -102,7 +102,7 @@ def compile_rollout(
     """The loop, or None if some part has no kernel."""
     if layers is None or layers.num_kinds != 1 or not isinstance(head, KernelLinear):
         return None
-    if head.dtype != embedding_VD.dtype or head.out_dtype not in (torch.float32, torch.bfloat16):
+    if head.dtype != embedding_VD.dtype or head.out_dtype != torch.float32:
         return None
     if not layers.shares_norm(norm) or not embedding_VD.is_contiguous():
         return None

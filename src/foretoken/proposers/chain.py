@@ -6,11 +6,13 @@ what the token was really drawn from.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sampler import DraftSampler
 
@@ -31,6 +33,14 @@ class ChainSteps(ABC):
             drafted: the drafts so far of each of them.
         """
 
+    def keeps(self, logits_BV: Tensor, counts: Seq[int]) -> list[int]:
+        """Which rows to draft from, given how many drafts each has; decided before any draw."""
+        return list(range(len(counts)))
+
+    def roll_out(self, active: list[int], drafted: list[list[int]]) -> bool:
+        """Append all drafts that are left at once, as one by one would give; False: not so."""
+        return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainDraft:
@@ -39,6 +49,13 @@ class ChainDraft:
     ids: list[list[int]]
     probs_KV: Tensor | None
     """float32 distributions of all drafts, span after span; None: one-hot."""
+
+    def spread(self, places: Seq[int], count: int, drafter: str) -> Draft:
+        """As the drafts of a step of `count` spans: these at `places`, none elsewhere."""
+        ids: list[tuple[int, ...]] = [()] * count
+        for place, tokens in zip(places, self.ids, strict=True):
+            ids[place] = tuple(tokens)
+        return Draft(ids=tuple(ids), probs_KV=self.probs_KV, drafter=drafter)
 
 
 def draft_chain(steps: ChainSteps, sampler: DraftSampler, spans: list[Span]) -> ChainDraft:
@@ -50,6 +67,11 @@ def draft_chain(steps: ChainSteps, sampler: DraftSampler, spans: list[Span]) -> 
     active = list(range(len(spans)))
     logits_BV = steps.first()
     while True:
+        kept = steps.keeps(logits_BV, [len(drafted[i]) for i in active])
+        if len(kept) < len(active):
+            logits_BV, active = logits_BV[kept], [active[i] for i in kept]
+        if not active:
+            break
         sequences = [spans[i].sequence for i in active]
         before = [drafted[i] for i in active]
         chosen = sampler.choose(logits_BV, sequences, before, with_probs=draws)
@@ -59,9 +81,10 @@ def draft_chain(steps: ChainSteps, sampler: DraftSampler, spans: list[Span]) -> 
             rows.append(chosen.probs_BV)
             owners.extend(active)
         active = [i for i in active if len(drafted[i]) < spans[i].draft_budget]
-        if not active:
+        before = [drafted[i] for i in active]
+        if not active or steps.roll_out(active, before):
             break
-        logits_BV = steps.after(active, [drafted[i] for i in active])
+        logits_BV = steps.after(active, before)
     if not rows:
         return ChainDraft(ids=drafted, probs_KV=None)
     order = sorted(range(len(owners)), key=owners.__getitem__)

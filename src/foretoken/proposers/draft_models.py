@@ -102,22 +102,22 @@ def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
         max_model_len=min(limit, config.max_model_len or limit),
         max_num_batched_tokens=around.max_num_batched_tokens,
     )
+    drafts = DraftSampler(sampler, around.verifier.rule, config.draft_sample_method)
     if config.method == "parallel":
         assert isinstance(runner, Runner), "another vocabulary is refused by SpeculativeConfig"
         return ParallelProposer(
             runner,
-            DraftSampler(sampler, around.verifier.rule, config.draft_sample_method),
+            drafts,
             DraftProgress(pool.generation, runner.page_size),
             mask_token_id=_mask_token(draft),
             limits=limits,
         )
-    drafts = DraftSampler(sampler, around.verifier.rule, config.draft_sample_method)
     proposer = DraftModelProposer(
         runner,
         drafts,
         pool.generation,
-        max_model_len=min(limit, config.max_model_len or limit),
-        max_num_batched_tokens=around.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         confidence=Confidence(
             threshold=config.draft_confidence_threshold, least=config.min_speculative_tokens
         ),

@@ -20,7 +20,7 @@ from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.head_runner import HeadRunner
-from foretoken.proposers.progress import DraftLimits, DraftProgress
+from foretoken.proposers.progress import DraftLimits, DraftProgress, feed_ahead
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence as TokenSequence
@@ -89,10 +89,9 @@ class EagleProposer(Proposer):
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one."""
-        ids: list[tuple[int, ...]] = [()] * len(context.spans)
         wanted = [i for i in context.wanted if self._fits(context.spans[i])]
         if not wanted:
-            return Draft(ids=tuple(ids), drafter=self.name)
+            return Draft.empty(len(context.spans))
         spans = [context.spans[i] for i in wanted]
         starts = self._feed_all_but_last_pass(spans)
         steps: ChainSteps
@@ -101,10 +100,9 @@ class EagleProposer(Proposer):
         else:
             steps = _ParallelSteps(self._runner, spans, starts, self._mask)
         drafted = draft_chain(steps, self._sampler, spans)
-        for i, span, tokens in zip(wanted, spans, drafted.ids, strict=True):
-            ids[i] = tuple(tokens)
+        for span in spans:
             self._progress.record(span.sequence, span.sequence.num_tokens - 1)
-        return Draft(ids=tuple(ids), probs_KV=drafted.probs_KV, drafter=self.name)
+        return drafted.spread(wanted, len(context.spans), self.name)
 
     def release(self, request_id: str) -> None:
         """Forget how far a request's slots reached."""
@@ -118,13 +116,13 @@ class EagleProposer(Proposer):
         """Feed what does not fit one pass; first slot of each span that is still to be fed."""
         starts = [self._first_missing(span.sequence) for span in spans]
         ends = [span.sequence.num_tokens - 1 for span in spans]
-        while sum(ends) - sum(starts) > self._max_tokens:
-            longest = max(range(len(spans)), key=lambda i: ends[i] - starts[i])
-            stop = min(ends[longest] - 1, starts[longest] + self._max_tokens)
-            feed = _Feed.of([spans[longest]], [starts[longest]], [stop])
-            hidden_TD = self._runner.mixed_features(feed.layouts)
-            self._runner.forward(feed.layouts, feed.tokens, hidden_TD)
-            starts[longest] = stop
+
+        def feed(index: int, start: int, stop: int) -> None:
+            slots = _Feed.of([spans[index]], [start], [stop])
+            hidden_TD = self._runner.mixed_features(slots.layouts)
+            self._runner.forward(slots.layouts, slots.tokens, hidden_TD)
+
+        feed_ahead(starts, ends, self._max_tokens, feed)
         return starts
 
     def _first_missing(self, sequence: TokenSequence) -> int:

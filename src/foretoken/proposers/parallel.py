@@ -15,7 +15,7 @@ from torch import Tensor
 from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
-from foretoken.proposers.progress import DraftLimits, DraftProgress
+from foretoken.proposers.progress import DraftLimits, DraftProgress, feed_ahead
 from foretoken.runtime.batch import Span
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import DraftSampler
@@ -55,17 +55,15 @@ class ParallelProposer(Proposer):
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one."""
-        ids: list[tuple[int, ...]] = [()] * len(context.spans)
         wanted = [i for i in context.wanted if self._fits(context.spans[i])]
         if not wanted:
-            return Draft(ids=tuple(ids), drafter=self.name)
+            return Draft.empty(len(context.spans))
         spans = [context.spans[i] for i in wanted]
         steps = _MaskSteps(self._pass(spans), [span.draft_budget for span in spans])
         drafted = draft_chain(steps, self._sampler, spans)
-        for i, span, tokens in zip(wanted, spans, drafted.ids, strict=True):
-            ids[i] = tuple(tokens)
+        for span in spans:
             self._progress.record(span.sequence, span.sequence.num_tokens)
-        return Draft(ids=tuple(ids), probs_KV=drafted.probs_KV, drafter=self.name)
+        return drafted.spread(wanted, len(context.spans), self.name)
 
     def release(self, request_id: str) -> None:
         """Forget how far a request's draft KV reached."""
@@ -79,11 +77,12 @@ class ParallelProposer(Proposer):
         """Logits of all drafts, span after span, [sum of budgets, V]."""
         starts = [self._first_missing(span.sequence) for span in spans]
         ends = [span.sequence.num_tokens for span in spans]
-        while sum(ends) - sum(starts) > self._max_tokens:
-            longest = max(range(len(spans)), key=lambda i: ends[i] - starts[i])
-            stop = min(ends[longest] - 1, starts[longest] + self._max_tokens)
-            self._feed([spans[longest]], [starts[longest]], [stop], masks=[0])
-            starts[longest] = stop
+        feed_ahead(
+            starts,
+            ends,
+            self._max_tokens,
+            lambda i, start, stop: self._feed([spans[i]], [start], [stop], masks=[0]),
+        )
         return self._feed(spans, starts, ends, masks=[span.draft_budget - 1 for span in spans])
 
     def _feed(

@@ -6,6 +6,7 @@ and which drafted tokens stand after them, and per page whether it was filled fo
 now (so that a prefix hit finds the drafter's KV too). Knows nothing of models.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -20,6 +21,24 @@ class DraftLimits:
     """No drafts for sequences that would outgrow this many tokens."""
     max_num_batched_tokens: int
     """Most tokens of one pass."""
+
+
+def feed_ahead(
+    starts: list[int], ends: Seq[int], most: int, feed: Callable[[int, int, int], object]
+) -> None:
+    """Feed from the longest of several stretches until the rest of all fits one pass.
+
+    Args:
+        starts: where each stretch begins; moved on in place. At least one place of each stays.
+        ends: where each ends.
+        most: tokens of one pass.
+        feed: (index, start, end) feeds that part of a stretch.
+    """
+    while sum(ends) - sum(starts) > most:
+        longest = max(range(len(starts)), key=lambda i: ends[i] - starts[i])
+        stop = min(ends[longest] - 1, starts[longest] + most)
+        feed(longest, starts[longest], stop)
+        starts[longest] = stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +93,15 @@ class DraftProgress:
             self._filled[page] = self._generations[page]
         reach = _Reach(sequence.num_preemptions, num_valid, tuple(drafted))
         self._reaches[sequence.request.request_id] = reach
+
+    def rewind(self, sequence: Sequence, num_kept: int) -> None:
+        """Tokens of `sequence` from `num_kept` on are not those that were there before."""
+        reach = self._reach(sequence)
+        if reach is None or reach.num_valid <= num_kept:
+            return
+        self._reaches[sequence.request.request_id] = _Reach(reach.num_preemptions, num_kept, ())
+        for page in sequence.page_table[num_kept // self._page_size :]:
+            self._filled.pop(page, None)
 
     def release(self, request_id: str) -> None:
         """Forget a request; its pages keep their marks."""

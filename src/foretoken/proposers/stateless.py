@@ -46,19 +46,16 @@ class StatelessProposer(Proposer):
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one."""
-        ids: list[tuple[int, ...]] = [()] * len(context.spans)
         wanted = context.wanted
         if not wanted:
-            return Draft(ids=tuple(ids), drafter=self.name)
+            return Draft.empty(len(context.spans))
         spans = [context.spans[i].clipped(self._max_drafts) for i in wanted]
         slots_B = torch.tensor(
             [self._newest_slot(span) for span in spans], device=self._features.slots_SF.device
         )
         steps = self._steps(self._features.read(slots_B), spans)
         drafted = draft_chain(steps, self._sampler, spans)
-        for i, tokens in zip(wanted, drafted.ids, strict=True):
-            ids[i] = tuple(tokens)
-        return Draft(ids=tuple(ids), probs_KV=drafted.probs_KV, drafter=self.name)
+        return drafted.spread(wanted, len(context.spans), self.name)
 
     def release(self, request_id: str) -> None:
         """Forget the request's sampling state; nothing else is kept."""

@@ -11,7 +11,7 @@ typedef struct {
     const ft_decoder *decoder;
     const void *embedding;  // [vocabulary, hidden], of the decoder's type
     const void *norm;       // weights of the last norm, of the decoder's norm_type
-    const ft_linear *head;  // [vocabulary, hidden]; its y_type is that of the logits
+    const ft_linear *head;  // [vocabulary, hidden]; its results are float32
     int32_t num_layers;
 } ft_rollout_model;
 
@@ -22,6 +22,6 @@ typedef struct {
 // logits [rows, vocabulary].
 FT_EXPORT void ft_rollout(const ft_rollout_model *model, ft_step *step, ft_span *spans,
                           const int32_t *pages, int32_t page_size, int64_t *positions,
-                          int64_t *slots, int64_t *tokens, void *logits, int64_t steps);
+                          int64_t *slots, int64_t *tokens, float *logits, int64_t steps);
 
 #endif
