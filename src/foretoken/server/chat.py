@@ -1,29 +1,24 @@
 """POST /v1/chat/completions: OpenAI's chat with vLLM's extras."""
 
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, final
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from foretoken.server.answers import (
-    Tally,
-    TokenTexts,
-    chat_logprobs,
-    prompt_logprobs,
-    token_entry,
-)
-from foretoken.server.events import EventStream, to_json, unless_gone
-from foretoken.server.generation import Event, Generation, Order, accept
+from foretoken.server.answering import ChoiceWriter, Shape, respond
+from foretoken.server.answers import TokenTexts, chat_logprobs, prompt_logprobs, token_entry
+from foretoken.server.generation import Event, Generation
 from foretoken.server.messages import ChoiceMessage
 from foretoken.server.prompts import chat_prompt, check_model
 from foretoken.server.reading import read_body
 from foretoken.server.sampling import chat_params
-from foretoken.server.schemas import ChatBody, StreamOptions
-from foretoken.server.state import request_id_of, salt_of, state_of
+from foretoken.server.schemas import ChatBody
+from foretoken.server.state import state_of
 from foretoken.server.tool_choice import ToolPlan, plan_tools
 from foretoken.types import FinishReason
+
+_SHAPE = Shape("chatcmpl", "chat.completion", "chat.completion.chunk")
 
 
 async def chat_completions(request: Request) -> ASGIApp:
@@ -39,89 +34,27 @@ async def chat_completions(request: Request) -> ASGIApp:
         add_generation_prompt=body.add_generation_prompt,
         tools=plan.tools,
     )
-    order = Order(
-        request_id=request_id_of(request),
-        prompts=[prompt],
-        params=params,
-        priority=body.priority,
-        cache_salt=salt_of(request, body.cache_salt),
-    )
-    generation = await accept(state, "chatcmpl", order)
-    answer = _Answer(generation, body, plan)
-    if body.stream:
-        timeout = state.config.limits.timeout_s
-        return EventStream(answer.chunks(), generation.close, order.request_id, timeout)
-    try:
-        whole = await unless_gone(request, answer.whole())
-    finally:
-        generation.close()
-    return Response(to_json(whole), media_type="application/json")
+
+    def writer(generation: Generation) -> ChoiceWriter:
+        return _ChatWriter(generation, body, plan)
+
+    return await respond(request, body, [prompt], params, _SHAPE, writer)
 
 
-class _Answer:
-    """One answer, whole or in chunks."""
+@final
+class _ChatWriter(ChoiceWriter):
+    """Choices with a message, or with deltas of one."""
 
     def __init__(self, generation: Generation, body: ChatBody, plan: ToolPlan) -> None:
-        self._generation = generation
+        self._prompt_ids = generation.order.prompts[0].ids
         self._body = body
         self._text_of = TokenTexts(generation.state.tokenizer)
-        self._tally = Tally(generation)
         self._named = plan.named
         self._messages = [ChoiceMessage(plan.parser()) for _ in range(generation.num_choices)]
+        self._started: set[int] = set()
 
-    async def whole(self) -> dict[str, Any]:
-        """The answer once everything is there."""
-        events: list[list[Event]] = [[] for _ in range(self._generation.num_choices)]
-        async for batch in self._generation.batches():
-            for event in batch:
-                self._tally.add(event)
-                events[event.choice].append(event)
-        answer = self._envelope(
-            "chat.completion", [self._choice(i, own) for i, own in enumerate(events)]
-        )
-        answer["usage"] = self._tally.usage()
-        metrics = self._tally.metrics()
-        return answer if metrics is None else {**answer, "metrics": metrics}
-
-    async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """The answer token by token, the tokens of one step together."""
-        started: set[int] = set()
-        options = self._body.stream_options or StreamOptions()
-        async for batch in self._generation.batches():
-            sent = []
-            for event in batch:
-                self._tally.add(event)
-                if event.choice not in started:
-                    started.add(event.choice)
-                    opening = {"role": "assistant", "content": ""}
-                    sent.append(self._chunk([self._delta(event.choice, opening)]))
-                sent.extend(self._chunk([delta]) for delta in self._deltas(event))
-            if options.continuous_usage_stats:
-                for chunk in sent:
-                    chunk["usage"] = self._tally.usage()
-            yield sent
-        last = self._chunk([])
-        metrics = self._tally.metrics()
-        if metrics is not None:
-            last["metrics"] = metrics
-        if options.include_usage:
-            last["usage"] = self._tally.usage()
-        if options.include_usage or metrics is not None:
-            yield [last]
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return self._envelope("chat.completion.chunk", choices)
-
-    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._generation.answer_id,
-            "object": kind,
-            "created": self._generation.created,
-            "model": self._generation.state.model_names[0],
-            "choices": choices,
-        }
-
-    def _choice(self, index: int, events: list[Event]) -> dict[str, Any]:
+    def whole(self, index: int, events: Sequence[Event]) -> dict[str, Any]:
+        """A choice with its message."""
         last = events[-1]
         message = self._messages[index]
         for event in events:
@@ -135,7 +68,7 @@ class _Answer:
         }
         if self._body.return_token_ids:
             choice["token_ids"] = [e.token_id for e in events if e.token_id is not None]
-            choice["prompt_token_ids"] = self._generation.order.prompts[0].ids
+            choice["prompt_token_ids"] = self._prompt_ids
         if self._body.token_sources:
             choice["tokens"] = [token_entry(event) for event in events]
         if self._body.prompt_logprobs is not None:
@@ -148,6 +81,14 @@ class _Answer:
         if event.finish_reason is FinishReason.STOP and called and not self._named:
             return "tool_calls"
         return event.finish_reason
+
+    def chunks(self, event: Event) -> list[dict[str, Any]]:
+        """The role before a choice's first token, then the deltas of the token."""
+        if event.choice in self._started:
+            return self._deltas(event)
+        self._started.add(event.choice)
+        opening = self._delta(event.choice, {"role": "assistant", "content": ""})
+        return [opening, *self._deltas(event)]
 
     def _deltas(self, event: Event) -> list[dict[str, Any]]:
         """The deltas of one token: what its text turned out to be, and the end."""
@@ -172,7 +113,7 @@ class _Answer:
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _logprobs(self, events: list[Event]) -> dict[str, Any] | None:
+    def _logprobs(self, events: Sequence[Event]) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
         count = self._body.top_logprobs or 0

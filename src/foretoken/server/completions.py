@@ -1,26 +1,21 @@
 """POST /v1/completions: OpenAI's text completions with vLLM's extras."""
 
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, final
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from foretoken.server.answers import (
-    Tally,
-    TokenTexts,
-    completion_logprobs,
-    prompt_logprobs,
-    token_entry,
-)
-from foretoken.server.events import EventStream, to_json, unless_gone
-from foretoken.server.generation import Event, Generation, Order, accept
+from foretoken.server.answering import ChoiceWriter, Shape, respond
+from foretoken.server.answers import TokenTexts, completion_logprobs, prompt_logprobs, token_entry
+from foretoken.server.generation import Event, Generation
 from foretoken.server.prompts import PromptIds, check_model, completion_prompts
 from foretoken.server.reading import read_body
 from foretoken.server.sampling import completion_params
-from foretoken.server.schemas import CompletionBody, StreamOptions
-from foretoken.server.state import request_id_of, salt_of, state_of
+from foretoken.server.schemas import CompletionBody
+from foretoken.server.state import state_of
+
+_SHAPE = Shape("cmpl", "text_completion", "text_completion")
 
 
 async def completions(request: Request) -> ASGIApp:
@@ -30,80 +25,33 @@ async def completions(request: Request) -> ASGIApp:
     check_model(state, body.model)
     params = completion_params(body, state.config.limits)
     prompts = await completion_prompts(state, body)
-    order = Order(
-        request_id=request_id_of(request),
-        prompts=prompts,
-        params=params,
-        priority=body.priority,
-        cache_salt=salt_of(request, body.cache_salt),
-    )
-    generation = await accept(state, "cmpl", order)
-    answer = _Answer(generation, body)
-    if body.stream:
-        timeout = state.config.limits.timeout_s
-        return EventStream(answer.chunks(), generation.close, order.request_id, timeout)
-    try:
-        whole = await unless_gone(request, answer.whole())
-    finally:
-        generation.close()
-    return Response(to_json(whole), media_type="application/json")
+
+    def writer(generation: Generation) -> ChoiceWriter:
+        return _TextWriter(generation, body)
+
+    return await respond(request, body, prompts, params, _SHAPE, writer)
 
 
-class _Answer:
-    """One answer, whole or in chunks."""
+@final
+class _TextWriter(ChoiceWriter):
+    """Choices with text."""
 
     def __init__(self, generation: Generation, body: CompletionBody) -> None:
         self._generation = generation
         self._body = body
         self._text_of = TokenTexts(generation.state.tokenizer)
-        self._tally = Tally(generation)
         self._offsets = [len(self._echo(i)) for i in range(generation.num_choices)]
+        self._started: set[int] = set()
 
-    async def whole(self) -> dict[str, Any]:
-        """The answer once everything is there."""
-        events: list[list[Event]] = [[] for _ in range(self._generation.num_choices)]
-        async for batch in self._generation.batches():
-            for event in batch:
-                self._tally.add(event)
-                events[event.choice].append(event)
-        choices = [self._choice(i, own, first=True) for i, own in enumerate(events)]
-        answer = self._envelope(choices)
-        answer["usage"] = self._tally.usage()
-        metrics = self._tally.metrics()
-        return answer if metrics is None else {**answer, "metrics": metrics}
+    def whole(self, index: int, events: Sequence[Event]) -> dict[str, Any]:
+        """A choice with its text."""
+        return self._choice(index, events, first=True)
 
-    async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """The answer token by token, the tokens of one step together."""
-        started: set[int] = set()
-        options = self._body.stream_options or StreamOptions()
-        async for batch in self._generation.batches():
-            sent = []
-            for event in batch:
-                self._tally.add(event)
-                first = event.choice not in started
-                started.add(event.choice)
-                chunk = self._envelope([self._choice(event.choice, [event], first=first)])
-                if options.continuous_usage_stats:
-                    chunk["usage"] = self._tally.usage()
-                sent.append(chunk)
-            yield sent
-        last = self._envelope([])
-        metrics = self._tally.metrics()
-        if metrics is not None:
-            last["metrics"] = metrics
-        if options.include_usage:
-            last["usage"] = self._tally.usage()
-        if options.include_usage or metrics is not None:
-            yield [last]
-
-    def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._generation.answer_id,
-            "object": "text_completion",
-            "created": self._generation.created,
-            "model": self._generation.state.model_names[0],
-            "choices": choices,
-        }
+    def chunks(self, event: Event) -> list[dict[str, Any]]:
+        """A choice with the text of one token; the first carries what the prompt had."""
+        first = event.choice not in self._started
+        self._started.add(event.choice)
+        return [self._choice(event.choice, [event], first=first)]
 
     def _prompt(self, choice: int) -> PromptIds:
         return self._generation.order.prompts[choice // self._generation.order.params.n]
@@ -118,8 +66,7 @@ class _Answer:
             return tokenizer.decode(prompt.ids)
         return prompt.text or ""
 
-    def _choice(self, index: int, events: list[Event], *, first: bool) -> dict[str, Any]:
-        """A choice made of all its events, or of one; the first carries what the prompt had."""
+    def _choice(self, index: int, events: Sequence[Event], *, first: bool) -> dict[str, Any]:
         last = events[-1]
         text = "".join(event.text for event in events)
         choice: dict[str, Any] = {
@@ -141,7 +88,7 @@ class _Answer:
             choice["prompt_logprobs"] = prompt_logprobs(rows, self._text_of)
         return choice
 
-    def _logprobs(self, index: int, events: list[Event], first: bool) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, events: Sequence[Event], first: bool) -> dict[str, Any] | None:
         count = self._body.logprobs
         if count is None:
             return None

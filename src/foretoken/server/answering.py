@@ -1,0 +1,143 @@
+"""From an accepted generation to its HTTP answer, whole or as a stream: what both endpoints share.
+
+Owns the envelope, usage, metrics and the closing chunk. What a choice looks like is the writer's
+business. Invariant: a generation that was accepted here is closed, whatever becomes of the answer.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from foretoken.server.answers import Tally
+from foretoken.server.events import EventStream, to_json, unless_gone
+from foretoken.server.generation import Event, Generation, Order, accept
+from foretoken.server.prompts import PromptIds
+from foretoken.server.schemas import GenerationBody, StreamOptions
+from foretoken.server.state import request_id_of, salt_of, state_of
+from foretoken.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How the answers of an endpoint are called."""
+
+    id_prefix: str
+    whole: str
+    """`object` of an answer in one piece."""
+    chunk: str
+    """`object` of a chunk of a stream."""
+
+
+class ChoiceWriter(ABC):
+    """Makes the choices of one answer out of events; asked for the whole or for chunks."""
+
+    @abstractmethod
+    def whole(self, index: int, events: Sequence[Event]) -> dict[str, Any]:
+        """A choice of all its events."""
+
+    @abstractmethod
+    def chunks(self, event: Event) -> list[dict[str, Any]]:
+        """What one event adds, each entry in a chunk of its own."""
+
+
+async def respond(
+    request: Request,
+    body: GenerationBody,
+    prompts: list[PromptIds],
+    params: SamplingParams,
+    shape: Shape,
+    writer: Callable[[Generation], ChoiceWriter],
+) -> ASGIApp:
+    """Have `prompts` continued and answer as `body` wants it.
+
+    Raises:
+        Problem: the request was not admitted, or failed before anything was sent.
+        RequestError: a prompt or a parameter is wrong.
+    """
+    state = state_of(request)
+    order = Order(
+        request_id=request_id_of(request),
+        prompts=prompts,
+        params=params,
+        priority=body.priority,
+        cache_salt=salt_of(request, body.cache_salt),
+    )
+    generation = await accept(state, shape.id_prefix, order)
+    answer = _Answer(generation, shape, writer(generation), body.stream_options or StreamOptions())
+    if body.stream:
+        timeout = state.config.limits.timeout_s
+        return EventStream(answer.chunks(), generation.close, order.request_id, timeout)
+    try:
+        whole = await unless_gone(request, answer.whole())
+    finally:
+        generation.close()
+    return Response(to_json(whole), media_type="application/json")
+
+
+@final
+class _Answer:
+    """One answer, whole or in chunks."""
+
+    def __init__(
+        self, generation: Generation, shape: Shape, writer: ChoiceWriter, options: StreamOptions
+    ) -> None:
+        self._generation = generation
+        self._shape = shape
+        self._writer = writer
+        self._options = options
+        self._tally = Tally(generation)
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer once everything is there."""
+        events: list[list[Event]] = [[] for _ in range(self._generation.num_choices)]
+        async for batch in self._generation.batches():
+            for event in batch:
+                self._tally.add(event)
+                events[event.choice].append(event)
+        choices = [self._writer.whole(i, own) for i, own in enumerate(events)]
+        answer = self._envelope(self._shape.whole, choices)
+        answer["usage"] = self._tally.usage()
+        metrics = self._tally.metrics()
+        return answer if metrics is None else {**answer, "metrics": metrics}
+
+    async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """The answer token by token, the tokens of one step together."""
+        async for batch in self._generation.batches():
+            sent = []
+            for event in batch:
+                self._tally.add(event)
+                for choice in self._writer.chunks(event):
+                    chunk = self._envelope(self._shape.chunk, [choice])
+                    if self._options.continuous_usage_stats:
+                        chunk["usage"] = self._tally.usage()
+                    sent.append(chunk)
+            yield sent
+        last = self._last()
+        if last is not None:
+            yield [last]
+
+    def _last(self) -> dict[str, Any] | None:
+        """The chunk without choices that closes a stream, if there is anything to put in it."""
+        metrics = self._tally.metrics()
+        if metrics is None and not self._options.include_usage:
+            return None
+        chunk = self._envelope(self._shape.chunk, [])
+        if metrics is not None:
+            chunk["metrics"] = metrics
+        if self._options.include_usage:
+            chunk["usage"] = self._tally.usage()
+        return chunk
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._generation.answer_id,
+            "object": kind,
+            "created": self._generation.created,
+            "model": self._generation.state.model_names[0],
+            "choices": choices,
+        }
