@@ -6,6 +6,7 @@ It does not know how the draft is used. Invariant: the target's weights never ch
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from foretoken.training.data import TrainingData
 from foretoken.training.distill_loss import Head, distillation_loss
 from foretoken.training.export import copy_tokenizer, read_checkpoint, read_exported
 from foretoken.training.loop import Progress, Trainer, autocast, pick_device, prepare, run_folder
-from foretoken.training.model import Llama
+from foretoken.training.model import Block, Llama
 from foretoken.training.sampling import Sampling, generate
 from foretoken.training.settings import Settings
 
@@ -50,6 +51,26 @@ def first_draft(target: Llama, settings: Settings) -> Llama:
         source = target.blocks[target.shape.layers - len(draft.blocks) + index]
         block.load_state_dict(source.state_dict())
     return draft.to(target.embed.weight.device)
+
+
+@torch.no_grad()
+def begin_with(draft: Llama, start: Llama) -> None:
+    """Give `draft` the weights of a shallower one; its further layers begin as the identity.
+
+    Raises:
+        ConfigError: the shapes differ in more than the number of layers.
+    """
+    known, wanted = start.shape.layers, draft.shape.layers
+    if known > wanted or replace(start.shape, layers=wanted) != draft.shape:
+        raise ConfigError("head.start", start.shape, f"{draft.shape}, or fewer layers")
+    draft.embed.load_state_dict(start.embed.state_dict())
+    draft.norm.load_state_dict(start.norm.state_dict())
+    for block, source in zip(draft.blocks, start.blocks, strict=False):
+        block.load_state_dict(source.state_dict())
+    for block in draft.blocks[known:]:
+        assert isinstance(block, Block), type(block)
+        block.out.weight.zero_()
+        block.down.weight.zero_()
 
 
 class SamplePool:

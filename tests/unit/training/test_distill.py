@@ -1,11 +1,13 @@
 """Distillation's loss has the right gradient and brings a draft closer to its target."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from foretoken.errors import ConfigError
 from foretoken.training.acceptance import GreedyRun, measure, repeated_ngrams, tokens_per_step
-from foretoken.training.distill import first_draft
+from foretoken.training.distill import begin_with, first_draft
 from foretoken.training.distill_loss import Head, distillation_loss, mixed_divergence
 from foretoken.training.model import Llama, LlamaShape
 from tests.unit.training import tiny
@@ -52,6 +54,18 @@ def test_a_draft_of_another_width_is_refused() -> None:
     shape = LlamaShape(**{**tiny.SHAPE.as_dict(), "hidden_size": 16})
     with pytest.raises(ConfigError, match=r"shape\.hidden_size"):
         first_draft(Llama(tiny.SHAPE), tiny.tiny_settings(shape=shape))
+
+
+def test_a_deeper_draft_begins_as_the_shallower_one() -> None:
+    torch.manual_seed(0)
+    shape = replace(tiny.SHAPE, layers=1)
+    shallow, deep = Llama(shape), Llama(replace(shape, layers=3))
+    begin_with(deep, shallow)
+    tokens = torch.randint(2, 50, (2, 9))
+    torch.testing.assert_close(deep(tokens).hidden, shallow(tokens).hidden)
+    assert all(parameter.abs().sum() > 0 for parameter in deep.blocks[2].qkv.parameters())
+    with pytest.raises(ConfigError, match=r"head\.start.*fewer layers"):
+        begin_with(shallow, deep)
 
 
 def test_tokens_per_step() -> None:

@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
 from foretoken.heads.eagle3 import Eagle3, Eagle3Shape
 from foretoken.heads.medusa import Medusa, MedusaShape
@@ -23,7 +24,7 @@ from foretoken.training.acceptance import greedy_runs
 from foretoken.training.corpus import load_corpus
 from foretoken.training.crew import Job
 from foretoken.training.data import TrainingData
-from foretoken.training.distill import SamplePool, first_draft, grow_pool, read_target
+from foretoken.training.distill import SamplePool, begin_with, first_draft, grow_pool, read_target
 from foretoken.training.export import copy_tokenizer
 from foretoken.training.heads.capture import Captured, CaptureSource, capture
 from foretoken.training.heads.settings import HeadSettings
@@ -131,6 +132,8 @@ def _eagle3(target: Llama, _: Settings, head: HeadSettings, frequent_ids: Tensor
 
 def _parallel(target: Llama, settings: Settings, head: HeadSettings, _: Tensor) -> FreshHead:
     net = first_draft(target, settings)
+    if head.start is not None:
+        begin_with(net, read_target(find_model(head.start)))
     return FreshHead(net, ParallelRollout(net, head.mask_token_id), (FINAL,))
 
 

@@ -27,6 +27,9 @@ class HeadSettings:
     """eagle3: how many of the most frequent tokens it can draft; None: all."""
     mask_token_id: int = 1
     """parallel: the token that stands for one to be guessed."""
+    start: str | None = None
+    """parallel: packaged name or folder of a draft to begin with; None: the target's last layers.
+    Layers that it lacks begin as the identity."""
 
     def __post_init__(self) -> None:
         """Check each field."""
