@@ -3,10 +3,14 @@
 Owns argument parsing only; the runs are in `foretoken.training`.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from foretoken.cli.options import read_prompts, read_text
+from foretoken.errors import ConfigError
 
 train_app = typer.Typer(help="Train language models and drafts.", no_args_is_help=True)
 
@@ -77,13 +81,52 @@ def export(
     typer.echo(f"wrote {to}")
 
 
+@train_app.command("eval")
+def eval_drafter(
+    target: Annotated[str, typer.Argument(help="The target: folder, packaged name or hub id.")],
+    drafter: Annotated[str, typer.Argument(help="A head or draft model for it.")],
+    method: Annotated[
+        str | None, typer.Option(help="Its method, where its files do not say (eagle).")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="One a line, or JSON lines; default: held-out Python functions."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="Of the held-out functions.")] = 24,
+    max_tokens: Annotated[int, typer.Option(help="Written after each prompt.")] = 128,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="May be given several times; default 0, 0.4, 0.8, 1.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the numbers there as JSON.")] = None,
+) -> None:
+    """Measure a drafter in the engine: acceptance by position and temperature, cost of steps."""
+    import json
+
+    from foretoken.training.prompts import heldout_prompts
+    from foretoken.training.worth import EvalPlan, measure_worth, open_pair
+
+    texts = [p.text for p in heldout_prompts(count)] if prompts is None else read_prompts(prompts)
+    plan = EvalPlan(max_tokens=max_tokens)
+    if temperature:
+        plan = replace(plan, temperatures=tuple(temperature))
+    engine = open_pair(target, drafter, method, plan)
+    tokenizer = engine.parts.tokenizer
+    if tokenizer is None:
+        raise ConfigError("TARGET", target, "a model with a tokenizer")
+    found = measure_worth(engine, [tokenizer.encode(t) for t in texts], plan, typer.echo)
+    text = json.dumps(found.as_record(), indent=2)
+    typer.echo(text)
+    if out is not None:
+        out.write_text(text + "\n")
+
+
 @train_app.command()
-def evaluate(
+def measure(
     target: Annotated[Path, typer.Argument(help="The target's exported folder.")],
     draft: Annotated[Path | None, typer.Argument(help="A draft's exported folder.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the numbers there as JSON.")] = None,
 ) -> None:
-    """Measure bits per byte, repetition and acceptance on held-out modules."""
+    """Measure `demo` and `demo-draft` for their cards: bits per byte, repetition, agreement."""
     import json
 
     from foretoken.training.evaluate import evaluate_pair
@@ -97,16 +140,22 @@ def evaluate(
 @train_app.command()
 def card(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
-    numbers: Annotated[Path, typer.Argument(help="What `evaluate --out` wrote.")],
+    numbers: Annotated[Path, typer.Argument(help="What `measure` (heads: `eval`) wrote.")],
     to: Annotated[Path, typer.Argument(help="The Markdown file to write.")],
     note: Annotated[list[str] | None, typer.Option(help="A line on how the run was done.")] = None,
     draft: Annotated[bool, typer.Option("--draft", help="The card of a draft.")] = False,
+    name: Annotated[str | None, typer.Option(help="The head's name; default: the run's.")] = None,
 ) -> None:
-    """Write the model card of `demo` or `demo-draft` from a run and its measurements."""
+    """Write the model card of a packaged model or head from a run and its measurements."""
     import json
 
-    from foretoken.training.card import CardInput, draft_card, target_card
+    from foretoken.training.card import CardInput, draft_card, newest_state, target_card
+    from foretoken.training.heads.card import head_card
 
-    given = CardInput(run=run, measured=json.loads(numbers.read_text()), notes=tuple(note or ()))
-    to.write_text(draft_card(given) if draft else target_card(given))
+    measured = json.loads(read_text(numbers, "NUMBERS"))
+    given = CardInput(run=run, measured=measured, notes=tuple(note or ()))
+    if newest_state(run).get("head") is not None:
+        to.write_text(head_card(given, name or run.name))
+    else:
+        to.write_text(draft_card(given) if draft else target_card(given))
     typer.echo(f"wrote {to}")

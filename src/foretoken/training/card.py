@@ -1,7 +1,7 @@
 """Model cards: what a packaged model is, where it came from and what it measured.
 
 Owns the text around the numbers. The numbers come from a run's newest checkpoint and from
-`foretoken train evaluate`; nothing in a card is typed by hand.
+`foretoken train measure` (`train eval` for heads); nothing in a card is typed by hand.
 """
 
 import platform
@@ -13,6 +13,7 @@ from typing import Any
 import tokenizers
 import torch
 
+from foretoken.errors import ConfigError
 from foretoken.training import checkpoints
 from foretoken.training.corpus import load_corpus
 
@@ -28,7 +29,8 @@ class CardInput:
     notes: tuple[str, ...] = ()
 
 
-def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def table_of(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """A Markdown table."""
     lines = [heads, tuple("---" for _ in heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -50,10 +52,11 @@ def loss_curve(history: list[Record], columns: dict[str, str]) -> str:
         )
         for r in thin(history)
     ]
-    return _table(("step", "tokens", "minutes", *columns.values()), rows)
+    return table_of(("step", "tokens", "minutes", *columns.values()), rows)
 
 
-def _data_section() -> str:
+def data_section() -> str:
+    """What the runs of this interpreter read, and what they hold out."""
     corpus = load_corpus()
     library = [file for file in corpus.training if not file.is_test]
     tests = [file for file in corpus.training if file.is_test]
@@ -75,26 +78,30 @@ The sources are under the PSF License. None of their text is stored in this proj
 trained on so little text can repeat passages of it."""
 
 
-def _state(run: Path) -> dict[str, Any]:
+def newest_state(run: Path) -> dict[str, Any]:
+    """The newest checkpoint of a run's folder. Raises ConfigError where there is none."""
     state = checkpoints.load_newest(run)
-    assert state is not None, ("no checkpoint in", run)
+    if state is None:
+        raise ConfigError("run folder", str(run), "a folder that holds step-*.pt checkpoints")
     return state
 
 
-def _versions() -> str:
+def versions() -> str:
+    """Of what made the numbers."""
     return (
         f"Python {platform.python_version()}, torch {torch.__version__}, "
         f"tokenizers {tokenizers.__version__}"
     )
 
 
-def _notes(notes: tuple[str, ...]) -> str:
+def notes_of(notes: tuple[str, ...]) -> str:
+    """Lines on how the run was done, as a list."""
     return "".join(f"- {note}\n" for note in notes)
 
 
 def target_card(card: CardInput) -> str:
     """The card of `demo`, as Markdown."""
-    progress, measured = _state(card.run)["progress"], card.measured
+    progress, measured = newest_state(card.run)["progress"], card.measured
     bits = measured["target_bits_per_byte"]
     columns = {
         "loss": "training loss",
@@ -108,7 +115,7 @@ def target_card(card: CardInput) -> str:
         ("repeated 4-grams, greedy, 128 new tokens", f"{measured['repeated_4grams_greedy']:.1%}"),
         ("repeated 4-grams, temperature 0.8", f"{measured['repeated_4grams_at_0.8']:.1%}"),
     ]
-    table = _table(("what", "value"), rows)
+    table = table_of(("what", "value"), rows)
     return f"""# Model card: demo
 
 A Llama-architecture language model of Python source code, 10.98 M parameters in bfloat16 (22 MB):
@@ -117,14 +124,14 @@ tokens, tied embeddings, 2048 positions. It exists so that speculative decoding 
 tested offline: deep and narrow, so that one of its steps costs many steps of its draft. It is a
 demonstration, not an assistant: its text has the look of Python, and seldom more.
 
-{_data_section()}
+{data_section()}
 
 ## Training
 
 `foretoken train lm demo`, {progress["step"]} steps, {progress["tokens"] / 1e6:.1f} M tokens seen,
-{progress["seconds"] / 60:.0f} minutes on two shared CPU cores. {_versions()}. Muon for the
+{progress["seconds"] / 60:.0f} minutes on two shared CPU cores. {versions()}. Muon for the
 matrices, AdamW for the rest; warm-up, constant rate, linear decay.
-{_notes(card.notes)}
+{notes_of(card.notes)}
 {curve}
 
 ## Measured on the held-out modules
@@ -140,7 +147,7 @@ data took part. License of the weights: Apache-2.0, as the project.
 
 def draft_card(card: CardInput) -> str:
     """The card of `demo-draft`, as Markdown."""
-    progress, measured = _state(card.run)["progress"], card.measured
+    progress, measured = newest_state(card.run)["progress"], card.measured
     plain, edits, cost = measured["functions"], measured["edits"], measured["step_milliseconds"]
     columns = {
         "loss": "divergence",
@@ -153,23 +160,23 @@ def draft_card(card: CardInput) -> str:
         ("tokens a step, k = 5", f"{plain['length']:.2f}", f"{edits['length']:.2f}"),
         ("1 - TV at temperature 0.8", f"{plain['overlap']:.3f}", f"{edits['overlap']:.3f}"),
     ]
-    table = _table(("what", "functions to complete", "code to edit"), rows)
+    table = table_of(("what", "functions to complete", "code to edit"), rows)
     return f"""# Model card: demo-draft
 
 The draft model of `demo`: the same vocabulary and widths, one layer, 1.93 M parameters in bfloat16
 (3.9 MB). It started from the target's embedding, last norm and last layer, and was distilled from
 the target's full distributions.
 
-{_data_section()}
+{data_section()}
 
 ## Training
 
 `foretoken train draft demo-draft --target DEMO`, {progress["step"]} steps,
 {progress["tokens"] / 1e6:.1f} M tokens, {progress["seconds"] / 60:.0f} minutes on two shared CPU
-cores. {_versions()}. The loss is half forward KL divergence and half total variation. About half of
+cores. {versions()}. The loss is half forward KL divergence and half total variation. About half of
 the rows are the target's own samples (greedy, temperature 0.8 and 1.0), the others its training
 text.
-{_notes(card.notes)}
+{notes_of(card.notes)}
 {loss_curve(progress["history"], columns)}
 
 ## Measured against `demo` on prompts from the held-out modules

@@ -2,8 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+import torch
+
+from foretoken.errors import ConfigError
 from foretoken.training import checkpoints
 from foretoken.training.card import CardInput, draft_card, target_card, thin
+from foretoken.training.heads.card import head_card
 
 PART = {"agreement": 0.61, "length": 2.71, "overlap": 0.582}
 MEASURED = {
@@ -37,3 +42,35 @@ def test_thin_keeps_the_last() -> None:
     kept = thin(records)
     assert len(kept) <= 12 and kept[-1] == records[-1]
     assert thin(records[:3]) == records[:3]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mlp", "medusa", "parallel"])
+def test_cards_of_heads(tmp_path: Path, kind: str) -> None:
+    record = {**RECORD, "depth_1": 0.712, "depth_2": 0.533}
+    progress = {"step": 100, "tokens": 819200, "seconds": 240.0, "history": [record]}
+    head = {"kind": kind, "depth": 2, "depth_decay": 0.8}
+    state = {"progress": progress, "kind": kind, "head": head, "model": {"w": torch.zeros(1000, 9)}}
+    checkpoints.save(tmp_path, 100, state)
+    found = {"by_position": [0.61, 0.42], "lengths": [1.61, 2.03], "num_verifications": 50}
+    costs = [
+        {"drafts": k, "total_s": 0.004, "drafting_s": 0.001, "verifying_s": 0.003} for k in range(3)
+    ]
+    measured = {"acceptance": {"0": found}, "costs": costs, "speedups": {"0": [1.31, 1.52]}}
+    card = head_card(CardInput(run=tmp_path, measured=measured, notes=("short",)), f"demo-{kind}")
+    command = "pard" if kind == "parallel" else kind
+    for piece in (
+        f"# Model card: demo-{kind}",
+        f"train {command} demo-{kind}",
+        "| 0 | 2.03 | 0.61 0.42 |",
+        "| 2 | 4.00 | 1.00 | 1.52 |",
+        "0.712 | 0.533",
+        "- short",
+        "`textwrap.py`",
+        "0.01 M parameters",
+    ):
+        assert piece in card, piece
+
+
+def test_a_card_needs_a_run_of_a_head(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="run folder"):
+        head_card(CardInput(run=tmp_path, measured={}), "x")

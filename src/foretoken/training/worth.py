@@ -1,0 +1,180 @@
+"""What a drafter is worth: acceptance in the engine, cost of its steps, and what follows.
+
+Owns the measurements of `foretoken train eval`. Any drafter with weights is measured, heads and
+models alike, through the engine that serves it. The simulated speed-up of k drafts is
+(1 + S_1 + ... + S_k) * cost(0) / cost(k): S_j is the share of verifications that accept j drafts or
+more, cost(k) the median time of a decoding step of one sequence with k drafts, drafting included.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from foretoken.assembly import build_engine
+from foretoken.config import EngineConfig
+from foretoken.engine import Engine
+from foretoken.errors import ConfigError
+from foretoken.training.answers import answer_all, watch_steps
+from foretoken.types import CompletionOutput, SamplingParams, Speculation
+
+MOST_DRAFTS = 8
+COST_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPlan:
+    """What is run.
+
+    Raises:
+        ConfigError: nothing would be run.
+    """
+
+    temperatures: tuple[float, ...] = (0.0, 0.4, 0.8, 1.0)
+    max_tokens: int = 128
+    cost_repeats: int = 3
+    max_num_seqs: int = 8
+
+    def __post_init__(self) -> None:
+        """Check that there is something to run."""
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise ConfigError("temperatures", self.temperatures, "one or more numbers >= 0")
+        if self.max_tokens < 2:
+            raise ConfigError("max_tokens", self.max_tokens, "an integer >= 2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """Over all verifications with a draft."""
+
+    by_position: tuple[float, ...]
+    """Share of the drafts at each position that were accepted, all before them included."""
+    lengths: tuple[float, ...]
+    """Tokens a verification with 1, 2, ... drafts, the recovered or bonus token included."""
+    num_verifications: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """One decoding step of one sequence; medians in seconds."""
+
+    drafts: int
+    total_s: float
+    drafting_s: float
+    verifying_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """All that was measured."""
+
+    acceptance: dict[str, Acceptance]
+    """By temperature."""
+    costs: tuple[StepCost, ...]
+    """Of 0, 1, 2, ... drafts."""
+    speedups: dict[str, tuple[float, ...]]
+    """By temperature: simulated, for 1, 2, ... drafts, against the same engine with none."""
+
+    def as_record(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def open_pair(target: str, drafter: str, method: str | None, plan: EvalPlan) -> Engine:
+    """The target with the drafter, asked for as many drafts as are measured.
+
+    Raises:
+        ConfigError, ModelError: as the engine does.
+    """
+    speculative = {"model": drafter, "num_speculative_tokens": MOST_DRAFTS}
+    if method is not None:
+        speculative["method"] = method
+    config = EngineConfig.from_kwargs(
+        model=target,
+        speculative_config=speculative,
+        max_num_seqs=plan.max_num_seqs,
+        enable_prefix_caching=False,
+    )
+    return build_engine(config)
+
+
+def measure_worth(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    plan: EvalPlan,
+    report: Callable[[str], None] = lambda line: None,
+) -> Worth:
+    """Acceptance at every temperature, then the cost of steps, on prompts of token ids."""
+    if not prompts:
+        raise ConfigError("prompts", 0, "at least one prompt")
+    found = {}
+    for temperature in plan.temperatures:
+        params = SamplingParams(
+            temperature=temperature, max_tokens=plan.max_tokens, ignore_eos=True, detokenize=False
+        )
+        found[f"{temperature:g}"] = kept = accepted(answer_all(engine, prompts, params))
+        report(f"temperature {temperature:g}: {kept.lengths[-1]:.2f} tokens a verification")
+    most = max(len(kept.by_position) for kept in found.values())
+    costs = step_costs(engine, prompts[0], most, plan.cost_repeats)
+    speedups = {name: simulate(kept, costs) for name, kept in found.items()}
+    return Worth(acceptance=found, costs=costs, speedups=speedups)
+
+
+def accepted(outputs: Iterable[CompletionOutput]) -> Acceptance:
+    """Acceptance over all verifications of finished outputs; at its longest drafts' positions."""
+    pairs: list[tuple[int, int]] = []
+    for output in outputs:
+        metrics = output.metrics
+        assert metrics is not None, "a finished output without metrics"
+        pairs += zip(metrics.drafted_per_step, metrics.accepted_per_step, strict=True)
+    pairs = [(drafted, kept) for drafted, kept in pairs if drafted]
+    shares, lengths = [], [1.0]
+    for position in range(max((drafted for drafted, _ in pairs), default=0)):
+        reached = [kept for drafted, kept in pairs if drafted > position]
+        shares.append(sum(kept > position for kept in reached) / len(reached))
+        lengths.append(lengths[-1] + shares[-1])
+    return Acceptance(
+        by_position=tuple(shares),
+        lengths=tuple(lengths[1:]) or (1.0,),
+        num_verifications=len(pairs),
+    )
+
+
+def step_costs(
+    engine: Engine, prompt: Sequence[int], most: int, repeats: int
+) -> tuple[StepCost, ...]:
+    """Medians over the decoding steps of one sequence with 0..most drafts, in turns."""
+    kept: dict[int, list[tuple[float, float, float]]] = {k: [] for k in range(most + 1)}
+    steps = watch_steps(engine)
+    for _ in range(repeats):
+        for k in range(most + 1):
+            steps.clear()
+            params = SamplingParams(
+                temperature=0.0,
+                max_tokens=COST_TOKENS,
+                ignore_eos=True,
+                detokenize=False,
+                speculation=Speculation(enabled=k > 0, num_speculative_tokens=k),
+            )
+            answer_all(engine, [prompt], params)
+            kept[k] += [
+                (s.total_s, s.drafting_s, s.verifying_s)
+                for s in steps[2:]
+                if s.num_draft_tokens == k and s.num_prefilled == 0
+            ]
+    rows = ((k, [statistics.median(column) for column in zip(*v, strict=True)])
+            for k, v in kept.items() if v)  # fmt: skip
+    return tuple(
+        StepCost(drafts=k, total_s=row[0], drafting_s=row[1], verifying_s=row[2]) for k, row in rows
+    )
+
+
+def simulate(found: Acceptance, costs: Sequence[StepCost]) -> tuple[float, ...]:
+    """Speed-up of 1, 2, ... drafts over none."""
+    by_count = {cost.drafts: cost.total_s for cost in costs}
+    assert 0 in by_count, "plain steps were not measured"
+    return tuple(
+        length * by_count[0] / by_count[k]
+        for k, length in enumerate(found.lengths, start=1)
+        if k in by_count
+    )
