@@ -92,8 +92,8 @@ class SpeculativeConfig:
     """Which of several drafters serves a sequence: `first`: the first in the list that has a
     draft; `best`: the one that promises most accepted tokens per second, as measured."""
     choices: Sequence[Sequence[int]] | None = None
-    """Draft a tree of this shape instead of a chain (draft_model): paths of ranks, each with its
-    beginnings, such as [[0], [0, 0], [1]]; num_speculative_tokens is their number."""
+    """Draft a tree of this shape instead of a chain (draft_model and heads): paths of ranks, each
+    with its beginnings, such as [[0], [0, 0], [1]]; num_speculative_tokens is their number."""
     prompt_lookup_max: int = drafting.LOOKUP_MAX
     """Longest n-gram looked up (ngram)."""
     prompt_lookup_min: int = drafting.LOOKUP_MIN

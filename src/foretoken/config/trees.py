@@ -11,6 +11,7 @@ from foretoken.config.keys import is_int, require
 
 _WHERE = "speculative_config."
 _MOST_NODES = 128
+_METHODS = ("draft_model", "eagle", "eagle3", "mlp", "medusa")
 
 
 def read_choices(given: Any) -> tuple[tuple[int, ...], ...]:
@@ -44,7 +45,7 @@ def check_choices(
     """The paths of `choices`, if they fit the rest.
 
     Args:
-        method: only a draft_model drafts static trees.
+        method: look-ups and users' classes draft no trees of a given shape.
         choices: as given.
         num_drafts: must be their number.
         of_chains: settings that only chains have; they must not be set.
@@ -52,7 +53,8 @@ def check_choices(
     Raises:
         ConfigError: something does not fit.
     """
-    require(_WHERE + "choices", choices, method == "draft_model", "nothing but for a draft_model")
+    allowed = f"nothing but for {', '.join(_METHODS)}"
+    require(_WHERE + "choices", choices, method in _METHODS, allowed)
     found = read_choices(choices)
     for name, value in of_chains.items():
         require(_WHERE + name, value, not value, "nothing: choices are a tree")

@@ -18,7 +18,6 @@ from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.tensors import ModelInput, SpanLayout
 from foretoken.ops.activation import COMPILED
-from foretoken.ops.attention import SpanWindow
 from foretoken.ops.attention.compiled import AttentionPlan, Call, CompiledAttention
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.ops.rows import TYPES
@@ -124,7 +123,7 @@ class CompiledLayers:
         if store is not self._store:
             self._store = store
             self._stores[:] = [layer.data_ptr() for layer in store.layers]
-        spans = [SpanWindow(s.start, s.num_tokens, s.page_table, s.paths) for s in layouts]
+        spans = [layout.window for layout in layouts]
         plans = [_attention(kind).layout(spans) for kind in self._kinds]
         kinds = (_StepKind * len(plans))()
         for made, kind, plan in zip(kinds, self._kinds, plans, strict=True):

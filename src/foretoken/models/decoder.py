@@ -18,7 +18,6 @@ from foretoken.models.base import Model
 from foretoken.models.compiled import CompiledLayers
 from foretoken.models.rollout import GreedyRollout
 from foretoken.models.tensors import ModelInput, SpanLayout
-from foretoken.ops.attention import SpanWindow
 from foretoken.ops.linear import Linear
 from foretoken.shape import ModelShape
 
@@ -62,7 +61,7 @@ class Decoder(Model):
         self, x_TD: Tensor, inputs: ModelInput, store: KVStore, features: FeatureStore | None
     ) -> Tensor:
         """The residual stream after the last layer, part by part."""
-        spans = [SpanWindow(s.start, s.num_tokens, s.page_table, s.paths) for s in inputs.spans]
+        spans = [layout.window for layout in inputs.spans]
         steps = [
             StepState(
                 rotation=kind.rotary.at(inputs.positions_T),

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.ops.attention.base import SpanWindow
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanLayout:
@@ -22,6 +24,19 @@ class SpanLayout:
     paths: tuple[tuple[int, ...], ...] | None = None
     """Of a tree of drafts, as in `SpanWindow`: keys and values lie in the order of the span, but
     a token stands at start + its depth. None: a chain."""
+    known: int = 0
+    """Tokens of the tree that were run before and lie between `start` and these; paths count them
+    too. Of a chain: 0."""
+
+    @property
+    def first(self) -> int:
+        """Place of the first token."""
+        return self.start + self.known
+
+    @property
+    def window(self) -> SpanWindow:
+        """What attention needs to know."""
+        return SpanWindow(self.start, self.num_tokens, self.page_table, self.paths, self.known)
 
     @property
     def positions(self) -> Sequence[int]:

@@ -21,7 +21,7 @@ from foretoken.models.foreign_modules import fill, swap_activations
 from foretoken.models.loader import Checkpoint
 from foretoken.models.tensors import ModelInput, SpanLayout
 from foretoken.models.weights import linear_of
-from foretoken.ops.attention import Geometry, SpanWindow, choose_attention
+from foretoken.ops.attention import Geometry, choose_attention
 from foretoken.ops.linear import RowProbe
 from foretoken.shape import ModelShape
 
@@ -62,7 +62,7 @@ class TransformersModel(Model):
     ) -> Tensor:
         """Run a step; see `Model`."""
         follow_threads(torch.get_num_threads())
-        spans = [SpanWindow(s.start, s.num_tokens, s.page_table, s.paths) for s in inputs.spans]
+        spans = [layout.window for layout in inputs.spans]
         self._bridge.begin(spans, inputs.slots_T, store)
         try:
             out = self._base(

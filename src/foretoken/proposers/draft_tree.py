@@ -1,4 +1,4 @@
-"""A draft model that drafts a static tree, level by level.
+"""A draft model that drafts trees, level by level.
 
 Each pass feeds all nodes so far that have children, each on its own branch, and takes the logits
 of the newest level. Passes are as many as for a chain of the tree's depth; where reading the
@@ -6,7 +6,7 @@ weights is what costs, so is their time. The draft's keys and values after a ste
 first branch, as far as it has children; an accepted branch beside it is fed again.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -15,62 +15,56 @@ from torch import Tensor
 from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.draft_model import DraftModelProposer, LastLogits
-from foretoken.proposers.static_tree import GrowingTree, StaticTree
-from foretoken.runtime.batch import Span
-from foretoken.runtime.branching import Candidates, Fork, choose_candidates
-from foretoken.runtime.rows import Rows
+from foretoken.proposers.levels import SpanTree, TreeShape, TreeSteps, draft_trees, planted, spread
 from foretoken.runtime.sampler import DraftSampler
 
 
-@dataclass(frozen=True, slots=True)
-class _Tree:
-    """One span, its tree, and what its nodes were drawn from."""
+@final
+class _ModelSteps(TreeSteps):
+    """Feeds what is missing, then inner nodes again and again."""
 
-    span: Span
-    grown: GrowingTree
-    probs: dict[int, Tensor]
+    def __init__(
+        self, chain: DraftModelProposer, runner: LastLogits, trees: Sequence[SpanTree]
+    ) -> None:
+        self._chain, self._runner, self._trees = chain, runner, trees
 
-    def forks(self) -> list[Fork]:
-        """The frontier's nodes as places to be filled."""
-        found = []
-        for node in self.grown.frontier:
-            path = tuple(self.grown.tokens[n] for n in self.grown.path(node))
-            row = Rows(sequence=self.span.sequence, drafts=path, first=len(path))
-            found.append(Fork(row, self.grown.count(node), node + 1))
-        return found
+    def first(self) -> Tensor:
+        return self._chain.catch_up([tree.span for tree in self._trees])
 
-    def grow(self, chosen: list[Candidates]) -> None:
-        """Fill the frontier's places."""
-        by_node = dict(zip(list(self.grown.frontier), chosen, strict=True))
-        for node, parent, rank in self.grown.grow({n: c.ids for n, c in by_node.items()}):
-            probs_CV = by_node[parent].probs_CV
-            if probs_CV is not None:
-                self.probs[node] = probs_CV[rank]
+    def after(self, trees: Sequence[SpanTree]) -> Tensor:
+        layouts, ids = [], []
+        rows: list[int] = []
+        at = 0
+        for tree in trees:
+            growth, inner = tree.growth, tree.growth.inner
+            place = {node: i for i, node in enumerate(inner)}
+            layouts.append(
+                SpanLayout(
+                    start=tree.span.sequence.num_tokens,
+                    num_tokens=len(inner),
+                    page_table=tree.span.sequence.page_table,
+                    paths=tuple(tuple(place[n] for n in growth.path(node)) for node in inner),
+                )
+            )
+            ids.append([growth.tokens[node] for node in inner])
+            rows.extend(at + place[node] for node in growth.frontier)
+            at += len(inner)
+        return self._runner.logits_at(layouts, ids, rows)
 
-    def layout(self) -> tuple[SpanLayout, list[int], list[int]]:
-        """Where the nodes to be fed lie, their tokens, and which of them are the frontier."""
-        inner, start = self.grown.inner, self.span.sequence.num_tokens
-        place = {node: i for i, node in enumerate(inner)}
-        paths = tuple(tuple(place[n] for n in self.grown.path(node)) for node in inner)
-        table = self.span.sequence.page_table
-        layout = SpanLayout(start=start, num_tokens=len(inner), page_table=table, paths=paths)
-        tokens = [self.grown.tokens[node] for node in inner]
-        return layout, tokens, [place[node] for node in self.grown.frontier]
 
-    def first_branch(self) -> list[int]:
-        """Tokens of the first branch."""
-        found: list[int] = []
-        while len(found) in self.grown.tokens and self._follows(len(found)):
-            found.append(self.grown.tokens[len(found)])
-        return found
-
-    def _follows(self, node: int) -> bool:
-        return self.grown.shape.parents[node] == node - 1
+def _first_branch(tree: SpanTree) -> list[int]:
+    """Tokens of the first branch that were fed, at the places that a chain has."""
+    found: list[int] = []
+    for place, node in enumerate(tree.growth.inner):
+        if len(tree.growth.path(node)) != place + 1:
+            break
+        found.append(tree.growth.tokens[node])
+    return found
 
 
 @final
 class TreeDraftProposer(Proposer):
-    """Drafts trees of one shape with a model that shares the target's page tables."""
+    """Drafts trees with a model that shares the target's page tables."""
 
     name = "draft_model"
 
@@ -79,7 +73,7 @@ class TreeDraftProposer(Proposer):
         chain: DraftModelProposer,
         runner: LastLogits,
         sampler: DraftSampler,
-        shape: StaticTree,
+        shape: TreeShape,
     ) -> None:
         """Draft trees of `shape`.
 
@@ -87,7 +81,7 @@ class TreeDraftProposer(Proposer):
             chain: keeps the book of the draft's KV and feeds committed tokens.
             runner: the model that it runs.
             sampler: how it chooses tokens.
-            shape: of a whole tree; a smaller budget takes its first nodes.
+            shape: of the trees.
         """
         self._chain = chain
         self._runner = runner
@@ -98,54 +92,15 @@ class TreeDraftProposer(Proposer):
     def propose(self, context: Context) -> Draft:
         """Trees for the spans that want one."""
         wanted = [i for i in context.wanted if self._chain.fits(context.spans[i])]
-        count = len(context.spans)
         if not wanted:
-            return Draft(ids=((),) * count, drafter=self.name)
-        trees = {i: self._rooted(context.spans[i]) for i in wanted}
-        self._fill(list(trees.values()))
-        ids: list[tuple[int, ...]] = [()] * count
-        parents: list[tuple[int, ...] | None] = [None] * count
-        probs: list[Tensor] = []
-        for i, tree in trees.items():
-            ids[i], parents[i], nodes = tree.grown.finish()
-            probs.extend(tree.probs[node] for node in nodes if node in tree.probs)
-            branch = tree.first_branch()
-            fed = [node for node in tree.grown.inner if node < len(branch)]
-            self._chain.remember(tree.span.sequence, [*branch[: len(fed)], -1])
-        probs_KV = torch.stack(probs) if probs else None
-        return Draft(ids=tuple(ids), parents=tuple(parents), probs_KV=probs_KV, drafter=self.name)
+            return Draft.empty(len(context.spans))
+        trees = planted(self._shape, [context.spans[i] for i in wanted])
+        steps = _ModelSteps(self._chain, self._runner, trees)
+        found = draft_trees(steps, self._sampler, trees)
+        for tree in trees:
+            self._chain.remember(tree.span.sequence, [*_first_branch(tree), -1])
+        return spread(found, wanted, len(context.spans), self.name)
 
     def release(self, request_id: str) -> None:
         """Forget how far a request's draft KV reached."""
         self._chain.release(request_id)
-
-    def _rooted(self, span: Span) -> _Tree:
-        return _Tree(span, GrowingTree(self._shape, span.draft_budget), {})
-
-    def _fill(self, trees: list[_Tree]) -> None:
-        """Draft all levels of all trees."""
-        draws = any(self._sampler.draws(tree.span.sequence.request.params) for tree in trees)
-        logits_FV = self._chain.catch_up([tree.span for tree in trees])
-        while trees:
-            forks = [tree.forks() for tree in trees]
-            flat = [fork for some in forks for fork in some]
-            found = choose_candidates(self._sampler, logits_FV, flat, with_probs=draws)
-            for tree, some in zip(trees, forks, strict=True):
-                tree.grow(found[: len(some)])
-                found = found[len(some) :]
-            trees = [tree for tree in trees if tree.grown.frontier]
-            if trees:
-                logits_FV = self._after(trees)
-
-    def _after(self, trees: list[_Tree]) -> Tensor:
-        """Logits after every node of the frontiers, tree after tree."""
-        layouts, ids = [], []
-        rows: list[int] = []
-        at = 0
-        for tree in trees:
-            layout, tokens, wanted = tree.layout()
-            layouts.append(layout)
-            ids.append(tokens)
-            rows.extend(at + place for place in wanted)
-            at += len(tokens)
-        return self._runner.logits_at(layouts, ids, rows)

@@ -20,6 +20,8 @@ from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.head_runner import HeadRunner
+from foretoken.proposers.head_trees import DepthSteps, EagleTreeSteps
+from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
 from foretoken.proposers.progress import DraftLimits, DraftProgress, feed_ahead
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sampler import DraftSampler
@@ -56,7 +58,7 @@ class _Feed:
 
 
 class EagleProposer(Proposer):
-    """Drafts chains with an EAGLE head."""
+    """Drafts with an EAGLE head."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class EagleProposer(Proposer):
         progress: DraftProgress,
         *,
         mask_token_id: int | None = None,
+        shape: TreeShape | None = None,
         limits: DraftLimits,
     ) -> None:
         """Draft with `runner`.
@@ -76,6 +79,7 @@ class EagleProposer(Proposer):
             sampler: turns logits into tokens and, under rejection, distributions.
             progress: the book of the head's keys and values, in slots.
             mask_token_id: of a parallel head (P-EAGLE); None: one token a pass.
+            shape: of trees; None: chains.
             limits: of sequences and passes; the head's context also counts.
         """
         self.name = name
@@ -83,6 +87,7 @@ class EagleProposer(Proposer):
         self._sampler = sampler
         self._progress = progress
         self._mask = mask_token_id
+        self._shape = shape
         self._max_model_len = min(limits.max_model_len, runner.max_positions)
         self._max_tokens = limits.max_num_batched_tokens
 
@@ -94,11 +99,18 @@ class EagleProposer(Proposer):
             return Draft.empty(len(context.spans))
         spans = [context.spans[i] for i in wanted]
         starts = self._feed_all_but_last_pass(spans)
+        if self._shape is not None:
+            trees = planted(self._shape, spans)
+            found = draft_trees(self._tree_steps(spans, starts), self._sampler, trees)
+            for span in spans:
+                self._progress.record(span.sequence, span.sequence.num_tokens - 1)
+            return spread(found, wanted, len(context.spans), self.name)
         steps: ChainSteps
         if self._mask is None:
             steps = _RecurrentSteps(self._runner, spans, starts)
         else:
-            steps = _ParallelSteps(self._runner, spans, starts, self._mask)
+            counts = [span.draft_budget for span in spans]
+            steps = _ParallelSteps(self._runner, spans, starts, (self._mask, counts))
         drafted = draft_chain(steps, self._sampler, spans)
         for span in spans:
             self._progress.record(span.sequence, span.sequence.num_tokens - 1)
@@ -108,6 +120,15 @@ class EagleProposer(Proposer):
         """Forget how far a request's slots reached."""
         self._progress.release(request_id)
         self._sampler.release(request_id)
+
+    def _tree_steps(self, spans: list[Span], starts: list[int]) -> TreeSteps:
+        assert self._shape is not None, "asked for trees"
+        if self._mask is None:
+            chain = _RecurrentSteps(self._runner, spans, starts)
+            return EagleTreeSteps(self._runner, spans, chain.feed)
+        counts = [min(span.draft_budget, self._shape.depth) for span in spans]
+        steps = _ParallelSteps(self._runner, spans, starts, (self._mask, counts))
+        return DepthSteps(steps.at, len(spans))
 
     def _fits(self, span: Span) -> bool:
         return span.sequence.num_tokens + span.draft_budget <= self._max_model_len
@@ -144,12 +165,16 @@ class _RecurrentSteps(ChainSteps):
         self._rows = list(range(len(spans)))
         self._output_BD: Tensor | None = None
 
-    def first(self) -> Tensor:
+    def feed(self) -> Tensor:
+        """The outputs at the newest true slot of each span, [B, D]."""
         ends = [span.sequence.num_tokens - 1 for span in self._spans]
         feed = _Feed.of(self._spans, self._starts, ends)
         hidden_TD = self._runner.mixed_features(feed.layouts)
         outputs_TD = self._runner.forward(feed.layouts, feed.tokens, hidden_TD)
-        self._output_BD = outputs_TD[feed.last_rows]
+        return outputs_TD[feed.last_rows]
+
+    def first(self) -> Tensor:
+        self._output_BD = self.feed()
         return self._runner.logits(self._output_BD)
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
@@ -174,9 +199,14 @@ class _ParallelSteps(ChainSteps):
     """One pass over the true features and a mask slot for every further draft."""
 
     def __init__(
-        self, runner: HeadRunner, spans: list[Span], starts: list[int], mask_token_id: int
+        self,
+        runner: HeadRunner,
+        spans: list[Span],
+        starts: list[int],
+        masks: tuple[int, Sequence[int]],
     ) -> None:
-        net = runner.net
+        """Run `masks`: the token, and how many drafts each span is to have."""
+        net, (mask_token_id, counts) = runner.net, masks
         assert isinstance(net, Eagle3), "only EAGLE-3 networks have a mask"
         ends = [span.sequence.num_tokens - 1 for span in spans]
         known = _Feed.of(spans, starts, ends)
@@ -184,9 +214,8 @@ class _ParallelSteps(ChainSteps):
         masked_1D = net.mix(net.mask_hidden.flatten(0, 1))
         layouts, tokens, parts, self._rows = [], [], [], list[int]()
         at = row = 0
-        for span, layout, hidden_TD in zip(spans, known.layouts, true_TD, strict=True):
-            extra = span.draft_budget - 1
-            count = layout.num_tokens
+        for drafts, layout, hidden_TD in zip(counts, known.layouts, true_TD, strict=True):
+            extra, count = drafts - 1, layout.num_tokens
             layouts.append(
                 SpanLayout(
                     start=layout.start, num_tokens=count + extra, page_table=layout.page_table
@@ -205,3 +234,7 @@ class _ParallelSteps(ChainSteps):
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
         rows = [self._rows[i] + len(tokens) for i, tokens in zip(active, drafted, strict=True)]
         return self._runner.logits(self._outputs_TD[rows])
+
+    def at(self, spans: list[int], depth: int) -> Tensor:
+        """Logits after `depth` drafts of some spans, whatever those are."""
+        return self._runner.logits(self._outputs_TD[[self._rows[i] + depth for i in spans]])

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from torch import Tensor
+
 from foretoken.checkpoint import find_model
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import ConfigError
@@ -22,8 +24,19 @@ from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.eagle import EagleProposer
 from foretoken.proposers.head_runner import HeadRunner
+from foretoken.proposers.head_trees import DepthSteps, MLPTreeSteps
+from foretoken.proposers.levels import TreeShape, TreeSteps
 from foretoken.proposers.progress import DraftLimits, DraftProgress
-from foretoken.proposers.stateless import MedusaSteps, MLPSteps, StatelessProposer
+from foretoken.proposers.stateless import (
+    MakeSteps,
+    MakeTreeSteps,
+    MedusaSteps,
+    MLPSteps,
+    StatelessProposer,
+    Trees,
+)
+from foretoken.proposers.static_tree import StaticTree
+from foretoken.runtime.batch import Span
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import DraftSampler
 from foretoken.runtime.verifier import Verifier
@@ -104,23 +117,18 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
         around.verifier.sampler, around.verifier.rule, config.draft_sample_method
     )
     view = FeatureView(features, found.head.points)
-    if isinstance(net, MLPSpeculator):
+    shape = tree_shape(config)
+    if isinstance(net, MLPSpeculator | Medusa):
+        steps, tree_steps, most = _stateless_steps(net, target)
+        _check_depth(shape, most)
         return StatelessProposer(
             config.method,
-            partial(MLPSteps, net),
+            steps,
             features=view,
             page_size=target.page_size,
             sampler=sampler,
-            max_drafts=net.shape.n_predict,
-        )
-    if isinstance(net, Medusa):
-        return StatelessProposer(
-            config.method,
-            partial(MedusaSteps, net, target.model.logits),
-            features=view,
-            page_size=target.page_size,
-            sampler=sampler,
-            max_drafts=net.shape.medusa_num_heads,
+            max_drafts=most,
+            trees=None if shape is None else Trees(shape, tree_steps),
         )
     assert isinstance(net, Eagle | Eagle3), type(net)
     net.use_embedding(like)
@@ -139,7 +147,33 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
         sampler,
         DraftProgress(around.pool.generation, target.page_size),
         mask_token_id=found.head.mask_token_id,
+        shape=shape,
         limits=DraftLimits(
             max_model_len=limit, max_num_batched_tokens=around.max_num_batched_tokens
         ),
     )
+
+
+def tree_shape(config: SpeculativeConfig) -> TreeShape | None:
+    """The shape of the trees that a drafter is to draft; None: chains."""
+    return None if config.choices is None else StaticTree.of(config.choices)
+
+
+def _stateless_steps(
+    net: MLPSpeculator | Medusa, target: Runner
+) -> tuple[MakeSteps, MakeTreeSteps, int]:
+    """How such a head drafts chains and trees, and how deep."""
+    if isinstance(net, MLPSpeculator):
+        return partial(MLPSteps, net), partial(MLPTreeSteps, net), net.shape.n_predict
+    chains = partial(MedusaSteps, net, target.model.logits)
+
+    def trees(hidden_BD: Tensor, spans: list[Span]) -> TreeSteps:
+        return DepthSteps(chains(hidden_BD, spans).at, len(spans))
+
+    return chains, trees, net.shape.medusa_num_heads
+
+
+def _check_depth(shape: TreeShape | None, most: int) -> None:
+    if shape is not None and shape.depth > most:
+        allowed = f"paths of at most {most} ranks: the head drafts no further"
+        raise ConfigError("speculative_config.choices", f"a depth of {shape.depth}", allowed)

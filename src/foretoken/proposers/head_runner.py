@@ -16,7 +16,7 @@ from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore, write
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.tensors import SpanLayout
-from foretoken.ops.attention import Geometry, SpanWindow, choose_attention
+from foretoken.ops.attention import Geometry, choose_attention
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.logits import NEVER
 from foretoken.runtime.runner import positions_of, slots_of
@@ -91,9 +91,7 @@ class HeadRunner:
         """
         total = sum(layout.num_tokens for layout in layouts)
         assert total == len(token_ids) == hidden_TD.shape[0], (total, len(token_ids))
-        attend = self._attention.plan(
-            [SpanWindow(s.start, s.num_tokens, s.page_table) for s in layouts]
-        )
+        attend = self._attention.plan([layout.window for layout in layouts])
         slots_T = slots_of(layouts, self.page_size, self.device)
         attends = [self._paged(layer_SKh, slots_T, attend) for layer_SKh in self._store.layers]
         tokens_T = torch.tensor(token_ids, device=self.device)

@@ -1,10 +1,11 @@
 """Drafters that need one hidden state of the target and keep nothing: MLP speculator and Medusa.
 
 The state is that of the newest computed token, read from the feature store; rollback, preemption
-and prefix hits therefore need no care. Both draft chains.
+and prefix hits therefore need no care.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,11 +16,22 @@ from foretoken.kv.features import FeatureView
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sampler import DraftSampler
 
 MakeSteps = Callable[[Tensor, list[Span]], ChainSteps]
 """(hidden states of the newest computed tokens [B, D], spans) -> the steps of one draft."""
+MakeTreeSteps = Callable[[Tensor, list[Span]], TreeSteps]
+"""The same for trees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """How a head drafts trees."""
+
+    shape: TreeShape
+    steps: MakeTreeSteps
 
 
 class StatelessProposer(Proposer):
@@ -34,14 +46,17 @@ class StatelessProposer(Proposer):
         page_size: int,
         sampler: DraftSampler,
         max_drafts: int,
+        trees: Trees | None = None,
     ) -> None:
-        """Draft at most `max_drafts` tokens with what `steps` makes of the hidden states."""
+        """Draft at most `max_drafts` tokens with what `steps` makes of the hidden states; with
+        `trees`, none of which may be deeper, draft those instead."""
         self.name = name
         self._steps = steps
         self._features = features
         self._page_size = page_size
         self._sampler = sampler
         self._max_drafts = max_drafts
+        self._trees = trees
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
@@ -49,11 +64,17 @@ class StatelessProposer(Proposer):
         wanted = context.wanted
         if not wanted:
             return Draft.empty(len(context.spans))
-        spans = [context.spans[i].clipped(self._max_drafts) for i in wanted]
+        spans = [context.spans[i] for i in wanted]
         slots_B = torch.tensor(
             [self._newest_slot(span) for span in spans], device=self._features.slots_SF.device
         )
-        steps = self._steps(self._features.read(slots_B), spans)
+        hidden_BD = self._features.read(slots_B)
+        if self._trees is not None:
+            trees = planted(self._trees.shape, spans)
+            found = draft_trees(self._trees.steps(hidden_BD, spans), self._sampler, trees)
+            return spread(found, wanted, len(context.spans), self.name)
+        spans = [span.clipped(self._max_drafts) for span in spans]
+        steps = self._steps(hidden_BD, spans)
         drafted = draft_chain(steps, self._sampler, spans)
         return drafted.spread(wanted, len(context.spans), self.name)
 
@@ -105,8 +126,9 @@ class MedusaSteps(ChainSteps):
         hidden_BD: Tensor,
         spans: list[Span],
     ) -> None:
-        """Run as many heads as the longest budget."""
-        count = max(span.draft_budget for span in spans)
+        """Run as many heads as the longest budget, or all of them."""
+        longest = max(span.draft_budget for span in spans)
+        count = min(longest, net.shape.medusa_num_heads)
         states_BKD = net.states(hidden_BD, count)
         if net.shape.share_head:
             logits_KV = target_logits(states_BKD.flatten(0, 1))
@@ -120,4 +142,8 @@ class MedusaSteps(ChainSteps):
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
         """Of the next head."""
-        return self._logits_BKV[active, len(drafted[0])]
+        return self.at(active, len(drafted[0]))
+
+    def at(self, spans: list[int], depth: int) -> Tensor:
+        """Of the head for drafts at this depth."""
+        return self._logits_BKV[spans, depth]

@@ -9,13 +9,19 @@ are a tree.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import Self, final
+
+from torch import Tensor
+
+from foretoken.proposers.levels import Grown, Growth, TreeShape
+from foretoken.runtime.branching import Candidates
 
 Choices = tuple[tuple[int, ...], ...]
 
 
+@final
 @dataclass(frozen=True, slots=True)
-class StaticTree:
+class StaticTree(TreeShape):
     """Nodes by index."""
 
     parents: tuple[int, ...]
@@ -38,9 +44,22 @@ class StaticTree:
         """Drafts of a whole tree."""
         return len(self.parents)
 
+    @property
+    def depth(self) -> int:
+        """Of the longest path."""
+        return max(len(self.path(node)) for node in range(self.num_nodes))
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root's child down to `node`."""
+        return _path(self.parents, node)
+
     def forks(self, budget: int) -> dict[int, list[int]]:
         """Children of every node (-1: the root) that has some, among the first `budget` nodes."""
         return _forks(self.parents[:budget])
+
+    def start(self, budget: int) -> "StaticGrowth":
+        """The first `budget` nodes of the shape."""
+        return StaticGrowth(self, budget)
 
 
 @lru_cache(maxsize=256)
@@ -51,59 +70,57 @@ def _forks(parents: tuple[int, ...]) -> dict[int, list[int]]:
     return found
 
 
-class GrowingTree:
-    """One span's tree while it is drafted, level by level."""
+@lru_cache(maxsize=1024)
+def _path(parents: tuple[int, ...], node: int) -> tuple[int, ...]:
+    return (*_path(parents, parents[node]), node) if node >= 0 else ()
+
+
+@final
+class StaticGrowth(Growth):
+    """A tree of a static shape; nodes without a candidate, and what is below, are left out."""
 
     def __init__(self, shape: StaticTree, budget: int) -> None:
         """Nothing but the root, for the first `budget` nodes of `shape`."""
         self.shape = shape
+        self.fixed = False
         self.tokens: dict[int, int] = {}
-        """By node of the shape; nodes without a candidate, and what is below, are left out."""
         self.frontier = [-1]
-        """Nodes of the newest level that have children in the shape; the root at first."""
         self._forks = shape.forks(budget)
+        self._probs: dict[int, Tensor] = {}
 
     @property
     def inner(self) -> list[int]:
-        """Drafted nodes that may have children, in order: their logits are wanted."""
+        """In order of index."""
         return [node for node in sorted(self.tokens) if node in self._forks]
 
     def count(self, node: int) -> int:
-        """How many candidates a node needs."""
-        return max(self.shape.ranks[child] for child in self.children(node)) + 1
-
-    def children(self, node: int) -> list[int]:
-        """The node's children in the shape."""
-        return self._forks[node]
+        """Up to the highest rank among the node's children."""
+        return max(self.shape.ranks[child] for child in self._forks[node]) + 1
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root's child down to `node`."""
-        found: list[int] = []
-        while node >= 0:
-            found.append(node)
-            node = self.shape.parents[node]
-        return tuple(reversed(found))
+        """In the shape."""
+        return self.shape.path(node)
 
-    def grow(self, chosen: dict[int, tuple[int, ...]]) -> list[tuple[int, int, int]]:
-        """Add a level: candidates of each node of the frontier.
-
-        Returns:
-            (node, its parent, its rank) of every node that was added.
-        """
+    def grow(self, chosen: Sequence[Candidates]) -> None:
+        """Fill the children of the frontier, as far as there are candidates."""
         added = []
-        for parent, ids in chosen.items():
-            for child in self.children(parent):
+        for parent, found in zip(self.frontier, chosen, strict=True):
+            for child in self._forks[parent]:
                 rank = self.shape.ranks[child]
-                if rank < len(ids):
-                    self.tokens[child] = ids[rank]
-                    added.append((child, parent, rank))
-        self.frontier = sorted(child for child, _, _ in added if child in self._forks)
-        return added
+                if rank < len(found.ids):
+                    self.tokens[child] = found.ids[rank]
+                    added.append(child)
+                    if found.probs_CV is not None:
+                        self._probs[child] = found.probs_CV[rank]
+        self.frontier = sorted(child for child in added if child in self._forks)
 
-    def finish(self) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
-        """Ids and parents as in `Draft`, and the nodes of the shape that they are."""
+    def finish(self) -> Grown:
+        """The nodes that were filled, in order of index."""
         nodes = sorted(self.tokens)
         place = {node: i for i, node in enumerate(nodes)}
         place[-1] = -1
-        parents = tuple(place[self.shape.parents[node]] for node in nodes)
-        return tuple(self.tokens[node] for node in nodes), parents, nodes
+        return Grown(
+            ids=tuple(self.tokens[node] for node in nodes),
+            parents=tuple(place[self.shape.parents[node]] for node in nodes),
+            probs=[self._probs[node] for node in nodes if node in self._probs],
+        )

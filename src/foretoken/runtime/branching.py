@@ -28,6 +28,8 @@ class Fork:
     count: int
     number: int
     """Which node of its tree it is; places drawn for one verification have noise of their own."""
+    fixed: bool = False
+    """Whether candidates that would be drawn are the most probable instead."""
 
 
 @dataclass(frozen=True, slots=True)

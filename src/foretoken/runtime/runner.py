@@ -187,12 +187,12 @@ def slots_of(layouts: Sequence[SpanLayout], page_size: int, device: torch.device
     """Where the spans' keys and values go; a slice for one span in neighbouring slots."""
     if len(layouts) == 1:
         layout = layouts[0]
-        first = layout.start // page_size
-        last = (layout.start + layout.num_tokens - 1) // page_size
+        first = layout.first // page_size
+        last = (layout.first + layout.num_tokens - 1) // page_size
         pages = layout.page_table[first : last + 1]
         page = contiguous_start(pages, len(pages))
         if page is not None:
-            slot = page * page_size + layout.start % page_size
+            slot = page * page_size + layout.first % page_size
             return slice(slot, slot + layout.num_tokens)
     slots = chain.from_iterable(_runs(layout, page_size) for layout in layouts)
     every = list(chain.from_iterable(slots))
@@ -201,7 +201,7 @@ def slots_of(layouts: Sequence[SpanLayout], page_size: int, device: torch.device
 
 def _runs(layout: SpanLayout, size: int) -> Iterator[range]:
     """The slots of a span, one run per page."""
-    at, end = layout.start, layout.start + layout.num_tokens
+    at, end = layout.first, layout.first + layout.num_tokens
     while at < end:
         stop = min(end, (at // size + 1) * size)
         first = layout.page_table[at // size] * size + at % size

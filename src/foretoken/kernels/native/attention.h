@@ -13,7 +13,8 @@
 // A span with `paths` is a tree. A row's path is its depth (0 for a child of the committed text),
 // then the indices within the span of its ancestors in order of depth, itself last. It stands at
 // start + depth, and its keys from `start` on are those of its path, each at start + its depth: the
-// bits it would have if its path alone were run as a chain.
+// bits it would have if its path alone were run as a chain. Rows may come after `known` tokens of
+// the tree whose keys are already in the store; indices then count those too.
 #ifndef FORETOKEN_ATTENTION_H
 #define FORETOKEN_ATTENTION_H
 
@@ -32,7 +33,8 @@ typedef struct {
     int32_t num_rows;
     int32_t start;  // position of its first row
     int32_t pages;  // index into the page numbers of its page table's first entry
-    int32_t paths;  // index of its tree paths, [num_rows, num_rows + 1]; -1: a chain
+    int32_t paths;  // index of its tree paths, [num_rows, known + num_rows + 1]; -1: a chain
+    int32_t known;  // tokens of the tree before its rows; a chain has none
 } ft_span;
 
 typedef struct {

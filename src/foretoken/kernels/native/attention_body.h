@@ -121,7 +121,7 @@ static void lay_out(work *w, float *scratch) {
 // ---- Positions --------------------------------------------------------------------------
 
 static inline const int32_t *path_of(const work *w, int row) {
-    return w->call->paths + w->span->paths + (int64_t)row * (w->span->num_rows + 1);
+    return w->call->paths + w->span->paths + (int64_t)row * (w->span->known + w->span->num_rows + 1);
 }
 
 static inline int position(const work *w, int row) {

@@ -49,7 +49,8 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class SpanWindow:
-    """One span: its tokens are stored at places [start, start + num_tokens) of these pages."""
+    """One span: its tokens are stored at places [start, start + num_tokens) of these pages, behind
+    what is already known of a tree."""
 
     start: int
     num_tokens: int
@@ -58,11 +59,14 @@ class SpanWindow:
     """Of a tree of drafts: for each token the indices in the span of its ancestors in order of
     depth, itself last. It stands at start + its depth and sees, of the span, its path only; keys
     are still stored in the order of the span. None: a chain, token i at start + i."""
+    known: int = 0
+    """Tokens of the tree that stand before these in the store, and in the indices of paths: token i
+    is stored at place start + known + i. Of a chain: 0."""
 
     @property
     def end(self) -> int:
         """Positions that the last token sees."""
-        return self.start + self.num_tokens
+        return self.start + self.known + self.num_tokens
 
 
 class Attention(ABC):

@@ -111,10 +111,11 @@ class CompiledAttention(Attention):
         at = most_units = 0
         for span in spans:
             tree = len(paths) if span.paths is not None else -1
-            rows.extend((at, span.num_tokens, span.start, len(pages), tree))
+            rows.extend((at, span.num_tokens, span.start, len(pages), tree, span.known))
             pages.extend(span.page_table)
             for path in span.paths or ():
-                paths.extend((len(path) - 1, *path, *(0,) * (span.num_tokens - len(path))))
+                filling = span.known + span.num_tokens - len(path)
+                paths.extend((len(path) - 1, *path, *(0,) * filling))
             at += span.num_tokens
             most_units += span.num_tokens
         capacity = most_units * self._geometry.num_kv_heads

@@ -1,0 +1,152 @@
+"""Drafting trees level by level: the loop that all drafters of trees share.
+
+A drafter gives logits after the nodes of the newest level, this loop fills their places with
+candidates. Knows nothing of where logits come from, nor of how a tree takes its shape: that is
+the affair of its `Growth`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.models.tensors import Draft
+from foretoken.runtime.batch import Span
+from foretoken.runtime.branching import Candidates, Fork, choose_candidates
+from foretoken.runtime.rows import Rows
+from foretoken.runtime.sampler import DraftSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A finished tree, as in `Draft`."""
+
+    ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    probs: list[Tensor]
+    """What each token was drawn from, [V]; empty: they are fixed."""
+
+
+class Growth(ABC):
+    """One span's tree while it is drafted; node -1 is the newest committed token.
+
+    Invariant: whether a drawn token stays depends only on what was known before it was drawn.
+    """
+
+    tokens: dict[int, int]
+    """By node."""
+    frontier: list[int]
+    """Nodes of the newest level that are to have children, in order; the root at first."""
+    fixed: bool
+    """Whether candidates must be the best ones even where the rule could weigh drawn ones."""
+
+    @property
+    @abstractmethod
+    def inner(self) -> list[int]:
+        """Drafted nodes that have children or are to have some, the first branch first."""
+
+    @abstractmethod
+    def count(self, node: int) -> int:
+        """How many candidates a node of the frontier needs."""
+
+    @abstractmethod
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root's child down to `node`."""
+
+    @abstractmethod
+    def grow(self, chosen: Sequence[Candidates]) -> None:
+        """Add a level: candidates of each node of the frontier, in its order."""
+
+    @abstractmethod
+    def finish(self) -> Grown:
+        """The tree that is to be checked, first branches first."""
+
+
+class TreeShape(ABC):
+    """How trees of a drafter take their shape."""
+
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """Most drafts on a branch."""
+
+    @abstractmethod
+    def start(self, budget: int) -> Growth:
+        """A tree of at most `budget` nodes, with nothing but its root."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanTree:
+    """One span and its tree."""
+
+    index: int
+    """Its place among the trees of the call."""
+    span: Span
+    growth: Growth
+
+    def parent(self, node: int) -> int:
+        """The node that `node` comes after."""
+        path = self.growth.path(node)
+        return path[-2] if len(path) > 1 else -1
+
+    def forks(self) -> list[Fork]:
+        """The frontier's nodes as places to be filled."""
+        found = []
+        for node in self.growth.frontier:
+            path = tuple(self.growth.tokens[n] for n in self.growth.path(node))
+            row = Rows(sequence=self.span.sequence, drafts=path, first=len(path))
+            found.append(Fork(row, self.growth.count(node), node + 1, self.growth.fixed))
+        return found
+
+
+class TreeSteps(ABC):
+    """What makes the logits of one call of `draft_trees`."""
+
+    @abstractmethod
+    def first(self) -> Tensor:
+        """float32 logits after the newest token of every span, [B, V]."""
+
+    @abstractmethod
+    def after(self, trees: Sequence[SpanTree]) -> Tensor:
+        """float32 logits after every node of the frontiers, tree after tree, [F, V].
+
+        Args:
+            trees: those that go on, in order; each among those of the call before.
+        """
+
+
+def draft_trees(steps: TreeSteps, sampler: DraftSampler, trees: Sequence[SpanTree]) -> list[Grown]:
+    """Draft all levels of all trees; distributions of all trees if any has some."""
+    draws = any(
+        sampler.draws(tree.span.sequence.request.params) and not tree.growth.fixed for tree in trees
+    )
+    logits_FV, growing = steps.first(), list(trees)
+    while True:
+        forks = [tree.forks() for tree in growing]
+        flat = [fork for some in forks for fork in some]
+        found = choose_candidates(sampler, logits_FV, flat, with_probs=draws)
+        for tree, some in zip(growing, forks, strict=True):
+            tree.growth.grow(found[: len(some)])
+            found = found[len(some) :]
+        growing = [tree for tree in growing if tree.growth.frontier]
+        if not growing:
+            return [tree.growth.finish() for tree in trees]
+        logits_FV = steps.after(growing)
+
+
+def planted(shape: TreeShape, spans: Sequence[Span]) -> list[SpanTree]:
+    """A tree of this shape for each span, with nothing but its root."""
+    return [SpanTree(i, span, shape.start(span.draft_budget)) for i, span in enumerate(spans)]
+
+
+def spread(found: Sequence[Grown], places: Sequence[int], count: int, drafter: str) -> Draft:
+    """As the drafts of a step of `count` spans: these at `places`, none elsewhere."""
+    ids: list[tuple[int, ...]] = [()] * count
+    parents: list[tuple[int, ...] | None] = [None] * count
+    for place, grown in zip(places, found, strict=True):
+        ids[place], parents[place] = grown.ids, grown.parents
+    probs = [row for grown in found for row in grown.probs]
+    probs_KV = torch.stack(probs) if probs else None
+    return Draft(ids=tuple(ids), parents=tuple(parents), probs_KV=probs_KV, drafter=drafter)

@@ -1,0 +1,129 @@
+"""Trees of heads: the same tokens as plain decoding, and every node what a chain would draft."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken import LLM, SamplingParams
+from foretoken.errors import ConfigError
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context
+from foretoken.proposers.eagle import EagleProposer, _ParallelSteps, _RecurrentSteps
+from foretoken.proposers.stateless import StatelessProposer
+from foretoken.runtime.batch import Span
+from foretoken.runtime.tree import tree_of
+from tests.e2e.heads import HEADS, write_head
+from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+
+CHOICES = [[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [1, 0, 0], [2]]
+NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa")
+COUNT, TOKENS = 6, 24
+SETTINGS: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("head-trees")
+    return {name: write_head(root / name, name, draft) for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
+    """Plain decoding, one request at a time, once per parameter set."""
+    known: dict[str, list[Result]] = {}
+    with LLM(str(model), **SETTINGS, **PRESSURES["one at a time"]) as llm:
+
+        def results(name: str) -> list[Result]:
+            if name not in known:
+                known[name] = run(llm, name)
+            return known[name]
+
+        yield results
+
+
+def run(llm: LLM, name: str) -> list[Result]:
+    return generate(llm, make_prompts(COUNT, 3), {"max_tokens": TOKENS, **PARAMETERS[name]})
+
+
+def open_head(model: Path, folder: Path, name: str, **keys: Any) -> LLM:
+    pressure = keys.pop("pressure", {})
+    config = {"method": HEADS[name]["method"], "model": str(folder), **keys}
+    return LLM(str(model), speculative_config=config, **SETTINGS, **pressure)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trees_change_no_token(
+    name: str, model: Path, folders: dict[str, Path], plain: Callable[[str], list[Result]]
+) -> None:
+    keys = {"choices": CHOICES, "pressure": {**PRESSURES["shortage"], "max_num_seqs": 4}}
+    with open_head(model, folders[name], name, **keys) as llm:
+        for parameters in ("greedy", "filters", "several"):
+            assert run(llm, parameters) == plain(parameters), parameters
+    keys = {"choices": CHOICES, "draft_sample_method": "greedy"}
+    with open_head(model, folders[name], name, **keys) as llm:
+        assert run(llm, "penalties") == plain("penalties")
+
+
+def chain_logits(
+    proposer: EagleProposer | StatelessProposer, span: Span, drafted: list[int]
+) -> Tensor:
+    """What the head's own chain gives after these drafts, [V]."""
+    steps: Any
+    if isinstance(proposer, EagleProposer):
+        start = max(0, span.sequence.num_tokens - 2)
+        if proposer._mask is None:
+            steps = _RecurrentSteps(proposer._runner, [span], [start])
+        else:
+            masks = (proposer._mask, [len(drafted) + 1])
+            steps = _ParallelSteps(proposer._runner, [span], [start], masks)
+    else:
+        slot = torch.tensor([proposer._newest_slot(span)])
+        steps = proposer._steps(proposer._features.read(slot), [span])
+    logits = steps.first()
+    for count in range(1, len(drafted) + 1):
+        logits = steps.after([0], [drafted[:count]])
+    return logits[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_node_is_what_the_chain_would_draft(
+    name: str, model: Path, folders: dict[str, Path]
+) -> None:
+    """Down every branch: the node is the chain's candidate of its rank after the same drafts."""
+    with open_head(model, folders[name], name, choices=CHOICES) as llm:
+        drafters: Any = llm._engine.parts.proposer
+        [member] = drafters.members.values()
+        propose, compared = member.proposer.propose, []
+
+        def audited(context: Context) -> Draft:
+            found: Draft = propose(context)
+            for span, ids, parents in zip(
+                context.spans, found.ids, found.parents or (), strict=True
+            ):
+                if not ids:
+                    continue
+                tree = tree_of(parents or ())
+                for node, path in enumerate(tree.paths):
+                    before = [ids[i] for i in path[:-1]]
+                    siblings = tree.children[path[-2] + 1 if before else 0]
+                    with torch.inference_mode():
+                        logits_V = chain_logits(member.proposer, span, before)
+                    best = logits_V.topk(len(siblings)).indices
+                    assert ids[node] == int(best[siblings.index(node)]), (path, ids)
+                compared.append(len(ids))
+            return found
+
+        member.proposer.propose = audited
+        params = SamplingParams(max_tokens=18, temperature=0.0, detokenize=False)
+        llm.generate(make_prompts(2, 5), params, use_tqdm=False)
+    assert sum(compared) > 60
+
+
+def test_a_tree_deeper_than_the_head_is_refused(model: Path, folders: dict[str, Path]) -> None:
+    deep = [[0] * n for n in range(1, 5)]
+    with pytest.raises(ConfigError, match="at most 3"):
+        open_head(model, folders["mlp"], "mlp", choices=deep)
