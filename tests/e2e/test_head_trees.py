@@ -86,7 +86,8 @@ def chain_logits(
     logits = steps.first()
     for count in range(1, len(drafted) + 1):
         logits = steps.after([0], [drafted[:count]])
-    return logits[0]
+    last: Tensor = logits[0]
+    return last
 
 
 @pytest.mark.parametrize("name", NAMES)
