@@ -57,6 +57,16 @@ class _Feed:
         return rows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleManner:
+    """What is drafted, and how."""
+
+    mask_token_id: int | None = None
+    """Of a parallel head (P-EAGLE); None: one token a pass."""
+    shape: TreeShape | None = None
+    """Of trees; None: chains."""
+
+
 class EagleProposer(Proposer):
     """Drafts with an EAGLE head."""
 
@@ -67,9 +77,8 @@ class EagleProposer(Proposer):
         sampler: DraftSampler,
         progress: DraftProgress,
         *,
-        mask_token_id: int | None = None,
-        shape: TreeShape | None = None,
         limits: DraftLimits,
+        manner: EagleManner | None = None,
     ) -> None:
         """Draft with `runner`.
 
@@ -78,16 +87,15 @@ class EagleProposer(Proposer):
             runner: the network over its own KV store.
             sampler: turns logits into tokens and, under rejection, distributions.
             progress: the book of the head's keys and values, in slots.
-            mask_token_id: of a parallel head (P-EAGLE); None: one token a pass.
-            shape: of trees; None: chains.
             limits: of sequences and passes; the head's context also counts.
+            manner: default: chains, one token a pass.
         """
         self.name = name
         self._runner = runner
         self._sampler = sampler
         self._progress = progress
-        self._mask = mask_token_id
-        self._shape = shape
+        manner = manner or EagleManner()
+        self._mask, self._shape = manner.mask_token_id, manner.shape
         self._max_model_len = min(limits.max_model_len, runner.max_positions)
         self._max_tokens = limits.max_num_batched_tokens
 

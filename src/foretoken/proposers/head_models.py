@@ -22,18 +22,16 @@ from foretoken.heads.mlp import MLPSpeculator
 from foretoken.kv.features import FeatureView
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.eagle import EagleProposer
+from foretoken.proposers.eagle import EagleManner, EagleProposer
 from foretoken.proposers.head_runner import HeadRunner
 from foretoken.proposers.head_trees import DepthSteps, MLPTreeSteps
 from foretoken.proposers.levels import TreeShape, TreeSteps
 from foretoken.proposers.progress import DraftLimits, DraftProgress
 from foretoken.proposers.stateless import (
-    MakeSteps,
-    MakeTreeSteps,
     MedusaSteps,
     MLPSteps,
+    StatelessManner,
     StatelessProposer,
-    Trees,
 )
 from foretoken.proposers.static_tree import StaticTree
 from foretoken.runtime.batch import Span
@@ -119,16 +117,9 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
     view = FeatureView(features, found.head.points)
     shape = tree_shape(config)
     if isinstance(net, MLPSpeculator | Medusa):
-        steps, tree_steps, most = _stateless_steps(net, target)
-        _check_depth(shape, most)
+        manner = _stateless_manner(net, target, shape)
         return StatelessProposer(
-            config.method,
-            steps,
-            features=view,
-            page_size=target.page_size,
-            sampler=sampler,
-            max_drafts=most,
-            trees=None if shape is None else Trees(shape, tree_steps),
+            config.method, manner, features=view, page_size=target.page_size, sampler=sampler
         )
     assert isinstance(net, Eagle | Eagle3), type(net)
     net.use_embedding(like)
@@ -146,11 +137,10 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
         runner,
         sampler,
         DraftProgress(around.pool.generation, target.page_size),
-        mask_token_id=found.head.mask_token_id,
-        shape=shape,
         limits=DraftLimits(
             max_model_len=limit, max_num_batched_tokens=around.max_num_batched_tokens
         ),
+        manner=EagleManner(mask_token_id=found.head.mask_token_id, shape=shape),
     )
 
 
@@ -159,21 +149,23 @@ def tree_shape(config: SpeculativeConfig) -> TreeShape | None:
     return None if config.choices is None else StaticTree.of(config.choices)
 
 
-def _stateless_steps(
-    net: MLPSpeculator | Medusa, target: Runner
-) -> tuple[MakeSteps, MakeTreeSteps, int]:
-    """How such a head drafts chains and trees, and how deep."""
+def _stateless_manner(
+    net: MLPSpeculator | Medusa, target: Runner, shape: TreeShape | None
+) -> StatelessManner:
+    """How such a head drafts.
+
+    Raises:
+        ConfigError: the trees are deeper than the head.
+    """
+    most = net.shape.n_predict if isinstance(net, MLPSpeculator) else net.shape.medusa_num_heads
+    if shape is not None and shape.depth > most:
+        allowed = f"paths of at most {most} ranks: the head drafts no further"
+        raise ConfigError("speculative_config.choices", f"a depth of {shape.depth}", allowed)
     if isinstance(net, MLPSpeculator):
-        return partial(MLPSteps, net), partial(MLPTreeSteps, net), net.shape.n_predict
+        return StatelessManner(partial(MLPSteps, net), partial(MLPTreeSteps, net), most, shape)
     chains = partial(MedusaSteps, net, target.model.logits)
 
     def trees(hidden_BD: Tensor, spans: list[Span]) -> TreeSteps:
         return DepthSteps(chains(hidden_BD, spans).at, len(spans))
 
-    return chains, trees, net.shape.medusa_num_heads
-
-
-def _check_depth(shape: TreeShape | None, most: int) -> None:
-    if shape is not None and shape.depth > most:
-        allowed = f"paths of at most {most} ranks: the head drafts no further"
-        raise ConfigError("speculative_config.choices", f"a depth of {shape.depth}", allowed)
+    return StatelessManner(chains, trees, most, shape)

@@ -27,11 +27,15 @@ MakeTreeSteps = Callable[[Tensor, list[Span]], TreeSteps]
 
 
 @dataclass(frozen=True, slots=True)
-class Trees:
-    """How a head drafts trees."""
+class StatelessManner:
+    """How a head drafts, and what."""
 
-    shape: TreeShape
-    steps: MakeTreeSteps
+    chains: MakeSteps
+    trees: MakeTreeSteps
+    most: int
+    """Most drafts on a branch."""
+    shape: TreeShape | None = None
+    """Of trees, none of which may be deeper; None: chains."""
 
 
 class StatelessProposer(Proposer):
@@ -40,23 +44,18 @@ class StatelessProposer(Proposer):
     def __init__(
         self,
         name: str,
-        steps: MakeSteps,
+        manner: StatelessManner,
         *,
         features: FeatureView,
         page_size: int,
         sampler: DraftSampler,
-        max_drafts: int,
-        trees: Trees | None = None,
     ) -> None:
-        """Draft at most `max_drafts` tokens with what `steps` makes of the hidden states; with
-        `trees`, none of which may be deeper, draft those instead."""
+        """Draft in this manner from the features of a store with pages of `page_size`."""
         self.name = name
-        self._steps = steps
+        self._manner = manner
         self._features = features
         self._page_size = page_size
         self._sampler = sampler
-        self._max_drafts = max_drafts
-        self._trees = trees
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
@@ -69,12 +68,13 @@ class StatelessProposer(Proposer):
             [self._newest_slot(span) for span in spans], device=self._features.slots_SF.device
         )
         hidden_BD = self._features.read(slots_B)
-        if self._trees is not None:
-            trees = planted(self._trees.shape, spans)
-            found = draft_trees(self._trees.steps(hidden_BD, spans), self._sampler, trees)
+        manner = self._manner
+        if manner.shape is not None:
+            trees = planted(manner.shape, spans)
+            found = draft_trees(manner.trees(hidden_BD, spans), self._sampler, trees)
             return spread(found, wanted, len(context.spans), self.name)
-        spans = [span.clipped(self._max_drafts) for span in spans]
-        steps = self._steps(hidden_BD, spans)
+        spans = [span.clipped(manner.most) for span in spans]
+        steps = manner.chains(hidden_BD, spans)
         drafted = draft_chain(steps, self._sampler, spans)
         return drafted.spread(wanted, len(context.spans), self.name)
 
