@@ -97,7 +97,7 @@ def test_names() -> None:
         ("int5", ConfigError, "None, int8, int4"),
         (8, ConfigError, "None, int8, int4"),
         ("bitsandbytes", NotYetError, "int8 or int4 at load"),
-        ("gptq", NotYetError, "from a 16-bit checkpoint"),
+        ("quip", ConfigError, "None, int8, int4"),
     ],
 )
 def test_other_names(given: object, error: type[ConfigError], said: str) -> None:

@@ -1,6 +1,7 @@
 """`foretoken info`: shape, memory and KV bytes of a model, without loading it. Torch-free."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,10 +26,17 @@ def info(
     if used not in DTYPE_BYTES:
         raise ConfigError("--dtype", dtype, "auto, " + ", ".join(DTYPE_BYTES))
     facts = _facts(shape, used)
+    if shape.stored is not None:
+        facts["quantized"] = shape.stored.describe()
+        facts["weight_bytes"] = sum(file.stat().st_size for file in _weight_files(path))
     if as_json:
         print(json.dumps({"model": model, **facts}))
     else:
         _print(model, facts)
+
+
+def _weight_files(path: Path) -> list[Path]:
+    return [*path.glob("model*.safetensors"), *path.glob("pytorch_model*.bin")]
 
 
 def _facts(shape: ModelShape, dtype: str) -> dict[str, Any]:

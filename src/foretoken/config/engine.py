@@ -59,9 +59,10 @@ class EngineConfig:
     """`auto`, `bfloat16`, `float16` or `float32`. Auto: the checkpoint's 16-bit type where the
     machine multiplies it in hardware, else float32."""
     quantization: str | None = None
-    """`int8` or `int4`: round the weights of a 16-bit checkpoint while loading, as
-    docs/quantization.md says. Activations and KV cache keep the type of `dtype`. A draft model has
-    a setting of its own, in speculative_config."""
+    """`int8` or `int4`: round the weights while loading, as docs/quantization.md says; of a
+    checkpoint that is quantized already, those that it holds as floats. Such a checkpoint needs
+    no setting; naming its format (`gptq`, ...) only checks it. Activations and KV cache keep the
+    type of `dtype`. A draft model has a setting of its own, in speculative_config."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`. Auto: a CUDA device if there is one."""
     seed: int = 0

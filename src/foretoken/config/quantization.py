@@ -28,7 +28,7 @@ def check_draft_quantization(method: str, given: object) -> None:
 
 
 def check_quantization(field: str, given: object) -> None:
-    """Raise unless `given` is None or a name of QUANTIZATIONS.
+    """Raise unless `given` is None, a name of QUANTIZATIONS, or that of a ready-made format.
 
     Raises:
         NotYetError: a format that vLLM reads and Foretoken does not, with what to use instead.
@@ -37,6 +37,4 @@ def check_quantization(field: str, given: object) -> None:
     allowed = "None, " + ", ".join(QUANTIZATIONS)
     if isinstance(given, str) and given in _SUCCESSORS:
         raise NotYetError(field, given, f"{_SUCCESSORS[given]}: {allowed}")
-    if isinstance(given, str) and given in _READY_MADE:
-        raise NotYetError(field, given, f"{allowed}, from a 16-bit checkpoint (not yet read)")
-    require(field, given, given is None or given in QUANTIZATIONS, allowed)
+    require(field, given, given is None or given in (*QUANTIZATIONS, *_READY_MADE), allowed)

@@ -1,6 +1,7 @@
 """Reads a Hugging Face checkpoint strictly: every tensor wanted is there, every one there is used.
 
-Knows names, shapes and files; what the tensors mean is the model file's affair.
+Knows names, shapes and files; what the tensors mean is the model file's affair, and how quantized
+matrices are stored that of `quant.formats`.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from foretoken.errors import CheckpointError
 from foretoken.models.files import open_files
+from foretoken.quant import Weights
+from foretoken.quant.formats import Format
 
 _DERIVED = (".rotary_emb.inv_freq",)
 """Buffers that old checkpoints carry and that follow from the config."""
@@ -22,14 +25,27 @@ _DERIVED = (".rotary_emb.inv_freq",)
 class Checkpoint:
     """The tensors of one folder. Use it in a `with` block and call `finish` at the end."""
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        stored: Format | None = None,
+    ) -> None:
         """Open the files; tensors are converted to `dtype` on `device` as they are taken.
+
+        Args:
+            folder: of the files.
+            dtype: of floating tensors.
+            device: of all.
+            stored: how matrices are quantized; None: they are floats.
 
         Raises:
             CheckpointError: no weights, a missing shard, or a truncated or corrupt file.
             NotYetError: the weights are GGUF files.
         """
-        self._dtype, self.device = dtype, device
+        self._dtype, self.device, self._stored = dtype, device, stored
         self._files: dict[str, Path] = {}
         self._open = open_files(folder)
         for path, handle in self._open.items():
@@ -58,6 +74,42 @@ class Checkpoint:
         Raises:
             CheckpointError: it is missing, misshapen, not of a floating type, or unreadable.
         """
+        return self._checked(name, self.raw(name), shape)
+
+    def matrix(self, module: str, shape: tuple[int, int]) -> Weights:
+        """The weights of the linear layer `module`, quantized as they are stored.
+
+        Raises:
+            CheckpointError: as for `take`, or its tensors do not fit each other.
+        """
+        found = None
+        if self._stored is not None:
+            found = self._stored.matrix(self, module, shape[1])
+        if found is None:
+            return self.take(f"{module}.weight", shape)
+        if isinstance(found, Tensor):
+            return self._checked(module, found, shape)
+        if tuple(found.values_NK.shape) != shape:
+            given = f"{module} {list(found.values_NK.shape)}"
+            raise CheckpointError("tensor shape", given, f"{list(shape)} from config.json")
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self._files
+
+    def raw(self, name: str) -> Tensor:
+        """The tensor as it is stored, on the device; it counts as used.
+
+        Raises:
+            CheckpointError: it is missing or unreadable.
+        """
+        tensor = self.peek(name)
+        self._unused.discard(name)
+        return tensor
+
+    def peek(self, name: str) -> Tensor:
+        """The same, without counting it as used."""
         path = self._files.get(name)
         if path is None:
             allowed = f"a checkpoint with this tensor; {self._folder} has {len(self._files)}"
@@ -66,15 +118,18 @@ class Checkpoint:
             tensor = self._open[path].get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(path.name, name, f"a readable tensor ({error})") from error
+        moved: Tensor = tensor.to(self.device)
+        return moved
+
+    def _checked(self, name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         if tuple(tensor.shape) != tuple(shape):
             given = f"{name} {list(tensor.shape)}"
             raise CheckpointError("tensor shape", given, f"{list(shape)} from config.json")
         if not tensor.is_floating_point():
             given = f"{name} {tensor.dtype}"
-            raise CheckpointError("tensor type", given, "a floating type: not yet quantized")
-        self._unused.discard(name)
-        converted: Tensor = tensor.to(device=self.device, dtype=self._dtype)
-        return converted
+            allowed = "a floating type, or a quantization_config that says what it is"
+            raise CheckpointError("tensor type", given, allowed)
+        return tensor.to(self._dtype)
 
     def names(self) -> list[str]:
         """Every tensor that is there."""

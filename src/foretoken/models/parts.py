@@ -4,7 +4,10 @@ The shape says which parts a family has and model files how theirs are stored; t
 they are fused.
 """
 
-from dataclasses import dataclass
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -20,18 +23,25 @@ from foretoken.models.compiled import compile_layers
 from foretoken.models.decoder import Decoder
 from foretoken.models.loader import Checkpoint
 from foretoken.models.rollout import compile_rollout
-from foretoken.models.weights import linear_of
+from foretoken.models.weights import label_of, linear_of
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry, choose_attention
 from foretoken.ops.linear import Linear, RowProbe
+from foretoken.quant import IntWeights, JoinedLinear, Weights
+from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
 from foretoken.shape import ModelShape
 
+logger = logging.getLogger("foretoken")
 _FUSED = {("q", "k", "v"): "qkv", ("gate", "up"): "gate_up"}
 
 
 def group_major(rows: Tensor, shape: ModelShape) -> Tensor:
-    """Reorder query heads in the first dimension as attention wants them (ops/attention/base)."""
-    heads = (shape.num_key_value_heads, -1, shape.head_dim)
+    """Reorder query heads in the first dimension as attention wants them (ops/attention/base).
+
+    A head may have head_dim rows or any other number.
+    """
+    key_heads = shape.num_key_value_heads
+    heads = (key_heads, shape.num_attention_heads // key_heads, -1)
     reordered: Tensor = rows.unflatten(0, heads).transpose(0, 1).flatten(0, 2)
     return reordered
 
@@ -49,7 +59,7 @@ class Storage:
 class Part(NamedTuple):
     """One projection as stored."""
 
-    weight: Tensor
+    weight: Weights
     bias: Tensor | None
 
 
@@ -62,24 +72,36 @@ class Builder:
     options: LoadOptions
     probe: RowProbe
     storage: Storage = Storage()
+    held: Counter[str] = field(default_factory=Counter)
+    """How the matrices made so far are kept, and how many are."""
 
     def linear(
         self,
-        weight_NK: Tensor,
+        parts: Sequence[Weights],
         bias_N: Tensor | None = None,
         *,
         adds_residual: bool = False,
         wide: bool = False,
     ) -> Linear:
-        """The weights, quantized or packed; as for `make_linear`. Only the head is `wide`."""
-        return linear_of(
-            weight_NK,
-            self.options,
-            probe=self.probe,
-            bias_N=bias_N,
-            adds_residual=adds_residual,
-            wide=wide,
-        )
+        """The parts, one over the other, quantized or packed; as for `make_linear`.
+
+        Only the head is `wide`. Parts that are quantized differently run side by side.
+        """
+        joined, made, at = join_rows(parts), [], 0
+        for weights in joined:
+            rows = weights.shape[0]
+            linear = linear_of(
+                weights,
+                self.options,
+                probe=self.probe,
+                bias_N=None if bias_N is None else bias_N[at : at + rows],
+                adds_residual=adds_residual and len(joined) == 1,
+                wide=wide,
+            )
+            made.append(linear)
+            at += rows
+            self.held[label_of(linear)] += 1
+        return made[0] if len(made) == 1 else JoinedLinear(made)
 
     def norm(self, name: str, width: int) -> RMSNorm:
         """An RMS norm; with an offset its weights are kept in float32."""
@@ -90,28 +112,27 @@ class Builder:
 
     def parts(self, prefix: str, rows: dict[str, int], *, bias: bool) -> list[Part]:
         """Projections of the hidden state, name -> rows, from one stored matrix or several."""
-        weights = self._stored(prefix, rows, "weight", (self.shape.hidden_size,))
+        width, source = self.shape.hidden_size, self.checkpoint
+        if not self.storage.fused:
+            names = [(f"{prefix}.{name}_proj", count) for name, count in rows.items()]
+            weights = [source.matrix(name, (count, width)) for name, count in names]
+            if not bias:
+                return [Part(weight, None) for weight in weights]
+            biases = [source.take(f"{name}.bias", (count,)) for name, count in names]
+            return [Part(*pair) for pair in zip(weights, biases, strict=True)]
+        name, sizes = f"{prefix}.{_FUSED[tuple(rows)]}_proj", list(rows.values())
+        weights = split_rows(source.matrix(name, (sum(sizes), width)), sizes)
         if not bias:
             return [Part(weight, None) for weight in weights]
-        biases = self._stored(prefix, rows, "bias", ())
-        return [Part(*pair) for pair in zip(weights, biases, strict=True)]
-
-    def _stored(
-        self, prefix: str, rows: dict[str, int], suffix: str, width: tuple[int, ...]
-    ) -> list[Tensor]:
-        take = self.checkpoint.take
-        if not self.storage.fused:
-            names = [(f"{prefix}.{name}_proj.{suffix}", count) for name, count in rows.items()]
-            return [take(name, (count, *width)) for name, count in names]
-        name = f"{prefix}.{_FUSED[tuple(rows)]}_proj.{suffix}"
-        return list(take(name, (sum(rows.values()), *width)).split(list(rows.values())))
+        both = source.take(f"{name}.bias", (sum(sizes),)).split(sizes)
+        return [Part(*pair) for pair in zip(weights, both, strict=True)]
 
     def attention(self, prefix: str, layer: int) -> AttentionBlock:
         """q, k, v as one matrix, o, and per-head norms where the family has them."""
         shape = self.shape
         sizes = {"q": shape.query_size, "k": shape.kv_size, "v": shape.kv_size}
         q, k, v = self.parts(prefix, sizes, bias=shape.qkv_bias)
-        weight_ND = torch.cat([group_major(q.weight, shape), k.weight, v.weight])
+        weights = [change_rows(q.weight, self._group_major), k.weight, v.weight]
         bias_N = None
         if q.bias is not None and k.bias is not None and v.bias is not None:
             bias_N = torch.cat([group_major(q.bias, shape), k.bias, v.bias])
@@ -121,9 +142,9 @@ class Builder:
             norms = HeadNorms(*(self.norm(name, shape.head_dim) for name in names))
         out = self._down(f"{prefix}.o_proj", shape.query_size, bias=shape.out_bias)
         return AttentionBlock(
-            qkv=self.linear(weight_ND, bias_N),
+            qkv=self.linear(weights, bias_N),
             out=self.linear(
-                group_major(out.weight.T, shape).T.contiguous(),
+                [self._columns_by_group(out.weight)],
                 out.bias,
                 adds_residual=not shape.sandwich_norms,
             ),
@@ -131,11 +152,27 @@ class Builder:
             norms=norms,
         )
 
+    def _group_major(self, rows: Tensor) -> Tensor:
+        return group_major(rows, self.shape)
+
+    def _columns_by_group(self, weights: Weights) -> Weights:
+        """The output projection for heads in attention's order."""
+        shape = self.shape
+        if shape.num_attention_heads == shape.num_key_value_heads:
+            return weights
+        changed = change_columns(weights, self._group_major, shape.head_dim)
+        if changed is None:
+            assert isinstance(weights, IntWeights), "floats have no groups"
+            floats = weights.dequantized(self.options.dtype)
+            changed = change_columns(floats, self._group_major, shape.head_dim)
+        assert changed is not None, "floats have no groups"
+        return changed
+
     def _down(self, name: str, width: int, *, bias: bool) -> Part:
         """A projection from `width` back to the hidden state."""
-        hidden, take = self.shape.hidden_size, self.checkpoint.take
-        weight = take(f"{name}.weight", (hidden, width))
-        return Part(weight, take(f"{name}.bias", (hidden,)) if bias else None)
+        hidden, source = self.shape.hidden_size, self.checkpoint
+        weight = source.matrix(name, (hidden, width))
+        return Part(weight, source.take(f"{name}.bias", (hidden,)) if bias else None)
 
     def mlp(self, prefix: str) -> GatedMLP:
         """gate and up as one matrix, and down."""
@@ -147,8 +184,8 @@ class Builder:
         down = self._down(f"{prefix}.down_proj", inner, bias=bias)
         adds_residual = not self.shape.sandwich_norms
         return GatedMLP(
-            gate_up=self.linear(torch.cat([gate.weight, up.weight]), bias_N),
-            down=self.linear(down.weight, down.bias, adds_residual=adds_residual),
+            gate_up=self.linear([gate.weight, up.weight], bias_N),
+            down=self.linear([down.weight], down.bias, adds_residual=adds_residual),
             activate=ACTIVATIONS[self.shape.hidden_act],
         )
 
@@ -207,9 +244,9 @@ class Builder:
         embedding_VD = take("model.embed_tokens.weight", table)
         if shape.tie_word_embeddings:
             self.checkpoint.ignore("lm_head.weight")
-            head_VD = embedding_VD
+            head: Weights = embedding_VD
         else:
-            head_VD = take("lm_head.weight", table)
+            head = self.checkpoint.matrix("lm_head", table)
         windows = [shape.window(layer) for layer in range(shape.num_hidden_layers)]
         different = list(dict.fromkeys(windows))
         layers = [self.layer(i, different.index(window)) for i, window in enumerate(windows)]
@@ -217,8 +254,9 @@ class Builder:
         self.checkpoint.finish()
         kinds = tuple(self.kind(window, embedding_VD) for window in different)
         scale = shape.embedding_scale
-        head, compiled = self.linear(head_VD, wide=True), compile_layers(layers, kinds)
-        rollout = compile_rollout(compiled, embedding_VD, norm, head) if scale == 1.0 else None
+        top, compiled = self.linear([head], wide=True), compile_layers(layers, kinds)
+        rollout = compile_rollout(compiled, embedding_VD, norm, top) if scale == 1.0 else None
+        self._log_held()
         return Decoder(
             shape=shape,
             embedding_VD=embedding_VD,
@@ -226,7 +264,17 @@ class Builder:
             kinds=kinds,
             layers=tuple(layers),
             norm=norm,
-            head=head,
+            head=top,
             compiled=compiled,
             rollout=rollout,
         )
+
+    def _log_held(self) -> None:
+        """Say once what a quantized checkpoint became."""
+        stored = self.shape.stored
+        if stored is None:
+            return
+        counts = "; ".join(f"{count} as {label}" for label, count in self.held.most_common())
+        logger.info("%s: matrices are kept %s", stored.describe(), counts)
+        if stored.rounds_activations:
+            logger.warning("%s: activations are not rounded to 8 bits here", stored.describe())

@@ -1,5 +1,6 @@
 """From `model_type` to the file that builds it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,7 +10,9 @@ from foretoken.models.base import LoadOptions, Model
 from foretoken.models.loader import Checkpoint
 from foretoken.models.parts import Builder
 from foretoken.models.transformers_backend import load_foreign
+from foretoken.models.weights import rounding_of
 from foretoken.ops.linear import RowProbe
+from foretoken.quant.formats import format_of
 from foretoken.shape import OWN_MODEL_TYPES, ModelShape
 
 _BUILDERS = {
@@ -31,11 +34,16 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
     Raises:
         UnsupportedModelError: the model type or a feature is not run.
         CheckpointError: tensors are missing, unused, misshapen or unreadable.
+        ConfigError: options.quantization names another format than the checkpoint's.
     """
     shape = ModelShape.from_config(folder)
+    options = replace(options, quantization=rounding_of(options.quantization, shape))
     if not shape.is_own:
         return load_foreign(folder, shape, options)
-    with Checkpoint(folder, dtype=options.dtype, device=options.device) as checkpoint:
+    stored = None if shape.stored is None else format_of(shape.stored)
+    with Checkpoint(
+        folder, dtype=options.dtype, device=options.device, stored=stored
+    ) as checkpoint:
         return _BUILDERS[shape.model_type](
             Builder(shape=shape, checkpoint=checkpoint, options=options, probe=RowProbe())
         )

@@ -2,13 +2,19 @@
 
 from torch import Tensor
 
+from foretoken.config.quantization import QUANTIZATIONS
+from foretoken.errors import ConfigError
+from foretoken.kernels.linear import BFLOAT16, FLOAT32, INT4, INT8
 from foretoken.models.base import LoadOptions
-from foretoken.ops.linear import Linear, RowProbe, make_linear
-from foretoken.quant import quantized_linear, round_weights, scheme_of
+from foretoken.ops.linear import KernelLinear, Linear, RowProbe, make_linear
+from foretoken.quant import IntWeights, Weights, quantized_linear, round_weights, scheme_of
+from foretoken.shape import ModelShape
+
+_NAMES = {FLOAT32: "float32", BFLOAT16: "bfloat16", INT8: "int8", INT4: "int4"}
 
 
 def linear_of(
-    weight_NK: Tensor,
+    weights: Weights,
     options: LoadOptions,
     *,
     probe: RowProbe,
@@ -16,10 +22,10 @@ def linear_of(
     adds_residual: bool = False,
     wide: bool = False,
 ) -> Linear:
-    """Quantize if asked to, and pack.
+    """Quantize if asked to and not done yet, and pack.
 
     Args:
-        weight_NK: in the type of the options.
+        weights: floats in the type of the options, or integers.
         options: of the load.
         probe: used if rows have to keep their bits and the layer does not see to it itself.
         bias_N: added to every row.
@@ -27,17 +33,46 @@ def linear_of(
         wide: the output head, whose results may be float32.
     """
     kept = probe if options.batch_invariant else None
-    if options.quantization is None:
+    if isinstance(weights, Tensor) and options.quantization is None:
         return make_linear(
-            weight_NK, probe=kept, bias_N=bias_N, adds_residual=adds_residual, wide=wide
+            weights, probe=kept, bias_N=bias_N, adds_residual=adds_residual, wide=wide
         )
-    scheme = scheme_of(options.quantization)
-    scheme = scheme.for_head() if wide else scheme.fitted(weight_NK.shape[1])
     return quantized_linear(
-        round_weights(weight_NK, scheme),
-        weight_NK.dtype,
+        weights if isinstance(weights, IntWeights) else _rounded(weights, options, wide=wide),
+        options.dtype,
         probe=kept,
         bias_N=bias_N,
         adds_residual=adds_residual,
         wide=wide,
     )
+
+
+def _rounded(weight_NK: Tensor, options: LoadOptions, *, wide: bool) -> IntWeights:
+    assert options.quantization is not None, "asked to"
+    scheme = scheme_of(options.quantization)
+    return round_weights(
+        weight_NK, scheme.for_head() if wide else scheme.fitted(weight_NK.shape[1])
+    )
+
+
+def rounding_of(quantization: str | None, shape: ModelShape) -> str | None:
+    """How to round matrices that are floats; the name of a ready-made format asks for none.
+
+    Raises:
+        ConfigError: it names another format than the checkpoint's.
+    """
+    if quantization is None or quantization in QUANTIZATIONS:
+        return quantization
+    own = None if shape.stored is None else shape.stored.method
+    if quantization.removesuffix("_marlin") != own:
+        what = "the checkpoint is not quantized" if own is None else f"the checkpoint is {own}"
+        raise ConfigError("quantization", quantization, f"None, int8 or int4: {what}")
+    return None
+
+
+def label_of(linear: Linear) -> str:
+    """How a layer keeps its weights, in words."""
+    if not isinstance(linear, KernelLinear):
+        return "floats without a kernel"
+    packed = linear.packed
+    return f"{_NAMES[packed.weight_type]}" + (f" in groups of {packed.group}" * bool(packed.group))

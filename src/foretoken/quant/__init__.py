@@ -3,8 +3,18 @@
 The kernels' part is `kernels.linear`; everything here is plain PyTorch.
 """
 
+from foretoken.quant.arrange import Weights
+from foretoken.quant.joined import JoinedLinear
 from foretoken.quant.layer import quantized_linear
 from foretoken.quant.rounding import round_weights
 from foretoken.quant.weights import IntWeights, Scheme, scheme_of
 
-__all__ = ["IntWeights", "Scheme", "quantized_linear", "round_weights", "scheme_of"]
+__all__ = [
+    "IntWeights",
+    "JoinedLinear",
+    "Scheme",
+    "Weights",
+    "quantized_linear",
+    "round_weights",
+    "scheme_of",
+]

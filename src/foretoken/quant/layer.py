@@ -1,7 +1,7 @@
 """Linear layers over integer weights: the kernels' where there are any, else dequantized.
 
-Without kernels the weights are dequantized once and stay in the rows' type: the same model up to
-rounding, without the memory saved.
+Without kernels, or where they have no such groups, the weights are dequantized once and stay in
+the rows' type: the same model up to rounding, without the memory saved.
 """
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from foretoken.kernels.library import Library, find_library
 from foretoken.kernels.linear import TYPES, Packed, pack_int4, pack_int8
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe, make_linear
+from foretoken.quant.arrange import for_kernels
 from foretoken.quant.weights import IntWeights
 
 
@@ -24,7 +25,9 @@ def quantized_linear(
 ) -> Linear:
     """The layer of these weights for rows of `dtype`; the rest as for `make_linear`."""
     library = find_library()
-    if library is None or weights.values_NK.device.type != "cpu" or dtype not in TYPES:
+    fitting = for_kernels(weights)
+    on_cpu = weights.values_NK.device.type == "cpu"
+    if library is None or fitting is None or not on_cpu or dtype not in TYPES:
         return make_linear(
             weights.dequantized(dtype),
             probe=probe,
@@ -35,7 +38,7 @@ def quantized_linear(
     library.use_threads(torch.get_num_threads())
     return KernelLinear(
         library,
-        _pack(library, weights),
+        _pack(library, fitting),
         dtype=dtype,
         out_dtype=torch.float32 if wide else None,
         bias_N=bias_N,

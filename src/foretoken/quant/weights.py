@@ -67,6 +67,23 @@ class IntWeights:
         groups = self.scale_NG.shape[1]
         return 0 if groups == 1 else self.values_NK.shape[1] // groups
 
+    def __post_init__(self) -> None:
+        """Check that scales and zero points fit."""
+        outputs, inputs = self.values_NK.shape
+        groups = self.scale_NG.shape
+        assert groups[0] == outputs and inputs % groups[1] == 0, (self.values_NK.shape, groups)
+        assert self.zero_NG is None or self.zero_NG.shape == groups, (self.zero_NG, groups)
+
+    @property
+    def shape(self) -> torch.Size:
+        """[N, K]."""
+        return self.values_NK.shape
+
+    @property
+    def label(self) -> str:
+        """In words: `int4, groups of 128`."""
+        return f"int{self.bits}, " + (f"groups of {self.group}" if self.group else "per output")
+
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The matrix they stand for, computed in float32."""
         values = self.values_NK.float().unflatten(1, (self.scale_NG.shape[1], -1))

@@ -8,5 +8,6 @@ from foretoken.shape.fields import DTYPES
 from foretoken.shape.model import ModelShape
 from foretoken.shape.own import OWN_MODEL_TYPES
 from foretoken.shape.rope import RopeShape
+from foretoken.shape.stored import StoredScheme
 
-__all__ = ["DTYPES", "OWN_MODEL_TYPES", "ModelShape", "RopeShape"]
+__all__ = ["DTYPES", "OWN_MODEL_TYPES", "ModelShape", "RopeShape", "StoredScheme"]

@@ -12,6 +12,7 @@ from typing import Any
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.shape.fields import Config, size
+from foretoken.shape.stored import stored_scheme
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "image_token_id")
@@ -91,8 +92,9 @@ def _refuse(config: Config, kind: object, allowed: str) -> None:
         given = f"{kind}, an encoder-decoder"
         raise UnsupportedModelError("model_type", given, allowed)
     if config.get("quantization_config") is not None:
-        given = config["quantization_config"]
-        raise UnsupportedModelError("quantization_config", given, "none: not yet built")
+        stored_scheme(config)
+        given = f"{kind} with quantization_config"
+        raise UnsupportedModelError("model_type", given, f"{allowed}; not quantized, if the latter")
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     rope_type = rope.get("rope_type") or rope.get("type")
     if rope_type in _CHANGING_ROPES:

@@ -9,6 +9,7 @@ from foretoken.shape.fields import Config, dtype_name, eos_ids, positive, read_j
 from foretoken.shape.foreign import foreign_fields
 from foretoken.shape.own import OWN_MODEL_TYPES, own_fields
 from foretoken.shape.rope import RopeShape
+from foretoken.shape.stored import StoredScheme, stored_scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class ModelShape:
     embedding_scale: float = 1.0
     stored_parameters: int | None = None
     """Counted in the weight files, for models that are run through transformers."""
+    stored: StoredScheme | None = None
+    """How the checkpoint's matrices were quantized before; None: they are floats."""
 
     @classmethod
     def from_config(cls, folder: Path) -> Self:
@@ -70,7 +73,7 @@ class ModelShape:
         more = read_json(generation) if generation.is_file() else {}
         eos = sorted(eos_ids(config) | eos_ids(more))
         if config.get("model_type") in OWN_MODEL_TYPES:
-            fields = {**_sizes(config), **own_fields(config)}
+            fields = {**_sizes(config), **own_fields(config), "stored": stored_scheme(config)}
             positions = fields["rope"].context(fields["max_position_embeddings"])
             fields["max_position_embeddings"] = positions
         else:

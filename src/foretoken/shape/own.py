@@ -25,8 +25,7 @@ def own_fields(config: Config) -> dict[str, Any]:
         UnsupportedModelError: a feature that the family's model file does not run.
         CheckpointError: a field is missing or wrong.
     """
-    neutral = {"quantization_config": (None, "none: not yet built"), "num_experts": (0, "0")}
-    refuse_unless(config, neutral)
+    refuse_unless(config, {"num_experts": (0, "0")})
     return _READERS[config["model_type"]](config)
 
 

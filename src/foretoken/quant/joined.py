@@ -1,0 +1,23 @@
+"""Matrices of different kinds that share their rows: each runs, results lie side by side."""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from foretoken.ops.linear import Linear
+
+
+@final
+class JoinedLinear(Linear):
+    """y = [x A^T, x B^T, ...]; a row's bits are those of the parts."""
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        """Parts in the order of their outputs."""
+        self.parts = tuple(parts)
+
+    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
+        """Run the parts; see `Linear`."""
+        y_TN = torch.cat([part(x_TK) for part in self.parts], 1)
+        return y_TN if residual_TN is None else y_TN.add_(residual_TN)

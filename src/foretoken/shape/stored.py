@@ -1,0 +1,150 @@
+"""How the matrices of a checkpoint were quantized before: what its quantization_config says.
+
+Torch-free. Names of methods are those of Hugging Face configs and of vLLM. What cannot be read is
+refused here by name; sizes of single matrices follow from their tensors (quant/formats).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from foretoken.errors import CheckpointError, UnsupportedModelError
+from foretoken.shape.fields import Config, refuse_unless
+
+READY_MADE = ("compressed-tensors", "gptq", "awq", "fp8", "gguf")
+_INSTEAD = "or the 16-bit checkpoint with quantization='int8' or 'int4'"
+_SCHEMES = ("dense", "int-quantized", "pack-quantized", "float-quantized", "naive-quantized")
+_SCHEMES_ALLOWED = ", ".join((*_SCHEMES[1:], "mixed-precision"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredScheme:
+    """What all or most matrices of a checkpoint are; single ones may be stored otherwise."""
+
+    method: str
+    """One of READY_MADE."""
+    weights: str
+    """In words, such as `int4, groups of 128, asymmetric`."""
+    zeros_less_one: bool = False
+    """GPTQ's first format stores zero points less 1."""
+    block: tuple[int, int] = (128, 128)
+    """fp8 with a scale per block: its outputs and inputs."""
+    rounds_activations: bool = False
+    """Made for activations of 8 bits too; here they keep their type."""
+
+    def describe(self) -> str:
+        """`gptq: int4, groups of 128`."""
+        return f"{self.method}: {self.weights}"
+
+
+def stored_scheme(config: Config) -> StoredScheme | None:
+    """What config.json says about quantized weights; None: they are floats.
+
+    Raises:
+        UnsupportedModelError: a method or variant that is not read; it names what to use instead.
+        CheckpointError: the field is no object.
+    """
+    given = config.get("quantization_config") or config.get("compression_config")
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise CheckpointError("config.json quantization_config", given, "an object")
+    method = given.get("quant_method", "compressed-tensors" if "config_groups" in given else None)
+    if method not in _READERS:
+        allowed = f"{', '.join(_READERS)}, {_INSTEAD}"
+        raise UnsupportedModelError("quantization_config.quant_method", method, allowed)
+    return _READERS[method](given)
+
+
+def _compressed_tensors(given: Config) -> StoredScheme:
+    layout = given.get("format", "dense")
+    if layout not in (*_SCHEMES, "mixed-precision"):
+        allowed = f"{_SCHEMES_ALLOWED}, {_INSTEAD}"
+        raise UnsupportedModelError("quantization_config.format", layout, allowed)
+    for name in ("sparsity_config", "transform_config"):
+        content = given.get(name) or {}
+        if content and content.get("format") != "dense":
+            raise UnsupportedModelError(f"quantization_config.{name}", content, "none")
+    if given.get("kv_cache_scheme") is not None:
+        scheme = given["kv_cache_scheme"]
+        raise UnsupportedModelError("quantization_config.kv_cache_scheme", scheme, "none")
+    found, rounds, block = [], False, _block(None)
+    for group in (given.get("config_groups") or {}).values():
+        weights = group.get("weights")
+        if weights is None:
+            continue
+        if group.get("format", layout) not in (*_SCHEMES, "mixed-precision"):
+            allowed = f"{_SCHEMES_ALLOWED}, {_INSTEAD}"
+            raise UnsupportedModelError("quantization_config.format", group["format"], allowed)
+        rounds |= group.get("input_activations") is not None
+        kind, bits = weights.get("type", "int"), weights.get("num_bits", 8)
+        if (kind, bits) not in (("int", 4), ("int", 8), ("float", 8)):
+            allowed = f"int of 4 or 8 bits, float of 8 bits, {_INSTEAD}"
+            raise UnsupportedModelError("quantization_config weights", f"{kind}{bits}", allowed)
+        if weights.get("strategy") == "block":
+            block = _block(weights.get("block_structure"))
+        name = f"fp{bits}" if kind == "float" else f"int{bits}"
+        group_size = weights.get("group_size") if weights.get("strategy") == "group" else None
+        found.append(_words(name, group_size, symmetric=weights.get("symmetric", True)))
+    words = "; ".join(dict.fromkeys(found)) or "floats"
+    return StoredScheme(
+        method="compressed-tensors", weights=words, block=block, rounds_activations=rounds
+    )
+
+
+def _gptq(given: Config) -> StoredScheme:
+    bits = given.get("bits")
+    if bits not in (4, 8):
+        raise UnsupportedModelError("quantization_config.bits", bits, f"4 or 8, {_INSTEAD}")
+    layout = given.get("checkpoint_format") or "gptq"
+    if layout not in ("gptq", "gptq_v2"):
+        allowed = f"gptq or gptq_v2, {_INSTEAD}"
+        raise UnsupportedModelError("quantization_config.checkpoint_format", layout, allowed)
+    words = _words(f"int{bits}", given.get("group_size"), symmetric=given.get("sym", True))
+    if given.get("desc_act"):
+        words += ", in order of activations"
+    return StoredScheme(method="gptq", weights=words, zeros_less_one=layout == "gptq")
+
+
+def _awq(given: Config) -> StoredScheme:
+    bits = given.get("bits", given.get("w_bit", 4))
+    if bits != 4:
+        raise UnsupportedModelError("quantization_config.bits", bits, f"4, {_INSTEAD}")
+    layout = str(given.get("version") or given.get("format") or "gemm").lower()
+    if layout != "gemm":
+        raise UnsupportedModelError("quantization_config.version", layout, f"gemm, {_INSTEAD}")
+    group = given.get("group_size", given.get("q_group_size"))
+    symmetric = not given.get("zero_point", True)
+    return StoredScheme(method="awq", weights=_words("int4", group, symmetric=symmetric))
+
+
+def _fp8(given: Config) -> StoredScheme:
+    refuse_unless(given, {"fmt": ("e4m3", "e4m3")})
+    rounds = given.get("activation_scheme") is not None
+    block = _block(given.get("weight_block_size"))
+    return StoredScheme(method="fp8", weights="fp8", block=block, rounds_activations=rounds)
+
+
+_READERS: dict[str, Callable[[Config], StoredScheme]] = {
+    "compressed-tensors": _compressed_tensors,
+    "gptq": _gptq,
+    "awq": _awq,
+    "fp8": _fp8,
+}
+
+
+def _block(given: object) -> tuple[int, int]:
+    if given is None:
+        return (128, 128)
+    if not (isinstance(given, list) and len(given) == 2 and all(_whole(side) for side in given)):
+        raise CheckpointError("config.json weight_block_size", given, "two positive integers")
+    return (given[0], given[1])
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _words(name: str, group: object, *, symmetric: bool) -> str:
+    wide = isinstance(group, int) and group > 0
+    parts = [name, f"groups of {group}" if wide else "per output"]
+    return ", ".join(parts if symmetric else [*parts, "asymmetric"])

@@ -1,0 +1,137 @@
+"""Checkpoints that are quantized already, against the floats that they stand for.
+
+The guarded bugs: values, zero points or scales read in another order than they were written; heads
+reordered across groups; a layer whose bits depend on the number of rows.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.models.loader import Checkpoint
+from foretoken.quant.formats import format_of
+from foretoken.shape import ModelShape
+from tests.golden import quantized as q
+from tests.golden.scenario import cut, forward, in_pieces, open_runner, tables
+
+
+def compressed(layout: str, bits: int, **more: Any) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": 32, **more}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+def gptq(bits: int = 4, group: int = 32, **more: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False, **more}
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+FLOAT = {"type": "float", "strategy": "channel"}
+Case = tuple[dict[str, Any], q.Writer, dict[str, Any]]
+CASES: dict[str, Case] = {
+    "gptq 4": (gptq(), q.gptq(), {}),
+    "gptq 4, wide groups over heads": (gptq(group=128), q.gptq(group=128), {}),
+    "gptq 4, per output": (gptq(group=-1), q.gptq(group=0), {}),
+    "gptq 4, asymmetric, head": (gptq(sym=False), q.gptq(symmetric=False), {"head": True}),
+    "gptq 4, second format": (
+        gptq(sym=False, checkpoint_format="gptq_v2"),
+        q.gptq(symmetric=False, v2=True, index=False),
+        {},
+    ),
+    "gptq 4, order of activations": (gptq(desc_act=True), q.gptq(shuffled=True), {}),
+    "gptq 8": (gptq(8, 64), q.gptq(bits=8, group=64), {}),
+    "gptq 8, asymmetric": (gptq(8, sym=False), q.gptq(bits=8, symmetric=False), {}),
+    "gptq 4, groups of 16": (gptq(group=16), q.gptq(group=16), {}),
+    "gptq 4, narrow heads": (gptq(), q.gptq(), {"head_dim": 16}),
+    "awq": (AWQ, q.awq(), {}),
+    "awq, groups of 64": (AWQ, q.awq(group=64), {}),
+    "packed 4": (compressed("pack-quantized", 4), q.packed(), {}),
+    "packed 4, asymmetric": (
+        compressed("pack-quantized", 4, symmetric=False),
+        q.packed(symmetric=False, group=64),
+        {},
+    ),
+    "packed 4, order of activations": (
+        compressed("pack-quantized", 4, actorder="group"),
+        q.packed(shuffled=True),
+        {},
+    ),
+    "packed 8": (compressed("pack-quantized", 8), q.packed(bits=8, group=128), {}),
+    "int8 per output, head": (
+        compressed("int-quantized", 8, strategy="channel"),
+        q.plain_int8(),
+        {"head": True},
+    ),
+    "int8 in groups": (compressed("int-quantized", 8), q.plain_int8(group=64), {}),
+    "int8, asymmetric": (
+        compressed("int-quantized", 8, symmetric=False),
+        q.plain_int8(symmetric=False),
+        {},
+    ),
+    "fp8 per matrix": (compressed("naive-quantized", 8, **FLOAT), q.fp8(per="matrix"), {}),
+    "fp8 per output": (compressed("float-quantized", 8, **FLOAT), q.fp8(per="output"), {}),
+    "fp8 per block": (
+        compressed("float-quantized", 8, type="float", strategy="block", block_structure=[48, 64]),
+        q.fp8(per="block"),
+        {},
+    ),
+    "fp8, blocks, as DeepSeek": (
+        {"quant_method": "fp8", "weight_block_size": [48, 64]},
+        q.fp8(per="block", suffix="weight_scale_inv"),
+        {},
+    ),
+}
+INTEGERS = ("gptq 4, wide groups over heads", "awq", "packed 8", "int8 per output, head")
+
+
+@pytest.fixture(params=CASES)
+def both(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    config, writer, more = CASES[request.param]
+    return q.write_both(tmp_path, config, writer, **more)
+
+
+def test_matrices_are_read_exactly(both: tuple[Path, Path]) -> None:
+    stored = ModelShape.from_config(both[0]).stored
+    assert stored is not None
+    cpu = torch.device("cpu")
+    expected = Checkpoint(both[1], dtype=torch.float32, device=cpu)
+    found = Checkpoint(both[0], dtype=torch.float32, device=cpu, stored=format_of(stored))
+    for name in expected.names():
+        shape = expected.peek(name).shape
+        if len(shape) == 2:
+            weights = found.matrix(name.removesuffix(".weight"), (shape[0], shape[1]))
+            if not isinstance(weights, Tensor):
+                weights = weights.dequantized(torch.float32)
+            assert torch.equal(weights, expected.peek(name)), name
+        else:
+            found.take(name, shape)
+    found.finish()
+
+
+def test_logits_are_those_of_the_floats(both: tuple[Path, Path]) -> None:
+    ids = [1 + 7 * i % 90 for i in range(40)]
+    pages = list(range(20))
+    found = forward(open_runner(both[0]), [(ids, 0, 40, pages)])
+    expected = forward(open_runner(both[1]), [(ids, 0, 40, pages)])
+    assert (found - expected).abs().max() < 2e-3 * expected.std()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", INTEGERS)
+def test_rows_keep_their_bits(tmp_path: Path, case: str, dtype: torch.dtype) -> None:
+    config, writer, more = CASES[case]
+    folder, _ = q.write_both(tmp_path, config, writer, **more)
+    runner = open_runner(folder, dtype=dtype, batch_invariant=True)
+    draw = random.Random(4)
+    ids = [draw.randrange(97) for _ in range(60)]
+    [pages] = tables(draw, [60], together=False)
+    expected = in_pieces(runner, ids, pages, [1] * 60)
+    for choices in ([60], [1, 2, 3, 5], [7, 16, 17]):
+        assert torch.equal(in_pieces(runner, ids, pages, cut(draw, 60, choices)), expected)
