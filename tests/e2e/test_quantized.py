@@ -50,7 +50,7 @@ def test_a_quantized_draft_leaves_the_output_alone(folder: Path) -> None:
     assert tokens(folder, None, dtype="float32", quantization="int4") != plain
 
 
-READY_MADE = {
+READY_MADE: dict[str, tuple[dict[str, Any], ready.Writer]] = {
     "gptq": ({"bits": 4, "group_size": 128, "sym": False}, ready.gptq(group=128, symmetric=False)),
     "awq": ({"bits": 4, "group_size": 32, "zero_point": True}, ready.awq()),
     "fp8": ({"weight_block_size": [48, 64]}, ready.fp8(per="block", suffix="weight_scale_inv")),
