@@ -23,9 +23,15 @@ class Layer:
     mlp: GatedMLP
     after_attention: RMSNorm | None = None
     after_mlp: RMSNorm | None = None
+    beside_norm: RMSNorm | None = None
+    """Of what the first layer of an EAGLE-3 head takes beside the stream; q, k and v are computed
+    from both, side by side. Only compiled layers know it."""
+    from_norm: bool = False
+    """With `beside_norm`: whether the stream goes on from its own norm's output."""
 
     def __call__(self, x_TD: Tensor, layer_SKh: Tensor, step: StepState) -> Tensor:
         """The residual stream after this layer."""
+        assert self.beside_norm is None, "only compiled layers take something beside the stream"
         normed = self.attention_norm(x_TD)
         if self.after_attention is None:
             x_TD = self.attention(normed, x_TD, layer_SKh, step)

@@ -31,8 +31,8 @@ class _Layer(ctypes.Structure):
     _fields_ = [
         *((name, _PTR) for name in ("qkv", "out", "gate_up", "down")),
         *((name, _PTR) for name in ("attention_norm", "mlp_norm", "after_attention", "after_mlp")),
-        *((name, _PTR) for name in ("query_norm", "key_norm")),
-        ("kind", _I64),
+        *((name, _PTR) for name in ("query_norm", "key_norm", "beside_norm")),
+        *((name, _I64) for name in ("from_norm", "kind")),
     ]
 
 
@@ -68,7 +68,7 @@ class _Step(ctypes.Structure):
         *((name, _I64) for name in ("first_slot", "rows")),
         ("kv", _PTR),
         ("kv_stride", _I64),
-        ("kinds", _PTR),
+        *((name, _PTR) for name in ("kinds", "beside")),
     ]
 
 
@@ -99,14 +99,25 @@ class CompiledLayers:
         self._stores = (_PTR * len(layers))()
 
     def run(
-        self, x_TD: Tensor, inputs: ModelInput, store: KVStore, features: FeatureStore | None
+        self,
+        x_TD: Tensor,
+        inputs: ModelInput,
+        store: KVStore,
+        features: FeatureStore | None = None,
+        beside_TD: Tensor | None = None,
     ) -> None:
-        """Turn the embedded tokens into the residual stream after the last layer, in place."""
+        """Turn the embedded tokens into the residual stream after the last layer, in place.
+
+        `beside_TD` is what layers with a `beside_norm` take beside the stream.
+        """
         assert x_TD.is_contiguous() and inputs.positions_T.is_contiguous(), x_TD.stride()
         plan = self.plan_rows(inputs.spans, store)
         step = plan.step
         step.x, step.positions = x_TD.data_ptr(), inputs.positions_T.data_ptr()
         assert step.rows == x_TD.shape[0], (step.rows, x_TD.shape[0])
+        if beside_TD is not None:
+            assert beside_TD.shape == x_TD.shape and beside_TD.is_contiguous(), beside_TD.shape
+            step.beside = beside_TD.data_ptr()
         if isinstance(inputs.slots_T, Tensor):
             step.slots = inputs.slots_T.data_ptr()
         else:
@@ -222,7 +233,8 @@ def _linears(layer: Layer) -> tuple[Linear, ...]:
 
 def _norms(layer: Layer) -> Iterator[RMSNorm]:
     yield from (layer.attention_norm, layer.mlp_norm)
-    yield from (norm for norm in (layer.after_attention, layer.after_mlp) if norm is not None)
+    others = (layer.after_attention, layer.after_mlp, layer.beside_norm)
+    yield from (norm for norm in others if norm is not None)
     if layer.attention.norms is not None:
         yield from (layer.attention.norms.query, layer.attention.norms.key)
 
@@ -241,6 +253,8 @@ def _bind(layer: Layer) -> _Layer:
         after_mlp=address(layer.after_mlp),
         query_norm=None if heads is None else address(heads.query),
         key_norm=None if heads is None else address(heads.key),
+        beside_norm=address(layer.beside_norm),
+        from_norm=int(layer.from_norm),
         kind=layer.kind,
     )
 

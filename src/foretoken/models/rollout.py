@@ -26,7 +26,7 @@ class _Model(ctypes.Structure):
     """ft_rollout_model."""
 
     _fields_ = [
-        *((name, _PTR) for name in ("decoder", "embedding", "norm", "head")),
+        *((name, _PTR) for name in ("decoder", "embedding", "norm", "head", "ids")),
         ("num_layers", _I32),
     ]
 
@@ -36,12 +36,17 @@ class GreedyRollout:
     """A decoder bound to the loop. `compile_rollout` makes it, where every part has its kernel."""
 
     def __init__(
-        self, layers: CompiledLayers, embedding_VD: Tensor, norm: RMSNorm, head: KernelLinear
+        self,
+        layers: CompiledLayers,
+        embedding_VD: Tensor,
+        norm: RMSNorm,
+        head: KernelLinear,
+        ids_N: Tensor | None = None,
     ) -> None:
-        """Bind the parts, which must stay as they are."""
+        """Bind the parts, which must stay as they are; `ids_N` names the head's outputs, int64."""
         library = find_library()
         assert library is not None, "the layers are compiled"
-        self._kept = (layers, embedding_VD, norm, head)
+        self._kept = (layers, embedding_VD, norm, head, ids_N)
         self._layers = layers
         self._page_size = layers.page_size
         self._model = _Model(
@@ -49,6 +54,7 @@ class GreedyRollout:
             embedding=embedding_VD.data_ptr(),
             norm=norm.weight_D.data_ptr(),
             head=head.address,
+            ids=None if ids_N is None else ids_N.data_ptr(),
             num_layers=layers.num_layers,
         )
         pointers = (_PTR, _PTR, _PTR, _PTR, _I32, _PTR, _PTR, _PTR, _PTR, _I64)
@@ -57,7 +63,12 @@ class GreedyRollout:
         self._logits = embedding_VD.new_empty(0, head.columns, dtype=head.out_dtype)
 
     def __call__(
-        self, layouts: Sequence[SpanLayout], tokens: Sequence[int], steps: int, store: KVStore
+        self,
+        layouts: Sequence[SpanLayout],
+        tokens: Sequence[int],
+        steps: int,
+        store: KVStore,
+        stream_BD: Tensor | None = None,
     ) -> list[list[int]]:
         """Draft `steps` tokens for each sequence.
 
@@ -67,6 +78,8 @@ class GreedyRollout:
             tokens: the newest token of each sequence, fed first.
             steps: how many tokens.
             store: keys and values.
+            stream_BD: where the stream of a head begins that continues its own outputs, with the
+                embedded tokens beside it; changed. None: it begins with those.
 
         Returns:
             The tokens of each sequence, [B][steps].
@@ -80,6 +93,9 @@ class GreedyRollout:
         ids.frombytes(bytes(8 * rows * steps))
         plan = self._layers.plan_rows(layouts, store)
         plan.step.x = self._x.data_ptr()
+        if stream_BD is not None:
+            assert stream_BD.is_contiguous() and stream_BD.shape[0] == rows, stream_BD.shape
+            plan.step.x, plan.step.beside = stream_BD.data_ptr(), self._x.data_ptr()
         plan.step.positions, plan.step.slots = _address(positions), _address(slots)
         self._run(
             ctypes.addressof(self._model),
@@ -97,7 +113,11 @@ class GreedyRollout:
 
 
 def compile_rollout(
-    layers: CompiledLayers | None, embedding_VD: Tensor, norm: RMSNorm, head: Linear
+    layers: CompiledLayers | None,
+    embedding_VD: Tensor,
+    norm: RMSNorm,
+    head: Linear,
+    ids_N: Tensor | None = None,
 ) -> GreedyRollout | None:
     """The loop, or None if some part has no kernel."""
     if layers is None or layers.num_kinds != 1 or not isinstance(head, KernelLinear):
@@ -106,7 +126,7 @@ def compile_rollout(
         return None
     if not layers.shares_norm(norm) or not embedding_VD.is_contiguous():
         return None
-    return GreedyRollout(layers, embedding_VD, norm, head)
+    return GreedyRollout(layers, embedding_VD, norm, head, ids_N)
 
 
 def _address(values: "array[int]") -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.chain import ChainDraft, ChainSteps, draft_chain
 from foretoken.proposers.head_runner import HeadRunner
 from foretoken.proposers.head_trees import DepthSteps, EagleTreeSteps
 from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
@@ -113,13 +113,7 @@ class EagleProposer(Proposer):
             for span in spans:
                 self._progress.record(span.sequence, span.sequence.num_tokens - 1)
             return spread(found, wanted, len(context.spans), self.name)
-        steps: ChainSteps
-        if self._mask is None:
-            steps = _RecurrentSteps(self._runner, spans, starts)
-        else:
-            counts = [span.draft_budget for span in spans]
-            steps = _ParallelSteps(self._runner, spans, starts, (self._mask, counts))
-        drafted = draft_chain(steps, self._sampler, spans)
+        drafted = self._chains(spans, starts)
         for span in spans:
             self._progress.record(span.sequence, span.sequence.num_tokens - 1)
         return drafted.spread(wanted, len(context.spans), self.name)
@@ -128,6 +122,18 @@ class EagleProposer(Proposer):
         """Forget how far a request's slots reached."""
         self._progress.release(request_id)
         self._sampler.release(request_id)
+
+    def _chains(self, spans: list[Span], starts: list[int]) -> ChainDraft:
+        counts = [span.draft_budget for span in spans]
+        if self._mask is not None:
+            masked = _ParallelSteps(self._runner, spans, starts, (self._mask, counts))
+            return draft_chain(masked, self._sampler, spans)
+        steps = _RecurrentSteps(self._runner, spans, starts)
+        if len(set(counts)) == 1 and self._sampler.takes_best([s.sequence for s in spans]):
+            best = steps.best(counts[0])
+            if best is not None:
+                return ChainDraft(ids=best, probs_KV=None)
+        return draft_chain(steps, self._sampler, spans)
 
     def _tree_steps(self, spans: list[Span], starts: list[int]) -> TreeSteps:
         assert self._shape is not None, "asked for trees"
@@ -180,6 +186,20 @@ class _RecurrentSteps(ChainSteps):
         hidden_TD = self._runner.mixed_features(feed.layouts)
         outputs_TD = self._runner.forward(feed.layouts, feed.tokens, hidden_TD)
         return outputs_TD[feed.last_rows]
+
+    def best(self, count: int) -> list[list[int]] | None:
+        """The `count` best tokens of every span at once, if the head has kernels for that."""
+        if self._runner.kernels is None:
+            return None
+        layouts = [
+            SpanLayout(
+                start=span.sequence.num_tokens - 1,
+                num_tokens=1,
+                page_table=span.sequence.page_table,
+            )
+            for span in self._spans
+        ]
+        return self._runner.best_chains(layouts, self.feed(), count)
 
     def first(self) -> Tensor:
         self._output_BD = self.feed()

@@ -15,10 +15,11 @@ from foretoken.heads.parts import Attend as HeadAttend
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore, write
 from foretoken.layers.rope import RotaryTable
-from foretoken.models.tensors import SpanLayout
+from foretoken.models.tensors import ModelInput, SpanLayout
 from foretoken.ops.attention import Geometry, choose_attention
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.logits import NEVER
+from foretoken.proposers.head_kernels import HeadKernels, compile_head
 from foretoken.runtime.runner import positions_of, slots_of
 from foretoken.shape import RopeShape
 
@@ -68,6 +69,9 @@ class HeadRunner:
         rope = RopeShape(theta=shape.rope_theta, rotary_dim=shape.head_dim)
         positions = shape.max_position_embeddings
         self._rotary = RotaryTable(rope, max_positions=positions, like=like)
+        self.kernels: HeadKernels | None = compile_head(
+            net, self._attention, self._rotary, geometry
+        )
         self._target_logits = target_logits
         self._vocab_size = vocab_size
         self.max_positions = shape.max_position_embeddings
@@ -91,6 +95,15 @@ class HeadRunner:
         """
         total = sum(layout.num_tokens for layout in layouts)
         assert total == len(token_ids) == hidden_TD.shape[0], (total, len(token_ids))
+        if self.kernels is not None:
+            inputs = ModelInput(
+                tokens_T=torch.tensor(token_ids, device=self.device),
+                positions_T=positions_of(layouts, self.device),
+                slots_T=slots_of(layouts, self.page_size, self.device),
+                spans=tuple(layouts),
+                rows_R=None,
+            )
+            return self.kernels.forward(inputs, hidden_TD, self._store)
         attend = self._attention.plan([layout.window for layout in layouts])
         slots_T = slots_of(layouts, self.page_size, self.device)
         attends = [self._paged(layer_SKh, slots_T, attend) for layer_SKh in self._store.layers]
@@ -103,11 +116,32 @@ class HeadRunner:
         """float32 logits over the target's vocabulary, [B, V]; ids it cannot draft get -inf."""
         if not isinstance(self.net, Eagle3):
             return self._target_logits(outputs_BD)
-        own = self.net.logits(outputs_BD).float()
+        if self.kernels is not None:
+            own = self.kernels.logits(outputs_BD)
+        else:
+            own = self.net.logits(outputs_BD).float()
         if self._target_ids is None:
             return own
         full = own.new_full((own.shape[0], self._vocab_size), NEVER)
         return full.index_copy_(1, self._target_ids, own)
+
+    def best_chains(
+        self, layouts: Sequence[SpanLayout], outputs_BD: Tensor, steps: int
+    ) -> list[list[int]] | None:
+        """The best tokens from these outputs on, [B][steps]; None: not at once.
+
+        Args:
+            layouts: the slot that the first draft of each sequence will take.
+            outputs_BD: at the slots before.
+            steps: drafts of each; the pages must cover as many slots.
+        """
+        if self.kernels is None:
+            return None
+        first = self.kernels.best(outputs_BD)
+        if steps == 1:
+            return [[token] for token in first]
+        rest = self.kernels.chain(layouts, first, outputs_BD, steps - 1, self._store)
+        return [[token, *more] for token, more in zip(first, rest, strict=True)]
 
     def _paged(self, layer_SKh: Tensor, slots_T: Tensor | slice, attend: Attend) -> HeadAttend:
         """Attention over the store, which wants query heads group-major."""

@@ -2,10 +2,11 @@
 #include "decoder.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 // Activations between the calls, [rows, width] each.
 typedef struct {
-    char *normed;  // [hidden]; also what a layer's part gives before its own norm
+    char *normed;  // [hidden], with something beside [2 hidden]; also what a layer's part gives before its own norm
     char *qkv;     // [(H + 2 K) * h]
     char *heads;   // [H * h]
     char *both;    // [2 * inner]
@@ -21,7 +22,7 @@ static char *carve(char **at, int64_t bytes) {
 static buffers make_buffers(const ft_decoder *d, int64_t rows) {
     const int64_t item = d->type == FT_BFLOAT16 ? 2 : 4;
     const int64_t heads = d->num_heads, kv = d->num_kv_heads, size = d->head_dim;
-    const int64_t widths[] = {d->hidden, (heads + 2 * kv) * size, heads * size, 2 * d->inner,
+    const int64_t widths[] = {2 * d->hidden, (heads + 2 * kv) * size, heads * size, 2 * d->inner,
                               d->inner};
     int64_t bytes = 0;
     for (int i = 0; i < 5; i++) bytes += ft_round_up(rows * widths[i] * item, 64);
@@ -95,9 +96,36 @@ static void attend(const ft_decoder *d, const ft_step *step, const ft_layer *lay
     ft_attention_run(call, kind->units, kind->num_units);
 }
 
+// What qkv is given: the normed stream, behind the normed rows beside it where the layer has some.
+static void enter(const ft_decoder *d, const ft_step *step, const ft_layer *layer, char *room) {
+    if (!layer->beside_norm) {
+        norm(d, step, layer->attention_norm, step->x, room, NULL);
+        return;
+    }
+    const size_t bytes = (size_t)d->hidden * (d->type == FT_BFLOAT16 ? 2 : 4);
+    ft_norm_call call = {.x = step->beside,
+                         .y = room,
+                         .weight = layer->beside_norm,
+                         .rows = step->rows,
+                         .width = d->hidden,
+                         .x_stride = d->hidden,
+                         .y_stride = 2 * d->hidden,
+                         .type = d->type,
+                         .weight_type = d->norm_type,
+                         .eps = d->eps};
+    ft_norm(&call);
+    call.x = step->x;
+    call.y = room + bytes;
+    call.weight = layer->attention_norm;
+    ft_norm(&call);
+    if (!layer->from_norm) return;
+    for (int64_t r = 0; r < step->rows; r++)
+        memcpy((char *)step->x + (size_t)r * bytes, room + (size_t)(2 * r + 1) * bytes, bytes);
+}
+
 static void run_layer(const ft_decoder *d, const ft_step *step, const ft_layer *layer, void *kv,
                       const buffers *b) {
-    norm(d, step, layer->attention_norm, step->x, b->normed, NULL);
+    enter(d, step, layer, b->normed);
     ft_linear_dense(layer->qkv, b->normed, b->qkv, NULL, step->rows);
     attend(d, step, layer, kv, b);
     add(d, step, layer->out, layer->after_attention, b->heads, b->normed);

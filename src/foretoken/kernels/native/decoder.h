@@ -15,6 +15,9 @@ typedef struct {
     const void *attention_norm, *mlp_norm;         // weights [hidden]
     const void *after_attention, *after_mlp;       // of norms before a residual is added, or null
     const void *query_norm, *key_norm;             // [head_dim], or null
+    const void *beside_norm;  // of step->beside, [hidden]: normed, it stands before the normed
+                              // stream in what qkv is given, [rows, 2 hidden]; or null
+    int64_t from_norm;        // whether the stream goes on from attention_norm's output
     int64_t kind;
 } ft_layer;
 
@@ -45,6 +48,7 @@ typedef struct {
     void *const *kv;  // the layers' stores
     int64_t kv_stride;
     ft_step_kind *kinds;
+    void *beside;  // [rows, hidden], of layers with beside_norm; else null
 } ft_step;
 
 // Run layers [first, end).

@@ -30,17 +30,18 @@ void ft_rollout(const ft_rollout_model *model, ft_step *step, ft_span *spans, co
     const ft_decoder *d = model->decoder;
     const int64_t rows = step->rows, vocabulary = model->head->outputs;
     const size_t item = d->type == FT_BFLOAT16 ? 2 : 4, row_bytes = (size_t)d->hidden * item;
+    char *const embedded = step->beside ? step->beside : step->x;
     for (int64_t at = 0; at < steps; at++, tokens += rows) {
         for (int64_t r = 0; r < rows; r++) {
             const char *row = (const char *)model->embedding + (size_t)tokens[r] * row_bytes;
-            memcpy((char *)step->x + (size_t)r * row_bytes, row, row_bytes);
+            memcpy(embedded + (size_t)r * row_bytes, row, row_bytes);
             const int64_t position = positions[r];
             const int32_t page = pages[spans[r].pages + position / page_size];
             slots[r] = (int64_t)page * page_size + position % page_size;
         }
         ft_decoder_run(d, step, 0, model->num_layers);
         const ft_norm_call norm = {.x = step->x,
-                                   .y = step->x,
+                                   .y = embedded,
                                    .weight = model->norm,
                                    .rows = rows,
                                    .width = d->hidden,
@@ -50,9 +51,10 @@ void ft_rollout(const ft_rollout_model *model, ft_step *step, ft_span *spans, co
                                    .weight_type = d->norm_type,
                                    .eps = d->eps};
         ft_norm(&norm);
-        ft_linear_dense(model->head, step->x, logits, NULL, rows);
+        ft_linear_dense(model->head, embedded, logits, NULL, rows);
         for (int64_t r = 0; r < rows; r++) {
-            tokens[rows + r] = best(logits + r * vocabulary, vocabulary);
+            const int64_t token = best(logits + r * vocabulary, vocabulary);
+            tokens[rows + r] = model->ids ? model->ids[token] : token;
             positions[r]++;
             spans[r].start++;
         }

@@ -12,6 +12,7 @@ typedef struct {
     const void *embedding;  // [vocabulary, hidden], of the decoder's type
     const void *norm;       // weights of the last norm, of the decoder's norm_type
     const ft_linear *head;  // [vocabulary, hidden]; its results are float32
+    const int64_t *ids;     // the token of each of its outputs; null: its number
     int32_t num_layers;
 } ft_rollout_model;
 
@@ -19,7 +20,8 @@ typedef struct {
 // attention call reads `spans` and `pages`; step->positions and step->slots are the two arrays given
 // here again, to be written. A span starts at the token to be fed; its table covers all steps.
 // tokens is [steps + 1, rows]: row 0 is fed first, the others are written. x is [rows, hidden],
-// logits [rows, vocabulary].
+// logits [rows, vocabulary]. With step->beside the embedded tokens are put there, and x goes on from
+// token to token: a head that continues its own outputs.
 FT_EXPORT void ft_rollout(const ft_rollout_model *model, ft_step *step, ft_span *spans,
                           const int32_t *pages, int32_t page_size, int64_t *positions,
                           int64_t *slots, int64_t *tokens, float *logits, int64_t steps);

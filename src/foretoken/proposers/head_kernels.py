@@ -1,0 +1,154 @@
+"""EAGLE-3 networks on the compiled kernels: a pass is one foreign call, a greedy chain another.
+
+Built from a network whose weights stay as they are. `heads.eagle3` is the twin in PyTorch, which
+trains and serves wherever some part has no kernel; a test compares them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretoken.heads.eagle3 import Eagle3, Eagle3Layer
+from foretoken.heads.parts import HeadShape
+from foretoken.heads.parts import RMSNorm as HeadNorm
+from foretoken.kernels.library import follow_threads
+from foretoken.kv.store import KVStore
+from foretoken.layers.attention import AttentionBlock
+from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.layers.mlp import GatedMLP
+from foretoken.layers.norm import RMSNorm
+from foretoken.layers.rope import RotaryTable
+from foretoken.models.compiled import CompiledLayers, compile_layers
+from foretoken.models.rollout import GreedyRollout, compile_rollout
+from foretoken.models.tensors import ModelInput, SpanLayout
+from foretoken.ops.activation import ACTIVATIONS
+from foretoken.ops.attention import Attention, Geometry
+from foretoken.ops.linear import Linear, make_linear
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadKernels:
+    """A network bound to C; `compile_head` makes it."""
+
+    table_VD: Tensor
+    """Embeddings."""
+    layers: CompiledLayers
+    norm: RMSNorm
+    head: Linear
+    rollout: GreedyRollout
+    ids_N: Tensor
+    """int64, the target's id of each of the head's."""
+
+    def forward(self, inputs: ModelInput, hidden_TD: Tensor, store: KVStore) -> Tensor:
+        """One pass over slots, as the network's own: outputs [T, D] before the last norm."""
+        follow_threads(torch.get_num_threads())
+        x_TD = hidden_TD.clone(memory_format=torch.contiguous_format)
+        embedded_TD = F.embedding(inputs.tokens_T, self.table_VD)
+        self.layers.run(x_TD, inputs, store, beside_TD=embedded_TD)
+        return x_TD
+
+    def logits(self, outputs_BD: Tensor) -> Tensor:
+        """float32 logits over the head's own ids, [B, N]."""
+        return self.head(self.norm(outputs_BD.contiguous()))
+
+    def best(self, outputs_BD: Tensor) -> list[int]:
+        """The best token after each of these outputs."""
+        tokens: list[int] = self.ids_N[self.logits(outputs_BD).argmax(dim=-1)].tolist()
+        return tokens
+
+    def chain(
+        self,
+        layouts: Sequence[SpanLayout],
+        tokens: Sequence[int],
+        outputs_BD: Tensor,
+        steps: int,
+        store: KVStore,
+    ) -> list[list[int]]:
+        """`steps` further best tokens of each sequence, [B][steps].
+
+        Args:
+            layouts: the slot of the newest draft of each sequence.
+            tokens: those drafts.
+            outputs_BD: what they were drafted from.
+            steps: how many tokens; the pages must cover as many slots.
+            store: the head's keys and values.
+        """
+        stream_BD = outputs_BD.clone(memory_format=torch.contiguous_format)
+        return self.rollout(layouts, tokens, steps, store, stream_BD)
+
+
+def compile_head(
+    net: nn.Module, attention: Attention, rotary: RotaryTable, geometry: Geometry
+) -> HeadKernels | None:
+    """The network on kernels, or None if some part has none."""
+    if not isinstance(net, Eagle3) or net.shape.norm_output or net.shape.attention_bias:
+        return None
+    table_VD = net.embed_tokens.weight if net.shape.own_embedding else net.embedding_VD
+    if table_VD.device.type != "cpu":
+        return None
+    build = _Builder(net.shape.layer, geometry)
+    modules = [module for module in net.layers if isinstance(module, Eagle3Layer)]
+    layers = compile_layers([build.layer(m) for m in modules], [LayerKind(attention, rotary)])
+    if layers is None:
+        return None
+    norm, ids_N = build.norm(net.norm), net.target_ids.contiguous()
+    head = make_linear(net.lm_head.weight.detach(), probe=None, wide=True)
+    rollout = compile_rollout(layers, table_VD.detach(), norm, head, ids_N)
+    if rollout is None:
+        return None
+    return HeadKernels(
+        table_VD=table_VD.detach(),
+        layers=layers,
+        norm=norm,
+        head=head,
+        rollout=rollout,
+        ids_N=ids_N,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Fuses matrices and brings query heads in the order that attention wants."""
+
+    shape: HeadShape
+    geometry: Geometry
+
+    def norm(self, module: HeadNorm) -> RMSNorm:
+        return RMSNorm(module.weight.detach(), module.eps)
+
+    def layer(self, module: Eagle3Layer) -> Layer:
+        first = module.hidden_norm is not None
+        stream = module.hidden_norm if module.hidden_norm is not None else module.input_layernorm
+        attention, mlp = module.self_attn, module.mlp
+        qkv = [self._group_major(attention.q_proj.weight), attention.k_proj.weight]
+        out_ND = self._group_major(attention.o_proj.weight.T).T.contiguous()
+        return Layer(
+            kind=0,
+            attention_norm=self.norm(stream),
+            attention=AttentionBlock(
+                qkv=self._linear(torch.cat([*qkv, attention.v_proj.weight])),
+                out=self._linear(out_ND, adds_residual=True),
+                geometry=self.geometry,
+            ),
+            mlp_norm=self.norm(module.post_attention_layernorm),
+            mlp=GatedMLP(
+                gate_up=self._linear(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])),
+                down=self._linear(mlp.down_proj.weight, adds_residual=True),
+                activate=ACTIVATIONS["silu"],
+            ),
+            beside_norm=self.norm(module.input_layernorm) if first else None,
+            from_norm=first and module.residual_normed,
+        )
+
+    def _linear(self, weight_NK: Tensor, *, adds_residual: bool = False) -> Linear:
+        return make_linear(weight_NK.detach(), probe=None, adds_residual=adds_residual)
+
+    def _group_major(self, rows: Tensor) -> Tensor:
+        heads = (self.shape.num_key_value_heads, -1, self.shape.head_dim)
+        reordered: Tensor = rows.unflatten(0, heads).transpose(0, 1).flatten(0, 2)
+        return reordered

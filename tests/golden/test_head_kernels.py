@@ -1,0 +1,111 @@
+"""EAGLE-3 on compiled kernels equals the network in PyTorch: passes, trees, greedy chains."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from foretoken.heads.eagle3 import Eagle3, Eagle3Shape
+from foretoken.heads.parts import HeadShape
+from foretoken.kernels.library import find_library
+from foretoken.kv.features import FINAL, FeatureStore, FeatureView
+from foretoken.models.tensors import SpanLayout
+from foretoken.proposers.head_runner import HeadRunner
+
+VOCAB, DRAFTS, HIDDEN, PAGE = 60, 40, 32, 8
+LAYER = HeadShape(
+    vocab_size=VOCAB,
+    hidden_size=HIDDEN,
+    intermediate_size=48,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=128,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+)
+SHAPE = Eagle3Shape(layer=LAYER, draft_vocab_size=DRAFTS, target_hidden_size=HIDDEN, num_features=1)
+SHAPES = {
+    "plain": SHAPE,
+    "two layers": replace(SHAPE, layer=replace(LAYER, num_hidden_layers=2)),
+    "residual normed": replace(SHAPE, norm_before_residual=True),
+    "own embedding": replace(SHAPE, own_embedding=True),
+}
+
+
+def runners(shape: Eagle3Shape) -> tuple[HeadRunner, HeadRunner]:
+    """The same head with kernels and without."""
+    torch.manual_seed(2)
+    net = Eagle3(shape)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
+    net.d2t.copy_(torch.arange(DRAFTS) // 2)
+    net.use_embedding(torch.randn(VOCAB, HIDDEN))
+    store = FeatureStore([FINAL], HIDDEN, 80, dtype=torch.float32, device=torch.device("cpu"))
+    view = FeatureView(store, [FINAL])
+
+    def runner() -> HeadRunner:
+        return HeadRunner(
+            net, view, target_logits=nn.Identity(), vocab_size=VOCAB, num_pages=10, page_size=PAGE
+        )
+
+    compiled, plain = runner(), runner()
+    plain.kernels = None
+    return compiled, plain
+
+
+@pytest.mark.skipif(find_library() is None, reason="no compiled kernels here")
+@pytest.mark.parametrize("name", SHAPES)
+@torch.inference_mode()
+def test_the_same_outputs_and_chains(name: str) -> None:
+    compiled, plain = runners(SHAPES[name])
+    assert compiled.kernels is not None
+    tables = [[3, 1, 4], [7, 2, 9]]
+    fed = [
+        SpanLayout(start=0, num_tokens=n, page_table=t) for n, t in zip((5, 9), tables, strict=True)
+    ]
+    tokens, hidden = torch.randint(VOCAB, (14,)).tolist(), torch.randn(14, HIDDEN)
+    outputs = [one.forward(fed, tokens, hidden) for one in (compiled, plain)]
+    torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        *(one.logits(outputs[1]) for one in (compiled, plain)), rtol=1e-3, atol=1e-4
+    )
+    last = outputs[1][[4, 13]]
+    places = [
+        SpanLayout(start=n, num_tokens=1, page_table=t) for n, t in zip((5, 9), tables, strict=True)
+    ]
+    chains = compiled.best_chains(places, last, 4)
+    assert chains == one_by_one(plain, tables, last)
+
+
+def one_by_one(runner: HeadRunner, tables: list[list[int]], last: Tensor) -> list[list[int]]:
+    found = [runner.logits(last).argmax(dim=-1).tolist()]
+    for step in range(3):
+        places = [
+            SpanLayout(start=start + step, num_tokens=1, page_table=table)
+            for start, table in zip((5, 9), tables, strict=True)
+        ]
+        last = runner.forward(places, found[-1], last)
+        found.append(runner.logits(last).argmax(dim=-1).tolist())
+    return [list(tokens) for tokens in zip(*found, strict=True)]
+
+
+@pytest.mark.skipif(find_library() is None, reason="no compiled kernels here")
+@torch.inference_mode()
+def test_nodes_behind_what_is_known_of_a_tree() -> None:
+    """A level fed after another equals both fed at once, and the chain of each branch."""
+    compiled, plain = runners(SHAPE)
+    table, hidden = [3, 1, 4], torch.randn(8, HIDDEN)
+    for one in (compiled, plain):
+        one.forward([SpanLayout(start=0, num_tokens=4, page_table=table)], [1, 2, 3, 4], hidden[:4])
+    first = SpanLayout(start=4, num_tokens=2, page_table=table, paths=((0,), (1,)))
+    second = replace(first, paths=((0, 2), (1, 3)), known=2)
+    for one in (compiled, plain):
+        one.forward([first], [5, 6], hidden[4:6])
+    found = [one.forward([second], [7, 8], hidden[6:]) for one in (compiled, plain)]
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    chain = SpanLayout(start=4, num_tokens=2, page_table=table)
+    expected = plain.forward([chain], [6, 8], hidden[[5, 7]])[1]
+    torch.testing.assert_close(found[0][1], expected, rtol=1e-3, atol=1e-4)
