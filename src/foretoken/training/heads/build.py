@@ -83,6 +83,7 @@ def _medusa(target: Llama, _: Settings, head: HeadSettings, __: Tensor) -> Fresh
         hidden_size=target.shape.hidden_size,
         vocab_size=target.shape.vocab_size,
         medusa_num_heads=head.depth,
+        medusa_num_layers=head.num_layers,
         rank=head.inner_size,
         share_head=True,
     )

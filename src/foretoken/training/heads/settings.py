@@ -23,6 +23,8 @@ class HeadSettings:
     """What each further token counts in the loss."""
     inner_size: int = 512
     """Inner width of the gated MLP (eagle3), state width (mlp), or rank (medusa)."""
+    num_layers: int = 1
+    """medusa: residual blocks a head."""
     draft_vocab_size: int | None = None
     """eagle3: how many of the most frequent tokens it can draft; None: all."""
     mask_token_id: int = 1
@@ -38,6 +40,7 @@ class HeadSettings:
             "depth": (1 <= self.depth <= 16, "1..16"),
             "depth_decay": (0 < self.depth_decay <= 1, "above 0, at most 1"),
             "inner_size": (self.inner_size >= 1, "an integer >= 1"),
+            "num_layers": (self.num_layers >= 1, "an integer >= 1"),
             "draft_vocab_size": (
                 self.draft_vocab_size is None or self.draft_vocab_size >= 1,
                 "an integer >= 1",
