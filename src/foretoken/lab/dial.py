@@ -1,8 +1,9 @@
 """Acceptance forced level by level: the break-even of a system, measured before there is a draft.
 
 vLLM and Foretoken (`rejection_sample_method` synthetic) and llama.cpp (`--spec-synth-*`) can be
-told what share of drafts to accept. At each load the gain over plain decoding is measured at some
-levels; where it crosses 1 is the acceptance that a draft would have to reach.
+told what share of drafts to accept; elsewhere drafts of known agreement can stand in. At each load
+the gain over plain decoding is measured at some levels; where it crosses 1 is the acceptance that a
+draft would have to reach.
 """
 
 import json
@@ -88,17 +89,20 @@ def turned(arm: ArmConfig, rate: float) -> ArmConfig:
     """The arm with its acceptance set.
 
     `{rate}` becomes the chance of each draft token; `{rates:K}` a list of K unconditional
-    per-position rates of it, as vLLM and Foretoken take them; `{length:K}` the acceptance length.
+    per-position rates of it, as vLLM and Foretoken take them; `{length:K}` the acceptance length;
+    `{percent}` the chance in whole percent, as part of a draft's name.
     """
     command = arm.command or ""
     for k in range(1, 33):
         powers = [round(rate**i, 6) for i in range(1, k + 1)]
         command = command.replace(f"{{rates:{k}}}", json.dumps(powers))
         command = command.replace(f"{{length:{k}}}", f"{1 + sum(powers):.6g}")
-    command = command.replace("{rate}", f"{rate:g}")
+    command = command.replace("{rate}", f"{rate:g}").replace("{percent}", f"{100 * rate:.0f}")
     if command == arm.command:
         raise ConfigError(
-            "candidate.command", arm.command, "a command with {rate}, {rates:K} or {length:K}"
+            "candidate.command",
+            arm.command,
+            "a command with {rate}, {rates:K}, {length:K} or {percent}",
         )
     return replace(arm, command=command)
 

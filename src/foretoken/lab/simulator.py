@@ -61,6 +61,17 @@ class AbDesign:
     output_tokens: int = 128
 
 
+SCENARIOS: dict[str, tuple[AbLaw, AbDesign]] = {
+    "restarts": (AbLaw(), AbDesign()),
+    "few blocks": (AbLaw(restart_sd=0.05), AbDesign(num_blocks=6)),
+    "wild restarts": (AbLaw(restart_sd=0.1), AbDesign(num_blocks=16)),
+    "drafts": (AbLaw(draft=DraftLaw(concentration=6.0)), AbDesign(num_blocks=12)),
+    "memory": (AbLaw(noise_memory=0.7, noise_sd=0.3), AbDesign(num_blocks=12)),
+    "stalls": (AbLaw(stall_chance=0.05, noise_sd=0.3), AbDesign(num_blocks=12)),
+}
+"""What the intervals' coverage is tested on."""
+
+
 def simulate_ab(law: AbLaw, design: AbDesign, rng: np.random.Generator) -> tuple[Sample, Sample]:
     """Seconds per token of the baseline and of the candidate, over the same prompts and blocks."""
     blocks, requests = design.num_blocks, design.requests_per_block

@@ -1,0 +1,216 @@
+"""Should vLLM and llama.cpp speculate on this CPU? The lab asks both: ab, fit, decide, dial.
+
+    python benchmarks/lab_peers.py --models FOLDER --environments FOLDER --out FOLDER [--resume]
+
+FOLDER of --models is what make_models.py wrote, GGUF files are made below it. The target has a
+billion parameters, its draft agrees with it at four of five places. Every stage leaves its folder
+below --out; with --resume, finished ones are read and cut ones go on at the next block, so a run
+may be spread over several quiet hours. Servers start anew for every block, as `lab ab` does it.
+
+vLLM's dial forces acceptance (`synthetic`). The llama.cpp build on PyPI does not take its own
+--spec-synth options, so there the dial is turned by drafts of known agreement: 60, 80 and 100 %.
+
+A P99 needs a thousand requests, hours at a billion parameters on two cores, so the policy leaves
+out its two rules about P99 and says so; everything else is the default policy.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from common import announce, finish, make_parser
+from peer_setup import install, process_environment, python_of
+
+from foretoken.errors import ForetokenError
+from foretoken.lab.ab import run_ab
+from foretoken.lab.arrivals import Load
+from foretoken.lab.deciding.policy import load_policy
+from foretoken.lab.deciding.verdict import best_decision, decide
+from foretoken.lab.dial import DialPlan, run_dial
+from foretoken.lab.experiments import AbConfig, ArmConfig, Sizes, WorkloadConfig
+from foretoken.lab.fit import fit_arms
+from foretoken.lab.plain import to_plain
+from foretoken.lab.results import AbSummary, RequestRecord
+from foretoken.lab.results_io import read_requests
+from foretoken.lab.segments import Segment
+from foretoken.lab.summary import counted
+from foretoken.lab.sweep import finished
+
+PEERS = ("vllm", "llama-cpp")
+TARGET, DRAFT = "cycle-target", "cycle-draft"
+AGREEMENTS = {"llama-cpp": (0.6, 0.8, 1.0), "vllm": (0.0, 0.4, 0.8)}
+CHANGES = ("p99_tpot=null", "ttft=null")
+CONTEXT, SLOTS = 512, 4
+PROMPTS = tuple(
+    f"def {verb}_{noun}(values, limit={limit}):\n    "
+    for limit, verb in enumerate(
+        ("merge", "count", "split", "sort", "find", "join", "move", "read")
+    )
+    for noun in ("rows", "words", "paths", "keys")
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A server's command lines, with {port}; `dial` has a placeholder for acceptance too."""
+
+    plain: str
+    speculating: str
+    dial: str
+    env: dict[str, str]
+
+
+def vllm(models: Path, environment: Path, k: int, threads: int) -> Peer:
+    """`vllm serve` of the CPU build."""
+    target, draft = str(models / TARGET), str(models / f"{DRAFT}-80")
+    plain = [str(environment / "bin" / "vllm"), "serve", target, "--port", "{port}"]
+    plain += ["--dtype", "bfloat16", "--max-model-len", str(CONTEXT), "--max-num-seqs", str(SLOTS)]
+    plain += ["--no-enable-prefix-caching"]
+    config = {"method": "draft_model", "model": draft, "num_speculative_tokens": k}
+    detail = ["--per-request-spec-decode-metrics", "detailed"]
+    # Placeholders of the dial must survive quoting, so its lists are put in after it.
+    forced = json.dumps({**config, "rejection_sample_method": "synthetic",
+                         "synthetic_acceptance_rates": "RATES"})  # fmt: skip
+    forced = forced.replace('"RATES"', f"{{rates:{k}}}")
+    variables = process_environment("vllm", environment, threads)
+    own = {n: v for n, v in variables.items() if os.environ.get(n) != v}
+    own.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+    return Peer(
+        plain=shlex.join(plain),
+        speculating=shlex.join([*plain, *detail, "--speculative-config", json.dumps(config)]),
+        dial=shlex.join([*plain, *detail, "--speculative-config", forced]),
+        env=own,
+    )
+
+
+def llama_cpp(models: Path, environment: Path, k: int, threads: int) -> Peer:
+    """llama.cpp's own server, from a wheel."""
+    files = [gguf(models, name, environment) for name in (TARGET, *(
+        f"{DRAFT}-{share}" for share in (60, 80, 100)))]  # fmt: skip
+    plain = [str(environment / "bin" / "llama-server-vulkan"), "-m", str(files[0])]
+    plain += ["--port", "{port}", "-t", str(threads), "-c", str(CONTEXT * SLOTS), "-np", str(SLOTS)]
+    plain += ["--metrics", "--device", "none", "--no-webui"]
+    spec = ["--spec-type", "draft-simple", "--spec-draft-n-max", str(k)]
+    spec += ["--spec-draft-device", "none", "--spec-draft-model"]
+    dial = str(files[1]).replace("-60.", "-{percent}.")
+    return Peer(
+        plain=shlex.join(plain),
+        speculating=shlex.join([*plain, *spec, str(files[2])]),
+        dial=shlex.join([*plain, *spec, dial]),
+        env={},
+    )
+
+
+def gguf(models: Path, name: str, environment: Path) -> Path:
+    """A model's GGUF file, made once."""
+    file = models / "gguf" / f"{name}.gguf"
+    if not file.is_file():
+        file.parent.mkdir(exist_ok=True)
+        whole = file.with_suffix(".part")
+        script = Path(__file__).with_name("lab_gguf.py")
+        command = [str(python_of(environment)), str(script), str(models / name), str(whole)]
+        subprocess.run(command, check=True)
+        whole.replace(file)
+    return file
+
+
+def experiment(peer: Peer, given: argparse.Namespace, concurrency: int) -> AbConfig:
+    """Plain against drafting with `concurrency` requests in flight."""
+    workload = given.out / "prompts.jsonl"
+    rows = [json.dumps({"prompt": text, "max_tokens": given.tokens}) for text in PROMPTS]
+    workload.parent.mkdir(parents=True, exist_ok=True)
+    workload.write_text("\n".join(rows) + "\n")
+    return AbConfig(
+        baseline=ArmConfig(name="off", command=peer.plain, env=peer.env),
+        candidate=ArmConfig(name="on", command=peer.speculating, env=peer.env),
+        workload=WorkloadConfig(file=str(workload), parameters={"ignore_eos": True}),
+        load=Load(concurrency=concurrency),
+        sizes=Sizes(blocks=given.blocks, requests_per_block=given.requests, warm_up=2),
+    )
+
+
+def show(segment: Segment, record: RequestRecord | None) -> None:
+    """A line per block."""
+    if record is None:
+        print(f"  block {segment.block + 1}, {segment.arm.name}, {segment.load}", flush=True)
+    elif record.error:
+        print(f"  {record.error}", flush=True)
+
+
+def measured(config: AbConfig, folder: Path, resume: bool) -> AbSummary:
+    """An A/B, measured now or read."""
+    found = finished(folder) if resume else None
+    return found or run_ab(config, folder, resume=resume and folder.is_dir(), watch=show)
+
+
+def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
+    """All stages of one peer."""
+    environment = install(name, given.environments, given.torch_index)
+    kind = vllm if name == "vllm" else llama_cpp
+    peer = kind(given.models, environment, given.num_drafts, given.threads)
+    found: dict[str, Any] = {"decisions": [], "fits": {}}
+    policy, decisions = load_policy(None, CHANGES), []
+    for load in given.loads:
+        folder = given.out / name / f"ab-{load}"
+        print(f"{name}: ab with {load} in flight", flush=True)
+        summary = measured(experiment(peer, given, load), folder, given.resume)
+        decisions.append(decide(summary, policy, run=f"{name}, {load} in flight"))
+        records = read_requests(folder)
+        arms = [counted(records, arm) for arm in (summary.baseline, summary.candidate)]
+        found["fits"][load] = to_plain(fit_arms(*arms))
+        print(f"  {decisions[-1].verdict}: {decisions[-1].sentence}", flush=True)
+    best = best_decision(decisions)
+    found |= {"verdict": best.verdict, "sentence": best.sentence, "server": name}
+    found["decisions"] = to_plain(decisions)
+    if not given.no_dial:
+        print(f"{name}: dial", flush=True)
+        config = experiment(peer, given, given.loads[0])
+        config = replace(config, candidate=replace(config.candidate, command=peer.dial),
+                         sizes=replace(config.sizes, blocks=min(given.blocks, 3)))  # fmt: skip
+        loads = tuple({"kind": "closed", "concurrency": load} for load in given.loads[:1])
+        plan = DialPlan(rates=AGREEMENTS[name], loads=loads)
+        folder = given.out / name / "dial"
+        rows = run_dial(config, plan, folder, resume=given.resume, watch=show)
+        found["dial"] = to_plain(rows)
+        for row in rows:
+            print(f"  {row.load}: breaks even at {row.rate.estimate:.2f}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Every peer in turn; one that fails does not take the others' results with it."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--models", type=Path, required=True, help="what make_models.py wrote")
+    parser.add_argument("--environments", type=Path, required=True, help="where venvs go")
+    parser.add_argument("--out", type=Path, required=True, help="folders of the stages")
+    parser.add_argument("--torch-index", help="package index of a CPU build of PyTorch")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--loads", nargs="+", type=int, default=[1, 4], help="requests in flight")
+    parser.add_argument("--blocks", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--requests", type=int, default=8, help="per block; default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=48, help="default: %(default)s")
+    parser.add_argument("--num-drafts", type=int, default=4, help="default: %(default)s")
+    parser.add_argument("--no-dial", action="store_true", help="leave the dial out")
+    parser.add_argument("--resume", action="store_true", help="go on with what is in --out")
+    parser.set_defaults(threads=2)
+    given = parser.parse_args()
+    if given.quick:
+        given.blocks, given.requests, given.tokens, given.loads = 1, 2, 16, given.loads[:1]
+    where = announce(given)
+    results: dict[str, Any] = {}
+    for name in given.peers:
+        try:
+            results[name] = measure(name, given)
+        except ForetokenError as error:
+            print(f"{name}: {error}", flush=True)
+            results[name] = {"error": str(error)}
+    finish("lab_peers", where, given, results, [])
+
+
+if __name__ == "__main__":
+    main()
