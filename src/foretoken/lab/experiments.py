@@ -6,7 +6,8 @@ what is done with them.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -135,8 +136,15 @@ class AbConfig:
                 raise ConfigError("price_per_hour", name, "the name of an arm")
 
 
-def load_settings(kind: type[T], file: Path | None, overrides: Sequence[str]) -> T:
+def load_settings(
+    kind: type[T],
+    file: Path | None,
+    overrides: Sequence[str],
+    defaults: Mapping[str, Any] | None = None,
+) -> T:
     """Settings from a YAML file and `a.b=value` overrides, values in YAML.
+
+    `defaults` are a command's own, below the file's; a mapping in them is merged.
 
     Raises:
         ConfigError: the file cannot be read, or a field is unknown or wrong.
@@ -144,6 +152,10 @@ def load_settings(kind: type[T], file: Path | None, overrides: Sequence[str]) ->
     value: Any = {}
     if file is not None:
         value = read_yaml(file)
+    for name, given in (defaults or {}).items():
+        own = value.get(name)
+        merged = isinstance(given, Mapping) and isinstance(own, dict)
+        value[name] = {**given, **own} if merged else (deepcopy(given) if own is None else own)
     for override in overrides:
         _override(value, override)
     return from_plain(kind, value, "settings")

@@ -68,10 +68,10 @@ def test_more_looks_want_more_evidence() -> None:
 def test_an_interval_without_ends_is_never_a_pass() -> None:
     blind = replace(gain("tpot_p50", 2.0), ratio=unknown(2.0), enough=True)
     assert outcome(with_gain(ab(2.0), blind), "speedup") == "inconclusive"
-    few = replace(gain("tpot_p99", 2.0), enough=False, needed_blocks=40)
+    few = replace(gain("tpot_p99", 2.0), enough=False, num_blocks=12, num_pairs=360)
     decision = decide(with_gain(ab(2.0), few), load_policy(None))
     assert decision.verdict == NOT_YET
-    assert decision.needed_blocks == 40
+    assert decision.needed_blocks == 34, "a thousand requests, thirty a block"
 
 
 T = Callable[[AbSummary], AbSummary]

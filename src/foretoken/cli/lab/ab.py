@@ -2,82 +2,88 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.cli.lab.options import (
-    BlocksOption,
-    ConfigArgument,
-    DryRunOption,
-    JsonOption,
-    LoadOption,
-    OutOption,
-    RequestsOption,
-    ResumeOption,
-    SetOption,
-    Shortcuts,
-    SloOption,
-    TemperatureOption,
-    TokensOption,
-    WorkloadOption,
-    show_plan,
-)
+from foretoken.cli.lab.options import BaselineOption, CandidateOption, arms_of, show_plan
+from foretoken.cli.lab.shared import Measuring, measuring
+
+if TYPE_CHECKING:
+    from foretoken.cli.lab.progress import LiveView
+    from foretoken.lab.experiments import AbConfig
+    from foretoken.lab.results import AbSummary
+
+ENOUGH = {"sizes": {"blocks": 9, "requests_per_block": 120}}
+"""Unless told otherwise: the thousand requests that a P99 takes, and starts enough to compare."""
 
 
+@measuring("lab-ab")
 def ab(
-    config: ConfigArgument = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="A URL, or a command with {port}; speculation off.")
-    ] = None,
-    candidate: Annotated[
-        str | None, typer.Option(help="A URL, or a command with {port}; speculation on.")
-    ] = None,
-    out: OutOption = Path("lab-ab"),
-    workload: WorkloadOption = None,
-    load: LoadOption = None,
-    blocks: BlocksOption = None,
-    requests: RequestsOption = None,
-    max_tokens: TokensOption = None,
-    temperatures: TemperatureOption = None,
-    slo: SloOption = None,
+    shared: Measuring,
+    baseline: BaselineOption = None,
+    candidate: CandidateOption = None,
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Run every class alone too, to explain a P99 loss.")
     ] = False,
-    setting: SetOption = None,
-    resume: ResumeOption = False,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
+    until_decided: Annotated[
+        bool, typer.Option("--until-decided", help="Add blocks until `decide` knows.")
+    ] = False,
+    most_minutes: Annotated[
+        float, typer.Option(help="Of --until-decided; what is measured stays.", min=0)
+    ] = 30.0,
+    policy: Annotated[
+        Path | None, typer.Option(help="Of --until-decided; default: as `decide`.")
+    ] = None,
 ) -> None:
     """Compare two servers, or two settings of one, under the same prompts and arrivals.
 
-    Blocks alternate; a server given as a command starts anew for each. Judge the result with
-    `foretoken lab decide`. Exit code 0: measured; 1: an arm answered nothing; 2: wrong settings;
-    5: no server.
+    Blocks alternate; a server given as a command starts anew for each. Unless told otherwise 9
+    blocks of 120 requests: a P99 takes a thousand. Judge the result with `foretoken lab decide`.
+    Exit code 0: measured; 1: an arm answered nothing; 2: wrong settings; 5: no server.
     """
     from foretoken.cli.lab.progress import live_view
     from foretoken.cli.lab.tables import console, print_ab
     from foretoken.lab.ab import plan_ab, run_ab
     from foretoken.lab.bench import load_items
-    from foretoken.lab.experiments import AbConfig, arm_of, load_settings
+    from foretoken.lab.experiments import AbConfig
     from foretoken.lab.plain import to_plain
 
-    short = Shortcuts(workload=workload, load=load, blocks=blocks, requests=requests,
-                      max_tokens=max_tokens, temperatures=temperatures, slo=slo)  # fmt: skip
-    overrides = short.overrides(out)
-    for name, given, label in (("baseline", baseline, "off"), ("candidate", candidate, "on")):
-        if given is not None:
-            overrides.append(f"{name}={json.dumps(arm_of(given, label))}")
+    arms = arms_of(baseline, candidate)
     if diagnose:
-        overrides.append("diagnose=true")
-    settings = load_settings(AbConfig, config, [*overrides, *(setting or ())])
-    if dry_run:
-        show_plan(plan_ab(settings, load_items(settings.workload)[0]), as_json)
+        arms.append("diagnose=true")
+    settings = shared.settings(AbConfig, arms, ENOUGH)
+    if shared.dry_run:
+        show_plan(plan_ab(settings, load_items(settings.workload)[0]), shared.as_json)
         return
     with live_view() as watch:
-        summary = run_ab(settings, out, resume=resume, watch=watch)
+        if until_decided:
+            summary = _until_decided(settings, shared, watch, (policy, most_minutes))
+        else:
+            watch.expect(settings.sizes.blocks, shared.out, 2)
+            summary = run_ab(settings, shared.out, resume=shared.resume, watch=watch)
     print_ab(console(), summary)
-    if as_json:
+    if shared.as_json:
         print(json.dumps(to_plain(summary)))
     dead = any(arm.num_errors == arm.num_requests for arm in summary.arms)
     raise typer.Exit(1 if dead else 0)
+
+
+def _until_decided(
+    settings: "AbConfig", shared: Measuring, watch: "LiveView", given: tuple[Path | None, float]
+) -> "AbSummary":
+    from foretoken.lab.deciding.policy import load_policy
+    from foretoken.lab.deciding.until import Patience, run_until_decided
+    from foretoken.lab.deciding.verdict import Decision
+
+    policy = load_policy(str(given[0]) if given[0] else None)
+
+    def tell(blocks: int, decision: Decision | None) -> None:
+        if decision is not None:
+            watch.say(f"{decision.verdict} after {decision.num_blocks} blocks: {decision.sentence}")
+        watch.expect(blocks, shared.out, 2)
+
+    patience = Patience(most_s=60 * given[1], tell=tell)
+    return run_until_decided(
+        settings, shared.out, policy, patience, resume=shared.resume, watch=watch
+    )

@@ -6,27 +6,13 @@ from typing import Annotated
 
 import typer
 
-from foretoken.cli.lab.options import (
-    BlocksOption,
-    ConfigArgument,
-    DryRunOption,
-    JsonOption,
-    LoadOption,
-    OutOption,
-    RequestsOption,
-    ResumeOption,
-    SetOption,
-    Shortcuts,
-    SloOption,
-    TemperatureOption,
-    TokensOption,
-    WorkloadOption,
-    show_plan,
-)
+from foretoken.cli.lab.options import show_plan
+from foretoken.cli.lab.shared import Measuring, measuring
 
 
+@measuring("lab-bench")
 def bench(
-    config: ConfigArgument = None,
+    shared: Measuring,
     server: Annotated[
         str | None, typer.Option(help="A URL, or a command with {port} to start.")
     ] = None,
@@ -34,18 +20,6 @@ def bench(
         Path | None,
         typer.Option("--read", help="AIPerf's profile_export.jsonl or guidellm's JSON instead."),
     ] = None,
-    out: OutOption = Path("lab-bench"),
-    workload: WorkloadOption = None,
-    load: LoadOption = None,
-    blocks: BlocksOption = None,
-    requests: RequestsOption = None,
-    max_tokens: TokensOption = None,
-    temperatures: TemperatureOption = None,
-    slo: SloOption = None,
-    setting: SetOption = None,
-    resume: ResumeOption = False,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Measure one server under load: latencies, throughput, goodput, acceptance.
 
@@ -54,25 +28,22 @@ def bench(
     from foretoken.cli.lab.progress import live_view
     from foretoken.cli.lab.tables import console, print_arms
     from foretoken.lab.bench import load_items, plan_run, run_bench
-    from foretoken.lab.experiments import RunConfig, arm_of, load_settings
+    from foretoken.lab.experiments import RunConfig, arm_of
     from foretoken.lab.plain import to_plain
 
     if read is not None:
-        _read_instead(read, out, as_json)
+        _read_instead(read, shared.out, shared.as_json)
         return
-    short = Shortcuts(workload=workload, load=load, blocks=blocks, requests=requests,
-                      max_tokens=max_tokens, temperatures=temperatures, slo=slo)  # fmt: skip
-    overrides = short.overrides(out)
-    if server is not None:
-        overrides.insert(0, f"arm={json.dumps(arm_of(server, 'server'))}")
-    settings = load_settings(RunConfig, config, [*overrides, *(setting or ())])
-    if dry_run:
-        show_plan(plan_run(settings, load_items(settings.workload)[0]), as_json)
+    arm_text = [] if server is None else [f"arm={json.dumps(arm_of(server, 'server'))}"]
+    settings = shared.settings(RunConfig, arm_text)
+    if shared.dry_run:
+        show_plan(plan_run(settings, load_items(settings.workload)[0]), shared.as_json)
         return
     with live_view() as watch:
-        summary = run_bench(settings, out, resume=resume, watch=watch)
+        watch.expect(settings.sizes.blocks, shared.out, 1)
+        summary = run_bench(settings, shared.out, resume=shared.resume, watch=watch)
     print_arms(console(), (summary.arm,))
-    if as_json:
+    if shared.as_json:
         print(json.dumps(to_plain(summary)))
     arm = summary.arm
     raise typer.Exit(1 if arm.num_requests and arm.num_errors == arm.num_requests else 0)

@@ -56,6 +56,22 @@ DryRunOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="One JSON document to stdout, the rest to stderr.")
 ]
+BaselineOption = Annotated[
+    str | None, typer.Option(help="A URL, or a command with {port}; speculation off.")
+]
+CandidateOption = Annotated[
+    str | None, typer.Option(help="A URL, or a command with {port}; speculation on.")
+]
+
+
+def arms_of(baseline: str | None, candidate: str | None) -> list[str]:
+    """`--baseline` and `--candidate` as `--set` would say them; the arms are `off` and `on`."""
+    from foretoken.lab.experiments import arm_of
+
+    given = (("baseline", baseline, "off"), ("candidate", candidate, "on"))
+    return [
+        f"{n}={json.dumps(arm_of(text, label))}" for n, text, label in given if text is not None
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 from foretoken.lab.results import AbSummary, AcceptanceBucket, ArmSummary, Gain
 from foretoken.lab.statistics import Interval, normal_quantile, student_quantile, unknown
-from foretoken.lab.statistics_ratio import FEWEST_BLOCKS, level_of_look, standard_error
+from foretoken.lab.statistics_ratio import (
+    FEWEST_BLOCKS,
+    TAIL_VALUES,
+    level_of_look,
+    standard_error,
+)
 
 OUTCOMES = ("pass", "fail", "inconclusive")
 WEIGHTS = ("must", "veto", "note")
@@ -136,7 +141,7 @@ def judge_ratio(
     needed = evidence.blocks_to_show(gain, threshold, resolution)
     if not gain.enough:
         shown += ": too few requests for this statistic"
-        needed = max(needed or 0, gain.needed_blocks or 0, gain.num_blocks + 1)
+        needed = max(needed or 0, blocks_to_support(gain), gain.num_blocks + 1)
     return RuleResult(
         outcome="inconclusive",
         says=shown,
@@ -147,6 +152,16 @@ def judge_ratio(
     )
 
 
+def blocks_to_support(gain: Gain) -> int:
+    """Blocks, of as many requests as those that there are, that can tell about the gain at all."""
+    q = _QUANTILES.get(gain.metric.rsplit("_", 1)[-1])
+    if q is None or not gain.num_pairs:
+        return FEWEST_BLOCKS
+    requests = TAIL_VALUES / min(q, 1 - q)
+    return max(FEWEST_BLOCKS, math.ceil(round(requests * gain.num_blocks / gain.num_pairs, 6)))
+
+
+_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 _TOO_CLOSE = "the truth is near the limit: more measuring may not settle it, another limit would"
 
 

@@ -1,0 +1,148 @@
+"""Measuring until there is a verdict, and the options that all measuring commands have."""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from foretoken.cli.app import app
+from foretoken.cli.lab.ab import ab
+from foretoken.cli.lab.sweep import dial
+from foretoken.errors import ConfigError
+from foretoken.lab.deciding import until
+from foretoken.lab.deciding.policy import load_policy
+from foretoken.lab.deciding.until import MOST_LOOKS, Patience, run_until_decided
+from foretoken.lab.deciding.verdict import NOT_YET, SHIP, Decision, decide
+from foretoken.lab.experiments import AbConfig, ArmConfig, Sizes, WorkloadConfig, load_settings
+from foretoken.lab.results import AbSummary
+from foretoken.lab.results_io import SUMMARY, write_json
+from tests.unit.lab.summaries import ab as ab_summary
+
+POLICY = """
+rules:
+  speedup: {weight: must, least: 1.3}
+  restarts: {weight: must, least_blocks: 4}
+"""
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """Four blocks and a gain."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(POLICY)
+    return path
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    """A dozen prompts."""
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"a prompt {i}\n" for i in range(12)))
+    return path
+
+
+def an_ab(off: str, on: str, workload: Path) -> AbConfig:
+    """Three blocks of eight."""
+    return AbConfig(
+        baseline=ArmConfig(name="off", url=off),
+        candidate=ArmConfig(name="on", url=on),
+        workload=WorkloadConfig(file=str(workload), max_tokens=12),
+        sizes=Sizes(blocks=3, requests_per_block=8, warm_up=1),
+    )
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Stands in for measuring: a gain of 2 in as many blocks as were wanted, one look each."""
+    calls: list[tuple[int, bool]] = []
+
+    def run_ab(config: AbConfig, out: Path, *, resume: bool, watch: object) -> AbSummary:
+        calls.append((config.sizes.blocks, resume))
+        found = ab_summary(2.0, blocks=config.sizes.blocks, look=len(calls))
+        write_json(out / SUMMARY, found)
+        return found
+
+    monkeypatch.setattr(until, "run_ab", run_ab)
+    return calls
+
+
+def test_the_blocks_that_are_missing_are_added(
+    tmp_path: Path, policy: Path, workload: Path, measured: list[tuple[int, bool]]
+) -> None:
+    told: list[tuple[int, Decision | None]] = []
+    patience = Patience(tell=lambda blocks, decision: told.append((blocks, decision)))
+    rules = load_policy(str(policy))
+    summary = run_until_decided(an_ab("http://a", "http://b", workload), tmp_path, rules, patience)
+    assert measured == [(3, False), (4, True)]
+    assert summary.look == 2 and decide(summary, rules).verdict == SHIP
+    assert told[0] == (3, None)
+    assert [decision.verdict for _, decision in told[1:] if decision] == [NOT_YET, SHIP]
+    assert told[1][0] == 4
+
+
+def test_patience_ends_with_what_was_measured(
+    tmp_path: Path, policy: Path, workload: Path, measured: list[tuple[int, bool]]
+) -> None:
+    rules = load_policy(str(policy))
+    config = an_ab("http://a", "http://b", workload)
+    summary = run_until_decided(config, tmp_path, rules, Patience(most_s=0.0))
+    assert measured == [(3, False)] and decide(summary, rules).verdict == NOT_YET
+
+
+def test_looks_end(
+    tmp_path: Path, policy: Path, workload: Path, measured: list[tuple[int, bool]]
+) -> None:
+    rules = load_policy(str(policy), ("speedup.least=2.0",))
+    run_until_decided(an_ab("http://a", "http://b", workload), tmp_path, rules)
+    assert len(measured) == MOST_LOOKS, "the truth is the limit: more will not tell"
+
+
+def test_the_command_measures_until_it_knows(
+    tmp_path: Path, policy: Path, workload: Path, measured: list[tuple[int, bool]]
+) -> None:
+    options = ["--baseline", "http://a", "--candidate", "http://b", "--workload", str(workload)]
+    options += ["--blocks", "3", "--out", str(tmp_path / "ab")]
+    options += ["--until-decided", "--policy", str(policy)]
+    result = CliRunner().invoke(app, ["lab", "ab", *options])
+    assert result.exit_code == 0, result.output
+    assert "NOT YET after 3 blocks" in result.stderr and "SHIP after 4 blocks" in result.stderr
+    judged = CliRunner().invoke(
+        app, ["lab", "decide", str(tmp_path / "ab"), "--policy", str(policy)]
+    )
+    assert judged.exit_code == 0, judged.output
+
+
+def test_an_ab_is_long_enough_for_a_p99_unless_told_otherwise(
+    tmp_path: Path, workload: Path
+) -> None:
+    def planned(*options: str) -> list[dict[str, Any]]:
+        given = ["--baseline", "http://a", "--candidate", "http://b", "--workload", str(workload)]
+        result = CliRunner().invoke(app, ["lab", "ab", *given, "--dry-run", "--json", *options])
+        segments: list[dict[str, Any]] = json.loads(result.stdout)["segments"]
+        return segments
+
+    assert sum(s["requests"] for s in planned() if s["arm"] == "on") >= 1000
+    assert sum(s["requests"] for s in planned("--requests", "5") if s["arm"] == "on") == 45
+    file = tmp_path / "settings.yaml"
+    file.write_text("sizes: {blocks: 3, requests_per_block: 2}\n")
+    assert sum(s["requests"] for s in planned(str(file)) if s["arm"] == "on") == 6
+
+
+def test_defaults_of_a_command_are_below_everything(tmp_path: Path) -> None:
+    file = tmp_path / "sizes.yaml"
+    file.write_text("blocks: 2\n")
+    defaults = {"blocks": 9, "warm_up": 1, "requests_per_block": 7}
+    found = load_settings(Sizes, file, ["warm_up=3"], defaults)
+    assert (found.blocks, found.warm_up, found.requests_per_block) == (2, 3, 7)
+    with pytest.raises(ConfigError, match="nothing"):
+        load_settings(Sizes, None, [], {"nothing": 1})
+
+
+def test_shared_options_stand_behind_a_commands_own() -> None:
+    names = list(inspect.signature(ab).parameters)
+    assert names[0] == "config" and names.index("baseline") < names.index("out")
+    assert {"workload", "load", "resume", "dry_run", "as_json"} <= set(names)
+    assert not {"shared", "load", "slo", "dry_run"} & set(inspect.signature(dial).parameters)
