@@ -2,6 +2,7 @@
 
     ForetokenError                 exit 1  HTTP 500
     +-- EngineLostError            exit 1  HTTP 503  the engine has ended; nothing more can be run
+    +-- TrainingError              exit 1  HTTP 500  a run cannot go on; its checkpoints are intact
     +-- EndpointError              exit 5  HTTP 502  a measured server that is not there, or broke
     +-- ConfigError                exit 2  HTTP 400  a setting of the engine or of a command
     |   +-- NotYetError            exit 2  HTTP 501  a known setting whose part is not built yet
@@ -31,6 +32,10 @@ class EngineLostError(ForetokenError):
     """The engine's thread has ended, by request or by an error; nothing more can be run."""
 
     http_status = 503
+
+
+class TrainingError(ForetokenError):
+    """A training run cannot go on: no memory, or a loss that is no number."""
 
 
 class EndpointError(ForetokenError):

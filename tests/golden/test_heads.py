@@ -13,18 +13,17 @@ from foretoken.errors import CheckpointError, ConfigError, NotYetError, Unsuppor
 from foretoken.heads.checkpoint import read_head
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.formats import LoadedHead, TargetFacts, load_head
+from foretoken.heads.formats import LoadedHead, load_head
 from foretoken.heads.medusa import Medusa
 from foretoken.heads.mlp import MLPSpeculator
+from foretoken.heads.parts import HeadShape
 from foretoken.kv.features import FINAL
 from foretoken.proposers.head_runner import HeadRunner
 from tests.golden import heads as ref
 from tests.golden import paged_runner
 from tests.golden.heads import HIDDEN, KV, LAYER, SIZE, VOCAB, Weights
 
-TARGET = TargetFacts(
-    hidden_size=HIDDEN, vocab_size=VOCAB, num_hidden_layers=8, max_position_embeddings=128
-)
+TARGET = HeadShape(**{**LAYER, "num_hidden_layers": 8})
 TOLERANCE = 2e-5
 
 

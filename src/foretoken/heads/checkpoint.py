@@ -3,7 +3,6 @@
 Knows files, names and shapes; what the names mean is the business of `formats`.
 """
 
-import json
 import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from foretoken.errors import CheckpointError, ModelNotFoundError
+from foretoken.shape.fields import read_json
 
 WEIGHTS = (
     "model.safetensors",
@@ -35,17 +35,6 @@ class HeadFolder:
     config: dict[str, Any]
     tensors: dict[str, Tensor]
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer of the config.
-
-        Raises:
-            CheckpointError: it is missing or no positive integer.
-        """
-        value = self.config.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise CheckpointError(f"config.json {name}", value, "a positive integer")
-        return value
-
 
 def read_head(folder: Path) -> HeadFolder:
     """The config and the tensors of `folder`; `.bin` and `.pt` by weights-only loading.
@@ -57,12 +46,7 @@ def read_head(folder: Path) -> HeadFolder:
     file = folder / "config.json"
     if not file.is_file():
         raise ModelNotFoundError("speculative_config.model", str(folder), "a config.json in it")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError("config.json", str(file), f"valid JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise CheckpointError("config.json", config, "a JSON object")
+    config = read_json(file)
     for name in WEIGHTS:
         if (folder / name).is_file():
             return HeadFolder(folder, config, _read_tensors(folder / name))

@@ -8,7 +8,7 @@ and by the `speculators` library.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -22,19 +22,30 @@ from foretoken.heads.medusa import Medusa, MedusaShape
 from foretoken.heads.mlp import MLPShape, MLPSpeculator
 from foretoken.heads.parts import HeadShape
 from foretoken.kv.features import FINAL
+from foretoken.shape.fields import size
 
 KINDS = ("eagle", "eagle3", "mlp", "medusa")
 _LATER = ("dflash", "dflash2", "dspark", "xpress", "mtp")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetFacts:
-    """What a head must fit."""
+class TargetFacts(Protocol):
+    """What a head must fit; `ModelShape` has it."""
 
-    hidden_size: int
-    vocab_size: int
-    num_hidden_layers: int
-    max_position_embeddings: int
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the target knows."""
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers whose inputs can be read."""
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Positions that the target reaches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +102,13 @@ def _fits(name: str, given: int, wanted: int) -> None:
 
 
 def _mlp(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
-    width = folder.size("emb_dim")
+    width = size(folder.config, "emb_dim")
     inner = folder.config.get("inner_dim") or width
     shape = MLPShape(
-        vocab_size=folder.size("vocab_size"),
+        vocab_size=size(folder.config, "vocab_size"),
         emb_dim=width,
         inner_dim=inner,
-        n_predict=folder.size("n_predict"),
+        n_predict=size(folder.config, "n_predict"),
         tie_weights=bool(folder.config.get("tie_weights", False)),
         scale_input=bool(folder.config.get("scale_input", False)),
     )
@@ -167,26 +178,21 @@ def _medusa(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
 def _layer_shape(config: Mapping[str, Any], target: TargetFacts, layers: int) -> HeadShape:
     """The decoder layers of an EAGLE head, from its (nested) Llama config."""
 
-    def size(name: str, default: int | None = None) -> int:
-        value = config.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise CheckpointError(f"config.json {name}", value, "a positive integer")
-        return value
-
-    hidden, heads = size("hidden_size"), size("num_attention_heads")
+    hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
+    positions = size(config, "max_position_embeddings", target.max_position_embeddings)
     rope = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or rope
     if scaling.get("rope_type", scaling.get("type", "default")) != "default":
         raise NotYetError("config.json rope_scaling", scaling, "default")
     return HeadShape(
-        vocab_size=size("vocab_size", target.vocab_size),
+        vocab_size=size(config, "vocab_size", target.vocab_size),
         hidden_size=hidden,
-        intermediate_size=size("intermediate_size"),
+        intermediate_size=size(config, "intermediate_size"),
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=size("num_key_value_heads", heads),
-        head_dim=size("head_dim", hidden // heads),
-        max_position_embeddings=size("max_position_embeddings", target.max_position_embeddings),
+        num_key_value_heads=size(config, "num_key_value_heads", heads),
+        head_dim=size(config, "head_dim", hidden // heads),
+        max_position_embeddings=positions,
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
     )

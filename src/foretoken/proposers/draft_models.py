@@ -5,7 +5,6 @@ Knows every way a draft model can be put to work; not how an engine is put toget
 `build_draft_model` loads the weights.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import DraftSampler, Sampler
 from foretoken.runtime.verifier import Verifier
 from foretoken.shape import ModelShape
+from foretoken.shape.fields import read_json
 from foretoken.tokenizer import Tokenizer
 
 
@@ -78,7 +78,7 @@ def find_draft_models(speculative: SpeculativeConfig | None, target: Side) -> di
 
 def _mask_token(draft: DraftModel) -> int:
     """The token that a parallel draft was trained to see in place of what it guesses."""
-    config = json.loads((draft.folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(draft.folder / "config.json")
     token = config.get("pard_token")
     if not isinstance(token, int) or not 0 <= token < draft.shape.vocab_size:
         allowed = f"a pard_token below {draft.shape.vocab_size}: a draft trained as PARD"

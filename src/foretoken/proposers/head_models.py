@@ -16,7 +16,7 @@ from foretoken.errors import ConfigError
 from foretoken.heads.checkpoint import read_head
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.formats import KINDS, LoadedHead, TargetFacts, load_head
+from foretoken.heads.formats import KINDS, LoadedHead, load_head
 from foretoken.heads.medusa import Medusa
 from foretoken.heads.mlp import MLPSpeculator
 from foretoken.kv.features import FeatureView
@@ -77,18 +77,12 @@ def find_heads(speculative: SpeculativeConfig | None, target: ModelShape) -> dic
         ConfigError: a head is of another kind than its method, or of another target.
         ModelError: its folder is missing, broken or of no kind that is run.
     """
-    facts = TargetFacts(
-        hidden_size=target.hidden_size,
-        vocab_size=target.vocab_size,
-        num_hidden_layers=target.num_hidden_layers,
-        max_position_embeddings=target.max_position_embeddings,
-    )
     found = {}
     for one in () if speculative is None else speculative.each:
         if one.method not in KINDS:
             continue
         assert one.model is not None, "checked by SpeculativeConfig"
-        head = load_head(read_head(find_model(one.model, revision=one.revision)), facts)
+        head = load_head(read_head(find_model(one.model, revision=one.revision)), target)
         if head.kind != one.method:
             where = "speculative_config.method"
             raise ConfigError(where, one.method, f"{head.kind}, which {one.model} is")

@@ -150,3 +150,9 @@ def load_corpus(root: Path | None = None) -> Corpus:
     if not training:
         raise ConfigError("corpus", str(root), "a standard library with more than held-out modules")
     return Corpus(training=training, held_out=held_out)
+
+
+def corpus_digest() -> str:
+    """SHA-256 of the digests of the training files, the first 16 hexadecimal digits."""
+    joined = " ".join(f"{file.path}={file.digest}" for file in load_corpus().training)
+    return hashlib.sha256(joined.encode()).hexdigest()[:16]

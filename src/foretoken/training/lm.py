@@ -12,12 +12,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foretoken.training.corpus import load_corpus
+from foretoken.training.corpus import corpus_digest, load_corpus
 from foretoken.training.crew import Job
 from foretoken.training.data import Batch, TrainingData, bytes_per_token, held_out_rows
 from foretoken.training.loop import Progress, Trainer, autocast, pick_device, prepare, run_folder
 from foretoken.training.manifest import difference
 from foretoken.training.model import Llama, LlamaShape
+from foretoken.training.provenance import write_provenance
 from foretoken.training.settings import Settings
 from foretoken.training.tokenizer import save_tokenizer, train_tokenizer
 
@@ -45,17 +46,17 @@ class LanguageModelling:
 
     def __init__(self, model: Llama, data: TrainingData, held_out: Batch, per_token: float) -> None:
         self.model, self.data, self.held_out, self.per_token = model, data, held_out, per_token
-        self.device = next(model.parameters()).device
+        self.device, self.precision = next(model.parameters()).device, "bfloat16"
 
     def loss(self, index: int, tokens: int, length: int) -> Tensor:
         """Mean cross entropy of part `index`, in nats a token."""
         batch = self.data.batch(index, tokens, length)
-        with autocast(self.device):
+        with autocast(self.device, self.precision):
             return self.model.loss(batch.tokens.to(self.device), batch.targets.to(self.device))
 
     def evaluate(self) -> dict[str, float]:
         """Held-out nats a token and bits a byte."""
-        with autocast(self.device):
+        with autocast(self.device, self.precision):
             held = Batch(*(part.to(self.device) for part in self.held_out))
             nats = held_out_loss(self.model, held)
         return {"nats": nats, "bits_per_byte": nats / NATS_PER_BIT / self.per_token}
@@ -70,6 +71,7 @@ def build_job(settings: Settings, folder: Path) -> Job:
     model = Llama(settings.shape).to(pick_device())
     held_out = held_out_rows(corpus, tokenizer, EVALUATION_ROWS, EVALUATION_LENGTH)
     task = LanguageModelling(model, data, held_out, bytes_per_token(tokenizer, held_out))
+    task.precision = settings.precision
     prepare(model, settings)
     return Job(model, task)
 
@@ -81,5 +83,6 @@ def train_language_model(
     folder = run_folder(settings, out)
     make_tokenizer(folder, settings.shape)
     report(f"{difference(load_corpus()) or 'no manifest is pinned for this version of Python'}")
+    write_provenance(folder, settings, corpus_digest())
     build = partial(build_job, settings, folder)
     return Trainer(build(), settings, folder, build).run(report)

@@ -5,6 +5,7 @@ data nor the loss: a `Task` gives both. Invariant: a run continued from a checkp
 steps as one that was never stopped (with a budget in steps; minutes depend on the machine).
 """
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from foretoken.errors import TrainingError
 from foretoken.training import checkpoints
 from foretoken.training.crew import Crew, Job, Work
 from foretoken.training.model import Llama
@@ -50,9 +52,9 @@ def prepare(model: Llama, settings: Settings) -> None:
             block.compile(dynamic=False)
 
 
-def autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 products with float32 weights."""
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+def autocast(device: torch.device, precision: str = "bfloat16") -> torch.autocast:
+    """bfloat16 products with float32 weights; no change for precision `float32`."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
 class Trainer:
@@ -106,13 +108,31 @@ class Trainer:
         tokens = max(length, self.settings.micro_tokens)
         parts = max(1, self.settings.batch_tokens // tokens)
         work = Work(first=done.step * parts, parts=parts, tokens=tokens, length=length)
-        value = self.crew.run(work)
+        value = self._gradients(work)
         self.optimizer.step(self.settings.wsd.scale(done.step, share))
-        assert value == value, ("the loss is not a number at step", done.step)
         done.step += 1
         done.tokens += parts * tokens
         done.seconds += time.monotonic() - started
         return value
+
+    def _gradients(self, work: Work) -> float:
+        """Leave the gradient in the model; the loss. The last checkpoint stays what it is."""
+        try:
+            value = self.crew.run(work)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise self._failed("out of memory", "fewer micro_tokens, shorter stages") from error
+        except RuntimeError as error:
+            if "memory" not in str(error):
+                raise
+            raise self._failed("out of memory", "fewer micro_tokens, shorter stages") from error
+        if not math.isfinite(value):
+            raise self._failed(f"a loss of {value}", "lower matrix_rate and other_rate, other data")
+        return value
+
+    def _failed(self, what: str, remedy: str) -> TrainingError:
+        kept = next(iter(checkpoints.newest(self.folder)), None)
+        last = "there is no checkpoint yet" if kept is None else f"{kept.name} is intact"
+        return TrainingError(f"step {self.progress.step}: {what}; {last}. Try {remedy}.")
 
     def evaluate(self, loss: float) -> dict[str, float]:
         """Measure, and append to the history."""

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from foretoken.errors import ConfigError
-from foretoken.training.distill import train_draft
-from foretoken.training.heads.build import train_head
+from foretoken.training.distill import build_job
+from foretoken.training.heads.build import build_head_job
 from foretoken.training.lm import train_language_model
 from foretoken.training.loop import Progress
+from foretoken.training.own.job import train_own_head
+from foretoken.training.pool import train_on_target
 from foretoken.training.settings import read_settings
 
 
@@ -32,8 +34,10 @@ def train(
         settings = replace(settings, target=str(target))
     if kind is not None and settings.kind != kind:
         raise ConfigError("CONFIG", f"{config} trains {settings.kind!r}", f"a config of {kind!r}")
+    if settings.head is not None and settings.data is not None:
+        return train_own_head(settings, out, report)
     if settings.head is not None:
-        return train_head(settings, out, report)
+        return train_on_target(settings, out, report, build_head_job)
     if settings.target is None:
         return train_language_model(settings, out, report)
-    return train_draft(settings, out, report)
+    return train_on_target(settings, out, report, build_job)

@@ -12,6 +12,7 @@ from foretoken.errors import ConfigError
 from foretoken.training.data import Mix
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.model import LlamaShape
+from foretoken.training.own.settings import DataSettings
 from foretoken.training.schedule import Budget, Stage, Wsd
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -25,6 +26,7 @@ class Settings:
     shape: LlamaShape
     stages: tuple[Stage, ...]
     head: HeadSettings | None = None
+    data: DataSettings | None = None
     target: str | None = None
     out: str | None = None
     max_steps: int = 2000
@@ -48,12 +50,15 @@ class Settings:
     checkpoint_minutes: float = 3.0
     evaluate_steps: int = 100
     compile: bool = True
+    precision: str = "bfloat16"
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Check every number that can be wrong."""
         for name in ("max_steps", "batch_tokens", "micro_tokens", "warmup_steps", "evaluate_steps"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "an integer >= 1")
+        known = ("bfloat16", "float32")
+        _require("precision", self.precision, self.precision in known, " or ".join(known))
         for name in (
             "edit_share",
             "repeat_share",
@@ -131,6 +136,9 @@ def read_settings(path: str | Path) -> Settings:
     table["shape"] = _build(LlamaShape, table.get("shape", {}), "shape")
     if "head" in table:
         table["head"] = _build(HeadSettings, table["head"], "head")
+    if "data" in table:
+        _require("data", table["data"], "head" in table, "a table beside [head] only")
+        table["data"] = _build(DataSettings, table["data"], "data")
     stages = table.get("stages", [{"until": 1.0, "length": 512}])
     table["stages"] = tuple(_build(Stage, stage, "stages") for stage in stages)
     settings: Settings = _build(Settings, table, "config")

@@ -9,15 +9,16 @@ import torch
 from foretoken.errors import ConfigError
 from foretoken.heads.checkpoint import read_head
 from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.formats import TargetFacts, load_head
+from foretoken.heads.formats import load_head
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.head_runner import HeadRunner
 from foretoken.training import checkpoints
-from foretoken.training.heads.build import fresh_head
+from foretoken.training.heads.build import fresh_head, layer_shape
 from foretoken.training.heads.capture import Captured, capture
 from foretoken.training.heads.export import export_head
 from foretoken.training.heads.settings import HeadSettings
+from foretoken.training.heads.target import TargetParts
 from foretoken.training.heads.tasks import ParallelRollout, rollout_loss, rollout_quality
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.schedule import Stage
@@ -52,7 +53,7 @@ def _captured(target: Llama, points: tuple[int, ...]) -> Captured:
 
 def _head(kind: str, target: Llama) -> tuple[object, ...]:
     torch.manual_seed(3)
-    fresh = fresh_head(target, _settings(kind), torch.arange(50))
+    fresh = fresh_head(TargetParts.of_llama(target), _settings(kind), torch.arange(50))
     with torch.no_grad():
         for parameter in fresh.net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -175,9 +176,7 @@ def test_exported_heads_are_read_back(tmp_path: Path, kind: str) -> None:
     (tmp_path / "run").mkdir()
     checkpoints.save(tmp_path / "run", 1, state)
     export_head(tmp_path / "run", tmp_path / "head", verifier="demo", dtype=torch.float32)
-    facts = TargetFacts(
-        hidden_size=24, vocab_size=50, num_hidden_layers=8, max_position_embeddings=64
-    )
+    facts = replace(layer_shape(TargetParts.of_llama(target), 32), num_hidden_layers=8)
     loaded = load_head(read_head(tmp_path / "head"), facts)
     assert loaded.kind == kind and loaded.points == points
     for name, tensor in net.state_dict().items():  # type: ignore[attr-defined]

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from foretoken.kv.features import FINAL
+from foretoken.training.acceptance import greedy_runs
 from foretoken.training.data import TrainingData
-from foretoken.training.distill import SAMPLE_LENGTH, SamplePool
 from foretoken.training.loop import autocast
 from foretoken.training.model import Llama
+from foretoken.training.pool import SAMPLE_LENGTH, SamplePool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +55,28 @@ class CaptureSource:
         *,
         points: tuple[int, ...],
         on_policy_share: float,
+        precision: str = "bfloat16",
     ) -> None:
         """Read hidden states at `points`; `on_policy_share` of the rows are the target's own."""
-        self.target, self._data, self._pool = target, data, pool
-        self._points = points
+        self._target, self._data, self._pool = target, data, pool
+        self._points, self._precision = points, precision
         self._share = on_policy_share if pool.tokens else 0.0
-        self.tokenizer = data.tokenizer
-        self.device = target.embed.weight.device
+        self.head_VD = target.embed.weight.detach()
+        self.device = self.head_VD.device
 
     def batch(self, index: int, tokens: int, length: int) -> Captured:
         """Part `index`: `tokens` tokens in rows of `length`."""
         own = round(tokens // length * (self._share if length < SAMPLE_LENGTH else 0.0))
         rest = self._data.batch(index, tokens - own * length, length).tokens
         rows = rest if own == 0 else torch.cat((self._pool.rows(own, length, index), rest))
-        with autocast(self.device):
-            return capture(self.target, rows.to(self.device), self._points)
+        with autocast(self.device, self._precision):
+            return capture(self._target, rows.to(self.device), self._points)
+
+    def held_out(self) -> Captured:
+        """The target's greedy text after held-out functions."""
+        run = greedy_runs(self._target, self._data.tokenizer)[0]
+        return capture(self._target, run.tokens, self._points)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The target's logits of its final hidden states."""
+        return self._target.logits(states)

@@ -1,0 +1,1 @@
+"""A target of one's own: prompts from files, answers and hidden states from our engine."""

@@ -1,0 +1,127 @@
+"""Prompts from files: text, JSON lines, data sets of the Hugging Face hub.
+
+Knows the forms a line may have, not what the prompts are for. A line that cannot be read is an
+error with its number, or, if asked for, left out and counted.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import ConfigError
+from foretoken.tokenizer import Tokenizer
+from foretoken.training.own.settings import DataSettings
+
+FORMS = (
+    '{"prompt": TEXT}, {"text": TEXT}, {"prompt_token_ids": [ID, ...]} or '
+    '{"messages": [{"role": ..., "content": ...}, ...]}'
+)
+HUB = "hf:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSet:
+    """Prompts as token ids, and what they were read from."""
+
+    ids: tuple[tuple[int, ...], ...]
+    skipped: int
+    """Lines that were left out."""
+    digest: str
+    """SHA-256 of the ids, the first 16 hexadecimal digits."""
+
+
+def read_prompt_set(settings: DataSettings, tokenizer: Tokenizer | None, limit: int) -> PromptSet:
+    """All prompts that `settings` name, each cut to its last `limit` tokens.
+
+    Raises:
+        ConfigError: the file is not there, a line is broken (unless they are skipped), nothing is
+            left, or a line is text and the target has no tokenizer.
+    """
+    found: list[tuple[int, ...]] = []
+    skipped = 0
+    for where, record in _records(settings.prompts):
+        ids = _token_ids(record, tokenizer)
+        if ids is None and not settings.skip_broken:
+            form = FORMS if tokenizer is not None else "prompt_token_ids: there is no tokenizer"
+            raise ConfigError(f"{settings.prompts} {where}", record, form)
+        if ids is None:
+            skipped += 1
+            continue
+        found.append(tuple(ids[-limit:]))
+        if len(found) == settings.most_prompts:
+            break
+    if len(found) <= settings.held_out:
+        allowed = f"more than the {settings.held_out} that are held out"
+        raise ConfigError("data.prompts", f"{len(found)} prompts", allowed)
+    digest = hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+    return PromptSet(ids=tuple(found), skipped=skipped, digest=digest)
+
+
+def _records(source: str) -> Iterator[tuple[str, Any]]:
+    """Where each record stands, and the record; a line that is no JSON comes as it is."""
+    if source.startswith(HUB):
+        yield from _hub_records(source)
+        return
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise ConfigError("data.prompts", source, "a file that is there, or hf:NAME")
+    with path.open("rb") as file:
+        yield from _lines(file, path.suffix == ".jsonl")
+
+
+def _lines(file: Iterable[bytes], is_json: bool) -> Iterator[tuple[str, Any]]:
+    for number, raw in enumerate(file, start=1):
+        if not raw.strip():
+            continue
+        record: Any
+        try:
+            line = raw.decode("utf-8").rstrip("\r\n")
+            record = json.loads(line) if is_json else {"prompt": line}
+        except ValueError:
+            record = raw[:120]
+        yield f"line {number}", record
+
+
+def _hub_records(source: str) -> Iterator[tuple[str, Any]]:
+    name, _, split = source.removeprefix(HUB).partition(":")
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise ConfigError("data.prompts", source, "`pip install foretoken[data]` first") from error
+    try:
+        rows = load_dataset(name, split=split or "train", streaming=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError("data.prompts", source, f"a data set and split ({error})") from error
+    for number, row in enumerate(rows, start=1):
+        yield f"row {number}", row
+
+
+def _token_ids(record: Any, tokenizer: Tokenizer | None) -> list[int] | None:
+    """The prompt of a record; None if it has none that can be used."""
+    if not isinstance(record, Mapping):
+        return None
+    ids = record.get("prompt_token_ids")
+    if ids is not None:
+        fine = isinstance(ids, list) and bool(ids) and all(type(i) is int and i >= 0 for i in ids)
+        return ids if fine else None
+    if tokenizer is None:
+        return None
+    messages = record.get("messages")
+    if messages is not None:
+        if not _are_messages(messages):
+            return None
+        asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+        return tokenizer.apply_chat_template(asked) if asked else None
+    text = record.get("prompt", record.get("text"))
+    return tokenizer.encode(text) if isinstance(text, str) and text else None
+
+
+def _are_messages(given: Any) -> bool:
+    return (
+        isinstance(given, list)
+        and bool(given)
+        and all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in given)
+    )

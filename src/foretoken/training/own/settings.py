@@ -1,0 +1,48 @@
+"""The settings of data of one's own, the `[data]` table of a training config."""
+
+from dataclasses import dataclass
+
+from foretoken.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSettings:
+    """Where prompts come from, and how the target answers them.
+
+    Raises:
+        ConfigError: a number out of range.
+    """
+
+    prompts: str
+    """A `.jsonl` or text file, or `hf:NAME` or `hf:NAME:SPLIT` for a Hugging Face data set."""
+    skip_broken: bool = False
+    """Leave out lines that cannot be read, and say how many; else they are an error."""
+    most_prompts: int | None = None
+    """Use the first so many; None: all."""
+    answer_tokens: int = 256
+    """Most tokens of an answer."""
+    temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
+    """Answers take turns among them."""
+    held_out: int = 16
+    """Of the prompts, for measurement only: answered greedily, never trained on."""
+    batch: int = 32
+    """Prompts answered at once; a killed run loses at most one such batch."""
+
+    def __post_init__(self) -> None:
+        """Check each field."""
+        object.__setattr__(self, "temperatures", tuple(self.temperatures))
+        most = self.most_prompts
+        fine = {
+            "prompts": (isinstance(self.prompts, str) and bool(self.prompts), "a file or hf:NAME"),
+            "most_prompts": (most is None or most >= 2, "an integer >= 2"),
+            "answer_tokens": (self.answer_tokens >= 1, "an integer >= 1"),
+            "temperatures": (
+                len(self.temperatures) > 0 and min(self.temperatures) >= 0,
+                "a list of numbers >= 0",
+            ),
+            "held_out": (self.held_out >= 1, "an integer >= 1"),
+            "batch": (self.batch >= 1, "an integer >= 1"),
+        }
+        for name, (ok, allowed) in fine.items():
+            if not ok:
+                raise ConfigError(f"data.{name}", getattr(self, name), allowed)

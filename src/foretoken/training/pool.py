@@ -1,0 +1,129 @@
+"""What runs on a packaged target read: the target, its corpus, the pool of its own samples.
+
+Owns the pool's files in the run's folder and the order of such a run. It knows neither what is
+trained nor how. Invariant: the target's weights never change.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+from foretoken.training.corpus import corpus_digest, load_corpus
+from foretoken.training.crew import Job
+from foretoken.training.data import TrainingData
+from foretoken.training.export import copy_tokenizer, read_checkpoint, read_exported
+from foretoken.training.loop import Progress, Trainer, pick_device, run_folder
+from foretoken.training.model import Llama
+from foretoken.training.provenance import write_provenance
+from foretoken.training.sampling import Sampling, generate
+from foretoken.training.settings import Settings
+
+SAMPLE_ROWS, SAMPLE_LENGTH = 96, 513
+PROMPT_LENGTHS = (16, 48, 128)
+TEMPERATURES = (0.0, 0.8, 1.0)
+
+
+def read_target(folder: Path) -> Llama:
+    """The target in `folder`, an exported model or a run's newest checkpoint, frozen."""
+    model = read_exported(folder) if (folder / "config.json").exists() else read_checkpoint(folder)
+    return model.to(pick_device()).eval().requires_grad_(False)
+
+
+class SamplePool:
+    """The target's own continuations of training text, kept in the run's folder as they come."""
+
+    def __init__(self, data: TrainingData, folder: Path) -> None:
+        self._data, self._folder = data, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._parts = [np.load(path) for path in sorted(folder.glob("samples-*.npy"))]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are."""
+        return sum(part.size for part in self._parts)
+
+    def grow(self, target: Llama) -> None:
+        """Sample one more batch of rows, [SAMPLE_ROWS, SAMPLE_LENGTH]."""
+        index = len(self._parts)
+        temperature = TEMPERATURES[index % len(TEMPERATURES)]
+        prompt = PROMPT_LENGTHS[index // len(TEMPERATURES) % len(PROMPT_LENGTHS)]
+        batch = self._data.batch(10_000_000 + index, SAMPLE_ROWS * 512, 512)
+        prompts = batch.tokens[:, :prompt].to(target.embed.weight.device)
+        torch.manual_seed(index)
+        how = Sampling(new_tokens=SAMPLE_LENGTH - prompt, temperature=temperature)
+        rows = generate(target, prompts, how).cpu().numpy().astype(np.uint16)
+        np.save(self._folder / f"samples-{index:05d}.npy", rows)
+        self._parts.append(rows)
+
+    def frequent_ids(self, vocab_size: int) -> Tensor:
+        """All token ids, those that occur most often in the samples first, int64 [V]."""
+        counts = np.zeros(vocab_size, dtype=np.int64)
+        for part in self._parts:
+            counts += np.bincount(part.ravel(), minlength=vocab_size)
+        return torch.from_numpy(np.argsort(-counts, kind="stable"))
+
+    def rows(self, count: int, length: int, seed: int) -> Tensor:
+        """`count` random rows of `length` tokens, int64."""
+        rng = random.Random(seed)
+        chosen = []
+        for _ in range(count):
+            part = rng.choice(self._parts)
+            chosen.append(np.resize(part[rng.randrange(len(part))], length))
+        return torch.from_numpy(np.stack(chosen).astype(np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a run reads."""
+
+    target: Llama
+    data: TrainingData
+    pool: SamplePool
+
+
+def open_inputs(settings: Settings, source: Path, folder: Path) -> Inputs:
+    """The target in `source`, and the samples that `folder` holds by now."""
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    data = TrainingData(load_corpus(), tokenizer, settings.mix, settings.seed)
+    return Inputs(read_target(source), data, SamplePool(data, folder / "samples"))
+
+
+def grow_pool(
+    settings: Settings, source: Path, folder: Path, report: Callable[[str], None]
+) -> None:
+    """Sample from the target until the pool holds what the settings ask for."""
+    given = open_inputs(settings, source, folder)
+    target = given.target.to(torch.bfloat16)
+    while given.pool.tokens < settings.pool_tokens:
+        given.pool.grow(target)
+        report(f"sampled {given.pool.tokens} tokens of {settings.pool_tokens}")
+
+
+def train_on_target(
+    settings: Settings,
+    out: Path | None,
+    report: Callable[[str], None],
+    build_job: Callable[[Settings, Path, Path], Job],
+) -> Progress:
+    """Train what `build_job` makes until the budget ends; grows the pool of samples first.
+
+    Raises:
+        ConfigError: the settings name no target.
+    """
+    if settings.target is None:
+        raise ConfigError("target", None, "the folder of the target that the drafter is for")
+    source = Path(settings.target).expanduser()
+    folder = run_folder(settings, out)
+    copy_tokenizer(source, folder)
+    grow_pool(settings, source, folder, report)
+    write_provenance(folder, settings, corpus_digest())
+    build = partial(build_job, settings, source, folder)
+    return Trainer(build(), settings, folder, build).run(report)

@@ -1,0 +1,45 @@
+"""Where a run comes from: `provenance.json` in its folder, one record for each start.
+
+Owns that file. It knows nothing of what is trained.
+"""
+
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+
+import foretoken
+from foretoken.training.settings import Settings
+
+FILE = "provenance.json"
+
+
+def write_provenance(folder: Path, settings: Settings, data_digest: str | None) -> None:
+    """Add this start: time, command, versions, settings with the seed, digest of the data."""
+    path = folder / FILE
+    starts: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    starts.append(
+        {
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": sys.argv,
+            "versions": {
+                "foretoken": foretoken.__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "tokenizers": tokenizers.__version__,
+            },
+            "seed": settings.seed,
+            "data": data_digest,
+            "settings": asdict(settings),
+        }
+    )
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(starts, indent=2) + "\n")
+    os.replace(part, path)
