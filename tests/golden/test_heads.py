@@ -23,7 +23,7 @@ from tests.golden import heads as ref
 from tests.golden import paged_runner
 from tests.golden.heads import HIDDEN, KV, LAYER, SIZE, VOCAB, Weights
 
-TARGET = HeadShape(**{**LAYER, "num_hidden_layers": 8})
+TARGET = HeadShape(**{**LAYER, "num_hidden_layers": 8})  # type: ignore[arg-type]
 TOLERANCE = 2e-5
 
 

@@ -45,6 +45,12 @@ def draft(config: Config, out: Out = None, target: Target = None) -> None:
 
 
 @train_app.command()
+def eagle(config: Config, out: Out = None, target: Target = None) -> None:
+    """Train an EAGLE head (1 and 2) over the target's last features."""
+    _run("eagle", config, out, target)
+
+
+@train_app.command()
 def eagle3(config: Config, out: Out = None, target: Target = None) -> None:
     """Train an EAGLE-3 head by its training-time test (demo-eagle3)."""
     _run("eagle3", config, out, target)

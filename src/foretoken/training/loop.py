@@ -109,7 +109,7 @@ class Trainer:
         parts = max(1, self.settings.batch_tokens // tokens)
         work = Work(first=done.step * parts, parts=parts, tokens=tokens, length=length)
         value = self._gradients(work)
-        self.optimizer.step(self.settings.wsd.scale(done.step, share))
+        self.optimizer.step(self.settings.rates.scale(done.step, share))
         done.step += 1
         done.tokens += parts * tokens
         done.seconds += time.monotonic() - started
@@ -169,7 +169,7 @@ class Trainer:
     def _line(self, loss: float, rate: float) -> str:
         done, share = self.progress, self.share()
         left = done.seconds * (1 - share) / max(share, 1e-9) / 60
-        scale = self.settings.wsd.scale(done.step, share)
+        scale = self.settings.rates.scale(done.step, share)
         return (
             f"step {done.step} loss {loss:.3f} tokens {done.tokens / 1e6:.2f}M "
             f"{rate:.0f} tokens/s rate x{scale:.2f} left {left:.0f} min"

@@ -26,7 +26,7 @@ class Optimizer:
         matrices = [p for name, p in trained if p.dim() == 2 and not name.startswith(TABLES)]
         tables = [p for name, p in trained if p.dim() == 2 and name.startswith(TABLES)]
         vectors = [p for _, p in trained if p.dim() < 2]
-        self._others = [*tables, *vectors]
+        self._others, self._clip = [*tables, *vectors], settings.clip_norm
         adam = torch.optim.AdamW(
             [{"params": tables, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}],
             lr=settings.other_rate,
@@ -41,7 +41,7 @@ class Optimizer:
 
     def step(self, scale: float) -> None:
         """Clip, apply the gradients with `scale` times the peak rates, and clear them."""
-        nn.utils.clip_grad_norm_(self._others, 1.0)
+        nn.utils.clip_grad_norm_(self._others, self._clip)
         for part, peak in zip(self._parts, self._peaks, strict=True):
             for group in part.param_groups:
                 group["lr"] = peak * scale

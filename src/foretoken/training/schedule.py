@@ -1,9 +1,11 @@
 """How far a run is, and what follows from it: learning rate and sequence length.
 
-Owns the warm-up, stable, decay schedule (WSD; Hu et al. 2024, MiniCPM). It knows no optimizer.
+Owns the warm-up, stable, decay schedule (WSD; Hu et al. 2024, MiniCPM) and the cosine (Loshchilov
+and Hutter 2017). It knows no optimizer.
 Invariant: the rate is a function of (step, progress) alone, so a resumed run repeats it.
 """
 
+import math
 from dataclasses import dataclass
 
 
@@ -34,6 +36,18 @@ class Wsd:
         warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
         left = (1.0 - progress) / self.decay_share if self.decay_share > 0 else 1.0
         return max(0.0, min(warm, left, 1.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cosine:
+    """Linear warm-up over `warmup_steps`, then half a cosine from the peak to zero."""
+
+    warmup_steps: int
+
+    def scale(self, step: int, progress: float) -> float:
+        """The factor on the peak learning rate, 0..1."""
+        warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        return min(warm, 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from foretoken.training.data import Mix
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.model import LlamaShape
 from foretoken.training.own.settings import DataSettings
-from foretoken.training.schedule import Budget, Stage, Wsd
+from foretoken.training.schedule import Budget, Cosine, Stage, Wsd
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -51,12 +51,16 @@ class Settings:
     evaluate_steps: int = 100
     compile: bool = True
     precision: str = "bfloat16"
+    schedule: str = "wsd"
+    clip_norm: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Check every number that can be wrong."""
         for name in ("max_steps", "batch_tokens", "micro_tokens", "warmup_steps", "evaluate_steps"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "an integer >= 1")
+        _require("schedule", self.schedule, self.schedule in ("wsd", "cosine"), "wsd or cosine")
+        _require("clip_norm", self.clip_norm, self.clip_norm > 0, "a number above 0")
         known = ("bfloat16", "float32")
         _require("precision", self.precision, self.precision in known, " or ".join(known))
         for name in (
@@ -99,8 +103,10 @@ class Settings:
         return Budget(max_steps=self.max_steps, max_minutes=self.max_minutes)
 
     @property
-    def wsd(self) -> Wsd:
+    def rates(self) -> Wsd | Cosine:
         """The learning rate's course."""
+        if self.schedule == "cosine":
+            return Cosine(warmup_steps=self.warmup_steps)
         return Wsd(warmup_steps=self.warmup_steps, decay_share=self.decay_share)
 
 

@@ -97,8 +97,9 @@ def test_from_prompts_to_a_running_head(kind: str, target: Path, tmp_path: Path)
     params = SamplingParams(max_tokens=24, temperature=0.0, detokenize=False, ignore_eos=True)
     texts = []
     for speculative in (None, spec):
-        settings = {"dtype": "float32", "batch_invariant": True, "speculative_config": speculative}
-        with LLM(str(target), **settings) as llm:
+        with LLM(
+            str(target), dtype="float32", batch_invariant=True, speculative_config=speculative
+        ) as llm:
             [found] = llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
             texts.append(found.outputs[0].token_ids)
             metrics = found.outputs[0].metrics

@@ -2,7 +2,9 @@
 
 import pytest
 
-from foretoken.training.schedule import Budget, Stage, Wsd, stage_length
+from foretoken.errors import ConfigError
+from foretoken.training.schedule import Budget, Cosine, Stage, Wsd, stage_length
+from tests.unit.training.tiny import tiny_settings
 
 
 def test_wsd() -> None:
@@ -13,6 +15,23 @@ def test_wsd() -> None:
     assert scales[88] == pytest.approx(0.48)
     assert scales[100] == 0.0
     assert all(later <= earlier for earlier, later in zip(scales[75:], scales[76:], strict=False))
+
+
+def test_cosine() -> None:
+    """Warm-up, then the peak, half of it in the middle, zero at the end."""
+    cosine = Cosine(warmup_steps=4)
+    assert cosine.scale(0, 0.0) == 0.25
+    assert cosine.scale(10, 0.0) == 1.0
+    assert cosine.scale(50, 0.5) == pytest.approx(0.5)
+    assert cosine.scale(99, 1.0) == pytest.approx(0.0)
+
+
+def test_the_schedule_is_a_setting() -> None:
+    assert isinstance(tiny_settings().rates, Wsd)
+    assert tiny_settings(schedule="cosine").rates == Cosine(warmup_steps=2)
+    for wrong in ({"schedule": "flat"}, {"clip_norm": 0.0}, {"precision": "int8"}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            tiny_settings(**wrong)
 
 
 def test_whichever_budget_ends_first() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
+from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3, Eagle3Shape
 from foretoken.heads.medusa import Medusa, MedusaShape
 from foretoken.heads.mlp import MLPShape, MLPSpeculator
@@ -25,6 +26,7 @@ from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import TargetParts
 from foretoken.training.heads.tasks import (
     Eagle3Rollout,
+    EagleRollout,
     MedusaRollout,
     MLPRollout,
     ParallelRollout,
@@ -56,7 +58,13 @@ def fresh_head(target: TargetParts, settings: Settings, frequent_ids: Tensor) ->
     """
     head = settings.head
     assert head is not None, "a run of a head"
-    makers = {"mlp": _mlp, "medusa": _medusa, "eagle3": _eagle3, "parallel": _parallel}
+    makers = {
+        "eagle": _eagle,
+        "eagle3": _eagle3,
+        "mlp": _mlp,
+        "medusa": _medusa,
+        "parallel": _parallel,
+    }
     return makers[head.kind](target, settings, head, frequent_ids)
 
 
@@ -100,6 +108,13 @@ def layer_shape(target: TargetParts, inner_size: int) -> HeadShape:
         rms_norm_eps=target.norm_eps,
         rope_theta=target.rope_theta,
     )
+
+
+def _eagle(target: TargetParts, _: Settings, head: HeadSettings, __: Tensor) -> FreshHead:
+    net = Eagle(layer_shape(target, head.inner_size))
+    net.use_embedding(target.embedding_VD)
+    net.to(target.embedding_VD.device)
+    return FreshHead(net, EagleRollout(net, target.head_VD), (FINAL,))
 
 
 def _eagle3(

@@ -19,6 +19,7 @@ from foretoken.training.card import (
 
 COMMANDS = {"parallel": "pard"}
 ABOUT = {
+    "eagle": "an EAGLE head (arXiv 2401.15077): one decoder layer over the target's last features",
     "eagle3": "an EAGLE-3 head (arXiv 2503.01840): one decoder layer over three hidden states of "
     "the target",
     "mlp": "an MLP speculator (arXiv 2404.19124): one stage for each token ahead, weights tied",

@@ -1,8 +1,8 @@
 """Trained heads as folders in their published formats, which our loaders and vLLM read.
 
-EAGLE-3 in the `speculators` format, MLP speculators and Medusa as their authors publish them (a
-low-rank Medusa with shared head under our own names), parallel drafts as Llama folders with PARD's
-extra keys.
+EAGLE, MLP speculators and Medusa as their authors publish them (a low-rank Medusa with shared head
+under our own names), EAGLE-3 in the `speculators` format, parallel drafts as Llama folders with
+PARD's extra keys.
 """
 
 import json
@@ -55,7 +55,12 @@ def export_head(
         export(read_checkpoint(run), run, folder, dtype)
         _mark_parallel(folder, state["head"]["mask_token_id"])
         return
-    writers = {"mlp": _mlp_config, "medusa": _medusa_config, "eagle3": _eagle3_config}
+    writers = {
+        "eagle": _eagle_config,
+        "eagle3": _eagle3_config,
+        "mlp": _mlp_config,
+        "medusa": _medusa_config,
+    }
     if kind not in writers:
         raise ConfigError("run folder", kind, f"a run of {', '.join(writers)} or parallel")
     prefix = "speculator." if kind == "mlp" else ""
@@ -106,6 +111,11 @@ def _medusa_config(shape: dict[str, Any], verifier: str) -> dict[str, Any]:
         "hidden_size": shape["hidden_size"],
         "vocab_size": shape["vocab_size"],
     }
+
+
+def _eagle_config(shape: dict[str, Any], _: str) -> dict[str, Any]:
+    layer = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
+    return {**layer, **shape, "bias": True}
 
 
 def _eagle3_config(shape: dict[str, Any], verifier: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from foretoken.errors import ConfigError
 
-KINDS = ("eagle3", "mlp", "medusa", "parallel")
+KINDS = ("eagle", "eagle3", "mlp", "medusa", "parallel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,13 +16,13 @@ class HeadSettings:
     """
 
     kind: str
-    """`eagle3`, `mlp`, `medusa` or `parallel`."""
+    """`eagle`, `eagle3`, `mlp`, `medusa` or `parallel`."""
     depth: int = 5
     """Tokens that a training rollout guesses: test-time steps, stages, heads or masks."""
     depth_decay: float = 0.8
     """What each further token counts in the loss."""
     inner_size: int = 512
-    """Inner width of the gated MLP (eagle3), state width (mlp), or rank (medusa)."""
+    """Inner width of the gated MLP (eagle, eagle3), state width (mlp), or rank (medusa)."""
     num_layers: int = 1
     """medusa: residual blocks a head."""
     draft_vocab_size: int | None = None

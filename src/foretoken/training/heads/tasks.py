@@ -5,8 +5,8 @@ target's for the same token, weighted by depth_decay ** depth. Position t's fina
 gives the target's distribution of token t + 1; a rollout from slot t guesses tokens t + 2, t + 3,
 ... from true tokens before each (teacher forcing), but from its own states.
 
-Sources: EAGLE-3 (arXiv 2503.01840), Medusa (2401.10774), MLP speculators (2404.19124), PARD
-(2504.18583); the divergence is that of `foretoken.training.distill_loss`.
+Sources: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840), Medusa (2401.10774), MLP speculators
+(2404.19124), PARD (2504.18583); the divergence is that of `foretoken.training.distill_loss`.
 """
 
 from abc import ABC, abstractmethod
@@ -17,9 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.medusa import Medusa
 from foretoken.heads.mlp import MLPSpeculator
+from foretoken.heads.parts import HeadShape
 from foretoken.layers.rope import RotaryTable
 from foretoken.shape import RopeShape
 from foretoken.training.distill_loss import Head, distillation_loss
@@ -88,11 +90,7 @@ class Eagle3Rollout(Rollout):
         """Train `net`, whose embedding must be in place."""
         self.net = net
         layer = net.shape.layer
-        self._rotary = RotaryTable(
-            RopeShape(theta=layer.rope_theta, rotary_dim=layer.head_dim),
-            max_positions=layer.max_position_embeddings + 16,
-            like=torch.empty(0, device=net.fc.weight.device),
-        )
+        self._rotary = _rotary(layer, net.fc.weight.device)
         whole = net.shape.draft_vocab_size == layer.vocab_size
         self._ids = None if whole else net.target_ids
 
@@ -107,6 +105,30 @@ class Eagle3Rollout(Rollout):
             hidden = net(tokens, hidden, self._rotary.at(slots + step), attends)
             normed = hidden if net.shape.norm_output else net.norm(hidden)
             yield Guess(states_BTD=normed, weight_VD=net.lm_head.weight, ids_V=self._ids)
+
+
+class EagleRollout(Rollout):
+    """EAGLE 1 and 2: each depth continues from the head's own guess at the feature.
+
+    The target's own output head turns guesses into logits. The divergence at several depths takes
+    the place of the papers' regression on features.
+    """
+
+    def __init__(self, net: Eagle, target_head_VD: Tensor) -> None:
+        """Train `net`, whose embedding must be in place."""
+        self.net, self._head = net, target_head_VD.detach()
+        self._rotary = _rotary(net.shape, net.fc.weight.device)
+
+    def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
+        """One pass over all slots a depth."""
+        net = self.net
+        attends = [DepthAttention() for _ in net.layers]
+        hidden = net.mix(captured.features_BTF)
+        slots = torch.arange(hidden.shape[1], device=hidden.device)
+        for step in range(depth):
+            tokens = _ahead(captured.tokens_BT, step + 1)
+            hidden = net(tokens, hidden, self._rotary.at(slots + step), attends)
+            yield Guess(states_BTD=hidden, weight_VD=self._head)
 
 
 class ParallelRollout(Rollout):
@@ -135,6 +157,14 @@ class ParallelRollout(Rollout):
                 heads = flat.unflatten(-1, (block.shape.heads, -1)).transpose(1, 2)
                 hidden = block.finish(hidden, heads)
             yield Guess(states_BTD=net.norm(hidden), weight_VD=net.embed.weight)
+
+
+def _rotary(layer: HeadShape, device: torch.device) -> RotaryTable:
+    return RotaryTable(
+        RopeShape(theta=layer.rope_theta, rotary_dim=layer.head_dim),
+        max_positions=layer.max_position_embeddings + 16,
+        like=torch.empty(0, device=device),
+    )
 
 
 def _ahead(tokens_BT: Tensor, places: int) -> Tensor:
