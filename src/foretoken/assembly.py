@@ -10,10 +10,12 @@ import torch
 
 from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
+from foretoken.config.memory import Drafting, ModelMemory
 from foretoken.control.budget import LoadLimit, RequestBudget
 from foretoken.control.live import LivePolicy
 from foretoken.engine import Engine, EngineParts
 from foretoken.hardware import Hardware
+from foretoken.kernels.library import find_library
 from foretoken.kv.pool import PagePool
 from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
@@ -73,17 +75,32 @@ class _Assembly:
         self.draft_models = find_draft_models(self.speculative, target)
         self.heads = find_heads(self.speculative, self.shape)
         self.points = feature_points(self.heads.values())
-        kept = sum(found.kv_values_per_token for found in self.heads.values())
         self.config = resolve(
             config,
             Hardware.detect(),
             self.shape,
-            draft_shapes=[draft.shape for draft in self.draft_models.values()],
-            head_values_per_token=kept + len(self.points) * self.shape.hidden_size,
+            drafting=self._drafting(),
+            packs=find_library() is not None,
             gpu_free_memory=_gpu_free_memory(),
         )
         logger.info(self.config.describe())
+        for line in self.config.describe_memory():
+            logger.info(line)
         self.pool = PagePool(self.config.num_pages, self.config.page_size)
+
+    def _drafting(self) -> Drafting:
+        """What the drafters will keep in memory."""
+        kept = sum(found.kv_values_per_token for found in self.heads.values())
+        most = self.speculative.num_speculative_tokens if self.speculative else 0
+        return Drafting(
+            models=tuple(
+                ModelMemory(shape=draft.shape, quantization=draft.config.quantization)
+                for draft in self.draft_models.values()
+            ),
+            head_parameters=sum(found.num_parameters for found in self.heads.values()),
+            head_values_per_token=kept + len(self.points) * self.shape.hidden_size,
+            lookahead=most,
+        )
 
     def engine(self, proposer: Proposer | None) -> Engine:
         config, shape = self.config, self.shape

@@ -1,9 +1,15 @@
 """What the machine offers, as plain data. No torch; what it cannot read it reports as unknown."""
 
+import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
+"""Parameters of glibc's mallopt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,29 @@ def usable_cores() -> int:
     if len(share) == 2 and share[0].isdigit():
         cores = min(cores, -(-int(share[0]) // int(share[1])))
     return max(1, cores)
+
+
+@contextmanager
+def lean_heap() -> Iterator[None]:
+    """Give every large block that is freed in this `with` block back to the system at once.
+
+    The C library raises the size from which it does so as large blocks are freed, and the heap
+    that it keeps instead fills with holes: packing a model would leave behind half its size. On
+    leaving, that size is what it grows to by itself. Without effect where there is no glibc.
+    """
+    library = ctypes.CDLL(None) if os.name == "posix" else None
+    choose = getattr(library, "mallopt", None)
+    if choose is not None:
+        choose(_MMAP_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        if choose is not None:
+            choose(_MMAP_THRESHOLD, 32 << 20)
+            choose(_TRIM_THRESHOLD, 64 << 20)
+        trim = getattr(library, "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def _read_cpuinfo() -> dict[str, str]:

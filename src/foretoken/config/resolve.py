@@ -3,16 +3,23 @@
 The result holds numbers only; nothing later changes it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretoken.config.engine import EngineConfig
+from foretoken.config.memory import (
+    Budget,
+    Drafting,
+    MemoryFacts,
+    ModelMemory,
+    budget_of,
+    show,
+)
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.shape import ModelShape
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-_MIN_KV_BYTES = 64 << 20
+_CPU_KV_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +33,28 @@ class ResolvedConfig:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    page_size: int
-    num_pages: int
-    kv_bytes_per_token: int
-    """Target and drafters together, all layers; features that heads read included."""
+    budget: Budget
+    """Where the memory goes; decides the number of pages."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self.budget.page_size
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of target and drafters alike."""
+        return self.budget.num_pages
 
     @property
     def num_kv_tokens(self) -> int:
         """Tokens whose keys and values fit."""
-        return self.num_pages * self.page_size
+        return self.budget.num_tokens
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Target and drafters together, all layers; features that heads read included."""
+        return self.budget.need.per_token
 
     def describe(self) -> str:
         """One line for the log."""
@@ -50,14 +70,48 @@ class ResolvedConfig:
             f"up to {self.max_num_seqs} at once, {self.max_num_batched_tokens} tokens a step"
         )
 
+    def describe_memory(self) -> list[str]:
+        """The budget line by line, and what speculation takes of it."""
+        budget, need = self.budget, self.budget.need
+        tokens = budget.num_tokens
+        lines = [
+            ("weights", need.weights, ""),
+            ("draft weights", need.draft_weights, ""),
+            ("KV cache", tokens * need.kv_per_token, f"{tokens} tokens x {need.kv_per_token} B"),
+            (
+                "draft KV cache",
+                tokens * need.draft_kv_per_token,
+                f"{tokens} tokens x {need.draft_kv_per_token} B",
+            ),
+            ("activations", need.activations, "at most, in a full step"),
+            ("workspace", need.workspace, ""),
+        ]
+        shown = [
+            f"memory: {name:<15}{show(size):>11}  {note}".rstrip()
+            for name, size, note in lines
+            if size
+        ]
+        total = f"memory: {'all together':<15}{show(budget.total):>11}  of {show(budget.free)} free"
+        return [*shown, total, *self._speculation_line()]
+
+    def _speculation_line(self) -> list[str]:
+        need, cost = self.budget.need, self.budget.cost
+        if not need.drafts:
+            return []
+        slots = min(need.lookahead_tokens, self.num_kv_tokens)
+        return [
+            f"memory: speculation costs {cost.tokens} tokens of KV ({cost.share:.1%} of what fits "
+            f"without it), up to {slots} of them look-ahead slots, held while drafts are checked"
+        ]
+
 
 def resolve(
     config: EngineConfig,
     hardware: Hardware,
     shape: ModelShape,
     *,
-    draft_shapes: Sequence[ModelShape] = (),
-    head_values_per_token: int = 0,
+    drafting: Drafting | None = None,
+    packs: bool = True,
     gpu_free_memory: int | None = None,
 ) -> ResolvedConfig:
     """Decide device, dtype, invariance, lengths and the number of KV pages.
@@ -66,13 +120,13 @@ def resolve(
         config: what the user set.
         hardware: the machine.
         shape: the target's shape.
-        draft_shapes: those of the draft models; they share the pages.
-        head_values_per_token: what heads keep for a token: features, keys and values.
+        drafting: what drafters keep; None: nothing.
+        packs: whether compiled kernels keep packed copies of weights on a CPU.
         gpu_free_memory: free bytes of the CUDA device, None if there is none.
 
     Raises:
-        ConfigError: max_model_len beyond the model's context, no CUDA device, or a KV budget
-            smaller than one page.
+        ConfigError: max_model_len beyond the model's context, no CUDA device, or not enough
+            memory, with the arithmetic and with settings that would work.
     """
     device = config.device
     if device == "auto":
@@ -87,17 +141,26 @@ def resolve(
     if max_model_len > shape.max_position_embeddings:
         allowed = f"at most {shape.max_position_embeddings}, the model's context"
         raise ConfigError("max_model_len", max_model_len, allowed)
-    per_token = shape.kv_bytes_per_token(DTYPE_BYTES[dtype])
-    for draft_shape in draft_shapes:
-        per_token += draft_shape.kv_bytes_per_token(DTYPE_BYTES[dtype])
-    per_token += head_values_per_token * DTYPE_BYTES[dtype]
-    page_bytes = per_token * config.block_size
-    pages_each = -(-max_model_len // config.block_size)
-    budget = _kv_budget(config, device, hardware, gpu_free_memory, shape, DTYPE_BYTES[dtype])
-    num_pages = min(budget // page_bytes, config.max_num_seqs * pages_each)
-    if num_pages < 1:
-        given = config.kv_cache_memory_bytes or budget
-        raise ConfigError("kv_cache_memory_bytes", given, f"at least one page, {page_bytes} bytes")
+    on_gpu = device == "cuda"
+    free = hardware.free_memory
+    if on_gpu:
+        assert gpu_free_memory is not None, "checked above"
+        free = int(gpu_free_memory * config.gpu_memory_utilization)
+    tokens = config.max_num_batched_tokens or 2048
+    facts = MemoryFacts(
+        target=ModelMemory(shape=shape, quantization=config.quantization),
+        drafting=drafting or Drafting(),
+        dtype_bytes=DTYPE_BYTES[dtype],
+        packs=packs and not on_gpu and dtype != "float16",
+        free=free,
+        kv_share=1.0 if on_gpu else _CPU_KV_SHARE,
+        kv_bytes=config.kv_cache_memory_bytes,
+        page_size=config.block_size,
+        max_model_len=max_model_len,
+        max_model_len_given=config.max_model_len is not None,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=tokens,
+    )
     return ResolvedConfig(
         user=config,
         device=device,
@@ -105,10 +168,8 @@ def resolve(
         batch_invariant=bool(invariant),
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or 2048,
-        page_size=config.block_size,
-        num_pages=num_pages,
-        kv_bytes_per_token=per_token,
+        max_num_batched_tokens=tokens,
+        budget=budget_of(facts),
     )
 
 
@@ -121,19 +182,3 @@ def resolve_dtype(wanted: str, device: str, hardware: Hardware, shape: ModelShap
     if shape.dtype == "float32" or not hardware.has_bf16:
         return "float32"
     return "bfloat16"
-
-
-def _kv_budget(
-    config: EngineConfig,
-    device: str,
-    hardware: Hardware,
-    gpu_free_memory: int | None,
-    shape: ModelShape,
-    dtype_bytes: int,
-) -> int:
-    if config.kv_cache_memory_bytes is not None:
-        return config.kv_cache_memory_bytes
-    if device == "cuda" and gpu_free_memory is not None:
-        weights = shape.weight_bytes(dtype_bytes)
-        return max(int(gpu_free_memory * config.gpu_memory_utilization) - weights, _MIN_KV_BYTES)
-    return max(hardware.free_memory // 4, _MIN_KV_BYTES)

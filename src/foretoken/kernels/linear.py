@@ -5,8 +5,8 @@ memory. Nothing here knows models. Packed tensors live as long as their `PackedL
 """
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -191,6 +191,36 @@ def pack_int4(
         group=group,
         scale=grouped(scale_NG),
         zero=None if zero_NG is None else grouped(zero_NG),
+    )
+
+
+def stack_packed(library: Library, pieces: Iterable[Packed], outputs: int) -> Packed:
+    """Packed matrices over each other, each copied into its place as it comes.
+
+    Args:
+        library: where they will be used.
+        pieces: of one kind, not gated, all but the last of whole panels.
+        outputs: of all together.
+    """
+    parts: dict[str, Tensor] = {}
+    at, last = 0, None
+    for last in pieces:
+        for name in ("weight", "scale", "zero"):
+            part = getattr(last, name)
+            if part is None:
+                continue
+            if name not in parts:
+                shape = (-(-outputs // PANEL), *part.shape[1:])
+                parts[name] = empty_packed(library, shape, part.dtype)
+            parts[name][at : at + part.shape[0]] = part
+        at += last.weight.shape[0]
+    assert last is not None and at == -(-outputs // PANEL), (at, outputs)
+    return replace(
+        last,
+        outputs=outputs,
+        weight=parts["weight"],
+        scale=parts.get("scale"),
+        zero=parts.get("zero"),
     )
 
 

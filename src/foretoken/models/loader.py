@@ -131,6 +131,15 @@ class Checkpoint:
             raise CheckpointError("tensor type", given, allowed)
         return tensor.to(self._dtype)
 
+    def keep(self, name: str, shape: Sequence[int]) -> Tensor:
+        """The same for tensors that stay as they are, in memory of their own.
+
+        What `take` gives may lie in the mapped file, all of which would stay mapped with it.
+        """
+        tensor = self.take(name, shape)
+        stored = self._open[self._files[name]].get_tensor(name)
+        return tensor.clone() if tensor.data_ptr() == stored.data_ptr() else tensor
+
     def names(self) -> list[str]:
         """Every tensor that is there."""
         return list(self._files)

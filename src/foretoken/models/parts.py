@@ -105,7 +105,7 @@ class Builder:
 
     def norm(self, name: str, width: int) -> RMSNorm:
         """An RMS norm; with an offset its weights are kept in float32."""
-        weight_D = self.checkpoint.take(f"{name}.weight", (width,))
+        weight_D = self.checkpoint.keep(f"{name}.weight", (width,))
         if self.storage.norm_offset:
             weight_D = weight_D.float() + self.storage.norm_offset
         return RMSNorm(weight_D, self.shape.rms_norm_eps)
@@ -241,7 +241,7 @@ class Builder:
         """
         shape, take = self.shape, self.checkpoint.take
         table = (shape.vocab_size, shape.hidden_size)
-        embedding_VD = take("model.embed_tokens.weight", table)
+        embedding_VD = self.checkpoint.keep("model.embed_tokens.weight", table)
         if shape.tie_word_embeddings:
             self.checkpoint.ignore("lm_head.weight")
             head: Weights = embedding_VD

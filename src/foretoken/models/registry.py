@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from foretoken.hardware import lean_heap
 from foretoken.models import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3
 from foretoken.models.base import LoadOptions, Model
 from foretoken.models.loader import Checkpoint
@@ -38,12 +39,13 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
     """
     shape = ModelShape.from_config(folder)
     options = replace(options, quantization=rounding_of(options.quantization, shape))
-    if not shape.is_own:
-        return load_foreign(folder, shape, options)
-    stored = None if shape.stored is None else format_of(shape.stored)
-    with Checkpoint(
-        folder, dtype=options.dtype, device=options.device, stored=stored
-    ) as checkpoint:
-        return _BUILDERS[shape.model_type](
-            Builder(shape=shape, checkpoint=checkpoint, options=options, probe=RowProbe())
-        )
+    with lean_heap():
+        if not shape.is_own:
+            return load_foreign(folder, shape, options)
+        stored = None if shape.stored is None else format_of(shape.stored)
+        with Checkpoint(
+            folder, dtype=options.dtype, device=options.device, stored=stored
+        ) as checkpoint:
+            return _BUILDERS[shape.model_type](
+                Builder(shape=shape, checkpoint=checkpoint, options=options, probe=RowProbe())
+            )

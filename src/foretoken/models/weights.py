@@ -7,7 +7,7 @@ from foretoken.errors import ConfigError
 from foretoken.kernels.linear import BFLOAT16, FLOAT32, INT4, INT8
 from foretoken.models.base import LoadOptions
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe, make_linear
-from foretoken.quant import IntWeights, Weights, quantized_linear, round_weights, scheme_of
+from foretoken.quant import IntWeights, Weights, quantized_linear, rounded_linear, scheme_of
 from foretoken.shape import ModelShape
 
 _NAMES = {FLOAT32: "float32", BFLOAT16: "bfloat16", INT8: "int8", INT4: "int4"}
@@ -37,21 +37,24 @@ def linear_of(
         return make_linear(
             weights, probe=kept, bias_N=bias_N, adds_residual=adds_residual, wide=wide
         )
-    return quantized_linear(
-        weights if isinstance(weights, IntWeights) else _rounded(weights, options, wide=wide),
-        options.dtype,
+    if isinstance(weights, IntWeights):
+        return quantized_linear(
+            weights,
+            options.dtype,
+            probe=kept,
+            bias_N=bias_N,
+            adds_residual=adds_residual,
+            wide=wide,
+        )
+    assert options.quantization is not None, "asked to"
+    scheme = scheme_of(options.quantization)
+    return rounded_linear(
+        weights,
+        scheme.for_head() if wide else scheme.fitted(weights.shape[1]),
         probe=kept,
         bias_N=bias_N,
         adds_residual=adds_residual,
         wide=wide,
-    )
-
-
-def _rounded(weight_NK: Tensor, options: LoadOptions, *, wide: bool) -> IntWeights:
-    assert options.quantization is not None, "asked to"
-    scheme = scheme_of(options.quantization)
-    return round_weights(
-        weight_NK, scheme.for_head() if wide else scheme.fitted(weight_NK.shape[1])
     )
 
 

@@ -49,6 +49,11 @@ class FoundHead:
     head: LoadedHead
 
     @property
+    def num_parameters(self) -> int:
+        """Weights of the network; tables that it shares with the target are not among them."""
+        return sum(parameter.numel() for parameter in self.head.net.parameters())
+
+    @property
     def kv_values_per_token(self) -> int:
         """Values of keys and values that it keeps for a token."""
         net = self.head.net

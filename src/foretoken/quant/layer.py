@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.library import Library, find_library
-from foretoken.kernels.linear import TYPES, Packed, pack_int4, pack_int8
+from foretoken.kernels.linear import PANEL, TYPES, Packed, pack_int4, pack_int8, stack_packed
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe, make_linear
 from foretoken.quant.arrange import for_kernels
-from foretoken.quant.weights import IntWeights
+from foretoken.quant.rounding import round_weights
+from foretoken.quant.weights import IntWeights, Scheme
+
+_PIECE = 1 << 22
 
 
 def quantized_linear(
@@ -39,6 +42,38 @@ def quantized_linear(
     return KernelLinear(
         library,
         _pack(library, fitting),
+        dtype=dtype,
+        out_dtype=torch.float32 if wide else None,
+        bias_N=bias_N,
+    )
+
+
+def rounded_linear(
+    weight_NK: Tensor,
+    scheme: Scheme,
+    *,
+    probe: RowProbe | None,
+    bias_N: Tensor | None = None,
+    adds_residual: bool = False,
+    wide: bool = False,
+) -> Linear:
+    """Round and pack a matrix, in pieces of rows: no second copy of a large one is ever there."""
+    library, dtype = find_library(), weight_NK.dtype
+    rows = max(1, _PIECE // weight_NK.shape[1] // PANEL) * PANEL
+    if library is None or weight_NK.device.type != "cpu" or dtype not in TYPES:
+        return quantized_linear(
+            round_weights(weight_NK, scheme),
+            dtype,
+            probe=probe,
+            bias_N=bias_N,
+            adds_residual=adds_residual,
+            wide=wide,
+        )
+    library.use_threads(torch.get_num_threads())
+    pieces = (_pack(library, round_weights(piece, scheme)) for piece in weight_NK.split(rows))
+    return KernelLinear(
+        library,
+        stack_packed(library, pieces, weight_NK.shape[0]),
         dtype=dtype,
         out_dtype=torch.float32 if wide else None,
         bias_N=bias_N,

@@ -7,6 +7,7 @@ from typing import Any, Self
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from foretoken.shape.fields import Config, dtype_name, eos_ids, positive, read_json, size
 from foretoken.shape.foreign import foreign_fields
+from foretoken.shape.memory import WeightCounts, kv_token_bytes
 from foretoken.shape.own import OWN_MODEL_TYPES, own_fields
 from foretoken.shape.rope import RopeShape
 from foretoken.shape.stored import StoredScheme, stored_scheme
@@ -120,6 +121,21 @@ class ModelShape:
         norms = (4 if self.sandwich_norms else 2) * hidden + self.head_norms * 2 * self.head_dim
         return attention + mlp + norms
 
+    def weight_counts(self) -> WeightCounts:
+        """All weights by how they are stored; the head always has a copy of its own."""
+        table = self.vocab_size * self.hidden_size
+        everything, layers = self.parameter_count(), self.num_hidden_layers
+        if not self.is_own:
+            left = everything - self._table_parameters()
+            return WeightCounts(table, table, left, 0, head_outputs=self.vocab_size)
+        hidden, inner = self.hidden_size, self.intermediate_size
+        matrices = hidden * (2 * self.query_size + 2 * self.kv_size) + 3 * hidden * inner
+        outputs = self.query_size + 2 * self.kv_size + 2 * inner + 2 * hidden
+        rest = everything - self._table_parameters() - layers * matrices
+        return WeightCounts(
+            table, table, layers * matrices, rest, layers * outputs, head_outputs=self.vocab_size
+        )
+
     def _table_parameters(self) -> int:
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
 
@@ -144,7 +160,7 @@ class ModelShape:
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes of keys and values that are kept of one token, all layers. Layers with a window
         keep all tokens too: pages belong to sequences, not to layers."""
-        return 2 * self.num_hidden_layers * self.kv_size * dtype_bytes
+        return int(kv_token_bytes(2 * self.num_hidden_layers * self.kv_size, dtype_bytes))
 
     def tokens_seen(self, context: int) -> int:
         """Keys that a token at the end of `context` positions attends to, summed over layers."""

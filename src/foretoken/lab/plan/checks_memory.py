@@ -10,7 +10,7 @@ from foretoken.lab.plan.memory import weight_bytes
 
 def _weights(context: PlanContext) -> Iterator[Finding]:
     setup = context.setup
-    stored = weight_bytes(setup.target, setup.quantization)
+    stored = weight_bytes(setup.target, setup.quantization, setup.settings.engine)
     nominal = nominal_billions(setup.target) * 1e9 * setup.quantization.nominal_bytes
     yield Finding(
         check="weights",

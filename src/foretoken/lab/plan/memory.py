@@ -2,18 +2,22 @@
 
 The pool of keys and values is the same size on every tensor-parallel rank, so the fullest rank
 decides. A draft costs its weights, its own keys and values per token, and look-ahead slots per
-running request. Bytes throughout. Activation and graph memory is an estimate unless given.
+running request. Bytes throughout, by the formula of `foretoken.shape.memory`. Activation and
+graph memory is an estimate unless given.
 """
 
-import math
 from dataclasses import dataclass
 
 from foretoken.lab.plan.bits import Quantization
 from foretoken.lab.plan.models import PlanModel
 from foretoken.lab.plan.setup import Setup
+from foretoken.shape import memory as formula
 
-RUNTIME_BYTES = 1 << 30
+GPU_RUNTIME_BYTES = 1 << 30
 """CUDA context, communication buffers and captured graphs of one device: an assumption."""
+_STORED = {"bf16": (2, None), "fp16": (2, None), "fp32": (4, None), "int8": (2, "int8"),
+           "int4": (2, "int4")}  # fmt: skip
+"""What Foretoken can store, as `engine_storage` takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +60,31 @@ class MemoryPlan:
         return self.requests >= 1
 
 
-def weight_bytes(model: PlanModel, quantization: Quantization) -> float:
-    """Bytes of the weights as stored; embedding and head stay 16 bit where the scheme says so."""
-    tables = quantization.stored_bytes if quantization.tables_too else 2.0
-    rest = model.dense_params + model.expert_params
-    return model.table_params * tables + rest * quantization.stored_bytes
+def weight_bytes(model: PlanModel, quantization: Quantization, engine: str = "vllm") -> float:
+    """Bytes of the weights as stored; embedding and head stay 16 bit where the scheme says so.
+
+    In Foretoken a tied head is a packed copy, and its int4 has a scale per 32 inputs.
+    """
+    table, head = model.head_params, model.table_params - model.head_params
+    matrices = model.dense_params + model.expert_params
+    if engine == "foretoken" and quantization.name in _STORED:
+        counts = formula.WeightCounts(
+            table, table, matrices, 0, model.matrix_outputs, head_outputs=model.vocab_size
+        )
+        return formula.weight_bytes(counts, formula.engine_storage(*_STORED[quantization.name]))
+    wide = quantization.stored_bytes if quantization.tables_too else 2.0
+    storage = formula.Storage(wide, wide, quantization.stored_bytes, 2.0)
+    return formula.weight_bytes(formula.WeightCounts(table, head, matrices, 0), storage)
 
 
-def kv_per_token(model: PlanModel, element_bytes: float, context: int) -> float:
-    """Bytes per token of a request of `context` tokens; windowed layers keep only their window."""
-    windowed = model.window_elements * min(1.0, model.window / context if model.window else 1.0)
-    return (model.kv_elements + windowed) * element_bytes
+def kv_per_token(
+    model: PlanModel, element_bytes: float, context: int, engine: str = "vllm"
+) -> float:
+    """Bytes per token of a request of `context` tokens; windowed layers keep only their window,
+    except in Foretoken, whose pages belong to sequences."""
+    bounded = engine != "foretoken" and model.window > 0
+    windowed = model.window_elements * min(1.0, model.window / context if bounded else 1.0)
+    return formula.kv_token_bytes(model.kv_elements + windowed, element_bytes)
 
 
 def draft_load(setup: Setup) -> DraftLoad:
@@ -75,12 +93,12 @@ def draft_load(setup: Setup) -> DraftLoad:
     A head (eagle3, mtp) is one more layer of the target's shape; it shares the tables. Look-up
     methods keep nothing on the device.
     """
-    target, context = setup.target, setup.settings.context
+    target, context, engine = setup.target, setup.settings.context, setup.settings.engine
     if setup.method == "draft_model":
         assert setup.draft is not None, setup.method
         return DraftLoad(
-            weight_bytes=weight_bytes(setup.draft, setup.draft_quantization),
-            kv_bytes_per_token=kv_per_token(setup.draft, setup.draft_kv_bytes, context),
+            weight_bytes=weight_bytes(setup.draft, setup.draft_quantization, engine),
+            kv_bytes_per_token=kv_per_token(setup.draft, setup.draft_kv_bytes, context, engine),
             lookahead=setup.k,
         )
     if setup.method in ("eagle3", "mtp"):
@@ -100,27 +118,34 @@ def overhead_bytes(setup: Setup) -> float:
     if setup.settings.overhead_gb >= 0:
         return setup.settings.overhead_gb * 1e9
     target, tokens = setup.target, setup.settings.max_num_batched_tokens
-    widest = 6 * target.hidden_size + 3 * 4 * target.hidden_size / setup.tp
-    runtime = RUNTIME_BYTES if setup.device.kind == "gpu" else RUNTIME_BYTES / 4
+    hidden = target.hidden_size
+    if setup.settings.engine == "foretoken":
+        running = setup.settings.peak_concurrency
+        rows = min(running * (1 + setup.k), tokens)
+        step = formula.StepSize(tokens, rows, running * setup.k if setup.draft else 0)
+        widths = formula.Widths(hidden, hidden, hidden, 4 * hidden, target.vocab_size)
+        return formula.RUNTIME_BYTES + formula.activation_bytes(step, widths, 2)
+    widest = 6 * hidden + 3 * 4 * hidden / setup.tp
+    runtime = GPU_RUNTIME_BYTES if setup.device.kind == "gpu" else GPU_RUNTIME_BYTES / 4
     return runtime + 2 * widest * tokens
 
 
 def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:
     """The memory of `setup` with `load` beside the target, or without any draft."""
     load = load or DraftLoad(weight_bytes=0.0, kv_bytes_per_token=0.0, lookahead=0)
-    ranks, context = setup.tp, setup.settings.context
-    target = weight_bytes(setup.target, setup.quantization)
+    ranks, context, engine = setup.tp, setup.settings.context, setup.settings.engine
+    target = weight_bytes(setup.target, setup.quantization, engine)
     limit = setup.device.memory_bytes * setup.utilization - overhead_bytes(setup)
     draft_ranks = min(setup.draft_tp, ranks)
     fullest = target / ranks + load.weight_bytes / draft_ranks
-    own = kv_per_token(setup.target, setup.kv_bytes, context)
+    own = kv_per_token(setup.target, setup.kv_bytes, context, engine)
     shared = ranks if setup.target.kv_is_shared else _kv_copies(setup.target, ranks)
     drafts = load.kv_bytes_per_token
     if setup.draft is not None and setup.method == "draft_model" and draft_ranks > 1:
         drafts *= _kv_copies(setup.draft, draft_ranks)
     per_rank = own * shared / ranks + drafts / draft_ranks
     pool = limit - fullest
-    tokens = max(0, math.floor(pool / per_rank))
+    tokens = formula.tokens_that_fit(pool, per_rank)
     return MemoryPlan(
         usable_bytes=limit * ranks,
         weight_bytes=target,

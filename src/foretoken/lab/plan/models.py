@@ -46,6 +46,8 @@ class PlanModel:
     window_elements: int
     """The same over layers that keep only the last `window` tokens."""
     window: int
+    matrix_outputs: int
+    """Rows of all dense matrices but the head; 0 where they are not counted."""
     kv_is_shared: bool
     """Whether every tensor-parallel rank keeps all of it (latent attention)."""
     mtp_layers: int
@@ -116,6 +118,7 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
         kv_elements=full * reader.kv_elements_per_layer(),
         window_elements=window_layers * reader.kv_elements_per_layer(),
         window=int(config.get("sliding_window") or 0) if window_layers else 0,
+        matrix_outputs=reader.matrix_outputs(),
         kv_is_shared=reader.latent > 0,
         mtp_layers=reader.first("num_nextn_predict_layers", "mtp_num_hidden_layers"),
         quantization=_stored_as(config),
@@ -195,6 +198,14 @@ class _Reader:
         query = rank * (hidden + heads * (rope + nope)) if rank else hidden * heads * (rope + nope)
         keys = hidden * (self.latent + rope) + self.latent * heads * (nope + value)
         return query + keys + heads * value * hidden
+
+    def matrix_outputs(self) -> int:
+        """Of dense models; their int8 scales are one per output."""
+        if self.num_experts or self.latent:
+            return 0
+        heads = self.size("num_attention_heads") + 2 * self.kv_heads
+        rows = heads * self.head_dim + 2 * self.size("hidden_size")
+        return self.size("num_hidden_layers") * (rows + 2 * self.size("intermediate_size", 0))
 
     def kv_elements_per_layer(self) -> int:
         """Latent attention keeps one compressed vector and the rotary part of the key."""

@@ -1,0 +1,162 @@
+"""Predicted memory against measured, and the peak while loading.
+
+    python benchmarks/memory.py --model FOLDER [--draft FOLDER]
+
+Every arm is a fresh process: anonymous memory when idle (Foretoken and PyTorch imported), its peak
+while the models load (sampled), and its peak once every page has been written and a full step of
+sampled requests has run. Wanted: the prediction within 5 %; while loading at most one layer more
+than afterwards. Times play no part, so the machine may be busy.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common import Goal, announce, at_most, finish, make_parser
+
+MIB = 1 << 20
+ARMS: dict[str, dict[str, Any]] = {
+    "16-bit": {},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "16-bit, int8 draft": {"draft": "int8"},
+}
+
+
+def anonymous() -> int:
+    """Bytes of anonymous memory that this process has."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) << 10
+    raise SystemExit("this kernel does not say RssAnon")
+
+
+class Peak:
+    """The most anonymous memory while a `with` block runs, sampled every millisecond."""
+
+    def __enter__(self) -> "Peak":
+        """Begin."""
+        self.value, self._done = anonymous(), threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.001):
+            self.value = max(self.value, anonymous())
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        self._done.set()
+        self._thread.join()
+        self.value = max(self.value, anonymous())
+
+
+def run_arm(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Measure one configuration in this process."""
+    import gc
+
+    import torch
+
+    from foretoken import LLM, SamplingParams
+    from foretoken.kv.store import KVStore
+
+    torch.set_num_threads(1)
+    torch.ones(64, 64) @ torch.ones(64, 64)
+    idle = anonymous()
+    with Peak() as loading:
+        llm = LLM(**settings)
+    loaded = anonymous()
+    config = llm._engine.parts.config
+    with Peak() as running:
+        for store in [found for found in gc.get_objects() if isinstance(found, KVStore)]:
+            for layer_SKh in store.layers:
+                layer_SKh.fill_(0)
+        each = config.max_num_batched_tokens // config.max_num_seqs
+        prompts = [
+            {"prompt_token_ids": [1 + (7 * i + j) % 90 for j in range(each)]}
+            for i in range(config.max_num_seqs)
+        ]
+        params = SamplingParams(temperature=0.8, max_tokens=8, ignore_eos=True)
+        llm.generate(prompts, params, use_tqdm=False)
+    budget = config.budget
+    return {
+        "predicted": budget.total,
+        "measured": running.value - idle,
+        "predicted_weights": budget.need.weights + budget.need.draft_weights,
+        "loaded": loaded - idle,
+        "loading_peak": loading.value - idle,
+        "layer": llm._engine.parts.runner.model.shape.layer_parameters() * 2,
+    }
+
+
+def measure(model: str, draft: str | None, arm: Mapping[str, Any], quick: bool) -> dict[str, int]:
+    """Run one arm in a process of its own."""
+    settings = {
+        "model": model,
+        "quantization": arm.get("quantization"),
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64 if quick else 256,
+        "max_model_len": 512,
+        "kv_cache_memory_bytes": (8 if quick else 128) * MIB,
+    }
+    if draft is not None:
+        speculative = {"model": draft, "num_speculative_tokens": 4}
+        settings["speculative_config"] = {**speculative, "quantization": arm.get("draft")}
+    command = [sys.executable, __file__, "--child", json.dumps(settings)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def goals_of(results: Mapping[str, Mapping[str, int]]) -> list[Goal]:
+    """The two promises, per arm."""
+    found = []
+    for name, one in results.items():
+        error = abs(one["predicted"] / one["measured"] - 1)
+        found.append(at_most(f"{name}: error of the prediction", error, 0.05))
+        more = (one["loading_peak"] - one["loaded"]) / one["layer"]
+        found.append(at_most(f"{name}: layers more while loading", more, 1.0))
+    return found
+
+
+def show(name: str, one: Mapping[str, int]) -> None:
+    """One line."""
+    error = one["predicted"] / one["measured"] - 1
+    print(
+        f"{name}: predicted {one['predicted'] / MIB:.0f} MiB, measured "
+        f"{one['measured'] / MIB:.0f} MiB ({error:+.1%}); after loading {one['loaded'] / MIB:.0f}, "
+        f"peak while loading {one['loading_peak'] / MIB:.0f} "
+        f"(a layer: {one['layer'] / MIB:.0f} MiB)",
+        flush=True,
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure the arms, report."""
+    if arguments[:1] == ["--child"]:
+        print(json.dumps(run_arm(json.loads(arguments[1]))))
+        return
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", default="demo", help="default: %(default)s")
+    parser.add_argument("--draft", help="a draft model beside it; default: none")
+    parser.add_argument("--arms", nargs="*", choices=ARMS, help="default: all that apply")
+    settings: argparse.Namespace = parser.parse_args()
+    names = settings.arms or [n for n in ARMS if settings.draft or "draft" not in ARMS[n]]
+    where = announce(settings)
+    results = {}
+    for name in names:
+        results[name] = measure(settings.model, settings.draft, ARMS[name], settings.quick)
+        show(name, results[name])
+    finish("memory", where, settings, results, goals_of(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,177 @@
+"""The formula of memory: what a model and its drafter keep, in bytes, from counts alone.
+
+Used by the engine (to size its pages and to refuse), by its log, by `foretoken info` and by the
+planner, so that no two of them disagree. Knows neither files nor machines; docs/memory.md explains
+every term. Nothing here is measured; `benchmarks/memory.py` compares it with a process.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+KV_SCALE_BYTES = 4
+"""Of the float32 scale beside the int8 keys, or values, of one token and head."""
+
+
+class WeightCounts(NamedTuple):
+    """How many numbers a model holds, by how they are stored."""
+
+    table: int
+    """Of the embedding."""
+    head: int
+    """Of the output head's own copy: tied weights are packed a second time."""
+    matrices: int
+    """Of the layers' linear maps, which is what quantization rounds."""
+    rest: int
+    """Norms and biases."""
+    outputs: int = 0
+    """Rows of the matrices; each has a scale under int8."""
+    head_outputs: int = 0
+
+
+class Storage(NamedTuple):
+    """Bytes that one number takes, by what it belongs to."""
+
+    table: float
+    head: float
+    matrix: float
+    rest: float
+    per_output: float = 0.0
+    """Bytes per row of a matrix beside its numbers: a scale."""
+    per_head_output: float = 0.0
+
+
+def engine_storage(dtype_bytes: int, quantization: str | None) -> Storage:
+    """How the engine's own layers store weights.
+
+    Args:
+        dtype_bytes: of the model's type.
+        quantization: None, `int8` (a float32 scale per output) or `int4` (one per 32 inputs; the
+            head is int8 then).
+    """
+    if quantization is None:
+        return Storage(dtype_bytes, dtype_bytes, dtype_bytes, dtype_bytes)
+    if quantization == "int8":
+        return Storage(dtype_bytes, 1.0, 1.0, dtype_bytes, per_output=4.0, per_head_output=4.0)
+    assert quantization == "int4", quantization
+    return Storage(dtype_bytes, 1.0, 0.5 + 4 / 32, dtype_bytes, per_head_output=4.0)
+
+
+def weight_bytes(counts: WeightCounts, storage: Storage) -> float:
+    """Bytes of all weights; padding to whole panels of 16 outputs is not counted."""
+    return (
+        counts.table * storage.table
+        + counts.head * storage.head
+        + counts.matrices * storage.matrix
+        + counts.rest * storage.rest
+        + counts.outputs * storage.per_output
+        + counts.head_outputs * storage.per_head_output
+    )
+
+
+def kv_token_bytes(elements: float, element_bytes: float, scales: int = 0) -> float:
+    """Bytes of the keys and values of one token.
+
+    Args:
+        elements: numbers over all layers, keys and values.
+        element_bytes: of each.
+        scales: float32 scales beside them; 0: none.
+    """
+    return elements * element_bytes + scales * KV_SCALE_BYTES
+
+
+class StepSize(NamedTuple):
+    """The largest step that may run."""
+
+    tokens: int
+    rows: int
+    """Of logits."""
+    drafts: int = 0
+    """Draft tokens whose distributions may be kept."""
+
+
+class Widths(NamedTuple):
+    """How wide a model's activations are, in numbers per token."""
+
+    hidden: int
+    query: int
+    kv: int
+    inner: int
+    vocabulary: int
+
+
+RUNTIME_BYTES = 32 << 20
+"""Of libraries that load late, the tokenizer, thread stacks: measured on Linux."""
+SCRATCH = 1.25
+"""Kernels' buffers grow by a quarter more than was asked."""
+LOGIT_COPIES = 3
+"""float32 rows of logits that are there at once: as computed, edited, and divided or drawn from."""
+
+
+def activation_bytes(step: StepSize, widths: Widths, item_bytes: int) -> int:
+    """Activations of the largest step: one layer's between its matrices, and rows of logits."""
+    layer = 4 * widths.hidden + 2 * widths.query + 2 * widths.kv + 3 * widths.inner
+    logits = 4 * widths.vocabulary * (LOGIT_COPIES * step.rows + step.drafts)
+    return int(SCRATCH * step.tokens * layer * item_bytes) + logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a configuration keeps beside its pages, and what a token on those pages takes."""
+
+    weights: int
+    draft_weights: int = 0
+    activations: int = 0
+    workspace: int = 0
+    """Tables of positions, the page books, buffers of kernels."""
+    kv_per_token: int
+    """Of the target."""
+    draft_kv_per_token: int = 0
+    """Of draft models and heads, and the features that heads read."""
+    lookahead: int = 0
+    """Slots that a running sequence may hold beyond its tokens."""
+    max_num_seqs: int = 1
+
+    @property
+    def fixed(self) -> int:
+        """Everything but pages."""
+        return self.weights + self.draft_weights + self.activations + self.workspace
+
+    @property
+    def per_token(self) -> int:
+        """Bytes of a slot, target and drafters together."""
+        return self.kv_per_token + self.draft_kv_per_token
+
+    @property
+    def lookahead_tokens(self) -> int:
+        """Slots held beyond tokens when all sequences run."""
+        return self.lookahead * self.max_num_seqs
+
+    @property
+    def drafts(self) -> bool:
+        """Whether speculation takes any memory."""
+        return bool(self.draft_weights or self.draft_kv_per_token or self.lookahead)
+
+
+class Cost(NamedTuple):
+    """What speculation takes from the keys and values, in tokens."""
+
+    tokens: int
+    share: float
+    """Of the tokens that the same memory holds without it."""
+
+
+def tokens_that_fit(kv_bytes: float, per_token: float) -> int:
+    """Tokens whose keys and values fit, at least 0."""
+    return max(0, int(kv_bytes // per_token))
+
+
+def speculation_cost(need: Need, num_tokens: int) -> Cost:
+    """Tokens lost to draft weights, draft keys and values and look-ahead, in the same memory.
+
+    Args:
+        need: with the drafter.
+        num_tokens: slots of the KV cache as configured.
+    """
+    kept = max(0, num_tokens - need.lookahead_tokens)
+    plain = tokens_that_fit(num_tokens * need.per_token + need.draft_weights, need.kv_per_token)
+    return Cost(plain - kept, (plain - kept) / plain if plain else 0.0)

@@ -1,0 +1,175 @@
+"""The memory formula against what is there, refusals, and what planner and engine must agree on.
+
+The guarded bugs: a term that is forgotten, a refusal whose advice does not work, a drafter whose
+keys and values cost nothing in the books, two formulas.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.checkpoint import packaged_model
+from foretoken.config.memory import Budget, Drafting, MemoryFacts, ModelMemory, budget_of
+from foretoken.errors import ConfigError
+from foretoken.kernels.library import find_library
+from foretoken.kernels.linear import Packed
+from foretoken.lab.plan.bits import find_quantization
+from foretoken.lab.plan.catalog import load_plan_model
+from foretoken.lab.plan.memory import kv_per_token, weight_bytes
+from foretoken.models import LoadOptions, load_model
+from foretoken.models.decoder import Decoder
+from foretoken.ops.linear import KernelLinear
+from foretoken.quant import quantized_linear, round_weights, rounded_linear, scheme_of
+from foretoken.shape import ModelShape
+from foretoken.shape.memory import engine_storage, speculation_cost
+from foretoken.shape.memory import weight_bytes as formula
+
+MIB = 1 << 20
+DEMO, DRAFT = (ModelShape.from_config(packaged_model(n)) for n in ("demo", "demo-draft"))
+
+
+def facts(**changes: object) -> MemoryFacts:
+    """A roomy machine with the packaged pair."""
+    found = MemoryFacts(
+        target=ModelMemory(shape=DEMO),
+        drafting=Drafting(models=(ModelMemory(shape=DRAFT),), lookahead=4),
+        dtype_bytes=2,
+        packs=True,
+        free=2048 * MIB,
+        kv_share=0.25,
+        kv_bytes=None,
+        page_size=32,
+        max_model_len=1024,
+        max_model_len_given=True,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+    )
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(find_library() is None, reason="only kernels pack weights")
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_weights_are_the_bytes_that_are_packed(quantization: str | None) -> None:
+    options = LoadOptions(
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        batch_invariant=True,
+        page_size=32,
+        quantization=quantization,
+        max_model_len=64,
+    )
+    model = load_model(Path(packaged_model("demo")), options)
+    assert isinstance(model, Decoder)
+    linears = [model.head]
+    for layer in model.layers:
+        block, mlp = layer.attention, layer.mlp
+        linears += [block.qkv, block.out, mlp.gate_up, mlp.down]
+    packed = sum(one.packed.num_bytes for one in linears if isinstance(one, KernelLinear))
+    predicted = formula(DEMO.weight_counts(), engine_storage(2, quantization))
+    assert predicted == pytest.approx(packed + model.embedding_VD.nbytes, rel=0.01)
+
+
+def test_kept_tensors_do_not_hold_the_file() -> None:
+    """A view of the mapped file would keep all of it mapped."""
+    options = LoadOptions(
+        dtype=torch.bfloat16, device=torch.device("cpu"), batch_invariant=True, page_size=32
+    )
+    kept = load_model(Path(packaged_model("demo")), options)
+    assert Path("/proc/self/maps").is_file()
+    mapped = str(packaged_model("demo") / "model.safetensors")
+    assert mapped not in Path("/proc/self/maps").read_text("utf-8")
+    assert kept.embedding_VD.shape[0] == DEMO.vocab_size
+
+
+@pytest.mark.skipif(find_library() is None, reason="only kernels pack weights")
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_packing_in_pieces_is_packing(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight_NK = torch.randn(200, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    monkeypatch.setattr("foretoken.quant.layer._PIECE", 64 * 48)
+    pieces = rounded_linear(weight_NK, scheme_of(scheme), probe=None)
+    whole = quantized_linear(
+        round_weights(weight_NK, scheme_of(scheme)), weight_NK.dtype, probe=None
+    )
+    assert isinstance(pieces, KernelLinear) and isinstance(whole, KernelLinear)
+    same_packed(pieces.packed, whole.packed)
+
+
+def same_packed(found: Packed, expected: Packed) -> None:
+    assert (found.outputs, found.inputs) == (expected.outputs, expected.inputs)
+    assert torch.equal(found.weight, expected.weight)
+    assert found.scale is not None and expected.scale is not None
+    assert torch.equal(found.scale, expected.scale)
+
+
+@pytest.mark.parametrize("quantization", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("name", ["demo", "demo-draft"])
+def test_the_planner_uses_the_same_formula(name: str, quantization: str) -> None:
+    model, shape = load_plan_model(name, "t"), ModelShape.from_config(packaged_model(name))
+    scheme = None if quantization == "bf16" else quantization
+    expected = formula(shape.weight_counts(), engine_storage(2, scheme))
+    found = weight_bytes(model, find_quantization(quantization, "q"), "foretoken")
+    assert found == pytest.approx(expected, rel=0.005)
+    assert kv_per_token(model, 2, 4096, "foretoken") == shape.kv_bytes_per_token(2)
+
+
+def test_a_drafter_costs_weights_and_keys_and_slots() -> None:
+    both = budget_of(facts(kv_bytes=64 * MIB, max_model_len=100_000, max_model_len_given=False))
+    need = both.need
+    assert need.draft_weights > 0 and need.draft_kv_per_token == DRAFT.kv_bytes_per_token(2)
+    in_the_same_memory = (both.num_tokens * need.per_token + need.draft_weights) / need.kv_per_token
+    kept = both.num_tokens - 4 * 8
+    assert both.cost.tokens == int(in_the_same_memory) - kept
+    assert both.cost.share == pytest.approx(both.cost.tokens / in_the_same_memory, rel=1e-3)
+    plain = budget_of(facts(drafting=Drafting()))
+    assert speculation_cost(plain.need, plain.num_tokens) == (0, 0.0)
+
+
+def test_pages_end_where_all_sequences_are_full() -> None:
+    assert budget_of(facts()).num_tokens == 8 * 1024
+
+
+def refused(asked: MemoryFacts) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        budget_of(asked)
+    return caught.value
+
+
+def accepted(asked: MemoryFacts) -> Budget:
+    found = budget_of(asked)
+    assert found.total <= asked.free
+    return found
+
+
+def test_a_context_that_does_not_fit_names_one_that_does() -> None:
+    asked = facts(kv_bytes=4 * MIB)
+    error = refused(asked)
+    assert (error.field, error.given) == ("max_model_len", 1024)
+    fits = int(str(error).split("max_model_len=")[1].split(";")[0])
+    assert 0 < fits < 1024
+    accepted(replace(asked, max_model_len=fits))
+    more = int(str(error).split("kv_cache_memory_bytes=")[1].split(";")[0])
+    accepted(replace(asked, kv_bytes=more))
+
+
+def test_what_was_not_asked_for_only_becomes_shorter() -> None:
+    found = budget_of(facts(kv_bytes=4 * MIB, max_model_len_given=False))
+    assert 0 < found.num_tokens < 1024
+
+
+def test_weights_that_do_not_fit_show_the_arithmetic() -> None:
+    roomy = budget_of(facts())
+    asked = facts(free=roomy.need.fixed - MIB)
+    error = refused(asked)
+    assert error.field == "model"
+    for part in ("weights", "draft weights", "activations", "no speculative_config"):
+        assert part in str(error)
+    accepted(replace(asked, drafting=Drafting(), max_model_len_given=False))
+
+
+def test_keys_and_values_beyond_the_memory_are_refused() -> None:
+    asked = facts(kv_bytes=4000 * MIB, max_model_len=400_000, max_model_len_given=False)
+    error = refused(asked)
+    assert (error.field, error.given) == ("kv_cache_memory_bytes", 4000 * MIB)
+    assert "are free" in str(error)
