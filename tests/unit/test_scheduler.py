@@ -116,6 +116,28 @@ def test_drafts_are_dropped_before_anyone_is_preempted() -> None:
     assert engine.scheduler.num_preemptions == 0
 
 
+def test_a_shortage_that_only_drafts_cause_preempts_nobody() -> None:
+    """With their look-ahead both sequences would need more pages than there are, at every step."""
+    engines = [engine_of(num_pages=6, num_drafts=n, max_num_seqs=2) for n in (0, 12)]
+    for engine in engines:
+        for name in "ab":
+            engine.add(make_request(name, (1, 2, 3, 4), max_tokens=8))
+        engine.run()
+        assert engine.scheduler.num_preemptions == 0
+        assert engine.tokens("a") == engine.tokens("b") == continuation((1, 2, 3, 4), 8)
+
+
+def test_drafts_do_not_keep_anyone_waiting() -> None:
+    """The pages that the next in the queue needs are not lent to drafts."""
+    engine = engine_of(num_pages=7, num_drafts=12, max_num_seqs=2)
+    engine.add(make_request("a", (1, 2, 3), max_tokens=40))
+    engine.step()
+    engine.add(make_request("b", LONG[:12], max_tokens=2))
+    batch = engine.plan()
+    assert [span.sequence.request.request_id for span in batch.spans] == ["a", "b"]
+    assert batch.spans[0].draft_budget == 8, "what is left of its page, and one page more"
+
+
 def test_the_lowest_priority_and_latest_is_preempted_and_loses_nothing() -> None:
     engine = engine_of(num_pages=6)
     engine.add(make_request("low", (3, 3, 3), priority=5, max_tokens=12))

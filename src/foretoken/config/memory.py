@@ -236,12 +236,13 @@ def show(count: float) -> str:
 
 
 def _weights(model: ModelMemory, facts: MemoryFacts) -> int:
-    quantization = model.quantization if facts.packs else None
+    given = model.quantization if facts.packs else None
+    quantization = given if given in QUANTIZATIONS else None
     counts = model.shape.weight_counts()
     if not facts.packs and model.shape.tie_word_embeddings:
         counts = counts._replace(head=0)
     stored = model.shape.stored
-    if stored is not None and facts.packs and quantization not in QUANTIZATIONS:
+    if stored is not None and facts.packs and quantization is None:
         return int(weight_bytes(counts, _as_stored(stored, facts.dtype_bytes)))
     return int(weight_bytes(counts, engine_storage(facts.dtype_bytes, quantization)))
 

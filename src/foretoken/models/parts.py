@@ -239,7 +239,7 @@ class Builder:
         Raises:
             CheckpointError: tensors are missing, unused or misshapen.
         """
-        shape, take = self.shape, self.checkpoint.take
+        shape = self.shape
         table = (shape.vocab_size, shape.hidden_size)
         embedding_VD = self.checkpoint.keep("model.embed_tokens.weight", table)
         if shape.tie_word_embeddings:

@@ -49,9 +49,15 @@ class SequencePages:
         """Pages that the committed tokens still need."""
         return tables.missing_pages(self.pool, sequence.page_table, sequence.num_tokens)
 
-    def draft_room(self, sequence: Sequence) -> int:
-        """How many drafts could have pages, beyond the committed tokens."""
-        num_pages = len(sequence.page_table) + self.pool.num_available
+    def wanted(self, waiting: Sequence, spare: int) -> int:
+        """Pages that `admit` may need for it; 0 where there are too few in any case."""
+        needed = self.pool.pages_for(waiting.num_tokens) + spare
+        return needed if needed <= self.pool.num_available else 0
+
+    def draft_room(self, sequence: Sequence, kept_free: int = 0) -> int:
+        """How many drafts could have pages, beyond the committed tokens and `kept_free` pages."""
+        free = max(0, self.pool.num_available - kept_free)
+        num_pages = len(sequence.page_table) + free
         return num_pages * self.pool.page_size - sequence.num_tokens
 
     def reserve(self, sequence: Sequence, num_drafts: int) -> None:

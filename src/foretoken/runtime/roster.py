@@ -30,6 +30,12 @@ class Roster:
         """Whether somebody waits and a seat is free."""
         return len(self.waiting) > 0 and len(self.running) < self._max_num_seqs
 
+    @property
+    def pages_for_next(self) -> int:
+        """Pages that drafts must leave for whoever is admitted next; 0: nobody can be."""
+        sequence = self.waiting.peek() if self.may_admit else None
+        return 0 if sequence is None else self._pages.wanted(sequence, len(self.running))
+
     def admit_next(self, now: float) -> Sequence | None:
         """Admit the first waiting sequence if there is a seat and if its pages are there.
 

@@ -52,6 +52,7 @@ class Scheduler:
         self._roster = Roster(self._pages, config.max_num_seqs)
         self._num_added = 0
         self._in_flight = False
+        self._kept_free = 0
 
     @property
     def has_unfinished(self) -> bool:
@@ -182,6 +183,7 @@ class Scheduler:
     def _decode_spans(self, decoding: list[Sequence], load: StepLoad, allowance: int) -> list[Span]:
         """One span per decoding sequence, at most `allowance` drafts over all of them."""
         spans = []
+        self._kept_free = self._roster.pages_for_next
         for sequence in decoding:
             budget = self._clip(sequence, self._draft_budget(sequence, load), allowance)
             if budget:
@@ -203,7 +205,8 @@ class Scheduler:
             return 0
         output_left = sequence.request.max_tokens - sequence.num_output - 1
         context_left = self.max_len - sequence.num_tokens - 1
-        limits = (output_left, context_left, allowance, self._pages.draft_room(sequence))
+        room = self._pages.draft_room(sequence, self._kept_free)
+        limits = (output_left, context_left, allowance, room)
         return max(0, min(wanted, *limits))
 
     def _add_chunk(self, spans: list[Span], sequence: Sequence, tokens_left: int) -> int:
