@@ -138,22 +138,15 @@ def resolve(
     if invariant == "auto":
         invariant = device == "cpu" and dtype == "bfloat16"
     max_model_len = config.max_model_len or shape.max_position_embeddings
-    if max_model_len > shape.max_position_embeddings:
-        allowed = f"at most {shape.max_position_embeddings}, the model's context"
-        raise ConfigError("max_model_len", max_model_len, allowed)
-    on_gpu = device == "cuda"
-    free = hardware.free_memory
-    if on_gpu:
-        assert gpu_free_memory is not None, "checked above"
-        free = int(gpu_free_memory * config.gpu_memory_utilization)
+    _check_length(max_model_len, shape)
     tokens = config.max_num_batched_tokens or 2048
     facts = MemoryFacts(
         target=ModelMemory(shape=shape, quantization=config.quantization),
         drafting=drafting or Drafting(),
         dtype_bytes=DTYPE_BYTES[dtype],
-        packs=packs and not on_gpu and dtype != "float16",
-        free=free,
-        kv_share=1.0 if on_gpu else _CPU_KV_SHARE,
+        packs=packs and device == "cpu" and dtype != "float16",
+        free=_usable_memory(config, hardware, None if device == "cpu" else gpu_free_memory),
+        kv_share=_CPU_KV_SHARE if device == "cpu" else 1.0,
         kv_bytes=config.kv_cache_memory_bytes,
         page_size=config.block_size,
         max_model_len=max_model_len,
@@ -182,3 +175,16 @@ def resolve_dtype(wanted: str, device: str, hardware: Hardware, shape: ModelShap
     if shape.dtype == "float32" or not hardware.has_bf16:
         return "float32"
     return "bfloat16"
+
+
+def _check_length(max_model_len: int, shape: ModelShape) -> None:
+    if max_model_len > shape.max_position_embeddings:
+        allowed = f"at most {shape.max_position_embeddings}, the model's context"
+        raise ConfigError("max_model_len", max_model_len, allowed)
+
+
+def _usable_memory(config: EngineConfig, hardware: Hardware, gpu_free: int | None) -> int:
+    """Bytes that the engine may take on its device."""
+    if gpu_free is None:
+        return hardware.free_memory
+    return int(gpu_free * config.gpu_memory_utilization)
