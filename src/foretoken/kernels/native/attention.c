@@ -55,6 +55,7 @@ typedef struct {
     const ft_attention_call *call;
     const ft_attention_unit *units;
     const ft_attention_kernel *kernel;
+    int64_t num_units;
 } run_state;
 
 static void run_item(void *context, int64_t item, int worker) {
@@ -65,11 +66,13 @@ static void run_item(void *context, int64_t item, int worker) {
         state->call->shape, unit->end_row - unit->first_row, unit->end_head - unit->first_head);
     float *scratch = ft_scratch(1, floats * sizeof(float));
     if (!scratch) abort();
-    state->kernel->run(state->call, unit, scratch);
+    const int64_t after = item + ft_threads();
+    const ft_attention_unit *next = after < state->num_units ? state->units + after : NULL;
+    state->kernel->run(state->call, unit, next, scratch);
 }
 
 void ft_attention_run(const ft_attention_call *call, const ft_attention_unit *units,
                       int64_t num_units) {
-    run_state state = {call, units, kernel_of(call->shape->type)};
+    run_state state = {call, units, kernel_of(call->shape->type), num_units};
     ft_parallel(run_item, &state, num_units);
 }

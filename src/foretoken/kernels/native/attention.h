@@ -5,8 +5,10 @@
 // group-major order: head g * num_kv_heads + k reads key head k.
 //
 // Order of arithmetic, and with it a row's bits, depends on the row's position alone. Keys are
-// taken in blocks of 64 and sections of 512 that begin at multiples of these numbers; softmax is
-// online over the blocks of a section from a fresh state; the sections are then merged in order.
+// taken in blocks of 16 and sections of 512 that begin at multiples of these numbers; softmax is
+// online over the blocks of a section from a fresh state: a row's peak moves, and what it summed is
+// scaled, where a block has a score more than 8 (in powers of two) above it. The sections are then
+// merged in order.
 // A key that a row does not see takes part as an exact zero. Threads share work by rows and key
 // heads, so nothing above can depend on them either.
 //
@@ -68,7 +70,9 @@ typedef struct {
     int ready;  // 0: this build has none
     // Floats of scratch memory that a unit of so many rows and key heads needs.
     size_t (*scratch)(const ft_attention_shape *shape, int rows, int heads);
-    void (*run)(const ft_attention_call *call, const ft_attention_unit *unit, float *scratch);
+    // `next`: the unit that this thread will most likely run next, or null.
+    void (*run)(const ft_attention_call *call, const ft_attention_unit *unit,
+                const ft_attention_unit *next, float *scratch);
 } ft_attention_kernel;
 
 extern const ft_attention_kernel ft_attention_portable, ft_attention_avx2, ft_attention_avx512,

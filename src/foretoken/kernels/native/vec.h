@@ -49,6 +49,7 @@ static inline vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 static inline vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 static inline vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 static inline vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline vf vf_fms(vf a, vf b, vf c) { return _mm512_fmsub_ps(a, b, c); }
 static inline float vf_sum(vf x) { return _mm512_reduce_add_ps(x); }
 static inline float vf_peak(vf x) { return _mm512_reduce_max_ps(x); }
 static inline vf vf_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(vf_tail(n), p); }
@@ -89,6 +90,14 @@ static inline vf vf_within(vf x, int base, int low, int high, vf other) {
                            _mm512_cmpge_epi32_mask(at, _mm512_set1_epi32(low));
     return _mm512_mask_mov_ps(other, seen, x);
 }
+static inline int vf_any_above(vf x, float limit) {
+    return _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
+}
+/* value where x is not -inf, else 0. */
+static inline vf vf_where_finite(vf x, vf value) {
+    const __mmask16 seen = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ);
+    return _mm512_maskz_mov_ps(seen, value);
+}
 /* 2^n * x for the whole numbers n of `power`. */
 static inline vf vf_scale(vf x, vf power) { return _mm512_scalef_ps(x, power); }
 static inline vf vf_round(vf x) {
@@ -115,6 +124,7 @@ static inline vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
 static inline vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 static inline vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
 static inline vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+static inline vf vf_fms(vf a, vf b, vf c) { return _mm256_fmsub_ps(a, b, c); }
 static inline float vf_sum(vf x) {
     float lanes[W];
     vf_store(lanes, x);
@@ -143,6 +153,13 @@ static inline vf vf_within(vf x, int base, int low, int high, vf other) {
     const __m256i unseen = _mm256_or_si256(_mm256_cmpgt_epi32(at, _mm256_set1_epi32(high)),
                                            _mm256_cmpgt_epi32(_mm256_set1_epi32(low), at));
     return _mm256_blendv_ps(x, other, _mm256_castsi256_ps(unseen));
+}
+static inline int vf_any_above(vf x, float limit) {
+    return _mm256_movemask_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_GT_OQ)) != 0;
+}
+static inline vf vf_where_finite(vf x, vf value) {
+    const __m256 unseen = _mm256_cmp_ps(x, _mm256_set1_ps(-__builtin_inff()), _CMP_EQ_OQ);
+    return _mm256_andnot_ps(unseen, value);
 }
 static inline vf vf_round(vf x) {
     return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -177,6 +194,7 @@ static inline vf vf_pick(vi which, vf a, vf b) { return (vf)(((vi)a & which) | (
 static inline vf vf_max(vf a, vf b) { return vf_pick((vi)(a > b), a, b); }
 static inline vf vf_min(vf a, vf b) { return vf_pick((vi)(a < b), a, b); }
 static inline vf vf_fma(vf a, vf b, vf c) { return a * b + c; }
+static inline vf vf_fms(vf a, vf b, vf c) { return a * b - c; }
 static inline float vf_sum(vf x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 static inline float vf_peak(vf x) {
     float peak = x[0];
@@ -202,6 +220,13 @@ static inline void vf_store_bf16(bf16 *p, vf x) {
 static inline vf vf_within(vf x, int base, int low, int high, vf other) {
     const vi at = (vi){0, 1, 2, 3} + base;
     return vf_pick((vi)(at <= high) & (vi)(at >= low), x, other);
+}
+static inline int vf_any_above(vf x, float limit) {
+    const vi above = (vi)(x > limit);
+    return (above[0] | above[1] | above[2] | above[3]) != 0;
+}
+static inline vf vf_where_finite(vf x, vf value) {
+    return vf_pick((vi)(x != vf_set1(-__builtin_inff())), value, vf_set1(0));
 }
 static inline vf vf_round(vf x) {
     const vf magic = vf_set1(12582912.0f); /* 1.5 * 2^23: the fraction falls off the end */
