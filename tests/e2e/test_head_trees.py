@@ -21,6 +21,7 @@ from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_pro
 
 CHOICES = [[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [1, 0, 0], [2]]
 NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa")
+DYNAMIC = {"tree_top_k": 3, "tree_depth": 3, "num_speculative_tokens": 10}
 COUNT, TOKENS = 6, 24
 SETTINGS: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
 
@@ -91,11 +92,21 @@ def chain_logits(
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_dynamic_trees_change_no_token(
+    name: str, model: Path, folders: dict[str, Path], plain: Callable[[str], list[Result]]
+) -> None:
+    with open_head(model, folders[name], name, **DYNAMIC, pressure=PRESSURES["calm"]) as llm:
+        for parameters in ("greedy", "seeded"):
+            assert run(llm, parameters) == plain(parameters), parameters
+
+
+@pytest.mark.parametrize("shape", [{"choices": CHOICES}, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_node_is_what_the_chain_would_draft(
-    name: str, model: Path, folders: dict[str, Path]
+    name: str, shape: dict[str, Any], model: Path, folders: dict[str, Path]
 ) -> None:
     """Down every branch: the node is the chain's candidate of its rank after the same drafts."""
-    with open_head(model, folders[name], name, choices=CHOICES) as llm:
+    with open_head(model, folders[name], name, **shape) as llm:
         drafters: Any = llm._engine.parts.proposer
         [member] = drafters.members.values()
         propose, compared = member.proposer.propose, []
@@ -128,3 +139,5 @@ def test_a_tree_deeper_than_the_head_is_refused(model: Path, folders: dict[str, 
     deep = [[0] * n for n in range(1, 5)]
     with pytest.raises(ConfigError, match="at most 3"):
         open_head(model, folders["mlp"], "mlp", choices=deep)
+    with pytest.raises(ConfigError, match="tree_depth.*at most 3"):
+        open_head(model, folders["medusa"], "medusa", tree_top_k=2, tree_depth=4)

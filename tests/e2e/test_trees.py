@@ -87,6 +87,7 @@ CHOICES = [[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [2]]
 DRAFTS: dict[str, dict[str, Any]] = {
     "auto": {"choices": CHOICES},
     "greedy": {"choices": CHOICES, "draft_sample_method": "greedy"},
+    "dynamic": {"tree_top_k": 3, "tree_depth": 4, "num_speculative_tokens": 10},
     "wide": {"choices": [[0], [1], [2], [3], [3, 0], [3, 2]]},
     "standard": {"choices": CHOICES, "rejection_sample_method": "standard"},
 }
@@ -101,7 +102,7 @@ LATE = pytest.mark.full
 QUICK = ("greedy", "penalties", "bias", "logprobs", "several")
 
 
-@pytest.mark.parametrize("drafts", ["auto", pytest.param("greedy", marks=LATE), "wide"])
+@pytest.mark.parametrize("drafts", ["auto", pytest.param("greedy", marks=LATE), "wide", "dynamic"])
 def test_trees_of_a_draft_model(
     drafts: str, model: Path, draft: Path, reference: Reference
 ) -> None:
@@ -138,7 +139,7 @@ def test_a_tree_keeps_more_than_its_first_branch(model: Path, tmp_path: Path) ->
     assert lengths[1] > 1.1 * lengths[0] > 1.2
 
 
-@pytest.mark.parametrize("method", ["auto", pytest.param("greedy", marks=LATE)])
+@pytest.mark.parametrize("method", ["auto", pytest.param("greedy", marks=LATE), "dynamic"])
 @pytest.mark.parametrize("rule", ["standard", "traversal"])
 def test_drawn_trees_have_the_plain_distribution(
     rule: str, method: str, model: Path, tmp_path: Path
@@ -147,11 +148,11 @@ def test_drawn_trees_have_the_plain_distribution(
     samples = 1000
     params = SamplingParams(max_tokens=5, top_k=2, n=samples, detokenize=False, ignore_eos=True)
     near = write_tiny_llama(tmp_path, seed=1, scale=2.4)
-    config = {
-        "choices": [[0], [0, 0], [1], [1, 0]],
-        "rejection_sample_method": rule,
-        "draft_sample_method": method,
-    }
+    config: dict[str, Any] = {"rejection_sample_method": rule}
+    if method == "dynamic":
+        config |= {"tree_top_k": 2, "tree_depth": 2, "num_speculative_tokens": 4}
+    else:
+        config |= {"choices": [[0], [0, 0], [1], [1, 0]], "draft_sample_method": method}
     counts: list[Counter[tuple[int, ...]]] = []
     kept = 0.0
     for llm in (LLM(str(model), seed=3, **SETTINGS), open_draft(model, near, config, seed=4)):
@@ -171,12 +172,20 @@ def test_drawn_trees_have_the_plain_distribution(
     assert freedom > 2 and statistic < freedom + 2 * math.sqrt(freedom * x) + 2 * x
 
 
-@pytest.mark.parametrize("pressure", ["calm", pytest.param("chunks", marks=LATE), "shortage"])
+@pytest.mark.parametrize(
+    ("pressure", "drafts"),
+    [
+        ("calm", "auto"),
+        ("calm", "dynamic"),
+        pytest.param("chunks", "auto", marks=LATE),
+        ("shortage", "auto"),
+    ],
+)
 def test_kept_kv_of_the_draft_equals_kv_computed_anew(
-    pressure: str, model: Path, draft: Path
+    pressure: str, drafts: str, model: Path, draft: Path
 ) -> None:
     """Whatever branch was accepted: a drafter that remembers nothing drafts the same trees."""
-    with open_draft(model, draft, {"choices": CHOICES}, **PRESSURES[pressure]) as llm:
+    with open_draft(model, draft, DRAFTS[drafts], **PRESSURES[pressure]) as llm:
         drafters: Any = llm._engine.parts.proposer
         proposer = drafters.members["draft_model"].proposer
         propose, compared = proposer.propose, []

@@ -52,3 +52,33 @@ def test_what_trees_do_not_go_with(key: str, value: object) -> None:
 def test_only_draft_models_draft_trees() -> None:
     with pytest.raises(ConfigError, match="draft_model"):
         SpeculativeConfig.from_dict({"method": "ngram", "choices": [[0], [1]]})
+
+
+def test_dynamic_trees() -> None:
+    found = config(tree_top_k=4)
+    assert (found.tree_depth, found.num_speculative_tokens) == (5, 20)
+    theirs = config(
+        speculative_eagle_topk=2, speculative_num_steps=3, num_speculative_tokens=4, method="eagle"
+    )
+    assert (theirs.tree_top_k, theirs.tree_depth, theirs.num_speculative_tokens) == (2, 3, 4)
+    keys = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.5}
+    assert config(tree_top_k=2, tree_depth=3, **keys).synthetic_rates == (1.0, 1.0, 0.5, 0.0)[:3]
+
+
+@pytest.mark.parametrize(
+    ("field", "keys"),
+    [
+        ("tree_top_k", {"tree_top_k": 0}),
+        ("tree_top_k", {"tree_top_k": 33}),
+        ("tree_top_k", {"tree_top_k": 2, "method": "suffix", "model": None}),
+        ("tree_depth", {"tree_depth": 4}),
+        ("tree_depth", {"tree_top_k": 2, "tree_depth": 0}),
+        ("choices", {"tree_top_k": 2, "choices": [[0]], "num_speculative_tokens": 1}),
+        ("draft_confidence_threshold", {"tree_top_k": 2, "draft_confidence_threshold": 0.2}),
+        ("speculative_num_draft_tokens", {"tree_top_k": 2, "speculative_num_draft_tokens": 9}),
+    ],
+)
+def test_what_dynamic_trees_do_not_go_with(field: str, keys: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(**keys)
+    assert caught.value.field == f"speculative_config.{field}"

@@ -132,6 +132,9 @@ def _complete_length(kept: dict[str, Any]) -> dict[str, Any]:
         return kept
     if kept.get("choices") is not None:
         return {**kept, "num_speculative_tokens": len(trees.read_choices(kept["choices"]))}
+    if kept.get("tree_top_k") is not None:
+        nodes = trees.dynamic_nodes(kept["tree_top_k"], kept.get("tree_depth"))
+        return {**kept, "num_speculative_tokens": nodes}
     schedule = kept.get("num_speculative_tokens_per_batch_size")
     if schedule is not None:
         longest = max(k for _, _, k in read_schedule(schedule, None))

@@ -44,6 +44,7 @@ KEYS = KeyTable(
     removed={
         "tensor_parallel_size": "draft_tensor_parallel_size",
         "synthetic_acceptance_rate": "synthetic_acceptance_rates",
+        "speculative_num_draft_tokens": "num_speculative_tokens, one less: SGLang counts the root",
         "disable_mqa_scorer": "leave it out: drafts are always checked in one pass",
         "disable_logprobs": "leave it out: logprobs are always exact",
     },
@@ -94,6 +95,12 @@ class SpeculativeConfig:
     choices: Sequence[Sequence[int]] | None = None
     """Draft a tree of this shape instead of a chain (draft_model and heads): paths of ranks, each
     with its beginnings, such as [[0], [0, 0], [1]]; num_speculative_tokens is their number."""
+    tree_top_k: int | None = None
+    """Draft a tree that takes its shape from the drafter's confidence (EAGLE-2; draft_model and
+    heads): so many nodes of each level get so many children, and the num_speculative_tokens most
+    promising nodes are checked (default: tree_top_k * tree_depth)."""
+    tree_depth: int = trees.DEPTH
+    """With tree_top_k: most drafts on a branch."""
     prompt_lookup_max: int = drafting.LOOKUP_MAX
     """Longest n-gram looked up (ngram)."""
     prompt_lookup_min: int = drafting.LOOKUP_MIN
@@ -231,14 +238,18 @@ class SpeculativeConfig:
     @property
     def _depth(self) -> int:
         """Most drafts that can be accepted in one verification."""
+        if self.tree_top_k is not None:
+            return min(self.tree_depth, self.num_speculative_tokens)
         if self.choices is None:
             return self.num_speculative_tokens
         return max(len(path) for path in self.choices)
 
     def _check_drafting(self) -> None:
+        chains = ("draft_confidence_threshold", "min_speculative_tokens", "use_string_matching")
+        unset = {name: getattr(self, name) for name in chains}
+        others = {**unset, "choices": self.choices}
+        trees.check_dynamic(self.method, self.tree_top_k, self.tree_depth, others)
         if self.choices is not None:
-            chains = ("draft_confidence_threshold", "min_speculative_tokens", "use_string_matching")
-            unset = {name: getattr(self, name) for name in chains}
             count = self.num_speculative_tokens
             found = trees.check_choices(self.method, self.choices, count, unset)
             object.__setattr__(self, "choices", found)

@@ -61,3 +61,38 @@ def check_choices(
     text = f"left out, or the number of choices ({len(found)})"
     require(_WHERE + "num_speculative_tokens", num_drafts, num_drafts == len(found), text)
     return found
+
+
+DEPTH, _WIDEST, _DEEPEST = 5, 32, 32
+
+
+def check_dynamic(method: str, top_k: object, depth: object, others: Mapping[str, object]) -> None:
+    """Check tree_top_k and tree_depth.
+
+    Args:
+        method: look-ups and users' classes draft no such trees.
+        top_k: as given; None: no dynamic tree.
+        depth: as given, or DEPTH.
+        others: settings that do not go with such a tree; they must not be set.
+
+    Raises:
+        ConfigError: a value is out of range, or something does not fit.
+    """
+    where = _WHERE + "tree_depth"
+    ok = is_int(depth, 1) and isinstance(depth, int) and depth <= _DEEPEST
+    require(where, depth, ok, f"1 to {_DEEPEST}")
+    if top_k is None:
+        require(where, depth, depth == DEPTH, f"{DEPTH}: only trees with a tree_top_k have a depth")
+        return
+    ok = is_int(top_k, 1) and isinstance(top_k, int) and top_k <= _WIDEST
+    require(_WHERE + "tree_top_k", top_k, ok, f"None or 1 to {_WIDEST}")
+    allowed = f"None but for {', '.join(_METHODS)}"
+    require(_WHERE + "tree_top_k", top_k, method in _METHODS, allowed)
+    for name, value in others.items():
+        require(_WHERE + name, value, not value, "nothing beside tree_top_k")
+
+
+def dynamic_nodes(top_k: object, depth: object) -> int:
+    """How many drafts a dynamic tree has where nobody said."""
+    sizes = top_k if isinstance(top_k, int) else 1, depth if isinstance(depth, int) else DEPTH
+    return min(_MOST_NODES, max(1, sizes[0] * sizes[1]))

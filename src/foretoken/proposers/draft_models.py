@@ -19,8 +19,8 @@ from foretoken.proposers.draft_tree import TreeDraftProposer
 from foretoken.proposers.parallel import ParallelProposer
 from foretoken.proposers.progress import DraftLimits, DraftProgress
 from foretoken.proposers.shared_vocabulary import SharedVocabularyRunner
-from foretoken.proposers.static_tree import StaticTree
 from foretoken.proposers.string_draft import StringDraftProposer
+from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.proposers.vocabularies import Bridge, Side, Way, bridge
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import DraftSampler, Sampler
@@ -122,8 +122,9 @@ def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
             threshold=config.draft_confidence_threshold, least=config.min_speculative_tokens
         ),
     )
-    if config.choices is not None:
-        return TreeDraftProposer(proposer, runner, drafts, StaticTree.of(config.choices))
+    shape = tree_shape(config)
+    if shape is not None:
+        return TreeDraftProposer(proposer, runner, drafts, shape)
     if draft.bridge.encoders is None:
         return proposer
     return StringDraftProposer(proposer, pool, *draft.bridge.encoders)

@@ -34,6 +34,7 @@ from foretoken.proposers.stateless import (
     StatelessProposer,
 )
 from foretoken.proposers.static_tree import StaticTree
+from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.runtime.batch import Span
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import DraftSampler
@@ -143,11 +144,6 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
     )
 
 
-def tree_shape(config: SpeculativeConfig) -> TreeShape | None:
-    """The shape of the trees that a drafter is to draft; None: chains."""
-    return None if config.choices is None else StaticTree.of(config.choices)
-
-
 def _stateless_manner(
     net: MLPSpeculator | Medusa, target: Runner, shape: TreeShape | None
 ) -> StatelessManner:
@@ -158,8 +154,9 @@ def _stateless_manner(
     """
     most = net.shape.n_predict if isinstance(net, MLPSpeculator) else net.shape.medusa_num_heads
     if shape is not None and shape.depth > most:
-        allowed = f"paths of at most {most} ranks: the head drafts no further"
-        raise ConfigError("speculative_config.choices", f"a depth of {shape.depth}", allowed)
+        field = "choices" if isinstance(shape, StaticTree) else "tree_depth"
+        allowed = f"at most {most}: the head drafts no further"
+        raise ConfigError(f"speculative_config.{field}", f"a depth of {shape.depth}", allowed)
     if isinstance(net, MLPSpeculator):
         return StatelessManner(partial(MLPSteps, net), partial(MLPTreeSteps, net), most, shape)
     chains = partial(MedusaSteps, net, target.model.logits)

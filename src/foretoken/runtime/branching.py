@@ -29,7 +29,8 @@ class Fork:
     number: int
     """Which node of its tree it is; places drawn for one verification have noise of their own."""
     fixed: bool = False
-    """Whether candidates that would be drawn are the most probable instead."""
+    """Whether candidates that would be drawn are the most probable instead, and whether they are
+    to say how probable they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,9 @@ class Candidates:
     ids: tuple[int, ...]
     probs_CV: Tensor | None
     """float32, what each was drawn from given those before it; None: they are fixed."""
+    logs: tuple[float, ...] | None = None
+    """Of fixed forks: logarithm of the probability of each; given the target's noise where that is
+    known."""
 
 
 @torch.inference_mode()
@@ -55,13 +59,16 @@ def choose_candidates(
     """
     scores_FV = torch.empty_like(logits_FV)
     drawn: dict[int, Tensor] = {}
-    by_way: dict[str, list[int]] = {"best": [], "coupled": [], "drawn": []}
+    by_way: dict[str, list[int]] = {"best": [], "coupled": [], "drawn": [], "fixed": []}
     for i, fork in enumerate(forks):
         by_way[_way(drafts, fork)].append(i)
     sampler = drafts.sampler
     if by_way["best"]:
         some = by_way["best"]
         scores_FV[some] = sampler.edited(logits_FV[some], [forks[i].row for i in some])
+    if by_way["fixed"]:
+        some = by_way["fixed"]
+        scores_FV[some] = sampler.process(logits_FV[some], [forks[i].row for i in some])
     for way in ("coupled", "drawn"):
         some = by_way[way]
         if some:
@@ -74,6 +81,9 @@ def choose_candidates(
     width = min(max(fork.count for fork in forks), scores_FV.shape[1])
     best = scores_FV.topk(width, dim=-1)
     values, ids = best.values.tolist(), best.indices.tolist()
+    wholes: list[float] = []
+    if any(fork.fixed for fork in forks):
+        wholes = scores_FV.logsumexp(dim=-1).tolist()
     found = []
     for i, fork in enumerate(forks):
         kept = [t for t, v in zip(ids[i], values[i], strict=True) if v > NEVER][: fork.count]
@@ -83,7 +93,10 @@ def choose_candidates(
         elif with_probs:
             one_hot = torch.tensor(kept, device=logits_FV.device)
             probs_CV = torch.nn.functional.one_hot(one_hot, logits_FV.shape[1]).float()
-        found.append(Candidates(tuple(kept), probs_CV))
+        logs = None
+        if forks[i].fixed:
+            logs = tuple(value - wholes[i] for value in values[i][: len(kept)])
+        found.append(Candidates(tuple(kept), probs_CV, logs))
     return found
 
 
@@ -91,7 +104,9 @@ def _way(drafts: DraftSampler, fork: Fork) -> str:
     params = fork.row.sequence.request.params
     if params.greedy or drafts.prefers_best:
         return "best"
-    return "drawn" if drafts.draws(params) else "coupled"
+    if not drafts.draws(params):
+        return "coupled"
+    return "fixed" if fork.fixed else "drawn"
 
 
 def _keys(sampler: Sampler, forks: Seq[Fork], *, fresh: bool) -> Tensor:
