@@ -15,9 +15,7 @@ HEADS = ("eagle", "eagle3", "mlp", "medusa")
 METHODS = ("draft_model", "parallel", "ngram", "suffix", "custom_class", *HEADS)
 WITH_WEIGHTS = ("draft_model", "parallel", *HEADS)
 SEVERAL = "drafters"
-METHODS_NOT_YET = (
-    "mtp", "dflash", "dspark", "ngram_gpu", "extract_hidden_states",
-)  # fmt: skip
+METHODS_NOT_YET = ("mtp", "dflash", "dspark", "ngram_gpu", "extract_hidden_states")
 DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
 POLICIES = ("first", "best")
 
@@ -96,9 +94,8 @@ class SpeculativeConfig:
     """Draft a tree of this shape instead of a chain (draft_model and heads): paths of ranks, each
     with its beginnings, such as [[0], [0, 0], [1]]; num_speculative_tokens is their number."""
     tree_top_k: int | None = None
-    """Draft a tree that takes its shape from the drafter's confidence (EAGLE-2; draft_model and
-    heads): so many nodes of each level get so many children, and the num_speculative_tokens most
-    promising nodes are checked (default: tree_top_k * tree_depth)."""
+    """Draft a tree that grows by confidence (EAGLE-2; draft_model and heads): so many nodes a level
+    get as many children; the num_speculative_tokens best (default: top_k * depth) are checked."""
     tree_depth: int = trees.DEPTH
     """With tree_top_k: most drafts on a branch."""
     prompt_lookup_max: int = drafting.LOOKUP_MAX
@@ -238,21 +235,20 @@ class SpeculativeConfig:
     @property
     def _depth(self) -> int:
         """Most drafts that can be accepted in one verification."""
-        if self.tree_top_k is not None:
-            return min(self.tree_depth, self.num_speculative_tokens)
         if self.choices is None:
-            return self.num_speculative_tokens
+            most = self.num_speculative_tokens
+            return most if self.tree_top_k is None else min(self.tree_depth, most)
         return max(len(path) for path in self.choices)
 
     def _check_drafting(self) -> None:
         chains = ("draft_confidence_threshold", "min_speculative_tokens", "use_string_matching")
         unset = {name: getattr(self, name) for name in chains}
-        others = {**unset, "choices": self.choices}
-        trees.check_dynamic(self.method, self.tree_top_k, self.tree_depth, others)
+        own = {**unset, "choices": self.choices}
+        trees.check_dynamic(self.method, self.tree_top_k, self.tree_depth, own)
         if self.choices is not None:
             count = self.num_speculative_tokens
-            found = trees.check_choices(self.method, self.choices, count, unset)
-            object.__setattr__(self, "choices", found)
+            paths = trees.check_choices(self.method, self.choices, count, unset)
+            object.__setattr__(self, "choices", paths)
         drafting.check_suffix(
             self.suffix_decoding_max_tree_depth,
             self.suffix_decoding_max_cached_requests,
