@@ -4,6 +4,8 @@ from foretoken.config.keys import require
 from foretoken.errors import NotYetError
 
 QUANTIZATIONS = ("int8", "int4")
+AUTO = "auto"
+"""Of a draft model: as measured at load."""
 _READY_MADE = ("compressed-tensors", "fp8", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin")
 _SUCCESSORS = {
     "bitsandbytes": "int8 or int4 at load",
@@ -21,7 +23,8 @@ def check_draft_quantization(method: str, given: object) -> None:
         ConfigError: a drafter without weights, or an unknown name.
     """
     field = "speculative_config.quantization"
-    check_quantization(field, given)
+    if given != AUTO:
+        check_quantization(field, given)
     if given is not None and method not in ("draft_model", "parallel"):
         allowed = f"None: only draft models are quantized so far, not {method}"
         raise NotYetError(field, given, allowed)

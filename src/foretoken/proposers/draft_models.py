@@ -11,10 +11,12 @@ from pathlib import Path
 
 from foretoken.checkpoint import find_model
 from foretoken.config import SpeculativeConfig
+from foretoken.config.quantization import AUTO
 from foretoken.errors import CheckpointError
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.draft_model import Confidence, DraftModelProposer, LastLogits
+from foretoken.proposers.draft_quantization import load_cheaper
 from foretoken.proposers.draft_tree import TreeDraftProposer
 from foretoken.proposers.parallel import ParallelProposer
 from foretoken.proposers.progress import DraftLimits, DraftProgress
@@ -86,10 +88,16 @@ def _mask_token(draft: DraftModel) -> int:
     return token
 
 
+def _load(draft: DraftModel, around: Surroundings) -> Runner:
+    if draft.config.quantization == AUTO:
+        return load_cheaper(around.load, draft.folder)
+    return around.load(draft.folder, draft.config.quantization)
+
+
 def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
     """Load a draft model. It needs no invariance: what it proposes is checked either way."""
     config, limit = draft.config, draft.shape.max_position_embeddings
-    runner: LastLogits = around.load(draft.folder, config.quantization)
+    runner: LastLogits = _load(draft, around)
     sampler, pool = around.verifier.sampler, around.pool
     if draft.bridge.shared is not None:
         runner = SharedVocabularyRunner(
