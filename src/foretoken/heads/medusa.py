@@ -1,8 +1,9 @@
 """Medusa: independent heads on one hidden state, head k guessing the token k + 2 places on.
 
-z = h, then per layer z = z + SiLU(W z + b), then logits = U z. `share_head` leaves U out and uses
-the target's own head, which the packaged head does to stay small. Stateless: it needs one hidden
-state and no KV.
+z = h, then per layer z = z + SiLU(W z + b), then logits = U z. With `share_head`, which the packaged
+head uses to stay small, U is the target's own head times a square matrix of each Medusa head: SiLU
+hardly goes below zero, so blocks alone cannot take the next token out of h. Stateless: it needs one
+hidden state and no KV.
 
 Source: Cai et al. 2024 (arXiv 2401.10774) and the FasterDecoding checkpoints.
 """
@@ -25,7 +26,7 @@ class MedusaShape:
     rank: int | None = None
     """Inner width of W = W_out W_in; None: one full matrix, as published."""
     share_head: bool = False
-    """Whether U is the target's own head."""
+    """Whether U is the target's own head times a matrix of each head's."""
 
 
 class ResidualBlock(nn.Module):
@@ -47,24 +48,30 @@ class ResidualBlock(nn.Module):
 
 
 class Medusa(nn.Module):
-    """All heads; parameters are named `blocks.K.L.linear.weight` and `lm_heads.K.weight`."""
+    """All heads; parameters are `blocks.K.L.linear.weight`, and `lm_heads.K.weight` or, where the
+    target's head is shared, `mixers.K.weight`."""
 
     def __init__(self, shape: MedusaShape) -> None:
-        """Identity blocks; heads are to be copied from the target's."""
+        """Identity blocks and matrices; heads are to be copied from the target's."""
         super().__init__()
         self.shape = shape
         self.blocks = nn.ModuleList(
             nn.Sequential(*(ResidualBlock(shape) for _ in range(shape.medusa_num_layers)))
             for _ in range(shape.medusa_num_heads)
         )
-        heads = 0 if shape.share_head else shape.medusa_num_heads
-        self.lm_heads = nn.ModuleList(
-            nn.Linear(shape.hidden_size, shape.vocab_size, bias=False) for _ in range(heads)
-        )
+        size, heads = shape.hidden_size, range(shape.medusa_num_heads)
+        own, shared = (heads[:0], heads) if shape.share_head else (heads, heads[:0])
+        self.lm_heads = nn.ModuleList(nn.Linear(size, shape.vocab_size, bias=False) for _ in own)
+        self.mixers = nn.ModuleList(nn.Linear(size, size, bias=False) for _ in shared)
+        for mixer in self.mixers:
+            nn.init.eye_(mixer.get_parameter("weight"))
 
     def states(self, hidden: Tensor, count: int) -> Tensor:
         """What the first `count` heads make of the target's final hidden state, [..., count, D]."""
-        return torch.stack([block(hidden) for block in list(self.blocks)[:count]], dim=-2)
+        states = [block(hidden) for block in list(self.blocks)[:count]]
+        if self.shape.share_head:
+            states = [mix(z) for mix, z in zip(list(self.mixers)[:count], states, strict=True)]
+        return torch.stack(states, dim=-2)
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., count, D] -> [..., count, V]; only where the heads are its own."""
