@@ -13,8 +13,9 @@ from foretoken.models import LoadOptions
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.draft_model import DraftModelProposer
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
-from foretoken.runtime.sampler import DraftSampler, Sampler
+from foretoken.runtime.sampler import Sampler
 from foretoken.testing import write_tiny_llama
 from tests.e2e.lossless import PRESSURES, VOCAB, make_prompts
 

@@ -1,15 +1,24 @@
-"""Greedy drafting in one foreign call drafts what drafting token by token drafts."""
+"""Drafting in one foreign call drafts what drafting token by token drafts, drawn ones included."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from foretoken.kernels.library import find_library
 from foretoken.models import LoadOptions
-from foretoken.models.tensors import SpanLayout
+from foretoken.models.tensors import RolloutPlan, SpanLayout
+from foretoken.ops.drawing import BEST, pack_rows
+from foretoken.proposers.base import Context
+from foretoken.proposers.draft_model import DraftModelProposer
+from foretoken.runtime.batch import Span
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
+from foretoken.runtime.sampler import Sampler
+from foretoken.runtime.sequence import Sequence
 from foretoken.testing import write_tiny_llama
+from foretoken.types import Request, SamplingParams
 
 PAGE, PAGES, STEPS = 8, 20, 11
 pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
@@ -24,6 +33,11 @@ def _runner(folder: Path, dtype: torch.dtype, quantization: str | None) -> Runne
         quantization=quantization,
     )
     return Runner.load(folder, options, num_pages=PAGES)
+
+
+def _best(rows: int, steps: int) -> RolloutPlan:
+    packed = pack_rows((0,) * rows * steps, BEST)
+    return RolloutPlan(steps=steps, rows=packed, keeps_logits=False, best=True)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
@@ -49,8 +63,9 @@ def test_the_tokens_and_the_kv_of_token_by_token(
             for p, t in zip(prompts, tables, strict=True)
         ]
 
-    drafted = one.draft_greedily(places(0), newest, STEPS)
-    assert drafted is not None and [len(ids) for ids in drafted] == [STEPS] * 3
+    found = one.roll_out(places(0), newest, _best(3, STEPS))
+    assert found is not None and [len(ids) for ids in found.ids] == [STEPS] * 3
+    drafted = found.ids
     expected: list[list[int]] = [[], [], []]
     fed = newest
     for step in range(STEPS):
@@ -68,4 +83,90 @@ def test_what_has_no_kernel_drafts_token_by_token(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path, seed=4)
     runner = _runner(folder, torch.float16, None)
     place = [SpanLayout(start=0, num_tokens=1, page_table=[0])]
-    assert runner.draft_greedily(place, [3], 2) is None
+    assert runner.roll_out(place, [3], _best(1, 2)) is None
+
+
+class _OneByOne:
+    """A runner that does not roll out."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.forward_last, self.logits_at = runner.forward_last, runner.logits_at
+        self.page_size = runner.page_size
+
+    def roll_out(self, *_: object) -> None:
+        """Token by token."""
+
+
+def _proposer(
+    runner: Runner | _OneByOne, vocab: int, rule: str, generations: list[int]
+) -> DraftModelProposer:
+    return DraftModelProposer(
+        runner,
+        DraftSampler(Sampler(vocab), rule),
+        generations,
+        max_model_len=64,
+        max_num_batched_tokens=64,
+    )
+
+
+PARAMS: dict[str, dict[str, Any]] = {
+    "seeded": {"seed": 5},
+    "unseeded": {},
+    "filtered": {"seed": 6, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "filtered, unseeded": {"top_p": 0.8},
+    "cold": {"seed": 7, "temperature": 0.01},
+    "greedy": {"temperature": 0.0},
+    "edited": {"seed": 8, "logit_bias": {3: 4.0}},
+}
+
+
+@pytest.mark.parametrize("rule", ["auto", "block", "typical"])
+@pytest.mark.parametrize(
+    "kinds",
+    [[name] for name in PARAMS]
+    + [
+        ["seeded", "greedy", "filtered"],
+        ["unseeded", "filtered, unseeded"],
+        ["unseeded", "seeded", "edited"],
+    ],
+)
+def test_any_request_is_drafted_as_token_by_token(
+    kinds: list[str], rule: str, tmp_path: Path
+) -> None:
+    """Same tokens and same distributions for unequal budgets, whatever the parameters."""
+    folder, vocab = write_tiny_llama(tmp_path, seed=4, vocab_size=613), 613
+    runners = [_runner(folder, torch.bfloat16, None) for _ in range(2)]
+    generations = [0] * PAGES
+    rolling = _proposer(runners[0], vocab, rule, generations)
+    one_by_one = _proposer(_OneByOne(runners[1]), vocab, rule, generations)
+    for trial in range(6):
+        generations[:] = [trial] * PAGES
+        spans = []
+        for row, kind in enumerate(kinds):
+            params = SamplingParams(**{"temperature": 0.8, **PARAMS[kind]})
+            prompt = list(range(3 + trial, 8 + 5 * trial + row))
+            request = Request(
+                request_id=f"{trial} {row}",
+                prompt_token_ids=tuple(prompt),
+                params=params,
+                seed=100 * trial + row,
+                max_tokens=9,
+            )
+            sequence = Sequence(request=request, token_ids=prompt, num_prompt=len(prompt))
+            sequence.page_table = list(range(6 * row, 6 * row + 6))
+            budget = 7 - 2 * row
+            spans.append(
+                Span(
+                    sequence=sequence,
+                    start=len(prompt) - 1,
+                    length=1,
+                    draft_budget=budget,
+                    samples=True,
+                )
+            )
+        found, expected = (p.propose(Context(tuple(spans))) for p in (rolling, one_by_one))
+        assert found.ids == expected.ids, (trial, kinds)
+        assert [len(ids) for ids in found.ids] == [span.draft_budget for span in spans]
+        assert (found.probs_KV is None) == (expected.probs_KV is None)
+        if found.probs_KV is not None and expected.probs_KV is not None:
+            assert torch.equal(found.probs_KV, expected.probs_KV)

@@ -12,8 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.grammar import Grammars
-from foretoken.runtime.sampler import DraftSampler, Sampler
+from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request, SamplingParams
 from tests.property.verifying import TableModel, sequence_of, span_of, verify

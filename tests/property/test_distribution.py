@@ -15,7 +15,8 @@ from torch import Tensor
 from foretoken.models.tensors import Draft, ModelOutput
 from foretoken.ops.reject import acceptable, residual
 from foretoken.runtime.batch import Batch
-from foretoken.runtime.sampler import DraftSampler, Sampler
+from foretoken.runtime.draft_sampler import DraftSampler
+from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request, SamplingParams
 from tests.property.exact import (

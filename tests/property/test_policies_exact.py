@@ -19,7 +19,8 @@ from foretoken.proposers.draft_model import Confidence, DraftModelProposer
 from foretoken.proposers.drafters import Drafters
 from foretoken.proposers.policy import FirstPolicy, Policy, StepOutcome
 from foretoken.runtime.batch import Batch, Span
-from foretoken.runtime.sampler import DraftSampler, Sampler
+from foretoken.runtime.draft_sampler import DraftSampler
+from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request, SamplingParams
 from tests.property.exact import LENGTH, VOCAB, assert_fits, chain_probs
@@ -50,8 +51,8 @@ class TableRunner:
     def logits_at(self, *_: object, **__: object) -> Tensor:
         raise AssertionError("no trees are drafted here")
 
-    def draft_greedily(self, *_: object, **__: object) -> None:
-        raise AssertionError("sampled requests are not drafted greedily")
+    def roll_out(self, *_: object, **__: object) -> None:
+        """Token by token."""
 
 
 class Successor(Proposer):

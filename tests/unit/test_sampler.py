@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.rows import Rows
-from foretoken.runtime.sampler import DraftSampler, Sampler
+from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import Request, SamplingParams
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
-from foretoken.models.tensors import ModelInput, SpanLayout
+from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.shape import ModelShape
 
 
@@ -49,20 +49,25 @@ class Model(ABC):
             features: where the hidden states that a drafter reads are kept, if any.
         """
 
-    def draft_greedily(
-        self, layouts: Sequence[SpanLayout], tokens: Sequence[int], steps: int, store: KVStore
-    ) -> list[list[int]] | None:
-        """The best token after each sequence, `steps` times over, where that is one foreign call.
+    def roll_out(
+        self,
+        layouts: Sequence[SpanLayout],
+        tokens: Sequence[int],
+        plan: RolloutPlan,
+        store: KVStore,
+    ) -> RolledOut | None:
+        """Draft several tokens after each sequence, where that is one foreign call.
 
         Args:
             layouts: where the newest token of each sequence stands, one row each; the pages must
-                cover `steps` positions from there.
+                cover `plan.steps` positions from there.
             tokens: those newest tokens.
-            steps: tokens to draft for each sequence.
+            plan: how many tokens, and how each is chosen.
             store: keys and values; those of all tokens but the last are written to it.
 
         Returns:
-            [B][steps], or None: this model drafts token by token.
+            The tokens, fewer than planned where one was too close to call; None: this model
+            drafts token by token.
         """
         return None
 

@@ -16,8 +16,8 @@ from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.base import Model
 from foretoken.models.compiled import CompiledLayers
-from foretoken.models.rollout import GreedyRollout
-from foretoken.models.tensors import ModelInput, SpanLayout
+from foretoken.models.rollout import Rollout
+from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.linear import Linear
 from foretoken.shape import ModelShape
 
@@ -37,7 +37,7 @@ class Decoder(Model):
     head: Linear
     compiled: CompiledLayers | None
     """Runs all layers in one foreign call, with the same bits; None: some part has no kernel."""
-    rollout: GreedyRollout | None
+    rollout: Rollout | None
     """Drafts several tokens in one foreign call; None: some part has no kernel."""
 
     def hidden(
@@ -76,14 +76,19 @@ class Decoder(Model):
             x_TD = layer(x_TD, layer_SKh, steps[layer.kind])
         return x_TD
 
-    def draft_greedily(
-        self, layouts: Sequence[SpanLayout], tokens: Sequence[int], steps: int, store: KVStore
-    ) -> list[list[int]] | None:
+    def roll_out(
+        self,
+        layouts: Sequence[SpanLayout],
+        tokens: Sequence[int],
+        plan: RolloutPlan,
+        store: KVStore,
+    ) -> RolledOut | None:
         """See `Model`."""
-        if self.rollout is None:
+        capped = self.shape.logit_softcap is not None
+        if self.rollout is None or (capped and not plan.best):
             return None
         follow_threads(torch.get_num_threads())
-        return self.rollout(layouts, tokens, steps, store)
+        return self.rollout(layouts, tokens, plan, store)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """float32 logits [R, V]."""

@@ -47,6 +47,30 @@ class SpanLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPlan:
+    """Several draft tokens of B sequences to be chosen one after the other."""
+
+    steps: int
+    """Tokens of each sequence."""
+    rows: bytes
+    """How each is chosen: `foretoken.ops.drawing.pack_rows`, step by step, B rows each."""
+    keeps_logits: bool
+    """Whether the logits are wanted too."""
+    best: bool
+    """Whether every one is the best by the raw logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledOut:
+    """What became of a plan."""
+
+    ids: list[list[int]]
+    """Per sequence; all equally many, perhaps fewer than planned."""
+    logits_KV: Tensor | None
+    """float32, step by step, B rows each; None unless they are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInput:
     """One forward: ragged spans laid end to end."""
 

@@ -18,7 +18,7 @@ _WIDTHS = (64, 1024)
 """How many best ids to look at before sorting a whole row."""
 _SORT_AT_ONCE = 1 << 22
 """Elements sorted together, to bound memory."""
-_COLDEST = 1e-30
+COLDEST = 1e-30
 """Below this, a logit divided by the temperature could overflow; it is greedy long before."""
 
 
@@ -52,8 +52,8 @@ def scale(logits_RV: Tensor, temperatures_R: Sequence[float]) -> Tensor:
     """Logits over temperature, a new tensor; temperatures are > 0."""
     first = temperatures_R[0]
     if all(t == first for t in temperatures_R):
-        return logits_RV / max(first, _COLDEST)
-    clipped = [max(t, _COLDEST) for t in temperatures_R]
+        return logits_RV / max(first, COLDEST)
+    clipped = [max(t, COLDEST) for t in temperatures_R]
     return logits_RV / torch.tensor(clipped, device=logits_RV.device).unsqueeze(1)
 
 

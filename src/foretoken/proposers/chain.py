@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
-from foretoken.runtime.sampler import DraftSampler
+from foretoken.runtime.draft_sampler import DraftSampler
 
 
 class ChainSteps(ABC):
@@ -37,9 +37,16 @@ class ChainSteps(ABC):
         """Which rows to draft from, given how many drafts each has; decided before any draw."""
         return list(range(len(counts)))
 
-    def roll_out(self, active: list[int], drafted: list[list[int]]) -> bool:
-        """Append all drafts that are left at once, as one by one would give; False: not so."""
-        return False
+    def roll_out(
+        self, active: list[int], drafted: list[list[int]], *, with_probs: bool
+    ) -> Tensor | None:
+        """Append drafts that can be had at once: those that one by one would give, or fewer.
+
+        Returns:
+            With `with_probs` their distributions, one row for each of `active` and each further
+            token, token by token, [n * len(active), V]; None: none were appended.
+        """
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +87,22 @@ def draft_chain(steps: ChainSteps, sampler: DraftSampler, spans: list[Span]) -> 
         if chosen.probs_BV is not None:
             rows.append(chosen.probs_BV)
             owners.extend(active)
-        active = [i for i in active if len(drafted[i]) < spans[i].draft_budget]
-        before = [drafted[i] for i in active]
-        if not active or steps.roll_out(active, before):
+        active = _open(active, spans, drafted)
+        if active:
+            probs_NV = steps.roll_out(active, [drafted[i] for i in active], with_probs=draws)
+            if probs_NV is not None:
+                rows.append(probs_NV)
+                owners.extend(active * (probs_NV.shape[0] // len(active)))
+            active = _open(active, spans, drafted)
+        if not active:
             break
-        logits_BV = steps.after(active, before)
+        logits_BV = steps.after(active, [drafted[i] for i in active])
     if not rows:
         return ChainDraft(ids=drafted, probs_KV=None)
     order = sorted(range(len(owners)), key=owners.__getitem__)
     return ChainDraft(ids=drafted, probs_KV=torch.cat(rows)[order])
+
+
+def _open(active: list[int], spans: list[Span], drafted: list[list[int]]) -> list[int]:
+    """Those that want more drafts."""
+    return [i for i in active if len(drafted[i]) < spans[i].draft_budget]

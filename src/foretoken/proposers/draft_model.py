@@ -15,12 +15,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from foretoken.models.tensors import Draft, SpanLayout
+from foretoken.models.tensors import Draft, RolledOut, RolloutPlan, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.progress import DraftProgress, feed_ahead
 from foretoken.runtime.batch import Span
-from foretoken.runtime.sampler import DraftSampler
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
 
 
@@ -34,10 +34,10 @@ class LastLogits(Protocol):
     def forward_last(self, layouts: Seq[SpanLayout], token_ids: Seq[Seq[int]]) -> Tensor:
         """float32 logits over the target's ids after the last token of each span, [B, V]."""
 
-    def draft_greedily(
-        self, layouts: Seq[SpanLayout], tokens: Seq[int], steps: int
-    ) -> list[list[int]] | None:
-        """Several best tokens after one token of each sequence, or None: one by one."""
+    def roll_out(
+        self, layouts: Seq[SpanLayout], tokens: Seq[int], plan: RolloutPlan
+    ) -> RolledOut | None:
+        """Several tokens after one token of each sequence, or None: one by one."""
 
     def logits_at(
         self, layouts: Seq[SpanLayout], token_ids: Seq[Seq[int]], rows: Seq[int]
@@ -106,9 +106,7 @@ class DraftModelProposer(Proposer):
         if not wanted:
             return Draft.empty(len(context.spans))
         spans = [context.spans[i] for i in wanted]
-        steps = _ModelSteps(self, self._runner, self._confidence, spans)
-        steps.takes_best = self._sampler.takes_best([span.sequence for span in spans])
-        drafted = draft_chain(steps, self._sampler, spans)
+        drafted = draft_chain(_ModelSteps(self, spans), self._sampler, spans)
         for span, tokens in zip(spans, drafted.ids, strict=True):
             self.remember(span.sequence, tokens)
         return drafted.spread(wanted, len(context.spans), self.name)
@@ -158,17 +156,10 @@ class DraftModelProposer(Proposer):
 class _ModelSteps(ChainSteps):
     """One pass over what the draft has not seen, then one token of each sequence a pass."""
 
-    def __init__(
-        self,
-        proposer: DraftModelProposer,
-        runner: LastLogits,
-        confidence: Confidence,
-        spans: list[Span],
-    ) -> None:
-        self._proposer, self._runner, self._spans = proposer, runner, spans
-        self._confidence = confidence
-        self.takes_best = False
-        """Whether every draft is the best token by the raw logits."""
+    def __init__(self, proposer: DraftModelProposer, spans: list[Span]) -> None:
+        self._proposer, self._spans = proposer, spans
+        self._runner, self._sampler = proposer._runner, proposer._sampler
+        self._confidence = proposer._confidence
 
     def first(self) -> Tensor:
         return self._proposer.catch_up(self._spans)
@@ -180,16 +171,26 @@ class _ModelSteps(ChainSteps):
     def keeps(self, logits_BV: Tensor, counts: Seq[int]) -> list[int]:
         return self._confidence.keeps(logits_BV, counts)
 
-    def roll_out(self, active: list[int], drafted: list[list[int]]) -> bool:
+    def roll_out(
+        self, active: list[int], drafted: list[list[int]], *, with_probs: bool
+    ) -> Tensor | None:
         counts = [len(tokens) for tokens in drafted]
-        lefts = {self._spans[i].draft_budget - n for i, n in zip(active, counts, strict=True)}
-        if self._confidence.threshold or len(lefts) > 1 or not self.takes_best:
-            return False
+        steps = min(self._spans[i].draft_budget - n for i, n in zip(active, counts, strict=True))
+        sequences = [self._spans[i].sequence for i in active]
+        plan = None
+        if not self._confidence.threshold:
+            plan = self._sampler.plan(sequences, drafted, steps)
+        if plan is None or plan.keeps_logits != with_probs:
+            return None
         newest = [tokens[-1] for tokens in drafted]
-        found = self._runner.draft_greedily(self._places(active, drafted), newest, lefts.pop())
-        for tokens, more in zip(drafted, found or (), strict=bool(found)):
+        found = self._runner.roll_out(self._places(active, drafted), newest, plan)
+        if found is None or not found.ids[0]:
+            return None
+        for tokens, more in zip(drafted, found.ids, strict=True):
             tokens.extend(more)
-        return found is not None
+        if found.logits_KV is None:
+            return None
+        return self._sampler.distributions(found.logits_KV, sequences, drafted)
 
     def _places(self, active: list[int], drafted: list[list[int]]) -> list[SpanLayout]:
         """Where the newest drafted token of each span stands."""

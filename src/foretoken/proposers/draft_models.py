@@ -24,8 +24,9 @@ from foretoken.proposers.shared_vocabulary import SharedVocabularyRunner
 from foretoken.proposers.string_draft import StringDraftProposer
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.proposers.vocabularies import Bridge, Side, Way, bridge
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
-from foretoken.runtime.sampler import DraftSampler, Sampler
+from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.verifier import Verifier
 from foretoken.shape import ModelShape
 from foretoken.shape.fields import read_json

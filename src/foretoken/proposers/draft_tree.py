@@ -16,7 +16,7 @@ from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.draft_model import DraftModelProposer, LastLogits
 from foretoken.proposers.levels import SpanTree, TreeShape, TreeSteps, draft_trees, planted, spread
-from foretoken.runtime.sampler import DraftSampler
+from foretoken.runtime.draft_sampler import DraftSampler
 
 
 @final

@@ -24,7 +24,7 @@ from foretoken.proposers.head_trees import DepthSteps, EagleTreeSteps
 from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
 from foretoken.proposers.progress import DraftLimits, DraftProgress, feed_ahead
 from foretoken.runtime.batch import Span
-from foretoken.runtime.sampler import DraftSampler
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence as TokenSequence
 
 

@@ -23,10 +23,11 @@ from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.compiled import CompiledLayers, compile_layers
-from foretoken.models.rollout import GreedyRollout, compile_rollout
-from foretoken.models.tensors import ModelInput, SpanLayout
+from foretoken.models.rollout import Rollout, compile_rollout
+from foretoken.models.tensors import ModelInput, RolloutPlan, SpanLayout
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Attention, Geometry
+from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.linear import Linear, make_linear
 
 
@@ -40,7 +41,7 @@ class HeadKernels:
     layers: CompiledLayers
     norm: RMSNorm
     head: Linear
-    rollout: GreedyRollout
+    rollout: Rollout
     ids_N: Tensor
     """int64, the target's id of each of the head's."""
 
@@ -79,7 +80,9 @@ class HeadKernels:
             store: the head's keys and values.
         """
         stream_BD = outputs_BD.clone(memory_format=torch.contiguous_format)
-        return self.rollout(layouts, tokens, steps, store, stream_BD)
+        rows = pack_rows((0,) * (steps * len(tokens)), BEST)
+        plan = RolloutPlan(steps=steps, rows=rows, keeps_logits=False, best=True)
+        return self.rollout(layouts, tokens, plan, store, stream_BD).ids
 
 
 def compile_head(

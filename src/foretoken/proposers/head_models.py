@@ -36,8 +36,8 @@ from foretoken.proposers.stateless import (
 from foretoken.proposers.static_tree import StaticTree
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.runtime.batch import Span
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
-from foretoken.runtime.sampler import DraftSampler
 from foretoken.runtime.verifier import Verifier
 from foretoken.shape import ModelShape
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
 from foretoken.runtime.branching import Candidates, Fork, choose_candidates
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.rows import Rows
-from foretoken.runtime.sampler import DraftSampler
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.progress import DraftLimits, DraftProgress, feed_ahead
 from foretoken.runtime.batch import Span
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
-from foretoken.runtime.sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence as TokenSequence
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.models.tensors import SpanLayout
+from foretoken.models.tensors import RolloutPlan, SpanLayout
 from foretoken.proposers.draft_model import LastLogits
 from foretoken.proposers.token_bytes import TokenBytes
 from foretoken.tokenizer import Tokenizer
@@ -123,10 +123,10 @@ class SharedVocabularyRunner:
         """Of the store."""
         return self._runner.page_size
 
-    def draft_greedily(
-        self, layouts: Sequence[SpanLayout], tokens: Sequence[int], steps: int
+    def roll_out(
+        self, layouts: Sequence[SpanLayout], tokens: Sequence[int], plan: RolloutPlan
     ) -> None:
-        """Token by token: the best token must be one that both have."""
+        """Token by token: what is drafted must be among the tokens that both have."""
         return
 
     def forward_last(

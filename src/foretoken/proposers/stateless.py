@@ -18,7 +18,7 @@ from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
 from foretoken.runtime.batch import Span
-from foretoken.runtime.sampler import DraftSampler
+from foretoken.runtime.draft_sampler import DraftSampler
 
 MakeSteps = Callable[[Tensor, list[Span]], ChainSteps]
 """(hidden states of the newest computed tokens [B, D], spans) -> the steps of one draft."""

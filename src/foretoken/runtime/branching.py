@@ -15,8 +15,9 @@ from torch import Tensor
 from foretoken.ops.logits import NEVER
 from foretoken.ops.noise import Stream, pack_keys, row_key
 from foretoken.ops.sampling import perturbed
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.rows import Rows
-from foretoken.runtime.sampler import DraftSampler, Sampler
+from foretoken.runtime.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ number `sequence.num_tokens + num_drafts_before` of its sequence.
 """
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from foretoken.ops.drawing import BEST, Drawing, pack_rows
 from foretoken.ops.logits import Penalties
 from foretoken.ops.noise import Stream, request_key, row_key
 from foretoken.runtime.sequence import Sequence
@@ -54,6 +56,8 @@ class Profile:
     """None if none of them does anything."""
     edits: bool
     """Whether anything but temperature and filters touches its logits."""
+    drawing: Drawing
+    """How its tokens are chosen from edited logits."""
 
     @classmethod
     def of(cls, request: Request, vocab_size: int, device: torch.device) -> "Profile":
@@ -64,6 +68,7 @@ class Profile:
             params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         )
         some_filter = params.min_p > 0 or 0 < params.top_k < vocab_size or params.top_p < 1
+        kept = filters if some_filter else None
         penalised = penalties != Penalties()
         forbidden_V = _forbidden(request, vocab_size, device)
         bias = _bias(request, vocab_size, device)
@@ -73,7 +78,8 @@ class Profile:
             key=request_key(request.seed, request.sample_index),
             greedy=params.greedy,
             temperature=params.temperature,
-            filters=filters if some_filter else None,
+            filters=kept,
+            drawing=BEST if params.greedy else Drawing.of(params.temperature, kept),
             forbidden_V=forbidden_V,
             bias=bias,
             penalties=penalties if penalised else None,
@@ -88,6 +94,47 @@ class Profile:
         anchor = rows.sequence.num_tokens if stream is Stream.DRAFT else 0
         start = rows.position
         return [row_key(self.key, start + i, stream, anchor) for i in range(rows.num_rows)]
+
+
+class Kind(IntEnum):
+    """How rows are chosen; those of one kind are chosen together."""
+
+    GREEDY = 0
+    OPEN = 1
+    FILTERED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One Rows with its request's profile and where its logits start."""
+
+    rows: Rows
+    profile: Profile
+    start: int
+
+    @property
+    def kind(self) -> Kind:
+        """By the request's parameters."""
+        if self.profile.greedy:
+            return Kind.GREEDY
+        return Kind.OPEN if self.profile.filters is None else Kind.FILTERED
+
+    @property
+    def end(self) -> int:
+        """Where its logits end."""
+        return self.start + self.rows.num_rows
+
+    def packed(self, stream: Stream) -> bytes:
+        """Its rows for a `DrawKernel`."""
+        if self.profile.greedy:
+            return pack_rows((0,) * self.rows.num_rows, BEST)
+        return pack_rows(self.profile.keys(self.rows, stream), self.profile.drawing)
+
+    def single(self, row: int, start: int) -> "Group":
+        """Only one of its rows, by index over all; its logits start at `start`."""
+        first = self.rows.first + row - self.start
+        one = Rows(sequence=self.rows.sequence, drafts=self.rows.drafts[:first], first=first)
+        return Group(one, self.profile, start)
 
 
 def _forbidden(request: Request, vocab_size: int, device: torch.device) -> Tensor | None:

@@ -15,7 +15,13 @@ from torch import Tensor
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.models import LoadOptions, Model, load_model
-from foretoken.models.tensors import ModelInput, ModelOutput, SpanLayout
+from foretoken.models.tensors import (
+    ModelInput,
+    ModelOutput,
+    RolledOut,
+    RolloutPlan,
+    SpanLayout,
+)
 from foretoken.ops.attention.base import contiguous_start
 from foretoken.runtime.batch import Batch
 
@@ -109,13 +115,13 @@ class Runner:
             rows.append(end - 1)
         return self.forward(layouts, token_ids, rows).logits_RV
 
-    def draft_greedily(
-        self, layouts: Sequence[SpanLayout], tokens: Sequence[int], steps: int
-    ) -> list[list[int]] | None:
-        """Tokens of a greedy rollout, or None: see `Model.draft_greedily`."""
+    def roll_out(
+        self, layouts: Sequence[SpanLayout], tokens: Sequence[int], plan: RolloutPlan
+    ) -> RolledOut | None:
+        """Several tokens of each sequence, or None: see `Model.roll_out`."""
         if self.features is not None:
             return None
-        return self.model.draft_greedily(layouts, tokens, steps, self.store)
+        return self.model.roll_out(layouts, tokens, plan, self.store)
 
     def logits_at(
         self,

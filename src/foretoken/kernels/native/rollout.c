@@ -3,35 +3,16 @@
 
 #include <string.h>
 
-// The index of the largest of `count` values, the lowest of equal ones. Blocks are compared by their
-// largest value first, which a compiler turns into vector code; the index is then looked for in one.
-enum { BLOCK = 256 };
-
-static float largest(const float *values, int64_t count) {
-    float most = values[0];
-    for (int64_t i = 1; i < count; i++) most = values[i] > most ? values[i] : most;
-    return most;
-}
-
-static int64_t best(const float *values, int64_t count) {
-    int64_t at = 0;
-    float most = largest(values, count < BLOCK ? count : BLOCK);
-    for (int64_t i = BLOCK; i < count; i += BLOCK) {
-        const float here = largest(values + i, count - i < BLOCK ? count - i : BLOCK);
-        if (here > most) most = here, at = i;
-    }
-    while (at + 1 < count && values[at] < most) at++;
-    return at;
-}
-
-void ft_rollout(const ft_rollout_model *model, ft_step *step, ft_span *spans, const int32_t *pages,
-                int32_t page_size, int64_t *positions, int64_t *slots, int64_t *tokens,
-                float *logits, int64_t steps) {
+int64_t ft_rollout(const ft_rollout_model *model, ft_step *step, ft_span *spans,
+                   const int32_t *pages, int32_t page_size, int64_t *positions, int64_t *slots,
+                   const ft_rollout_draws *draws, int64_t steps) {
     const ft_decoder *d = model->decoder;
     const int64_t rows = step->rows, vocabulary = model->head->outputs;
     const size_t item = d->type == FT_BFLOAT16 ? 2 : 4, row_bytes = (size_t)d->hidden * item;
     char *const embedded = step->beside ? step->beside : step->x;
-    for (int64_t at = 0; at < steps; at++, tokens += rows) {
+    for (int64_t at = 0; at < steps; at++) {
+        int64_t *tokens = draws->tokens + at * rows;
+        float *logits = draws->logits + (draws->keeps_logits ? at * rows * vocabulary : 0);
         for (int64_t r = 0; r < rows; r++) {
             const char *row = (const char *)model->embedding + (size_t)tokens[r] * row_bytes;
             memcpy(embedded + (size_t)r * row_bytes, row, row_bytes);
@@ -52,11 +33,13 @@ void ft_rollout(const ft_rollout_model *model, ft_step *step, ft_span *spans, co
                                    .eps = d->eps};
         ft_norm(&norm);
         ft_linear_dense(model->head, embedded, logits, NULL, rows);
+        ft_draw(draws->rows + at * rows, rows, logits, vocabulary, tokens + rows);
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t token = best(logits + r * vocabulary, vocabulary);
-            tokens[rows + r] = model->ids ? model->ids[token] : token;
+            if (tokens[rows + r] == FT_UNDECIDED) return at;
+            if (model->ids) tokens[rows + r] = model->ids[tokens[rows + r]];
             positions[r]++;
             spans[r].start++;
         }
     }
+    return steps;
 }

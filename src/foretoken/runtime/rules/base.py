@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from foretoken.ops.noise import Stream, pack_keys, row_key
-from foretoken.ops.sampling import draw
+from foretoken.ops.noise import Stream, row_key
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.tree import Tree
@@ -134,8 +133,7 @@ def draw_last(
         )
         for check, count, instead in zip(checks, kept, recovered, strict=True)
     ]
-    last: list[int] = draw(last_SV, pack_keys(keys, sampler.device), sampler.noise).tolist()
-    return last
+    return sampler.draw(last_SV, keys)
 
 
 def with_last(checks: Seq[Check], kept: Seq[int], last: Seq[int]) -> list[tuple[int, ...]]:

@@ -1,0 +1,8 @@
+// Draws on AVX2; the code is in draw_body.h.
+#if defined(__AVX2__) && defined(__FMA__)
+#define NAME ft_draw_avx2
+#include "draw_body.h"
+#else
+#include "draw.h"
+const ft_draw_one ft_draw_avx2;
+#endif

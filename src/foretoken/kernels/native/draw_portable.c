@@ -1,0 +1,3 @@
+// Draws in plain C; the code is in draw_body.h.
+#define NAME ft_draw_portable
+#include "draw_body.h"

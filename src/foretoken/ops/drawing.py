@@ -1,0 +1,90 @@
+"""Rows of logits to tokens in one foreign call (native/draw.h), greedy rows and drawn ones alike.
+
+The reference twin is `foretoken.ops.sampling`. Invariant: where the kernel decides, it decides what
+the twin decides; a row whose best two ids are within rounding of each other it leaves to the twin.
+"""
+
+import ctypes
+import math
+from array import array
+from collections.abc import Sequence
+from functools import cache
+from struct import Struct
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from foretoken.kernels.library import Library, find_library
+from foretoken.ops.logits import COLDEST, NEVER
+
+UNDECIDED = -1
+_ROW = Struct("=Qfffi")
+
+
+class Drawing(NamedTuple):
+    """How a row's token is chosen: ft_draw_row without the key."""
+
+    temperature: float
+    """As the logits are divided by it; 0: the best id."""
+    log_min_p: float
+    top_p: float
+    top_k: int
+
+    @classmethod
+    def of(cls, temperature: float, filters: tuple[float, int, float] | None) -> "Drawing":
+        """Draw at a temperature, through (min_p, top_k, top_p) in the sense of SamplingParams."""
+        min_p, top_k, top_p = filters or (0.0, 0, 1.0)
+        return cls(
+            max(temperature, COLDEST),
+            math.log(min_p) if min_p > 0 else NEVER,
+            top_p if top_p < 1 else 2.0,
+            max(top_k, 0),
+        )
+
+
+BEST = Drawing(0.0, NEVER, 2.0, 0)
+PLAIN = Drawing(1.0, NEVER, 2.0, 0)
+
+
+def pack_rows(keys: Sequence[int], how: Drawing) -> bytes:
+    """Rows that are drawn alike, each with its noise key, as C wants them."""
+    return b"".join(_ROW.pack(key, *how) for key in keys)
+
+
+@final
+class DrawKernel:
+    """The call; logits lie on the CPU."""
+
+    def __init__(self, library: Library) -> None:
+        """Bind the function of `library`."""
+        pointer, count = ctypes.c_void_p, ctypes.c_int64
+        self._library = library
+        self._draw = library.function("ft_draw", (ctypes.c_char_p, count, pointer, count, pointer))
+
+    def __call__(self, logits_RV: Tensor, rows: bytes) -> list[int]:
+        """The token of each row, or UNDECIDED.
+
+        Args:
+            logits_RV: float32, edits applied, temperature and filters not.
+            rows: R of `pack_rows`.
+        """
+        count, vocabulary = logits_RV.shape
+        assert len(rows) == _ROW.size * count, (len(rows), count)
+        logits_RV = logits_RV.contiguous()
+        self._library.use_threads(torch.get_num_threads())
+        ids = array("q", bytes(8 * count))
+        address = ids.buffer_info()[0]
+        self._draw(rows, count, logits_RV.data_ptr(), vocabulary, address)
+        return ids.tolist()
+
+
+def draw_kernel(device: torch.device) -> DrawKernel | None:
+    """The kernel, if there is one for this device."""
+    return _bound() if device.type == "cpu" else None
+
+
+@cache
+def _bound() -> DrawKernel | None:
+    library = find_library()
+    return None if library is None else DrawKernel(library)
