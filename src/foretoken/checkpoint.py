@@ -12,27 +12,31 @@ PACKAGED = ("demo", "demo-draft", "demo-eagle3", "demo-mlp", "demo-medusa", "dem
 """Names that mean what ships with the package; an installation may lack some of the heads."""
 _BESIDES = ("*.json", "tokenizer.model", "*.jinja", "*.txt")
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
-_READ = "safetensors, or .bin; GGUF is not read yet"
+_READ = "safetensors, or .bin; of GGUF files, the path of one on this machine"
 
 
 def find_model(name: str, *, revision: str | None = None) -> Path:
-    """The folder that holds model `name`, downloaded first if it is a Hugging Face id.
+    """The folder or GGUF file that holds model `name`, downloaded first if it is a Hugging Face id.
 
     A local folder of that name comes before a packaged model, a packaged model before the hub.
 
     Raises:
-        ModelNotFoundError: nothing of that name, or the hub cannot be reached.
-        NotYetError: the weights are GGUF files.
+        ModelNotFoundError: nothing of that name, several GGUF files, or the hub cannot be reached.
+        NotYetError: the weights on the hub are GGUF files only.
     """
     path = Path(name).expanduser()
-    if name.endswith(".gguf"):
-        raise NotYetError("model", name, f"a folder or hub id with {_READ}")
+    if name.endswith(".gguf") and path.is_file():
+        return path
     if (path / "config.json").is_file():
         return path
     if name in PACKAGED:
         return packaged_model(name)
-    if path.is_dir() and any(path.glob("*.gguf")):
-        raise NotYetError("model", name, f"a folder or hub id with {_READ}")
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    if len(files) == 1:
+        return files[0]
+    if files:
+        listed = ", ".join(file.name for file in files)
+        raise ModelNotFoundError("model", name, f"one of its GGUF files: {listed}")
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelNotFoundError("model", name, "a folder with a config.json")
     return _download(name, revision)

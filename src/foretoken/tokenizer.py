@@ -28,7 +28,7 @@ class Tokenizer:
     """One model's tokenizer."""
 
     def __init__(self, path: Path) -> None:
-        """Read the tokenizer in folder `path`.
+        """Read the tokenizer in folder `path`, or in a GGUF file.
 
         Raises:
             TokenizerError: there is none, or it cannot be read.
@@ -42,11 +42,13 @@ class Tokenizer:
 
     @classmethod
     def of_folder(cls, folder: Path) -> "Tokenizer | None":
-        """The tokenizer of a model's folder; None if there is none: ids in, ids out.
+        """The tokenizer of a model's folder or GGUF file; None if there is none: ids in, ids out.
 
         Raises:
             TokenizerError: it cannot be read.
         """
+        if folder.suffix == ".gguf":
+            return cls(folder)
         names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
         return cls(folder) if any((folder / name).is_file() for name in names) else None
 
@@ -107,10 +109,9 @@ class Tokenizer:
             PromptError: the model has no chat template, or it rejects the messages.
         """
         import jinja2
-        from transformers import AutoTokenizer
 
         if self._chat is None:
-            self._chat = AutoTokenizer.from_pretrained(self.path)
+            self._chat = _transformers_tokenizer(self.path)
         if self._chat.chat_template is None:
             raise PromptError("messages", messages, "a model with a chat template")
         try:
@@ -221,15 +222,20 @@ def _load(path: Path) -> tokenizers.Tokenizer:
     try:
         if file.is_file():
             return tokenizers.Tokenizer.from_file(str(file))
-        from transformers import AutoTokenizer
-
-        slow = AutoTokenizer.from_pretrained(path)
-        backend: tokenizers.Tokenizer = slow.backend_tokenizer
+        backend: tokenizers.Tokenizer = _transformers_tokenizer(path).backend_tokenizer
         return backend
     except Exception as error:
         raise TokenizerError(
-            "tokenizer", str(path), f"a readable tokenizer.json ({error})"
+            "tokenizer", str(path), f"a readable tokenizer.json or GGUF ({error})"
         ) from error
+
+
+def _transformers_tokenizer(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if path.suffix == ".gguf":
+        return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    return AutoTokenizer.from_pretrained(path)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def test_matrices_are_read_exactly(both: tuple[Path, Path]) -> None:
     assert stored is not None
     cpu = torch.device("cpu")
     expected = Checkpoint(both[1], dtype=torch.float32, device=cpu)
-    found = Checkpoint(both[0], dtype=torch.float32, device=cpu, stored=format_of(stored))
+    found = Checkpoint(both[0], dtype=torch.float32, device=cpu, stored=format_of(stored, both[0]))
     for name in expected.names():
         shape = expected.peek(name).shape
         if len(shape) == 2:

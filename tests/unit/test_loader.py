@@ -2,6 +2,7 @@
 loads and answers nonsense because a tensor was missing, left over, cut short or misread."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from torch import Tensor
 from foretoken.checkpoint import find_model
 from foretoken.errors import (
     CheckpointError,
+    ConfigError,
     ModelNotFoundError,
-    NotYetError,
     UnsupportedModelError,
 )
 from foretoken.models import LoadOptions, Model, load_model
@@ -217,14 +218,23 @@ def test_truncated_pickled_weights(folder: Path, keep: float) -> None:
         load(folder)
 
 
-def test_gguf_is_not_read_yet(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "model-Q8_0.gguf")
-    for name in (str(folder / "model-Q8_0.gguf"), str(folder)):
-        with pytest.raises(NotYetError, match="GGUF"):
-            find_model(name) if name.endswith("gguf") else load(folder)
-    (folder / "config.json").unlink()
-    with pytest.raises(NotYetError, match="GGUF"):
-        find_model(str(folder))
+def test_gguf_files_are_named_themselves(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="config"):
+        find_model(str(tmp_path / "missing.gguf"))
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    assert find_model(str(tmp_path)) == tmp_path / "a.gguf"
+    (tmp_path / "b.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFoundError, match=r"a\.gguf, b\.gguf"):
+        find_model(str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"complete GGUF"):
+        ModelShape.from_config(tmp_path / "a.gguf")
+
+
+def test_gguf_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"foretoken\[gguf\]"):
+        ModelShape.from_config(tmp_path / "a.gguf")
 
 
 def test_no_folder(tmp_path: Path) -> None:

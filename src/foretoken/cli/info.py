@@ -36,7 +36,11 @@ def info(
 
 
 def _weight_files(path: Path) -> list[Path]:
-    return [*path.glob("model*.safetensors"), *path.glob("pytorch_model*.bin")]
+    return (
+        [path]
+        if path.is_file()
+        else [*path.glob("model*.safetensors"), *path.glob("pytorch_model*.bin")]
+    )
 
 
 def _facts(shape: ModelShape, dtype: str) -> dict[str, Any]:

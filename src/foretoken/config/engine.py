@@ -50,7 +50,7 @@ class EngineConfig:
     """
 
     model: str
-    """Packaged name (`demo`, `demo-draft`), local folder, or Hugging Face id."""
+    """Packaged name (`demo`, `demo-draft`), local folder or GGUF file, or Hugging Face id."""
     tokenizer: str | None = None
     """The same, for the tokenizer; default: the model's own."""
     revision: str | None = None

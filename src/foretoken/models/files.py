@@ -1,4 +1,4 @@
-"""Weight files of a folder: safetensors, or PyTorch's pickled ones read without running code.
+"""Weight files of a folder: safetensors, or PyTorch's pickled ones read without running code; GGUF.
 
 Knows files and names; what tensors must be there is the loader's affair.
 """
@@ -13,7 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from foretoken.errors import CheckpointError, NotYetError
+from foretoken.errors import CheckpointError
+from foretoken.quant.formats import GgufFile
 
 _SAFETENSORS, _PICKLED = "model.safetensors", "pytorch_model.bin"
 
@@ -65,16 +66,14 @@ def open_files(folder: Path) -> dict[Path, WeightFile]:
     Raises:
         CheckpointError: no weights, a missing shard, a truncated or corrupt file, or a pickle
             that holds more than tensors.
-        NotYetError: only GGUF files.
     """
+    if folder.suffix == ".gguf":
+        return {folder: GgufFile(folder)}
     for name in (_SAFETENSORS, _PICKLED):
         paths = _shards(folder, name)
         if paths:
             return {path: _open(path) for path in paths}
-    gguf = sorted(path.name for path in folder.glob("*.gguf"))
-    if gguf:
-        raise NotYetError("weights", gguf[0], "safetensors or .bin; GGUF is not read yet")
-    allowed = f"{_SAFETENSORS} or {_PICKLED}, whole or with an index of shards"
+    allowed = f"{_SAFETENSORS} or {_PICKLED}, whole or with an index of shards; or a GGUF file"
     raise CheckpointError("weights", str(folder), allowed)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from foretoken.errors import CheckpointError
 from foretoken.models.files import open_files
 from foretoken.quant import Weights
+from foretoken.quant.arrange import change_rows
 from foretoken.quant.formats import Format
 
 _DERIVED = (".rotary_emb.inv_freq",)
@@ -43,7 +44,6 @@ class Checkpoint:
 
         Raises:
             CheckpointError: no weights, a missing shard, or a truncated or corrupt file.
-            NotYetError: the weights are GGUF files.
         """
         self._dtype, self.device, self._stored = dtype, device, stored
         self._files: dict[str, Path] = {}
@@ -92,7 +92,7 @@ class Checkpoint:
         if tuple(found.values_NK.shape) != shape:
             given = f"{module} {list(found.values_NK.shape)}"
             raise CheckpointError("tensor shape", given, f"{list(shape)} from config.json")
-        return found
+        return change_rows(found, lambda rows: rows.to(self.device))
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""

@@ -244,7 +244,9 @@ class Builder:
         embedding_VD = self.checkpoint.keep("model.embed_tokens.weight", table)
         if shape.tie_word_embeddings:
             self.checkpoint.ignore("lm_head.weight")
-            head: Weights = embedding_VD
+            stored = shape.stored is not None
+            tied = self.checkpoint.matrix("model.embed_tokens", table) if stored else embedding_VD
+            head: Weights = embedding_VD if isinstance(tied, Tensor) else tied
         else:
             head = self.checkpoint.matrix("lm_head", table)
         windows = [shape.window(layer) for layer in range(shape.num_hidden_layers)]

@@ -42,7 +42,7 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
     with lean_heap():
         if not shape.is_own:
             return load_foreign(folder, shape, options)
-        stored = None if shape.stored is None else format_of(shape.stored)
+        stored = None if shape.stored is None else format_of(shape.stored, folder)
         with Checkpoint(
             folder, dtype=options.dtype, device=options.device, stored=stored
         ) as checkpoint:

@@ -7,6 +7,7 @@ from typing import Any, Self
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from foretoken.shape.fields import Config, dtype_name, eos_ids, positive, read_json, size
 from foretoken.shape.foreign import foreign_fields
+from foretoken.shape.gguf import gguf_config, gguf_scheme
 from foretoken.shape.memory import WeightCounts, kv_token_bytes
 from foretoken.shape.own import OWN_MODEL_TYPES, own_fields
 from foretoken.shape.rope import RopeShape
@@ -59,22 +60,30 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, folder: Path) -> Self:
-        """Read `folder`/config.json.
+        """Read `folder`/config.json, or the metadata of a GGUF file.
 
         Raises:
             ModelNotFoundError: there is no config.json.
             CheckpointError: it is no valid JSON, or a field is missing or of the wrong type.
             UnsupportedModelError: a model type or feature that is not run.
         """
+        if folder.suffix == ".gguf":
+            return cls._from_dict(folder, gguf_config(folder), stored=gguf_scheme(folder))
         file = folder / "config.json"
         if not file.is_file():
             raise ModelNotFoundError("model", str(folder), "a folder with a config.json")
         config = read_json(file)
         generation = folder / "generation_config.json"
         more = read_json(generation) if generation.is_file() else {}
-        eos = sorted(eos_ids(config) | eos_ids(more))
+        both = eos_ids(config) | eos_ids(more)
+        return cls._from_dict(folder, {**config, "eos_token_id": sorted(both)}, stored=None)
+
+    @classmethod
+    def _from_dict(cls, folder: Path, config: Config, *, stored: StoredScheme | None) -> Self:
+        eos = sorted(eos_ids(config))
         if config.get("model_type") in OWN_MODEL_TYPES:
-            fields = {**_sizes(config), **own_fields(config), "stored": stored_scheme(config)}
+            fields = {**_sizes(config), **own_fields(config)}
+            fields["stored"] = stored or stored_scheme(config)
             positions = fields["rope"].context(fields["max_position_embeddings"])
             fields["max_position_embeddings"] = positions
         else:

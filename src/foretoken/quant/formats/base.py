@@ -27,6 +27,9 @@ class RawTensors(Protocol):
             CheckpointError: it is missing or unreadable.
         """
 
+    def ignore(self, name: str) -> None:
+        """Count it as used."""
+
     def peek(self, name: str) -> Tensor:
         """The same, without counting it as used."""
 

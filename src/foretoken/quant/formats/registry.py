@@ -1,15 +1,20 @@
 """From what a config says to the format that reads it."""
 
+from pathlib import Path
+
 from foretoken.quant.formats.awq import AwqFormat
 from foretoken.quant.formats.base import Format
 from foretoken.quant.formats.compressed import CompressedFormat
 from foretoken.quant.formats.fp8 import Fp8Format
+from foretoken.quant.formats.gguf import GgufFile, GgufFormat
 from foretoken.quant.formats.gptq import GptqFormat
 from foretoken.shape import StoredScheme
 
 
-def format_of(stored: StoredScheme) -> Format:
-    """The reader of checkpoints that are quantized so."""
+def format_of(stored: StoredScheme, path: Path) -> Format:
+    """The reader of the checkpoint at `path`, which is quantized so."""
+    if stored.method == "gguf":
+        return GgufFormat(GgufFile(path))
     if stored.method == "gptq":
         return GptqFormat(zeros_less_one=stored.zeros_less_one)
     if stored.method == "awq":

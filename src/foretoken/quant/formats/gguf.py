@@ -1,0 +1,130 @@
+"""GGUF files: tensors under Hugging Face's names, matrices as the kernels hold them.
+
+llama.cpp reorders the rows of Llama's query and key heads, pairs of turned dimensions side by side;
+they are put back.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import CheckpointError
+from foretoken.quant.arrange import Weights, change_rows
+from foretoken.quant.formats.base import Format, RawTensors
+from foretoken.quant.formats.gguf_blocks import decode
+from foretoken.shape.gguf import gguf_config, open_gguf
+
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_IN_CONFIG = "rope_freqs.weight"
+"""Read with the metadata."""
+
+
+@final
+class GgufFile:
+    """A weight file as `models.files` wants it."""
+
+    def __init__(self, path: Path) -> None:
+        """Map the file.
+
+        Raises:
+            ConfigError, CheckpointError, UnsupportedModelError: as for `gguf_config`.
+        """
+        config, reader = gguf_config(path), open_gguf(path)
+        self._tensors: dict[str, Any] = {
+            _hugging_face(tensor.name): tensor
+            for tensor in reader.tensors
+            if tensor.name != _IN_CONFIG
+        }
+        self._heads: dict[str, int] = {}
+        if config["model_type"] in ("llama", "mistral"):
+            heads = config["num_attention_heads"]
+            keys = config.get("num_key_value_heads", heads)
+            self._heads = {"q_proj": heads, "k_proj": keys}
+
+    def keys(self) -> Iterable[str]:
+        """Names."""
+        return self._tensors.keys()
+
+    def get_tensor(self, name: str) -> Tensor:
+        """One of them, in float32."""
+        from gguf.quants import dequantize
+
+        tensor = self._tensors[name]
+        try:
+            floats = dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            given = f"{name}: {tensor.tensor_type.name}"
+            raise CheckpointError("tensor type", given, "one that gguf multiplies out") from error
+        found = self._in_order(name, torch.tensor(floats, dtype=torch.float32))
+        assert isinstance(found, Tensor), type(found)
+        return found
+
+    def integers(self, name: str) -> Weights | None:
+        """A matrix as kernels hold it; None: they do not hold its type."""
+        tensor = self._tensors[name]
+        if tensor.data.dtype.name != "uint8":
+            return None
+        found = decode(tensor.tensor_type.name, torch.tensor(tensor.data))
+        return None if found is None else self._in_order(name, found)
+
+    def _in_order(self, name: str, weights: Weights) -> Weights:
+        heads = self._heads.get(name.split(".")[-2])
+        if heads is None:
+            return weights
+
+        def turn(rows: Tensor) -> Tensor:
+            pairs: Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2)
+            return pairs.flatten(0, 2)
+
+        return change_rows(weights, turn)
+
+
+@final
+class GgufFormat(Format):
+    """Matrices of a GGUF file."""
+
+    def __init__(self, file: GgufFile) -> None:
+        """Of `file`."""
+        self._file = file
+
+    def matrix(self, tensors: RawTensors, module: str, inputs: int) -> Weights | None:
+        """See `Format`."""
+        name = f"{module}.weight"
+        if not tensors.has(name):
+            return None
+        found = self._file.integers(name)
+        if found is not None:
+            tensors.ignore(name)
+        return found
+
+
+def _hugging_face(name: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay."""
+    stem, _, kind = name.rpartition(".")
+    if stem in _TOP:
+        return f"{_TOP[stem]}.{kind}"
+    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    if layer is None or layer[2] not in _LAYER:
+        return name
+    return f"model.layers.{layer[1]}.{_LAYER[layer[2]]}.{kind}"
