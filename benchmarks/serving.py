@@ -141,7 +141,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--speculative-config", default=None)
+    parser.add_argument("--quick", action="store_true", help="see that it runs; no numbers")
     given = parser.parse_args()
+    if given.quick:
+        given.clients, given.repeats, given.tokens = [1, 2], 3, 12
     command = [sys.executable, "-m", "foretoken", "serve", "demo", "--port", "0"]
     command += ["--kv-cache-memory-bytes", "200000000"]
     if given.speculative_config:

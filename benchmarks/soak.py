@@ -5,7 +5,8 @@
 Starts `foretoken serve demo` and lets every client send one request after the other: short and
 long, streamed and whole, several choices, seeded and greedy, and, mixed in, clients that leave in
 the middle, send nonsense, or read slowly. Then every accepted request must have ended exactly
-once, all pages must be free, and memory must be flat. The last line is JSON; exit code 1 if not.
+once, all pages must be free, and memory must be flat: at first, prompts that are all different fill
+the prefix cache, and two fifths of the time warm up. The last line is JSON; exit code 1 if not.
 """
 
 import argparse
@@ -165,8 +166,22 @@ async def drained(url: str) -> bool:
     return False
 
 
+async def fill(url: str) -> int:
+    """Have as many different tokens read as the KV cache holds, so that caches are full."""
+    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+        text = (await client.get("/metrics")).text
+        found = re.search(r'cache_config_info\{block_size="(\d+)",num_gpu_blocks="(\d+)"', text)
+        assert found, "no cache_config_info"
+        draw, num_tokens = random.Random(0), int(found[1]) * int(found[2])
+        for _ in range(num_tokens // 1800 + 1):
+            prompt = [draw.randrange(300, 4000) for _ in range(1800)]
+            answer = await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
+            answer.raise_for_status()
+    return num_tokens
+
+
 async def soak(url: str, pid: int, minutes: float, clients: int) -> dict[str, Any]:
-    seen, samples = Tallies(), list[int]()
+    seen, samples, filled = Tallies(), list[int](), await fill(url)
     until = time.monotonic() + minutes * 60
     tasks = [one_client(url, number, until, seen) for number in range(clients)]
     await asyncio.gather(watch(pid, until, samples), *tasks)
@@ -180,6 +195,7 @@ async def soak(url: str, pid: int, minutes: float, clients: int) -> dict[str, An
     return {
         "minutes": minutes,
         "clients": clients,
+        "filled_tokens": filled,
         "requests": dict(seen.counts),
         "accepted": accepted,
         "ended": ended,

@@ -144,7 +144,14 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 ],
             ),
             ("Time in the queue", "s", quantiles("vllm:request_queue_time_seconds", 0.5, 0.99)),
-            ("Memory", "bytes", [("process_resident_memory_bytes", "resident")]),
+            (
+                "Memory",
+                "bytes",
+                [
+                    (gauge("foretoken:device_memory_bytes"), "device"),
+                    ("process_resident_memory_bytes", "process"),
+                ],
+            ),
         ],
     ),
 ]

@@ -14,6 +14,7 @@ from foretoken.engine import Engine
 from foretoken.server.app import build_app, build_state
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
+from foretoken.server.tracing import RequestSpans
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,11 @@ class Serving:
 
 
 @contextmanager
-def serving(engine: Engine, config: ServerConfig | None = None) -> Iterator[Serving]:
+def serving(
+    engine: Engine, config: ServerConfig | None = None, spans: RequestSpans | None = None
+) -> Iterator[Serving]:
     """Serve `engine` until the block ends."""
-    state = build_state(engine, config or ServerConfig())
+    state = build_state(engine, config or ServerConfig(), spans=spans)
     settings = uvicorn.Config(
         build_app(state), log_config=None, access_log=False, ws="none", lifespan="on"
     )

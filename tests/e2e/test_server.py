@@ -1,6 +1,7 @@
 """The server on the packaged models, through the official client and bare HTTP."""
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -8,6 +9,8 @@ import openai
 import pytest
 
 from foretoken import LLM, SamplingParams
+from foretoken.server.memory import device_bytes, trim
+from foretoken.server.metrics import ServerMetrics
 from tests.e2e.serving import Serving, post
 
 PROMPT = "class Stack:\n    def __init__(self"
@@ -176,6 +179,16 @@ def test_what_speculation_did(server: Serving) -> None:
     assert two["metrics"] == {"speculative_decoding": None}
 
 
+def test_a_stream_ends_with_what_speculation_did(server: Serving) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0}
+    whole = post(server, "/v1/completions", body).json()["metrics"]
+    lines = post(server, "/v1/completions", {**body, "stream": True}).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+    assert not any("metrics" in chunk for chunk in chunks[:-1])
+    assert chunks[-1]["metrics"] == whole
+    assert whole["speculative_decoding"]["per_step_accepted"]
+
+
 def test_a_request_chooses_its_speculation(server: Serving, plain: dict[str, str]) -> None:
     body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "token_sources": True}
     for policy, most in (({"enabled": False}, 0), ({"num_speculative_tokens": 2}, 2)):
@@ -329,6 +342,30 @@ def test_metrics_have_vllms_names(server: Serving) -> None:
     assert (
         'vllm:request_success_total{engine="0",finished_reason="length",model_name="demo"}' in text
     )
+
+
+def test_our_metrics_can_have_another_prefix(server: Serving) -> None:
+    engine = server.state.engine.engine
+
+    def names(metrics: ServerMetrics) -> set[str]:
+        found = re.findall(r"# TYPE (\S+)", metrics.render().decode())
+        return {name for name in found if not name.endswith("_created")}
+
+    ours = names(ServerMetrics(engine, "m", "acme"))
+    assert not any(name.startswith("foretoken") for name in ours)
+    assert {n.replace("acme:", "foretoken:") for n in ours} == names(server.state.metrics)
+    assert sum(name.startswith("acme:") for name in ours) > 15
+
+
+def test_memory_is_told_and_given_back(server: Serving) -> None:
+    text = server.state.metrics.render().decode()
+    found = re.search(r"foretoken:device_memory_bytes\{.*\} (\S+)", text)
+    assert found is not None and float(found[1]) > 64 << 20  # the KV cache at least
+    held = [bytes(1 << 16) for _ in range(600)]
+    low = device_bytes("cpu")
+    del held
+    trim()
+    assert device_bytes("cpu") < low - (16 << 20)
 
 
 def test_a_client_that_leaves_frees_its_pages(server: Serving) -> None:

@@ -179,7 +179,8 @@ def test_every_accepted_request_ended_once(server: Serving) -> None:
 
 def start_server(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     """`foretoken serve demo` in a process of its own, and its URL."""
-    command = [sys.executable, "-m", "foretoken", "serve", "demo", "--port", "0", *arguments]
+    own = ("--port", "0") if "--port" not in arguments else ()
+    command = [sys.executable, "-m", "foretoken", "serve", "demo", *own, *arguments]
     source = Path(__file__).parents[2] / "src"
     environment = {**os.environ, "PYTHONPATH": str(source), "FORETOKEN_LOGGING_LEVEL": "ERROR"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -188,6 +189,31 @@ def start_server(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     found = re.search(r"http://\S+", line)
     assert found, line
     return process, found[0]
+
+
+@pytest.mark.slow
+def test_sigkill_leaves_nothing_behind() -> None:
+    """The same answer from a new process at the same address."""
+    body = {"prompt": "x = ", "max_tokens": 20, "temperature": 0}
+    texts, port = [], "0"
+    for _ in range(2):
+        process, url = start_server("--port", port, "--kv-cache-memory-bytes", "20000000")
+        assert process.stdout is not None
+        try:
+            answer = httpx.post(url + "/v1/completions", json=body, timeout=60)
+            texts.append(answer.json()["choices"][0]["text"])
+            long = {**body, "max_tokens": 1000, "ignore_eos": True, "stream": True}
+            with httpx.stream("POST", url + "/v1/completions", json=long, timeout=60) as stream:
+                assert next(stream.iter_lines()).startswith("data: {")
+                process.kill()
+                with pytest.raises(httpx.RemoteProtocolError):
+                    list(stream.iter_lines())
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        port = url.rsplit(":", 1)[1]
+    assert texts[0] == texts[1] != ""
 
 
 @pytest.mark.slow

@@ -91,6 +91,37 @@ def test_tokens_have_the_colours_of_their_sources(server: Serving, browser: Any)
     page.close()
 
 
+LUMINANCE = """selector => {
+    const found = getComputedStyle(document.querySelector(selector));
+    const light = text => {
+        const [r, g, b] = text.match(/[\\d.]+/g).map(v => (v / 255) ** 2.2);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b };
+    const back = getComputedStyle(document.querySelector('pre')).backgroundColor;
+    return [light(found.color), light(back)] }"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_colour_can_be_read(server: Serving, browser: Any, scheme: str) -> None:
+    """WCAG's contrast of 4.5 between the text of every source and the ground behind it."""
+    page = browser.new_page(
+        viewport={"width": 1280, "height": 900}, color_scheme=scheme, bypass_csp=True
+    )
+    page.goto(server.url)
+    page.fill("#max_tokens", "60")
+    page.click("#run")
+    page.wait_for_function("document.querySelector('#summary').textContent.startsWith('60 tok')")
+    for source in ("target", "accepted", "recovered", "bonus", "grammar", "prediction"):
+        text, back = page.evaluate(LUMINANCE, f"#legend .{source}")
+        contrast = (max(text, back) + 0.05) / (min(text, back) + 0.05)
+        assert contrast > 4.5, (source, contrast)
+        assert (back < 0.1) == (scheme == "dark")
+    page.wait_for_timeout(1500)
+    page.locator("#output .accepted").first.hover()
+    keep(page, scheme)
+    page.close()
+
+
 @pytest.mark.full
 def test_stopping_frees_the_pages(server: Serving, browser: Any) -> None:
     """Under the page's own content security policy, which the other test has to go around."""

@@ -29,6 +29,7 @@ _SERVER = {
     "admin_key": "admin_key",
     "per_request_spec_decode_metrics": "per_request_metrics",
     "metrics_prefix": "metrics_prefix",
+    "otlp_traces_endpoint": "otlp_traces_endpoint",
     "tool_call_parser": "tool_parser",
 }
 _LIMITS = (
@@ -113,6 +114,9 @@ def serve(
     ] = None,
     tool_call_parser: Annotated[
         Text, typer.Option(metavar="hermes|llama3_json", help="How calls stand in the text.")
+    ] = None,
+    otlp_traces_endpoint: Annotated[
+        Text, typer.Option(help="Where OpenTelemetry spans go; needs the extra `otel`.")
     ] = None,
     metrics_prefix: Annotated[Text, typer.Option(help="Of metrics that vLLM has not.")] = None,
     max_body_bytes: Annotated[Number, typer.Option(help="Larger bodies are refused.")] = None,

@@ -13,6 +13,7 @@ from foretoken.lab.results import Acceptance, AcceptanceBucket, RequestRecord
 from foretoken.lab.statistics import Floats, Interval, unknown
 from foretoken.lab.statistics_ratio import Sample, clustered_interval
 from foretoken.lab.statistics_shrink import request_quantiles
+from foretoken.metrics import TEMPERATURE_EDGES, temperature_bucket
 
 FEWEST_STEPS = 3
 _LENGTHS = (20, 50, 100, 200, 500, 1000)
@@ -23,7 +24,8 @@ Key = Callable[[RequestRecord], str]
 def summarize_acceptance(records: Sequence[RequestRecord]) -> tuple[AcceptanceBucket, ...]:
     """Buckets of all requests with drafts, by everything that can be told apart."""
     found: list[AcceptanceBucket] = []
-    for by, key in _KEYS.items():
+    keys = {"all": lambda _: "all", "temperature": _temperature_key(records), **_KEYS}
+    for by, key in keys.items():
         groups: dict[str, list[RequestRecord]] = defaultdict(list)
         for record in records:
             if record.acceptance is not None and record.acceptance.num_drafted > 0:
@@ -35,7 +37,7 @@ def summarize_acceptance(records: Sequence[RequestRecord]) -> tuple[AcceptanceBu
 
 
 def _order(value: str) -> tuple[float, str]:
-    head = value.split("-")[0].removeprefix(">")
+    head = value.split("-")[0].removeprefix("<=").removeprefix(">")
     return (float(head), value) if head.replace(".", "", 1).isdigit() else (-1.0, value)
 
 
@@ -47,13 +49,22 @@ def _length_key(record: RequestRecord) -> str:
     return f">{_LENGTHS[-1]}"
 
 
-def _temperature_key(record: RequestRecord) -> str:
-    return "default" if record.temperature is None else f"{record.temperature:g}"
+def _temperature_key(records: Sequence[RequestRecord]) -> Key:
+    """Each temperature by itself if there are few, as in a sweep; else the server's buckets."""
+    several = len({record.temperature for record in records}) > len(TEMPERATURE_EDGES) + 1
+
+    def key(record: RequestRecord) -> str:
+        if record.temperature is None:
+            return "default"
+        if not several:
+            return f"{record.temperature:g}"
+        edge = temperature_bucket(record.temperature)
+        return f">{TEMPERATURE_EDGES[-1]:g}" if edge == "inf" else f"<={edge}"
+
+    return key
 
 
 _KEYS: dict[str, Key] = {
-    "all": lambda _: "all",
-    "temperature": _temperature_key,
     "category": lambda record: record.category,
     "output_tokens": _length_key,
 }

@@ -66,6 +66,7 @@ async def respond(
         params=params,
         priority=body.priority,
         cache_salt=salt_of(request, body.cache_salt),
+        traceparent=request.headers.get("traceparent"),
     )
     generation = await accept(state, shape.id_prefix, order)
     answer = _Answer(generation, shape, writer(generation), body.stream_options or StreamOptions())

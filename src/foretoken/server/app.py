@@ -1,7 +1,9 @@
 """Puts endpoints, middleware and state together into an ASGI application. Knows no socket."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,10 +15,14 @@ from foretoken.engine_async import AsyncEngine
 from foretoken.errors import ForetokenError
 from foretoken.server import admin, chat, completions, page, status, tokens
 from foretoken.server.access import Access, as_response
+from foretoken.server.memory import keep_trimmed
 from foretoken.server.metrics import ServerMetrics
 from foretoken.server.problems import Problem
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
+
+if TYPE_CHECKING:
+    from foretoken.server.tracing import RequestSpans
 
 ROUTES = (
     Route("/v1/models", status.models),
@@ -42,15 +48,25 @@ ROUTES = (
 )
 
 
+_TRIMMED_EVERY_S = 10.0
+
+
 def build_state(
-    engine: Engine, config: ServerConfig, draining: Callable[[], bool] = lambda: False
+    engine: Engine,
+    config: ServerConfig,
+    draining: Callable[[], bool] = lambda: False,
+    spans: "RequestSpans | None" = None,
 ) -> ServerState:
-    """The parts of a server around `engine`."""
+    """The parts of a server around `engine`; `spans` sees every request."""
     name = (config.served_model_names or (engine.parts.config.user.model,))[0]
     metrics = ServerMetrics(engine, name, config.metrics_prefix)
     running = AsyncEngine(engine, max_buffered=config.limits.max_unread_tokens)
     running.observers.append(metrics.observe)
-    return ServerState(config=config, engine=running, metrics=metrics, draining=draining)
+    if spans is not None:
+        running.observers.append(spans.observe)
+    return ServerState(
+        config=config, engine=running, metrics=metrics, draining=draining, spans=spans
+    )
 
 
 def build_app(state: ServerState) -> ASGIApp:
@@ -59,8 +75,12 @@ def build_app(state: ServerState) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         state.engine.start()
+        trimming = asyncio.create_task(keep_trimmed(_TRIMMED_EVERY_S))
         yield
+        trimming.cancel()
         await state.engine.stop()
+        if state.spans is not None:
+            await asyncio.to_thread(state.spans.close)
 
     handlers = dict.fromkeys((HTTPException, Problem, ForetokenError, Exception), as_response)
     app = Starlette(routes=list(ROUTES), lifespan=lifespan, exception_handlers=handlers)

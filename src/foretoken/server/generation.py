@@ -59,6 +59,8 @@ class Order:
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    traceparent: str | None = None
+    """The caller's trace, in W3C's words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,8 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
     deadline = asyncio.get_running_loop().time() + state.config.limits.timeout_s
     stream = state.engine.open(requests)
     state.metrics.opened(requests)
+    if state.spans is not None:
+        state.spans.opened(requests, order.request_id, order.traceparent)
     facts = {
         "request_id": order.request_id,
         "id": answer_id,

@@ -22,6 +22,7 @@ import foretoken
 from foretoken import metrics as engine_metrics
 from foretoken.engine import Engine
 from foretoken.server.acceptance import AcceptanceMetrics
+from foretoken.server.memory import device_bytes
 from foretoken.types import FinishReason, Output, Request
 
 logger = logging.getLogger("foretoken")
@@ -76,6 +77,9 @@ class EngineCollector(Collector):
         queried, hit = (prefix.num_queried_tokens, prefix.num_hit_tokens) if prefix else (0, 0)
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", queried)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found cached.", hit)
+        held = device_bytes(config.device)
+        text = "Memory held on the device; on a CPU, the process's own."
+        yield self._gauge(f"{self._prefix}:device_memory_bytes", text, held)
         spec = config.user.speculative_config
         most = spec.num_speculative_tokens if spec is not None else 0
         text = "Most draft tokens per verification, as configured."

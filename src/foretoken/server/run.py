@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -19,6 +20,9 @@ from foretoken.server.app import build_app, build_state
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.types import SamplingParams
+
+if TYPE_CHECKING:
+    from foretoken.server.tracing import RequestSpans
 
 logger = logging.getLogger("foretoken")
 
@@ -31,12 +35,13 @@ def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]
         ModelError: the model is missing or broken.
     """
     listening = _listen(server)
+    spans = _spans(server, config.model)
     from foretoken.assembly import build_engine
 
     engine = build_engine(config)
     _warm_up(engine)
     stopping = _Stopping()
-    state = build_state(engine, server, stopping)
+    state = build_state(engine, server, stopping, spans)
     runner = uvicorn.Server(
         uvicorn.Config(
             build_app(state),
@@ -64,6 +69,20 @@ def _warm_up(engine: Engine) -> None:
         while engine.has_unfinished:
             engine.step()
     engine.metrics.restart()
+
+
+def _spans(server: ServerConfig, model: str) -> "RequestSpans | None":
+    """What makes OpenTelemetry spans, if they are wanted."""
+    endpoint = server.otlp_traces_endpoint
+    if endpoint is None:
+        return None
+    try:
+        from foretoken.server.tracing import exported_to
+
+        return exported_to(endpoint, (server.served_model_names or (model,))[0])
+    except ImportError as error:
+        allowed = "nothing, without `pip install 'foretoken[otel]'`"
+        raise ConfigError("--otlp-traces-endpoint", endpoint, allowed) from error
 
 
 class _Stopping:

@@ -64,6 +64,8 @@ class ServerConfig:
     """What `metrics.speculative_decoding` of an answer holds: none, summary or detailed."""
     metrics_prefix: str = "foretoken"
     """Prefix of the metrics that vLLM does not have."""
+    otlp_traces_endpoint: str | None = None
+    """Where OpenTelemetry spans are sent; None: there are none."""
     tool_parser: str = "hermes"
     """How tool calls are read from the text: hermes or llama3_json."""
     limits: Limits = field(default_factory=Limits)
@@ -76,6 +78,9 @@ class ServerConfig:
         require("per_request_spec_decode_metrics", level, level in METRICS_LEVELS, levels)
         known = ", ".join(TOOL_PARSERS)
         require("tool_call_parser", self.tool_parser, self.tool_parser in TOOL_PARSERS, known)
+        endpoint = self.otlp_traces_endpoint
+        ok = endpoint is None or endpoint.startswith(("http://", "https://"))
+        require("otlp_traces_endpoint", endpoint, ok, "an http:// or https:// address")
         prefix = self.metrics_prefix
         require("metrics_prefix", prefix, prefix.isidentifier(), "letters, digits and _")
         for key in (*self.api_keys, *((self.admin_key,) if self.admin_key is not None else ())):

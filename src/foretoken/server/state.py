@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
@@ -11,6 +12,9 @@ from foretoken.engine_async import AsyncEngine
 from foretoken.server.metrics import ServerMetrics
 from foretoken.server.settings import ServerConfig
 from foretoken.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from foretoken.server.tracing import RequestSpans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,8 @@ class ServerState:
     config: ServerConfig
     engine: AsyncEngine
     metrics: ServerMetrics
+    spans: "RequestSpans | None" = None
+    """Makes OpenTelemetry spans, where they are wanted."""
     draining: Callable[[], bool] = lambda: False
     """Whether the server has been told to stop."""
     created: int = field(default_factory=lambda: int(time.time()))

@@ -103,7 +103,9 @@ def _rate(axes: Axes, row: int, bucket: AcceptanceBucket) -> None:
 def _name(bucket: AcceptanceBucket) -> str:
     if bucket.by == "all":
         return "all requests"
-    return f"T = {bucket.value}" if bucket.by == "temperature" else bucket.value or bucket.by
+    if bucket.by == "temperature":
+        return f"T {bucket.value}" if bucket.value[0] in "<>" else f"T = {bucket.value}"
+    return bucket.value or bucket.by
 
 
 def other_k(run: ReportRun) -> Figure | None:

@@ -1,5 +1,6 @@
 // Small charts on canvases: lines over time and bars. Knows nothing of metrics.
 
+const RIGHT = 5;
 const COLORS = ["--bonus", "--recovered", "--accepted", "--grammar"];
 
 function prepare(canvas) {
@@ -34,7 +35,7 @@ function frame({ context, width, height, color }, top, left, bottom) {
     const y = 14 + (height - bottom - 14) * (1 - share);
     context.beginPath();
     context.moveTo(left, y);
-    context.lineTo(width, y);
+    context.lineTo(width - RIGHT, y);
     context.stroke();
     context.fillText(shown(top * share), left - 4, y + 4);
   }
@@ -55,7 +56,7 @@ export function lines(canvas, series, length) {
     let down = false;
     one.values.forEach((value, index) => {
       if (value === null) { down = false; return; }
-      const x = left + ((index + length - one.values.length) / (length - 1)) * (width - left);
+      const x = left + ((index + length - one.values.length) / (length - 1)) * (width - left - RIGHT);
       const y = 14 + (height - bottom - 14) * (1 - value / top);
       if (down) context.lineTo(x, y); else context.moveTo(x, y);
       down = true;
@@ -76,7 +77,7 @@ export function bars(canvas, values) {
   const { context, width, height, color } = area;
   const left = 42, bottom = 18;
   frame(area, 1, left, bottom);
-  const each = (width - left) / Math.max(values.length, 1);
+  const each = (width - left - RIGHT) / Math.max(values.length, 1);
   values.forEach((value, index) => {
     const tall = (height - bottom - 14) * value;
     context.fillStyle = color("--accepted");

@@ -1,0 +1,35 @@
+"""Memory of the process and of its device: how much there is in use, and giving back what is not.
+
+Knows no request. glibc keeps what a burst of requests freed; `keep_trimmed` hands it back to the
+system, so that the process's size says what it needs.
+"""
+
+import asyncio
+import ctypes
+import re
+from pathlib import Path
+
+import torch
+
+_STATUS = Path("/proc/self/status")
+
+
+def device_bytes(device: str) -> int:
+    """Bytes that PyTorch holds on a CUDA device; on a CPU the process's own (0 if unknown)."""
+    if device.startswith("cuda"):
+        return torch.cuda.memory_reserved(device)
+    found = re.search(r"RssAnon:\s+(\d+) kB", _STATUS.read_text()) if _STATUS.exists() else None
+    return int(found[1]) << 10 if found else 0
+
+
+def trim() -> bool:
+    """Give free memory back to the system; whether any was. False where there is no glibc."""
+    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return release is not None and release(0) == 1
+
+
+async def keep_trimmed(every_s: float) -> None:
+    """Trim again and again, off the loop; to be cancelled."""
+    while True:
+        await asyncio.sleep(every_s)
+        await asyncio.to_thread(trim)

@@ -1,0 +1,76 @@
+"""`foretoken serve`: vLLM's names, files with the same names, and errors that suggest."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from foretoken.cli.app import app
+from foretoken.cli.serve import speculation_of
+from foretoken.errors import ConfigError
+
+VLLM = (
+    "dtype", "quantization", "max-model-len", "max-num-seqs", "max-num-batched-tokens",
+    "gpu-memory-utilization", "enable-prefix-caching", "no-enable-prefix-caching",
+    "served-model-name", "api-key", "seed", "speculative-config", "spec-method", "spec-model",
+    "spec-tokens", "host", "port", "tokenizer", "revision", "block-size", "tool-call-parser",
+    "per-request-spec-decode-metrics", "otlp-traces-endpoint", "disable-log-stats",
+)  # fmt: skip
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["serve", *arguments])
+
+
+def test_vllms_flags_are_there() -> None:
+    command: Any = typer.main.get_command(app)
+    options = {
+        name
+        for parameter in command.commands["serve"].params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+    assert {f"--{name}" for name in VLLM} <= options
+
+
+def test_an_unknown_flag_is_an_error_that_suggests() -> None:
+    result = run("demo", "--max-num-sqs", "3")
+    assert result.exit_code == 2
+    assert "--max-num-seqs" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("max-num-sqs: 3", "max_num_seqs"),
+        ("metrics-prefix: a-b", "metrics_prefix"),
+        ("otlp-traces-endpoint: localhost", "otlp_traces_endpoint"),
+        ("max-queue: -1", "max_queue"),
+        ("[1, 2]", "mapping"),
+        ("a: [", "YAML"),
+    ],
+)
+def test_a_file_of_settings_is_checked_like_flags(tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    result = run("demo", "--config", str(file))
+    assert result.exit_code == 2, result.output
+    assert named in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_model_is_needed() -> None:
+    result = run()
+    assert result.exit_code == 2 and "MODEL" in result.stderr
+
+
+def test_short_flags_of_speculation() -> None:
+    short = {"spec_method": "ngram", "spec_tokens": 4}
+    assert speculation_of(short, "demo") == {"method": "ngram", "num_speculative_tokens": 4}
+    found = speculation_of({"spec_tokens": 2}, "demo")
+    assert found is not None and found["method"] == "draft_model"
+    assert found["num_speculative_tokens"] == 2
+    assert speculation_of({}, "other/model") is None
+    for clash in ('{"method": "ngram"}', "none"):
+        with pytest.raises(ConfigError, match="speculative-config"):
+            speculation_of({"speculative_config": clash, "spec_method": "suffix"}, "demo")
