@@ -46,7 +46,7 @@ def keep(page: Any, name: str) -> None:
         page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_tokens_have_the_colours_of_their_sources(server: Serving, browser: Any) -> None:
     problems: list[str] = []
     page = browser.new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)
@@ -100,7 +100,7 @@ LUMINANCE = """selector => {
     return [light(found.color), light(back)] }"""
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_colour_can_be_read(server: Serving, browser: Any, scheme: str) -> None:
     """WCAG's contrast of 4.5 between the text of every source and the ground behind it."""
@@ -122,7 +122,7 @@ def test_every_colour_can_be_read(server: Serving, browser: Any, scheme: str) ->
     page.close()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_stopping_frees_the_pages(server: Serving, browser: Any) -> None:
     """Under the page's own content security policy, which the other test has to go around."""
     problems: list[str] = []

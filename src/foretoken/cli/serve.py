@@ -149,7 +149,8 @@ def _read_config(path: Path | None) -> dict[str, Any]:
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError("--config", str(path), f"valid YAML ({error})") from error
+        why = " ".join(str(error).split())
+        raise ConfigError("--config", str(path), f"valid YAML ({why})") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError("--config", str(path), "a mapping such as `max-num-seqs: 32`")
     known = ("model", "log_format", *_SPECULATION, *_SERVER, *_LIMITS, *_ENGINE)
