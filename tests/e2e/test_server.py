@@ -10,7 +10,6 @@ import pytest
 
 from foretoken import LLM, SamplingParams
 from foretoken.server.memory import device_bytes, trim
-from foretoken.server.metrics import ServerMetrics
 from tests.e2e.serving import Serving, post
 
 PROMPT = "class Stack:\n    def __init__(self"
@@ -344,24 +343,11 @@ def test_metrics_have_vllms_names(server: Serving) -> None:
     )
 
 
-def test_our_metrics_can_have_another_prefix(server: Serving) -> None:
-    engine = server.state.engine.engine
-
-    def names(metrics: ServerMetrics) -> set[str]:
-        found = re.findall(r"# TYPE (\S+)", metrics.render().decode())
-        return {name for name in found if not name.endswith("_created")}
-
-    ours = names(ServerMetrics(engine, "m", "acme"))
-    assert not any(name.startswith("foretoken") for name in ours)
-    assert {n.replace("acme:", "foretoken:") for n in ours} == names(server.state.metrics)
-    assert sum(name.startswith("acme:") for name in ours) > 15
-
-
 def test_memory_is_told_and_given_back(server: Serving) -> None:
     text = server.state.metrics.render().decode()
     found = re.search(r"foretoken:device_memory_bytes\{.*\} (\S+)", text)
     assert found is not None and float(found[1]) > 64 << 20  # the KV cache at least
-    held = [b"x" * (1 << 16) for _ in range(600)]
+    held = [bytes(1 << 16) for _ in range(600)]
     most = device_bytes("cpu")
     del held
     trim()
