@@ -1,9 +1,9 @@
 """Medusa: independent heads on one hidden state, head k guessing the token k + 2 places on.
 
-z = h, then per layer z = z + SiLU(W z + b), then logits = U z. With `share_head`, which the packaged
-head uses to stay small, U is the target's own head times a square matrix of each Medusa head: SiLU
-hardly goes below zero, so blocks alone cannot take the next token out of h. Stateless: it needs one
-hidden state and no KV.
+z = h, then per layer z = z + SiLU(W z + b), then logits = U z. With `share_head`, which the
+packaged head uses to stay small, U is the target's own head times a square matrix of each Medusa
+head: SiLU hardly goes below zero, so blocks alone cannot take the next token out of h. Stateless:
+it needs one hidden state and no KV.
 
 Source: Cai et al. 2024 (arXiv 2401.10774) and the FasterDecoding checkpoints.
 """
