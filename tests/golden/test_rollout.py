@@ -8,8 +8,8 @@ import torch
 
 from foretoken.kernels.library import find_library
 from foretoken.models import LoadOptions
-from foretoken.models.tensors import RolloutPlan, SpanLayout
-from foretoken.ops.drawing import BEST, pack_rows
+from foretoken.models.rollout import plan_best
+from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Context
 from foretoken.proposers.draft_model import DraftModelProposer
 from foretoken.runtime.batch import Span
@@ -35,11 +35,6 @@ def _runner(folder: Path, dtype: torch.dtype, quantization: str | None) -> Runne
     return Runner.load(folder, options, num_pages=PAGES)
 
 
-def _best(rows: int, steps: int) -> RolloutPlan:
-    packed = pack_rows((0,) * rows * steps, BEST)
-    return RolloutPlan(steps=steps, rows=packed, keeps_logits=False, best=True)
-
-
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_tokens_and_the_kv_of_token_by_token(
@@ -63,7 +58,7 @@ def test_the_tokens_and_the_kv_of_token_by_token(
             for p, t in zip(prompts, tables, strict=True)
         ]
 
-    found = one.roll_out(places(0), newest, _best(3, STEPS))
+    found = one.roll_out(places(0), newest, plan_best(3, STEPS))
     assert found is not None and [len(ids) for ids in found.ids] == [STEPS] * 3
     drafted = found.ids
     expected: list[list[int]] = [[], [], []]
@@ -83,7 +78,7 @@ def test_what_has_no_kernel_drafts_token_by_token(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path, seed=4)
     runner = _runner(folder, torch.float16, None)
     place = [SpanLayout(start=0, num_tokens=1, page_table=[0])]
-    assert runner.roll_out(place, [3], _best(1, 2)) is None
+    assert runner.roll_out(place, [3], plan_best(1, 2)) is None
 
 
 class _OneByOne:

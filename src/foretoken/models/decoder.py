@@ -16,7 +16,7 @@ from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.base import Model
 from foretoken.models.compiled import CompiledLayers
-from foretoken.models.rollout import Rollout
+from foretoken.models.rollout import CompiledRollout
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.linear import Linear
 from foretoken.shape import ModelShape
@@ -37,7 +37,7 @@ class Decoder(Model):
     head: Linear
     compiled: CompiledLayers | None
     """Runs all layers in one foreign call, with the same bits; None: some part has no kernel."""
-    rollout: Rollout | None
+    rollout: CompiledRollout | None
     """Drafts several tokens in one foreign call; None: some part has no kernel."""
 
     def hidden(

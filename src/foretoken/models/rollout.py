@@ -17,6 +17,7 @@ from foretoken.kv.store import KVStore
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.compiled import CompiledLayers
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.linear import KernelLinear, Linear
 
 _I32, _I64, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
@@ -41,8 +42,14 @@ class _Draws(ctypes.Structure):
     ]
 
 
+def plan_best(sequences: int, steps: int) -> RolloutPlan:
+    """`steps` tokens of each sequence, each the best by the raw logits."""
+    rows = pack_rows((0,) * (sequences * steps), BEST)
+    return RolloutPlan(steps=steps, rows=rows, keeps_logits=False, best=True)
+
+
 @final
-class Rollout:
+class CompiledRollout:
     """A decoder bound to the loop. `compile_rollout` makes it, where every part has its kernel."""
 
     def __init__(
@@ -137,7 +144,7 @@ def compile_rollout(
     norm: RMSNorm,
     head: Linear,
     ids_N: Tensor | None = None,
-) -> Rollout | None:
+) -> CompiledRollout | None:
     """The loop, or None if some part has no kernel."""
     if layers is None or layers.num_kinds != 1 or not isinstance(head, KernelLinear):
         return None
@@ -145,7 +152,7 @@ def compile_rollout(
         return None
     if not layers.shares_norm(norm) or not embedding_VD.is_contiguous():
         return None
-    return Rollout(layers, embedding_VD, norm, head, ids_N)
+    return CompiledRollout(layers, embedding_VD, norm, head, ids_N)
 
 
 def _address(values: "array[int]") -> int:

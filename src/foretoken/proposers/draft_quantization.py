@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from foretoken.kernels.library import find_library
+from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
 from foretoken.runtime.runner import Runner
 
@@ -61,7 +62,7 @@ def _time_steps(runner: Runner) -> float:
     steps = min(_STEPS, runner.page_size)
     began = time.perf_counter()
     layout = SpanLayout(start=0, num_tokens=1, page_table=[0])
-    if runner.draft_greedily([layout], [0], steps) is None:
+    if runner.roll_out([layout], [0], plan_best(1, steps)) is None:
         for at in range(steps):
             layout = SpanLayout(start=at, num_tokens=1, page_table=[0])
             runner.forward_last([layout], [[0]])

@@ -23,11 +23,10 @@ from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.compiled import CompiledLayers, compile_layers
-from foretoken.models.rollout import Rollout, compile_rollout
-from foretoken.models.tensors import ModelInput, RolloutPlan, SpanLayout
+from foretoken.models.rollout import CompiledRollout, compile_rollout, plan_best
+from foretoken.models.tensors import ModelInput, SpanLayout
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Attention, Geometry
-from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.linear import Linear, make_linear
 
 
@@ -41,7 +40,7 @@ class HeadKernels:
     layers: CompiledLayers
     norm: RMSNorm
     head: Linear
-    rollout: Rollout
+    rollout: CompiledRollout
     ids_N: Tensor
     """int64, the target's id of each of the head's."""
 
@@ -80,8 +79,7 @@ class HeadKernels:
             store: the head's keys and values.
         """
         stream_BD = outputs_BD.clone(memory_format=torch.contiguous_format)
-        rows = pack_rows((0,) * (steps * len(tokens)), BEST)
-        plan = RolloutPlan(steps=steps, rows=rows, keeps_logits=False, best=True)
+        plan = plan_best(len(tokens), steps)
         return self.rollout(layouts, tokens, plan, store, stream_BD).ids
 
 
