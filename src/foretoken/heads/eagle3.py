@@ -115,14 +115,18 @@ class Eagle3(nn.Module):
 
     def mix(self, features: Tensor) -> Tensor:
         """Features of the target's layers, side by side [..., F] -> [..., D]."""
+        mixed: Tensor = self.fc(self.normed_features(features))
+        return mixed
+
+    def normed_features(self, features: Tensor) -> Tensor:
+        """Features as `fc` wants them, [..., F]."""
         if self.input_norm is not None:
             features = self.input_norm(features)
         if self.fc_norm is not None:
             parts = features.chunk(len(self.fc_norm), dim=-1)
             normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
             features = torch.cat(normed, dim=-1)
-        mixed: Tensor = self.fc(features)
-        return mixed
+        return features
 
     def forward(
         self, tokens: Tensor, hidden: Tensor, rotation: Rotation, attends: Sequence[Attend]

@@ -4,7 +4,7 @@ Built from a network whose weights stay as they are. `heads.eagle3` is the twin 
 trains and serves wherever some part has no kernel; a test compares them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -35,6 +35,9 @@ from foretoken.ops.linear import Linear, make_linear
 class HeadKernels:
     """A network bound to C; `compile_head` makes it."""
 
+    norm_features: Callable[[Tensor], Tensor]
+    """What the network does to the target's features before it mixes them."""
+    mixer: Linear
     table_VD: Tensor
     """Embeddings."""
     layers: CompiledLayers
@@ -43,6 +46,10 @@ class HeadKernels:
     rollout: CompiledRollout
     ids_N: Tensor
     """int64, the target's id of each of the head's."""
+
+    def mix(self, features_TF: Tensor) -> Tensor:
+        """The target's features, side by side, as the layers want them, [T, D]."""
+        return self.mixer(self.norm_features(features_TF).contiguous())
 
     def forward(self, inputs: ModelInput, hidden_TD: Tensor, store: KVStore) -> Tensor:
         """One pass over slots, as the network's own: outputs [T, D] before the last norm."""
@@ -103,6 +110,8 @@ def compile_head(
     if rollout is None:
         return None
     return HeadKernels(
+        norm_features=net.normed_features,
+        mixer=make_linear(net.fc.weight.detach(), probe=None),
         table_VD=table_VD.detach(),
         layers=layers,
         norm=norm,

@@ -81,7 +81,9 @@ class HeadRunner:
 
     def mixed_features(self, layouts: Sequence[SpanLayout]) -> Tensor:
         """What the network makes of the target's features of these slots, [T, D]."""
-        return self.net.mix(self.features.read(slots_of(layouts, self.page_size, self.device)))
+        mix = self.net.mix if self.kernels is None else self.kernels.mix
+        mixed_TD: Tensor = mix(self.features.read(slots_of(layouts, self.page_size, self.device)))
+        return mixed_TD
 
     def forward(
         self, layouts: Sequence[SpanLayout], token_ids: Sequence[int], hidden_TD: Tensor
