@@ -23,6 +23,7 @@ from foretoken.kv.features import FeatureView
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.eagle import EagleManner, EagleProposer
+from foretoken.proposers.head_linears import serve_linears
 from foretoken.proposers.head_runner import HeadRunner
 from foretoken.proposers.head_trees import DepthSteps, MLPTreeSteps
 from foretoken.proposers.levels import TreeShape, TreeSteps
@@ -117,6 +118,7 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
     view = FeatureView(features, found.head.points)
     shape = tree_shape(config)
     if isinstance(net, MLPSpeculator | Medusa):
+        serve_linears(net)
         manner = _stateless_manner(net, target, shape)
         return StatelessProposer(
             config.method, manner, features=view, page_size=target.page_size, sampler=sampler
