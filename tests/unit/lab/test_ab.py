@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,6 +162,23 @@ def test_servers_are_started_and_stopped(tmp_path: Path) -> None:
 async def _connect(url: str, tmp_path: Path) -> None:
     async with serving(ArmConfig(name="gone", url=url), tmp_path / "log"):
         pass
+
+
+def test_sigterm_stops_the_servers_too(tmp_path: Path) -> None:
+    prompts, pid_file = tmp_path / "prompts.txt", tmp_path / "pid"
+    prompts.write_text("hello there\n" * 200)
+    mock = f"{sys.executable} -m foretoken lab mock --port {{port}} --step-ms 20"
+    server = f"sh -c 'echo $$ > {pid_file}; exec {mock}'"
+    files = ["--workload", str(prompts), "--out", str(tmp_path / "out"), "--requests", "200"]
+    command = [sys.executable, "-m", "foretoken", "lab", "bench", "--server", server, *files]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        while not (pid_file.exists() and pid_file.read_text()):
+            assert run.poll() is None, run.returncode
+            time.sleep(0.05)
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(timeout=60) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
 
 
 def test_a_server_that_dies_is_told_with_its_log(tmp_path: Path) -> None:

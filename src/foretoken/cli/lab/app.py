@@ -1,4 +1,10 @@
-"""Puts the lab's subcommands together. Knows no subcommand's options."""
+"""Puts the lab's subcommands together. Knows no subcommand's options.
+
+SIGTERM ends a run as Ctrl-C does, so that servers which it started end too.
+"""
+
+import signal
+import threading
 
 import typer
 
@@ -27,6 +33,8 @@ lab_app = typer.Typer(
 @lab_app.callback()
 def main() -> None:
     """Plan, measure and decide whether to speculate, for any OpenAI-style server."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 lab_app.command(epilog=PLAN_EPILOG)(plan)
