@@ -40,7 +40,7 @@ check: $(VENV)/.installed-dev
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
-	$(RUN) scripts/fuzz_kernels.py 100
+	$(RUN) scripts/fuzz_kernels.py 20
 
 docs: $(VENV)/.installed-dev
 	$(RUN) scripts/write_configuration.py
