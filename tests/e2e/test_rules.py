@@ -1,7 +1,6 @@
 """Every rule through the whole engine: exact where it says so, marked where it is not."""
 
 import logging
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from foretoken import LLM, SamplingParams
 from foretoken.metrics import Gauge
 from foretoken.testing import write_tiny_llama
 from tests.e2e.lossless import PARAMETERS, PRESSURES, generate, make_prompts
+from tests.property.exact import assert_alike
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
-FALSE_ALARM = 1e-6
 
 
 def open_llm(model: Path, draft: Path, rule: str, **others: Any) -> LLM:
@@ -51,15 +50,7 @@ def test_drawn_tokens_have_the_plain_distribution(rule: str, model: Path, tmp_pa
             if config is not None:
                 [length] = [m for m in llm.get_metrics() if m.name == "foretoken:acceptance_length"]
                 assert isinstance(length, Gauge) and length.value > 1.1
-    statistic, freedom = 0.0, -1
-    for outcome in counts[0].keys() | counts[1].keys():
-        one, other = counts[0][outcome], counts[1][outcome]
-        if one + other >= 20:
-            statistic += (one - other) ** 2 / (one + other)
-            freedom += 1
-    assert freedom > 2
-    x = -math.log(FALSE_ALARM)
-    assert statistic < freedom + 2 * math.sqrt(freedom * x) + 2 * x
+    assert_alike(*counts, least_freedom=3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -4,7 +4,6 @@ Every branch is junk or hides the right tokens, so that accepted nodes lie anywh
 their keys and values must be moved before the next step.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,10 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.testing import TreeProposer, write_tiny_llama
 from tests.e2e.lossless import PARAMETERS, PRESSURES, VOCAB, Result, generate, make_prompts
+from tests.property.exact import assert_alike
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
 COUNT, TOKENS = 9, 32
-FALSE_ALARM = 1e-6
 
 
 class Reference:
@@ -162,14 +161,7 @@ def test_drawn_trees_have_the_plain_distribution(
             counts.append(Counter(out.token_ids for out in output.outputs))
             kept = accepted(llm)
     assert kept > samples / 2
-    statistic, freedom = 0.0, -1
-    for outcome in counts[0].keys() | counts[1].keys():
-        one, other = counts[0][outcome], counts[1][outcome]
-        if one + other >= 20:
-            statistic += (one - other) ** 2 / (one + other)
-            freedom += 1
-    x = -math.log(FALSE_ALARM)
-    assert freedom > 2 and statistic < freedom + 2 * math.sqrt(freedom * x) + 2 * x
+    assert_alike(*counts, least_freedom=3)
 
 
 @pytest.mark.parametrize(

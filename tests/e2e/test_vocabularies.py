@@ -1,6 +1,5 @@
 """A draft with another tokenizer: identical tokens, exact distributions, real agreement."""
 
-import math
 import random
 from collections import Counter
 from pathlib import Path
@@ -13,11 +12,11 @@ from foretoken.errors import ConfigError
 from foretoken.testing import write_tiny_llama
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate
 from tests.e2e.vocabularies import write_permuted, write_text_model, write_tokenizer
+from tests.property.exact import assert_alike
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
 WAYS = ("use_heterogeneous_vocab", "use_string_matching")
 SIZE = 72
-FALSE_ALARM = 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -167,14 +166,7 @@ def test_drawn_tokens_have_the_plain_distribution(target: Path, tmp_path: Path) 
             steps = [out.metrics for out in output.outputs]
             kept = sum(sum(m.accepted_per_step) for m in steps if m is not None)
             assert (kept > 200) == (folder is not None)
-    statistic, freedom = 0.0, -1
-    for outcome in counts[0].keys() | counts[1].keys():
-        one, other = counts[0][outcome], counts[1][outcome]
-        if one + other >= 20:
-            statistic += (one - other) ** 2 / (one + other)
-            freedom += 1
-    x = -math.log(FALSE_ALARM)
-    assert freedom > 1 and statistic < freedom + 2 * math.sqrt(freedom * x) + 2 * x
+    assert_alike(*counts, least_freedom=2)
 
 
 def test_without_a_way_the_error_names_both(target: Path, foreign: Path) -> None:

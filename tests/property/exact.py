@@ -32,9 +32,9 @@ def assert_fits(counts: Counter[tuple[int, ...]], probs: dict[tuple[int, ...], f
     if sum(probs[key] for key in rare) * total >= 10:
         cells.append((sum(counts[k] for k in rare), sum(probs[k] for k in rare) * total))
     statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
-    freedom, x = len(cells) - 1, -math.log(FALSE_ALARM)
+    freedom = len(cells) - 1
     assert freedom > 0
-    assert statistic < freedom + 2 * math.sqrt(freedom * x) + 2 * x
+    assert statistic < chi_square_limit(freedom)
 
 
 def rows_of(kind: str, vocab: int, seed: int) -> tuple[Rows, Rows]:
@@ -130,3 +130,22 @@ def simulate(
             span.sequence.token_ids.extend(result.new_ids)
             accepted += result.num_accepted
     return Counter(tuple(s.output_ids[:LENGTH]) for s in sequences), model, accepted
+
+
+def chi_square_limit(freedom: int) -> float:
+    """Exceeded with less probability than FALSE_ALARM (Laurent and Massart 2000)."""
+    x = -math.log(FALSE_ALARM)
+    return freedom + 2 * math.sqrt(freedom * x) + 2 * x
+
+
+def assert_alike(
+    one: Counter[tuple[int, ...]], other: Counter[tuple[int, ...]], *, least_freedom: int
+) -> None:
+    """Whether two equally large samples can be of one distribution; rare outcomes do not count."""
+    statistic, freedom = 0.0, -1
+    for outcome in one.keys() | other.keys():
+        seen, again = one[outcome], other[outcome]
+        if seen + again >= 20:
+            statistic += (seen - again) ** 2 / (seen + again)
+            freedom += 1
+    assert freedom >= least_freedom and statistic < chi_square_limit(freedom)

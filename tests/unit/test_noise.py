@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from foretoken.ops.noise import KeyedNoise, Stream, pack_keys, request_key, row_key, uniform
+from tests.property.exact import chi_square_limit
 
-FALSE_ALARM = 1e-6
 CPU = torch.device("cpu")
 VOCAB = 4099
 
@@ -30,12 +30,6 @@ def noise_of(keys_R2: torch.Tensor, vocab: int = VOCAB) -> torch.Tensor:
 
 def uniforms(keys_R2: torch.Tensor, vocab: int = VOCAB) -> torch.Tensor:
     return 1 - (-noise_of(keys_R2, vocab).double()).exp()
-
-
-def chi_square_limit(freedom: int) -> float:
-    """Laurent and Massart (2000): exceeded with probability below FALSE_ALARM."""
-    x = -math.log(FALSE_ALARM)
-    return freedom + 2 * math.sqrt(freedom * x) + 2 * x
 
 
 def assert_flat(counts: torch.Tensor) -> None:

@@ -97,21 +97,20 @@ class HeadRunner:
         """
         total = sum(layout.num_tokens for layout in layouts)
         assert total == len(token_ids) == hidden_TD.shape[0], (total, len(token_ids))
+        inputs = ModelInput(
+            tokens_T=torch.tensor(token_ids, device=self.device),
+            positions_T=positions_of(layouts, self.device),
+            slots_T=slots_of(layouts, self.page_size, self.device),
+            spans=tuple(layouts),
+            rows_R=None,
+        )
         if self.kernels is not None:
-            inputs = ModelInput(
-                tokens_T=torch.tensor(token_ids, device=self.device),
-                positions_T=positions_of(layouts, self.device),
-                slots_T=slots_of(layouts, self.page_size, self.device),
-                spans=tuple(layouts),
-                rows_R=None,
-            )
             return self.kernels.forward(inputs, hidden_TD, self._store)
         attend = self._attention.plan([layout.window for layout in layouts])
-        slots_T = slots_of(layouts, self.page_size, self.device)
-        attends = [self._paged(layer_SKh, slots_T, attend) for layer_SKh in self._store.layers]
-        tokens_T = torch.tensor(token_ids, device=self.device)
-        rotation = self._rotary.at(positions_of(layouts, self.device))
-        outputs_TD: Tensor = self.net(tokens_T, hidden_TD, rotation, attends)
+        stores = self._store.layers
+        attends = [self._paged(layer_SKh, inputs.slots_T, attend) for layer_SKh in stores]
+        rotation = self._rotary.at(inputs.positions_T)
+        outputs_TD: Tensor = self.net(inputs.tokens_T, hidden_TD, rotation, attends)
         return outputs_TD
 
     def logits(self, outputs_BD: Tensor) -> Tensor:

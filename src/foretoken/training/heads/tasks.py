@@ -97,12 +97,7 @@ class Eagle3Rollout(Rollout):
     def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
         """One pass over all slots a depth."""
         net = self.net
-        attends = [DepthAttention() for _ in net.layers]
-        hidden = net.mix(captured.features_BTF)
-        slots = torch.arange(hidden.shape[1], device=hidden.device)
-        for step in range(depth):
-            tokens = _ahead(captured.tokens_BT, step + 1)
-            hidden = net(tokens, hidden, self._rotary.at(slots + step), attends)
+        for hidden in _recur(net, self._rotary, captured, depth):
             normed = hidden if net.shape.norm_output else net.norm(hidden)
             yield Guess(states_BTD=normed, weight_VD=net.lm_head.weight, ids_V=self._ids)
 
@@ -121,13 +116,7 @@ class EagleRollout(Rollout):
 
     def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
         """One pass over all slots a depth."""
-        net = self.net
-        attends = [DepthAttention() for _ in net.layers]
-        hidden = net.mix(captured.features_BTF)
-        slots = torch.arange(hidden.shape[1], device=hidden.device)
-        for step in range(depth):
-            tokens = _ahead(captured.tokens_BT, step + 1)
-            hidden = net(tokens, hidden, self._rotary.at(slots + step), attends)
+        for hidden in _recur(self.net, self._rotary, captured, depth):
             yield Guess(states_BTD=hidden, weight_VD=self._head)
 
 
@@ -165,6 +154,19 @@ def _rotary(layer: HeadShape, device: torch.device) -> RotaryTable:
         max_positions=layer.max_position_embeddings + 16,
         like=torch.empty(0, device=device),
     )
+
+
+def _recur(
+    net: Eagle | Eagle3, rotary: RotaryTable, captured: Captured, depth: int
+) -> Iterator[Tensor]:
+    """Outputs [B, T, D] of `depth` passes, the first from true features, each from the last's."""
+    attends = [DepthAttention() for _ in net.layers]
+    hidden = net.mix(captured.features_BTF)
+    slots = torch.arange(hidden.shape[1], device=hidden.device)
+    for step in range(depth):
+        tokens = _ahead(captured.tokens_BT, step + 1)
+        hidden = net(tokens, hidden, rotary.at(slots + step), attends)
+        yield hidden
 
 
 def _ahead(tokens_BT: Tensor, places: int) -> Tensor:
