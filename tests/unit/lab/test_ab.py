@@ -174,7 +174,7 @@ def test_sigterm_stops_the_servers_too(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         while not (pid_file.exists() and pid_file.read_text()):
             assert run.poll() is None, run.returncode
-            time.sleep(0.05)
+            time.sleep(0.001)
         run.send_signal(signal.SIGTERM)
         assert run.wait(timeout=60) == 130
     with pytest.raises(ProcessLookupError):

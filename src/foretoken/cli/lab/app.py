@@ -5,6 +5,7 @@ SIGTERM ends a run as Ctrl-C does, so that servers which it started end too.
 
 import signal
 import threading
+from types import FrameType
 
 import typer
 
@@ -34,7 +35,15 @@ lab_app = typer.Typer(
 def main() -> None:
     """Plan, measure and decide whether to speculate, for any OpenAI-style server."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _as_interrupt)
+
+
+def _as_interrupt(number: int, frame: FrameType | None) -> None:
+    """Runs SIGINT's handler: inside asyncio it cancels the run at an await, not between two lines."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):
+        handler = signal.default_int_handler
+    handler(number, frame)
 
 
 lab_app.command(epilog=PLAN_EPILOG)(plan)
