@@ -155,7 +155,8 @@ def card(
     """Write the model card of a packaged model or head from a run and its measurements."""
     import json
 
-    from foretoken.training.card import CardInput, draft_card, newest_state, target_card
+    from foretoken.training.card import CardInput, draft_card, target_card
+    from foretoken.training.checkpoints import newest_state
     from foretoken.training.heads.card import head_card
 
     measured = json.loads(read_text(numbers, "NUMBERS"))

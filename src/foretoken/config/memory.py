@@ -20,7 +20,6 @@ from foretoken.shape.memory import (
     Widths,
     activation_bytes,
     engine_storage,
-    kv_token_bytes,
     speculation_cost,
     weight_bytes,
 )
@@ -35,7 +34,6 @@ class ModelMemory:
 
     shape: ModelShape
     quantization: str | None = None
-    kv_cache_dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +82,6 @@ class Budget:
     free: int
     page_size: int
     num_pages: int
-    drafting: bool
 
     @property
     def num_tokens(self) -> int:
@@ -107,7 +104,7 @@ def need_of(facts: MemoryFacts) -> Need:
     drafting = facts.drafting
     drafts = [_weights(model, facts) for model in drafting.models]
     values = drafting.head_values_per_token * facts.dtype_bytes
-    models = [_kv_per_token(model, facts) for model in drafting.models]
+    models = [model.shape.kv_bytes_per_token(facts.dtype_bytes) for model in drafting.models]
     tables = [_position_bytes(m.shape, facts) for m in (facts.target, *drafting.models)]
     rows = min(facts.max_num_seqs * (1 + drafting.lookahead), facts.max_num_batched_tokens)
     drawn = facts.max_num_seqs * drafting.lookahead if drafting.has_weights else 0
@@ -118,7 +115,7 @@ def need_of(facts: MemoryFacts) -> Need:
         draft_weights=sum(drafts) + drafting.head_parameters * facts.dtype_bytes,
         activations=activations,
         workspace=RUNTIME_BYTES + sum(tables),
-        kv_per_token=_kv_per_token(facts.target, facts),
+        kv_per_token=facts.target.shape.kv_bytes_per_token(facts.dtype_bytes),
         draft_kv_per_token=sum(models) + values,
         lookahead=drafting.lookahead,
         max_num_seqs=facts.max_num_seqs,
@@ -157,7 +154,6 @@ def _budget(facts: MemoryFacts) -> Budget:
         free=facts.free,
         page_size=facts.page_size,
         num_pages=max(0, min(wanted // page_bytes, full)),
-        drafting=facts.drafting.lookahead > 0,
     )
 
 
@@ -258,15 +254,6 @@ def _as_stored(stored: StoredScheme, dtype_bytes: int) -> Storage:
     scales = numbers / group if group else 0.0
     outputs = 0.0 if group else 4.0
     return Storage(dtype_bytes, dtype_bytes, bits + scales, dtype_bytes, per_output=outputs)
-
-
-def _kv_per_token(model: ModelMemory, facts: MemoryFacts) -> int:
-    shape = model.shape
-    elements = 2 * shape.num_hidden_layers * shape.kv_size
-    if model.kv_cache_dtype == "int8":
-        scales = 2 * shape.num_hidden_layers * shape.num_key_value_heads
-        return int(kv_token_bytes(elements, 1, scales))
-    return int(kv_token_bytes(elements, facts.dtype_bytes))
 
 
 def _widths(shape: ModelShape) -> Widths:

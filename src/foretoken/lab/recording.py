@@ -86,7 +86,7 @@ def line_of(seen: Seen, prompts: Prompts) -> dict[str, Any]:
 def _prompt(body: Mapping[str, Any], prompts: Prompts) -> dict[str, Any]:
     asked = body.get("messages") if body.get("messages") is not None else body.get("prompt")
     if prompts == "keep":
-        clean = json.loads(redact_secrets_in(json.dumps(asked)))
+        clean = _clean(asked)
         if body.get("messages") is not None:
             return {"messages": clean}
         if isinstance(clean, str):
@@ -97,17 +97,12 @@ def _prompt(body: Mapping[str, Any], prompts: Prompts) -> dict[str, Any]:
     return {"prompt_hash": hashlib.sha256(text.encode()).hexdigest()[:32]}
 
 
-def redact_secrets_in(encoded: str) -> str:
-    """The same for JSON text: a value's closing quote ends a secret."""
-    value = json.loads(encoded)
-
-    def clean(item: Any) -> Any:
-        if isinstance(item, str):
-            return redact_secrets(item)
-        if isinstance(item, list):
-            return [clean(part) for part in item]
-        if isinstance(item, dict):
-            return {key: clean(part) for key, part in item.items()}
-        return item
-
-    return json.dumps(clean(value))
+def _clean(value: Any) -> Any:
+    """`redact_secrets` in every string of a JSON value."""
+    if isinstance(value, str):
+        return redact_secrets(value)
+    if isinstance(value, list):
+        return [_clean(part) for part in value]
+    if isinstance(value, dict):
+        return {key: _clean(part) for key, part in value.items()}
+    return value

@@ -136,9 +136,10 @@ class Checkpoint:
 
         What `take` gives may lie in the mapped file, all of which would stay mapped with it.
         """
-        tensor = self.take(name, shape)
-        stored = self._open[self._files[name]].get_tensor(name)
-        return tensor.clone() if tensor.data_ptr() == stored.data_ptr() else tensor
+        stored = self.raw(name)
+        tensor = self._checked(name, stored, shape)
+        mapped = self.device.type == "cpu" and tensor.data_ptr() == stored.data_ptr()
+        return tensor.clone() if mapped else tensor
 
     def names(self) -> list[str]:
         """Every tensor that is there."""

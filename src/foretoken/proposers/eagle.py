@@ -106,17 +106,16 @@ class EagleProposer(Proposer):
         if not wanted:
             return Draft.empty(len(context.spans))
         spans = [context.spans[i] for i in wanted]
-        starts = self._feed_all_but_last_pass(spans)
-        if self._shape is not None:
+        starts, count = self._feed_all_but_last_pass(spans), len(context.spans)
+        if self._shape is None:
+            draft = self._chains(spans, starts).spread(wanted, count, self.name)
+        else:
             trees = planted(self._shape, spans)
             found = draft_trees(self._tree_steps(spans, starts), self._sampler, trees)
-            for span in spans:
-                self._progress.record(span.sequence, span.sequence.num_tokens - 1)
-            return spread(found, wanted, len(context.spans), self.name)
-        drafted = self._chains(spans, starts)
+            draft = spread(found, wanted, count, self.name)
         for span in spans:
             self._progress.record(span.sequence, span.sequence.num_tokens - 1)
-        return drafted.spread(wanted, len(context.spans), self.name)
+        return draft
 
     def release(self, request_id: str) -> None:
         """Forget how far a request's slots reached."""

@@ -79,11 +79,6 @@ class IntWeights:
         """[N, K]."""
         return self.values_NK.shape
 
-    @property
-    def label(self) -> str:
-        """In words: `int4, groups of 128`."""
-        return f"int{self.bits}, " + (f"groups of {self.group}" if self.group else "per output")
-
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The matrix they stand for, computed in float32."""
         values = self.values_NK.float().unflatten(1, (self.scale_NG.shape[1], -1))

@@ -112,13 +112,11 @@ def _way(drafts: DraftSampler, fork: Fork) -> str:
 
 def _keys(sampler: Sampler, forks: Seq[Fork], *, fresh: bool) -> Tensor:
     """The target's own noise keys, or those of each node at this verification."""
-    keys = []
-    for fork in forks:
-        key = sampler.profile(fork.row.sequence.request).key
-        stream = Stream.DRAFT if fresh else Stream.TARGET
-        anchor = fork.row.sequence.num_tokens if fresh else 0
-        own = row_key(key, fork.row.position, stream, anchor)
-        keys.append(row_key(own, fork.number, stream) if fresh else own)
+    stream = Stream.DRAFT if fresh else Stream.TARGET
+    keys = sampler.keys([fork.row for fork in forks], stream)
+    if fresh:
+        numbered = zip(keys, forks, strict=True)
+        keys = [row_key(key, fork.number, stream) for key, fork in numbered]
     return pack_keys(keys, sampler.device)
 
 

@@ -8,9 +8,6 @@ every term. Nothing here is measured; `benchmarks/memory.py` compares it with a 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-KV_SCALE_BYTES = 4
-"""Of the float32 scale beside the int8 keys, or values, of one token and head."""
-
 
 class WeightCounts(NamedTuple):
     """How many numbers a model holds, by how they are stored."""
@@ -68,15 +65,14 @@ def weight_bytes(counts: WeightCounts, storage: Storage) -> float:
     )
 
 
-def kv_token_bytes(elements: float, element_bytes: float, scales: int = 0) -> float:
+def kv_token_bytes(elements: float, element_bytes: float) -> float:
     """Bytes of the keys and values of one token.
 
     Args:
         elements: numbers over all layers, keys and values.
         element_bytes: of each.
-        scales: float32 scales beside them; 0: none.
     """
-    return elements * element_bytes + scales * KV_SCALE_BYTES
+    return elements * element_bytes
 
 
 class StepSize(NamedTuple):

@@ -13,7 +13,6 @@ from typing import Any
 import tokenizers
 import torch
 
-from foretoken.errors import ConfigError
 from foretoken.training import checkpoints
 from foretoken.training.corpus import load_corpus
 
@@ -78,14 +77,6 @@ The sources are under the PSF License. None of their text is stored in this proj
 trained on so little text can repeat passages of it."""
 
 
-def newest_state(run: Path) -> dict[str, Any]:
-    """The newest checkpoint of a run's folder. Raises ConfigError where there is none."""
-    state = checkpoints.load_newest(run)
-    if state is None:
-        raise ConfigError("run folder", str(run), "a folder that holds step-*.pt checkpoints")
-    return state
-
-
 def versions() -> str:
     """Of what made the numbers."""
     return (
@@ -101,7 +92,7 @@ def notes_of(notes: tuple[str, ...]) -> str:
 
 def target_card(card: CardInput) -> str:
     """The card of `demo`, as Markdown."""
-    progress, measured = newest_state(card.run)["progress"], card.measured
+    progress, measured = checkpoints.newest_state(card.run)["progress"], card.measured
     bits = measured["target_bits_per_byte"]
     columns = {
         "loss": "training loss",
@@ -147,7 +138,7 @@ data took part. License of the weights: Apache-2.0, as the project.
 
 def draft_card(card: CardInput) -> str:
     """The card of `demo-draft`, as Markdown."""
-    progress, measured = newest_state(card.run)["progress"], card.measured
+    progress, measured = checkpoints.newest_state(card.run)["progress"], card.measured
     plain, edits, cost = measured["functions"], measured["edits"], measured["step_milliseconds"]
     columns = {
         "loss": "divergence",

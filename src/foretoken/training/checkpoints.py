@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from foretoken.errors import ConfigError
+
 KEPT = 2
 
 
@@ -43,3 +45,11 @@ def load_newest(folder: Path) -> dict[str, Any] | None:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         return state
     return None
+
+
+def newest_state(run: Path) -> dict[str, Any]:
+    """The newest checkpoint of a run's folder. Raises ConfigError where there is none."""
+    state = load_newest(run)
+    if state is None:
+        raise ConfigError("run folder", str(run), "a folder that holds step-*.pt checkpoints")
+    return state

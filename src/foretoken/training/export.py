@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foretoken.errors import ConfigError
 from foretoken.training import checkpoints
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.tokenizer import BEGIN_ID, END_ID
@@ -101,9 +100,7 @@ def llama_config(shape: LlamaShape) -> dict[str, Any]:
 
 def read_checkpoint(folder: Path) -> Llama:
     """The newest model of a run's folder, in float32. Raises ConfigError where there is none."""
-    state = checkpoints.load_newest(folder)
-    if state is None:
-        raise ConfigError("run folder", str(folder), "a folder that holds step-*.pt checkpoints")
+    state = checkpoints.newest_state(folder)
     model = Llama(LlamaShape(**state["shape"]))
     model.load_state_dict(state["model"])
     return model

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:
-    """Runs SIGINT's handler: inside asyncio it cancels the run at an await, not between two lines."""
+    """As SIGINT: inside asyncio it cancels the run at an await, not between two lines."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):
         handler = signal.default_int_handler

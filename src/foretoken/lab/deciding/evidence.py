@@ -7,10 +7,11 @@ import math
 from dataclasses import dataclass
 
 from foretoken.lab.results import AbSummary, AcceptanceBucket, ArmSummary, Gain
-from foretoken.lab.statistics import Interval, normal_quantile, student_quantile, unknown
+from foretoken.lab.statistics import Interval, normal_quantile, student_quantile
 from foretoken.lab.statistics_ratio import (
     FEWEST_BLOCKS,
     TAIL_VALUES,
+    at_level,
     level_of_look,
     standard_error,
 )
@@ -71,14 +72,7 @@ class Evidence:
 
     def ratio(self, gain: Gain) -> Interval:
         """The gain's interval at this look's level."""
-        error = standard_error(gain.ratio, gain.num_blocks)
-        if not math.isfinite(error):
-            return unknown(gain.ratio.estimate, self.level)
-        half = error * student_quantile(1 - (1 - self.level) / 2, gain.num_blocks - 1)
-        middle = math.log(gain.ratio.estimate)
-        return Interval(
-            gain.ratio.estimate, math.exp(middle - half), math.exp(middle + half), self.level
-        )
+        return at_level(gain.ratio, gain.num_blocks, self.level)
 
     def blocks_to_show(self, gain: Gain, threshold: float, resolution: float) -> int | None:
         """Blocks after which the next look shows `threshold` to be exceeded, with POWER.

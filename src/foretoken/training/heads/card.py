@@ -11,11 +11,11 @@ from foretoken.training.card import (
     CardInput,
     data_section,
     loss_curve,
-    newest_state,
     notes_of,
     table_of,
     versions,
 )
+from foretoken.training.checkpoints import newest_state
 
 COMMANDS = {"parallel": "pard"}
 ABOUT = {

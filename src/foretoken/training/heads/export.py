@@ -47,9 +47,7 @@ def export_head(
     Raises:
         ConfigError: no checkpoint, or not one of a head.
     """
-    state = checkpoints.load_newest(run)
-    if state is None:
-        raise ConfigError("run folder", str(run), "a folder that holds step-*.pt checkpoints")
+    state = checkpoints.newest_state(run)
     kind, shape, tensors = state.get("kind"), state["shape"], state["model"]
     if kind == "parallel":
         export(read_checkpoint(run), run, folder, dtype)
