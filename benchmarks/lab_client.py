@@ -1,7 +1,10 @@
 """How much the lab's client costs: streams per second, and what it adds to the server's own times.
 
-A mock server in a process of its own notes when the first and the last token of every stream left;
-the client's arrivals are held against that. Open loop at a fixed rate, streams of 16 chunks.
+A server in a process of its own, which does nothing but stream (`workers/run_streams.py`), notes
+when each request came and when the first and the last chunk of its answer left; the client's
+arrivals are held against that, stream by stream, on the clock that all processes of a machine
+share. Added is how late a request was sent, and how long after its writing a chunk was noted. Open
+loop at a fixed rate, streams of 16 chunks.
 
     python benchmarks/lab_client.py --rate 320 --seconds 8
 """
@@ -13,6 +16,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +30,7 @@ from foretoken.lab.results import RequestRecord
 from foretoken.lab.servers import free_port
 from foretoken.lab.workload import Item, take
 
-CHUNKS = 16
+CHUNKS, STEP_MS, WARM_UP = 16, 10, 64
 
 
 def wait_for(url: str) -> None:
@@ -35,49 +40,58 @@ def wait_for(url: str) -> None:
             return
         except OSError:
             time.sleep(0.1)
-    raise SystemExit("the mock did not start")
+    raise SystemExit("the server did not start")
 
 
-async def load(url: str, rate: float, seconds: float) -> tuple[list[RequestRecord], float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What the client saw; times of records count from `start_s`."""
+
+    records: list[RequestRecord]
+    start_s: float
+    took_s: float
+    cpu_s: float
+
+
+async def load(url: str, rate: float, seconds: float) -> Run:
     client = await connect(EndpointConfig(url=url))
     items = take([Item(index=0, prompt="a b c", max_tokens=CHUNKS, temperature=0.0)],
                  int(rate * seconds))  # fmt: skip
     records: list[RequestRecord] = []
     start = now()
-    warm = Stretch(load=Load(concurrency=8), start_s=start, warm_up=True)
-    await drive(client, items[:64], warm, lambda _: None)
+    warm = Stretch(load=Load(concurrency=WARM_UP), start_s=start, warm_up=True)
+    await drive(client, items[:WARM_UP], warm, lambda _: None)
+    began = time.process_time()
     stretch = Stretch(load=Load(kind="constant", rate=rate), start_s=start)
     took = await drive(client, items, stretch, records.append)
+    cpu = time.process_time() - began
     await client.close()
-    return records, took
+    return Run(records=records, start_s=start, took_s=took, cpu_s=cpu)
 
 
 def compare(url: str, rate: float, seconds: float) -> dict[str, Any]:
-    began = time.process_time()
-    records, took = asyncio.run(load(url, rate, seconds))
-    cpu = time.process_time() - began
-    with urllib.request.urlopen(f"{url}/mock/timings") as answer:
-        truth = json.load(answer)[64:]
-    good = sorted((r for r in records if r.ok), key=lambda r: r.sent_s or 0.0)
-    truth.sort(key=lambda t: t["received_s"])
-    ours = np.array([[r.ttft_s, r.e2e_s] for r in good])
-    theirs = np.array([[t["first_s"] - t["received_s"], t["last_s"] - t["received_s"]]
-                       for t in truth])  # fmt: skip
-    added = {}
-    for name, column in (("ttft", 0), ("e2e", 1)):
-        for label, q in (("p50", 0.5), ("p99", 0.99)):
-            gap = np.quantile(ours[:, column], q) - np.quantile(theirs[:, column], q)
-            added[f"{name}_{label}_ms"] = round(1000 * float(gap), 3)
-    lags = [(r.sent_s or 0) - r.scheduled_s for r in good]
+    run = asyncio.run(load(url, rate, seconds))
+    with urllib.request.urlopen(f"{url}/timings") as answer:
+        truth_N3 = np.array(sorted(json.load(answer))[WARM_UP:]) - run.start_s
+    good = sorted((r for r in run.records if r.ok), key=lambda r: r.sent_s or 0.0)
+    assert len(good) == len(truth_N3), (len(good), len(truth_N3))
+    seen_N2 = np.array([[r.first_s, r.last_s] for r in good])
+    late_N = np.array([(r.sent_s or 0) - r.scheduled_s for r in good])
+    added_N2 = late_N[:, None] + seen_N2 - truth_N3[:, 1:]
     return {
         "streams": len(good),
-        "failed": len(records) - len(good),
-        "streams_per_s": round(len(good) / took, 1),
+        "failed": len(run.records) - len(good),
+        "streams_per_s": round(len(good) / run.took_s, 1),
         "chunks_per_stream": CHUNKS,
-        "added": added,
-        "late_p99_ms": round(1000 * float(np.quantile(lags, 0.99)), 3),
-        "client_cpu_share": round(cpu / took, 3),
+        "added_ms": {"ttft": spread_ms(added_N2[:, 0]), "e2e": spread_ms(added_N2[:, 1])},
+        "late_ms": spread_ms(late_N),
+        "client_cpu_share": round(run.cpu_s / run.took_s, 3),
     }
+
+
+def spread_ms(seconds_N: np.ndarray) -> dict[str, float]:
+    """Quantiles in milliseconds."""
+    return {f"p{q}": round(1000 * float(np.percentile(seconds_N, q)), 3) for q in (50, 99)}
 
 
 def main() -> None:
@@ -86,9 +100,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     given = parser.parse_args()
     port = free_port()
-    command = [sys.executable, "-m", "foretoken", "lab", "mock", "--port", str(port),
-               "--step-ms", "10", "--row-ms", "0", "--prefill-ms", "0",
-               "--restart-sd", "0"]  # fmt: skip
+    script = Path(__file__).parent / "workers" / "run_streams.py"
+    command = [sys.executable, str(script), str(port), str(STEP_MS), str(CHUNKS)]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"

@@ -4,6 +4,7 @@ Adds to each request what makes its kind of server talk about drafts, and nothin
 another kind would refuse.
 """
 
+import asyncio
 import json
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -53,6 +54,7 @@ class Client:
         """Of a server that `connect` has found."""
         self.config, self.info, self.pool = config, info, pool
         self._extras = {**EXTRAS.get(info.engine, {}), **config.extra_body}
+        self._desk = asyncio.Lock()
 
     async def complete(
         self, item: Item, record: RequestRecord, options: ReadingOptions
@@ -64,7 +66,10 @@ class Client:
             answer = await self.pool.send("POST", path, payload, timeout_s=self.config.timeout_s)
         except TransportError as error:
             return failed(record, error, options.start_s, now())
-        return read_answer(record, answer, replace(options, k=options.k or self.config.k))
+        # Answers of one step end together: read one, then let what is due be sent.
+        async with self._desk:
+            await asyncio.sleep(0)
+            return read_answer(record, answer, replace(options, k=options.k or self.config.k))
 
     def request_of(self, item: Item) -> tuple[str, dict[str, Any]]:
         """Path and body of an item's request."""

@@ -1,6 +1,6 @@
 """HTTP/1.1 requests whose bytes are stamped when they arrive.
 
-A load generator must not be late because it parses: `data_received` takes the time before anything
+A load generator must not be late because it parses: `buffer_updated` takes the time before anything
 else, and bodies are kept as (time, bytes) for whoever made the request. Parsing is httptools'. One
 connection carries one request at a time; idle ones are kept. Knows nothing of OpenAI's formats.
 """
@@ -17,6 +17,7 @@ import httptools
 from foretoken.errors import ConfigError
 
 now = time.perf_counter
+_BUFFER_BYTES = 1 << 16
 
 
 class TransportError(Exception):
@@ -122,8 +123,9 @@ class Answer:
         return b"".join(piece for _, piece in self.pieces)
 
 
-class _Connection(asyncio.Protocol):
-    def __init__(self) -> None:
+class _Connection(asyncio.BufferedProtocol):
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer = buffer
         self.exchange: _Exchange | None = None
         self.transport: asyncio.Transport | None = None
         self.keep = True
@@ -134,10 +136,13 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport), transport
         self.transport = transport
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         self._at = now()
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(self._buffer[:nbytes])
         except httptools.HttpParserError as error:
             self._fail(TransportError("protocol", f"not HTTP/1.1 ({error})"))
             self.close()
@@ -194,6 +199,8 @@ class HttpPool:
         self._headers = dict(headers or {})
         self._idle: list[_Connection] = []
         self._tls = ssl.create_default_context() if self.origin.secure else None
+        # One for all connections: each is emptied before the loop reads the next.
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
 
     async def send(
         self,
@@ -269,7 +276,7 @@ class HttpPool:
         loop = asyncio.get_running_loop()
         at = (self.origin.host, self.origin.port)
         try:
-            making = loop.create_connection(_Connection, *at, ssl=self._tls)
+            making = loop.create_connection(lambda: _Connection(self._buffer), *at, ssl=self._tls)
             _, connection = await asyncio.wait_for(making, timeout_s)
         except TimeoutError as error:
             raise TransportError("timeout", f"no connection to {self.origin.url}") from error
