@@ -57,6 +57,12 @@ def eagle3(config: Config, out: Out = None, target: Target = None) -> None:
 
 
 @train_app.command()
+def peagle(config: Config, out: Out = None, target: Target = None) -> None:
+    """Train a P-EAGLE head, an EAGLE-3 network that guesses all its tokens in one pass."""
+    _run("peagle", config, out, target)
+
+
+@train_app.command()
 def mlp(config: Config, out: Out = None, target: Target = None) -> None:
     """Train an MLP speculator (demo-mlp)."""
     _run("mlp", config, out, target)

@@ -25,7 +25,8 @@ class Optimizer:
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         matrices = [p for name, p in trained if p.dim() == 2 and not name.startswith(TABLES)]
         tables = [p for name, p in trained if p.dim() == 2 and name.startswith(TABLES)]
-        vectors = [p for _, p in trained if p.dim() < 2]
+        vectors = [p for _, p in trained if p.dim() != 2]
+        assert len(matrices) + len(tables) + len(vectors) == len(trained), "one rule each"
         self._others, self._clip = [*tables, *vectors], settings.clip_norm
         adam = torch.optim.AdamW(
             [{"params": tables, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}],

@@ -17,11 +17,18 @@ from foretoken.proposers.head_runner import HeadRunner
 from foretoken.training import checkpoints
 from foretoken.training.heads.build import fresh_head, layer_shape
 from foretoken.training.heads.capture import Captured, capture
+from foretoken.training.heads.depth_attention import DepthAttention
 from foretoken.training.heads.export import export_head
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import TargetParts
-from foretoken.training.heads.tasks import ParallelRollout, rollout_loss, rollout_quality
+from foretoken.training.heads.tasks import (
+    ParallelRollout,
+    rollout_loss,
+    rollout_quality,
+    rotary_of,
+)
 from foretoken.training.model import Llama, LlamaShape
+from foretoken.training.optimizer import Optimizer
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
 
@@ -29,7 +36,7 @@ SHAPE = LlamaShape(
     vocab_size=50, hidden_size=24, layers=8, heads=4, kv_heads=2, ffn_size=32, max_positions=64
 )
 DEPTH, ROWS, LENGTH = 3, 2, 15
-KINDS = ("eagle", "eagle3", "mlp", "medusa", "parallel")
+KINDS = ("eagle", "eagle3", "peagle", "mlp", "medusa", "parallel")
 
 
 def _settings(kind: str) -> Settings:
@@ -59,6 +66,19 @@ def _head(kind: str, target: Llama) -> tuple[object, ...]:
         for parameter in fresh.net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return fresh.net, fresh.rollout, fresh.points
+
+
+def _save(folder: Path, kind: str, net: object) -> None:
+    """A run's checkpoint in `folder`/run and its export, in float32, in `folder`/head."""
+    state = {
+        "kind": kind,
+        "model": net.state_dict(),  # type: ignore[attr-defined]
+        "shape": asdict(net.shape),  # type: ignore[attr-defined]
+        "head": asdict(_settings(kind).head),  # type: ignore[arg-type]
+    }
+    (folder / "run").mkdir()
+    checkpoints.save(folder / "run", 1, state)
+    export_head(folder / "run", folder / "head", verifier="demo", dtype=torch.float32)
 
 
 def test_captured_states_are_the_targets() -> None:
@@ -164,31 +184,93 @@ def test_parallel_training_is_one_pass_with_masks() -> None:
         assert torch.allclose(states[slot + depth], guesses[depth].states_BTD[row, slot], atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mlp", "medusa"])
+def test_peagle_training_is_one_pass_with_masks() -> None:
+    """P-EAGLE's rollout at a slot equals one causal pass over true slots and masks."""
+    target = _target()
+    net, rollout, points = _head("peagle", target)
+    assert isinstance(net, Eagle3)
+    captured = _captured(target, points)  # type: ignore[arg-type]
+    net.eval()
+    guesses = list(rollout.guesses(captured, DEPTH))  # type: ignore[attr-defined]
+    row, slot = 0, 6
+    true = net.mix(captured.features_BTF[row, : slot + 1])
+    masks = net.mix(net.mask_hidden[0]).expand(DEPTH - 1, -1)
+    tokens = torch.tensor([*captured.tokens_BT[row, 1 : slot + 2].tolist(), 1, 1])
+    rotation = rotary_of(net.shape.layer, torch.device("cpu")).at(torch.arange(len(tokens)))
+    attends = [DepthAttention() for _ in net.layers]
+    output = net(tokens[None], torch.cat((true, masks))[None], rotation, attends)
+    states = net.norm(output)[0]
+    for depth in range(DEPTH):
+        assert torch.allclose(states[slot + depth], guesses[depth].states_BTD[row, slot], atol=1e-5)
+
+
+def test_peagle_drops_rollouts_in_training_only() -> None:
+    """Each depth keeps anchors of the one before, and what they give does not change."""
+    target = _target()
+    net, rollout, points = _head("peagle", target)
+    captured = _captured(target, points)  # type: ignore[arg-type]
+    whole = list(rollout.guesses(captured, DEPTH))  # type: ignore[attr-defined]
+    assert [len(g.slots_N) for g in whole[1:]] == [round(LENGTH * 0.7), round(LENGTH * 0.49)]
+    assert set(whole[2].slots_N.tolist()) < set(whole[1].slots_N.tolist())
+    net.eval()  # type: ignore[attr-defined]
+    for kept, full in zip(whole, rollout.guesses(captured, DEPTH), strict=True):  # type: ignore[attr-defined]
+        slots = slice(None) if kept.slots_N is None else kept.slots_N
+        assert torch.allclose(kept.states_BTD, full.states_BTD[:, slots], atol=1e-5)
+        states, below = kept.within(9)
+        assert torch.allclose(states, full.states_BTD[:, below], atol=1e-5)
+        assert states.shape[1] == len(torch.arange(LENGTH)[slots][torch.arange(LENGTH)[slots] < 9])
+
+
+def test_peagle_begins_with_an_eagle3_head(tmp_path: Path) -> None:
+    """Depth 0 of a deeper head is that of the EAGLE-3 head it began with."""
+    target = _target()
+    net, rollout, points = _head("eagle3", target)
+    _save(tmp_path, "eagle3", net)
+    settings = _settings("peagle")
+    assert settings.head is not None
+    deeper = replace(settings.head, num_layers=3, start=str(tmp_path / "head"))
+    parts = TargetParts.of_llama(target)
+    fresh = fresh_head(parts, replace(settings, head=deeper), torch.arange(50))
+    captured = _captured(target, points)  # type: ignore[arg-type]
+    wanted = next(rollout.guesses(captured, 1))  # type: ignore[attr-defined]
+    found = next(fresh.rollout.guesses(captured, 1))
+    assert torch.allclose(found.states_BTD, wanted.states_BTD, atol=1e-6)
+    other = replace(deeper, inner_size=20)
+    with pytest.raises(ConfigError, match=r"head\.start"):
+        fresh_head(parts, replace(settings, head=other), torch.arange(50))
+
+
+def test_every_parameter_is_trained() -> None:
+    """The learned mask, which is no matrix, too."""
+    net = _head("peagle", _target())[0]
+    assert isinstance(net, Eagle3)
+    settings = replace(_settings("peagle"), warmup_steps=1)
+    optimizer = Optimizer(net, settings)
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step(1.0)
+    assert all(not torch.equal(p, before[name]) for name, p in net.named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "peagle", "mlp", "medusa"])
 def test_exported_heads_are_read_back(tmp_path: Path, kind: str) -> None:
     """Every tensor survives the round through the published format."""
 
     target = _target()
     net, _, points = _head(kind, target)
-    state = {
-        "kind": kind,
-        "model": net.state_dict(),  # type: ignore[attr-defined]
-        "shape": asdict(net.shape),  # type: ignore[attr-defined]
-        "head": asdict(_settings(kind).head),  # type: ignore[arg-type]
-    }
-    (tmp_path / "run").mkdir()
-    checkpoints.save(tmp_path / "run", 1, state)
-    export_head(tmp_path / "run", tmp_path / "head", verifier="demo", dtype=torch.float32)
+    _save(tmp_path, kind, net)
     facts = replace(layer_shape(TargetParts.of_llama(target), 32), num_hidden_layers=8)
     loaded = load_head(read_head(tmp_path / "head"), facts)
-    assert loaded.kind == kind and loaded.points == points
+    assert loaded.kind == ("eagle3" if kind == "peagle" else kind) and loaded.points == points
+    assert loaded.mask_token_id == (1 if kind == "peagle" else None)
     for name, tensor in net.state_dict().items():  # type: ignore[attr-defined]
         assert torch.equal(loaded.net.state_dict()[name], tensor), name
 
 
 def test_wrong_settings_name_the_field() -> None:
     """Unknown kinds and numbers out of range."""
-    with pytest.raises(ConfigError, match=r"head\.kind.*eagle3, mlp"):
+    with pytest.raises(ConfigError, match=r"head\.kind.*peagle, mlp"):
         HeadSettings(kind="transformer")
     with pytest.raises(ConfigError, match=r"head\.depth"):
         HeadSettings(kind="mlp", depth=0)

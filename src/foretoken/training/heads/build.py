@@ -22,6 +22,7 @@ from foretoken.kv.features import FINAL
 from foretoken.training.crew import Job
 from foretoken.training.distill import begin_with, first_draft
 from foretoken.training.heads.capture import Captured, CaptureSource
+from foretoken.training.heads.peagle import PEagleRollout, begin_with_eagle3
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import TargetParts
 from foretoken.training.heads.tasks import (
@@ -61,6 +62,7 @@ def fresh_head(target: TargetParts, settings: Settings, frequent_ids: Tensor) ->
     makers = {
         "eagle": _eagle,
         "eagle3": _eagle3,
+        "peagle": _peagle,
         "mlp": _mlp,
         "medusa": _medusa,
         "parallel": _parallel,
@@ -94,13 +96,13 @@ def _medusa(target: TargetParts, _: Settings, head: HeadSettings, __: Tensor) ->
     return FreshHead(net, MedusaRollout(net, target.head_VD), (FINAL,))
 
 
-def layer_shape(target: TargetParts, inner_size: int) -> HeadShape:
-    """One decoder layer of the target's widths."""
+def layer_shape(target: TargetParts, inner_size: int, layers: int = 1) -> HeadShape:
+    """Decoder layers of the target's widths."""
     return HeadShape(
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
         intermediate_size=inner_size,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=target.heads,
         num_key_value_heads=target.kv_heads,
         head_dim=target.head_dim,
@@ -120,19 +122,45 @@ def _eagle(target: TargetParts, _: Settings, head: HeadSettings, __: Tensor) -> 
 def _eagle3(
     target: TargetParts, _: Settings, head: HeadSettings, frequent_ids: Tensor
 ) -> FreshHead:
-    count = head.draft_vocab_size or target.vocab_size
-    if count > target.vocab_size:
-        allowed = f"at most the target's {target.vocab_size}"
-        raise ConfigError("head.draft_vocab_size", count, allowed)
+    net = _eagle3_net(target, head, frequent_ids)
+    return FreshHead(net, Eagle3Rollout(net), eagle3_points(target))
+
+
+def _peagle(
+    target: TargetParts, _: Settings, head: HeadSettings, frequent_ids: Tensor
+) -> FreshHead:
+    if head.mask_token_id >= target.vocab_size:
+        allowed = f"below the target's {target.vocab_size}"
+        raise ConfigError("head.mask_token_id", head.mask_token_id, allowed)
+    net, points = _eagle3_net(target, head, frequent_ids), eagle3_points(target)
+    torch.nn.init.normal_(net.mask_hidden)
+    if head.start is not None:
+        facts = layer_shape(target, head.inner_size, target.layers)
+        begin_with_eagle3(net, find_model(head.start), facts, points)
+    return FreshHead(net, PEagleRollout(net, head.mask_token_id, head.keep_share), points)
+
+
+def eagle3_points(target: TargetParts) -> tuple[int, ...]:
+    """The layers whose inputs EAGLE-3 reads: the published default."""
     layers = target.layers
     points = (2, layers // 2, layers - 3)
     if len(set(points)) < 3 or min(points) < 0:
         raise ConfigError("target", f"{layers} layers", "a target of 7 layers or more for eagle3")
+    return points
+
+
+def _eagle3_net(target: TargetParts, head: HeadSettings, frequent_ids: Tensor) -> Eagle3:
+    count = head.draft_vocab_size or target.vocab_size
+    if count > target.vocab_size:
+        allowed = f"at most the target's {target.vocab_size}"
+        raise ConfigError("head.draft_vocab_size", count, allowed)
+    parallel = head.kind == "peagle"
     net = Eagle3(
         Eagle3Shape(
-            layer=layer_shape(target, head.inner_size),
+            layer=layer_shape(target, head.inner_size, head.num_layers if parallel else 1),
             draft_vocab_size=count,
             target_hidden_size=target.hidden_size,
+            parallel=parallel,
         )
     )
     ids = frequent_ids[:count].sort().values
@@ -143,7 +171,7 @@ def _eagle3(
             net.norm.weight.copy_(target.norm_D)
     net.use_embedding(target.embedding_VD)
     net.to(target.embedding_VD.device)
-    return FreshHead(net, Eagle3Rollout(net), points)
+    return net
 
 
 def _parallel(target: TargetParts, settings: Settings, head: HeadSettings, _: Tensor) -> FreshHead:

@@ -6,6 +6,7 @@ PARD's extra keys.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def export_head(
     writers = {
         "eagle": _eagle_config,
         "eagle3": _eagle3_config,
+        "peagle": partial(_peagle_config, state["head"]),
         "mlp": _mlp_config,
         "medusa": _medusa_config,
     }
@@ -114,6 +116,17 @@ def _medusa_config(shape: dict[str, Any], verifier: str) -> dict[str, Any]:
 def _eagle_config(shape: dict[str, Any], _: str) -> dict[str, Any]:
     layer = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
     return {**layer, **shape, "bias": True}
+
+
+def _peagle_config(head: dict[str, Any], shape: dict[str, Any], verifier: str) -> dict[str, Any]:
+    config = _eagle3_config(shape, verifier)
+    config["speculators_config"]["algorithm"] = "peagle"
+    return {
+        **config,
+        "architectures": ["PEagleSpeculator"],
+        "speculators_model_type": "peagle",
+        "mask_token_id": head["mask_token_id"],
+    }
 
 
 def _eagle3_config(shape: dict[str, Any], verifier: str) -> dict[str, Any]:

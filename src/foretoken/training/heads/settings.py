@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from foretoken.errors import ConfigError
 
-KINDS = ("eagle", "eagle3", "mlp", "medusa", "parallel")
+KINDS = ("eagle", "eagle3", "peagle", "mlp", "medusa", "parallel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,22 +16,24 @@ class HeadSettings:
     """
 
     kind: str
-    """`eagle`, `eagle3`, `mlp`, `medusa` or `parallel`."""
+    """`eagle`, `eagle3`, `peagle`, `mlp`, `medusa` or `parallel` (PARD)."""
     depth: int = 5
     """Tokens that a training rollout guesses: test-time steps, stages, heads or masks."""
     depth_decay: float = 0.8
     """What each further token counts in the loss."""
     inner_size: int = 512
-    """Inner width of the gated MLP (eagle, eagle3), state width (mlp), or rank (medusa)."""
+    """Inner width of the gated MLP (eagle, eagle3, peagle), state width (mlp), or rank (medusa)."""
     num_layers: int = 1
-    """medusa: residual blocks a head."""
+    """medusa: residual blocks a head; peagle: decoder layers."""
     draft_vocab_size: int | None = None
-    """eagle3: how many of the most frequent tokens it can draft; None: all."""
+    """eagle3, peagle: how many of the most frequent tokens it can draft; None: all."""
     mask_token_id: int = 1
-    """parallel: the token that stands for one to be guessed."""
+    """parallel, peagle: the token that stands for one to be guessed."""
+    keep_share: float = 0.7
+    """peagle: the share of a depth's rollouts that the next depth goes on with in training."""
     start: str | None = None
-    """parallel: packaged name or folder of a draft to begin with; None: the target's last layers.
-    Layers that it lacks begin as the identity."""
+    """Packaged name or folder of what to begin with. parallel: a draft; None: the target's last
+    layers. peagle: an EAGLE-3 head; None: random. Layers that it lacks begin as the identity."""
 
     def __post_init__(self) -> None:
         """Check each field."""
@@ -45,6 +47,7 @@ class HeadSettings:
                 self.draft_vocab_size is None or self.draft_vocab_size >= 1,
                 "an integer >= 1",
             ),
+            "keep_share": (0 < self.keep_share <= 1, "above 0, at most 1"),
             "mask_token_id": (self.mask_token_id >= 0, "a token id"),
         }
         for name, (ok, allowed) in fine.items():

@@ -36,10 +36,19 @@ class Guess:
     """A head's guesses of one depth."""
 
     states_BTD: Tensor
-    """What `weight_VD` turns into logits; row t guesses token t + 2 + depth."""
+    """What `weight_VD` turns into logits; the row of slot t guesses token t + 2 + depth."""
     weight_VD: Tensor
     ids_V: Tensor | None = None
     """Target ids of the weight's rows; None: all, in order."""
+    slots_N: Tensor | None = None
+    """The slots that have a row, ascending, int64; None: all."""
+
+    def within(self, rows: int) -> tuple[Tensor, Tensor | slice]:
+        """The states of slots below `rows`, and those slots."""
+        if self.slots_N is None:
+            return self.states_BTD[:, :rows], slice(0, rows)
+        count = int((self.slots_N < rows).sum())
+        return self.states_BTD[:, :count], self.slots_N[:count]
 
 
 class Rollout(ABC):
@@ -61,7 +70,7 @@ class MLPRollout(Rollout):
         """One stage a depth."""
         state = self.net.start(captured.final_BTD)
         for stage in range(depth):
-            state = self.net.advance(stage, state, _ahead(captured.tokens_BT, stage + 1))
+            state = self.net.advance(stage, state, ahead(captured.tokens_BT, stage + 1))
             own = 0 if self.net.shape.tie_weights else stage
             head = self.net.head[own]
             assert isinstance(head, nn.Linear), type(head)
@@ -90,7 +99,7 @@ class Eagle3Rollout(Rollout):
         """Train `net`, whose embedding must be in place."""
         self.net = net
         layer = net.shape.layer
-        self._rotary = _rotary(layer, net.fc.weight.device)
+        self._rotary = rotary_of(layer, net.fc.weight.device)
         whole = net.shape.draft_vocab_size == layer.vocab_size
         self._ids = None if whole else net.target_ids
 
@@ -112,7 +121,7 @@ class EagleRollout(Rollout):
     def __init__(self, net: Eagle, target_head_VD: Tensor) -> None:
         """Train `net`, whose embedding must be in place."""
         self.net, self._head = net, target_head_VD.detach()
-        self._rotary = _rotary(net.shape, net.fc.weight.device)
+        self._rotary = rotary_of(net.shape, net.fc.weight.device)
 
     def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
         """One pass over all slots a depth."""
@@ -133,7 +142,7 @@ class ParallelRollout(Rollout):
     def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
         """One pass over all slots a depth; the first one feeds the true tokens."""
         net = self.net
-        tokens = _ahead(captured.tokens_BT, 1)
+        tokens = ahead(captured.tokens_BT, 1)
         attends = [DepthAttention() for _ in net.blocks]
         for step in range(depth):
             given = tokens if step == 0 else torch.full_like(tokens, self._mask)
@@ -148,7 +157,8 @@ class ParallelRollout(Rollout):
             yield Guess(states_BTD=net.norm(hidden), weight_VD=net.embed.weight)
 
 
-def _rotary(layer: HeadShape, device: torch.device) -> RotaryTable:
+def rotary_of(layer: HeadShape, device: torch.device) -> RotaryTable:
+    """The rotations of a head's layer, with room for slots of drafts past the last position."""
     return RotaryTable(
         RopeShape(theta=layer.rope_theta, rotary_dim=layer.head_dim),
         max_positions=layer.max_position_embeddings + 16,
@@ -164,12 +174,12 @@ def _recur(
     hidden = net.mix(captured.features_BTF)
     slots = torch.arange(hidden.shape[1], device=hidden.device)
     for step in range(depth):
-        tokens = _ahead(captured.tokens_BT, step + 1)
+        tokens = ahead(captured.tokens_BT, step + 1)
         hidden = net(tokens, hidden, rotary.at(slots + step), attends)
         yield hidden
 
 
-def _ahead(tokens_BT: Tensor, places: int) -> Tensor:
+def ahead(tokens_BT: Tensor, places: int) -> Tensor:
     """The token `places` places on; the row's end is filled with its last token."""
     return torch.cat((tokens_BT[:, places:], tokens_BT[:, -1:].expand(-1, places)), dim=1)
 
@@ -188,9 +198,10 @@ def rollout_loss(
         rows = length - 1 - depth
         weight = settings.depth_decay**depth
         wanted = target_head_VD if guess.ids_V is None else target_head_VD[guess.ids_V]
+        states_BND, slots = guess.within(rows)
         loss = distillation_loss(
-            Head(guess.states_BTD[:, :rows].flatten(0, 1), guess.weight_VD),
-            Head(captured.final_BTD[:, 1 + depth :].flatten(0, 1), wanted),
+            Head(states_BND.flatten(0, 1), guess.weight_VD),
+            Head(captured.final_BTD[:, 1 + depth :][:, slots].flatten(0, 1), wanted),
             tv_share,
         )
         total, weights = total + weight * loss, weights + weight
@@ -218,6 +229,7 @@ def rollout_quality(
     shares, survival, total = [], 1.0, 1.0
     for step, guess in enumerate(rollout.guesses(captured, depth)):
         rows = length - 1 - step
+        assert guess.slots_N is None or len(guess.slots_N) == length, "measured on all slots"
         drafted = F.linear(guess.states_BTD[:, :rows], guess.weight_VD).argmax(dim=-1)
         if guess.ids_V is not None:
             drafted = guess.ids_V[drafted]

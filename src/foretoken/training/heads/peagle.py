@@ -1,0 +1,107 @@
+"""P-EAGLE: an EAGLE-3 network that guesses all its tokens in one pass over mask slots.
+
+Owns its rollout with conditional drops and its start from a trained EAGLE-3 head. Depth 0 is
+EAGLE-3's own; a deeper slot stands at its anchor's position plus the depth, holds the mask token
+and the learned `mask_hidden`, and sees the anchor's true slots and its own rollout before it.
+In training depth s keeps `keep_share` ** s of the anchors (at least `_LEAST`), each among those of
+the depth before, so that deep guesses cost little.
+
+Source: P-EAGLE (arXiv 2602.01469); conditional drops from PARD (2504.18583).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+from foretoken.heads.checkpoint import read_head
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.heads.formats import LoadedHead, TargetFacts, load_head
+from foretoken.training.heads.capture import Captured
+from foretoken.training.heads.depth_attention import DepthAttention
+from foretoken.training.heads.tasks import Guess, Rollout, ahead, rotary_of
+
+_LEAST = 0.2
+
+
+class PEagleRollout(Rollout):
+    """One pass a depth over the slots that it keeps; the same numbers as one pass over all."""
+
+    def __init__(self, net: Eagle3, mask_token_id: int, keep_share: float) -> None:
+        """Train `net`, whose embedding must be in place, with masks of `mask_token_id`."""
+        assert net.shape.parallel, "only a parallel head has a mask"
+        self.net, self._mask, self._keep_share = net, mask_token_id, keep_share
+        self._rotary = rotary_of(net.shape.layer, net.fc.weight.device)
+        whole = net.shape.draft_vocab_size == net.shape.layer.vocab_size
+        self._ids = None if whole else net.target_ids
+
+    def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
+        """All slots at depth 0; further on those that are kept (all of them in evaluation)."""
+        net, tokens_BT = self.net, captured.tokens_BT
+        rows, length = tokens_BT.shape
+        slots_T = torch.arange(length, device=tokens_BT.device)
+        dice = torch.Generator().manual_seed(int(tokens_BT.sum()))
+        attends = [DepthAttention() for _ in net.layers]
+        hidden = net.mix(captured.features_BTF)
+        given = ahead(tokens_BT, 1)
+        kept_N = slots_T
+        for step in range(depth):
+            if step > 0:
+                chosen_M = self._chosen(kept_N, length, step, dice)
+                for attend in attends:
+                    attend.keep(chosen_M)
+                kept_N = kept_N[chosen_M]
+                given = tokens_BT.new_full((rows, len(kept_N)), self._mask)
+                hidden = net.mix(net.mask_hidden).expand(rows, len(kept_N), -1)
+            output = net(given, hidden, self._rotary.at(kept_N + step), attends)
+            normed = output if net.shape.norm_output else net.norm(output)
+            yield Guess(
+                states_BTD=normed,
+                weight_VD=net.lm_head.weight,
+                ids_V=self._ids,
+                slots_N=kept_N if step > 0 else None,
+            )
+
+    def _chosen(self, kept_N: Tensor, length: int, step: int, dice: torch.Generator) -> Tensor:
+        """Which of the anchors of the depth before go on, ascending."""
+        if not self.net.training:
+            return torch.arange(len(kept_N), device=kept_N.device)
+        count = round(length * max(self._keep_share**step, min(_LEAST, self._keep_share)))
+        order = torch.randperm(len(kept_N), generator=dice)[: max(1, count)]
+        return order.sort().values.to(kept_N.device)
+
+
+@torch.no_grad()
+def begin_with_eagle3(
+    net: Eagle3, folder: Path, target: TargetFacts, points: tuple[int, ...]
+) -> None:
+    """Give `net` the weights of an EAGLE-3 head; its further layers begin as the identity.
+
+    Raises:
+        ConfigError: the head is another kind, reads other points of the target, or its sizes
+            differ in more than the number of layers.
+        ModelError: its folder is broken.
+    """
+    loaded = load_head(read_head(folder), target)
+    _require_same(net, loaded, folder)
+    if loaded.points != points:
+        raise ConfigError("head.start", f"a head of layers {loaded.points}", f"{points}")
+    start = loaded.net
+    assert isinstance(start, Eagle3), type(start)
+    missing = net.load_state_dict(start.state_dict(), strict=False)
+    assert not missing.unexpected_keys, missing.unexpected_keys
+    for layer in list(net.layers)[len(start.layers) :]:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+
+
+def _require_same(net: Eagle3, loaded: LoadedHead, folder: Path) -> None:
+    if not isinstance(loaded.net, Eagle3):
+        raise ConfigError("head.start", str(folder), f"an eagle3 head, not {loaded.kind}")
+    wanted = {name: list(tensor.shape) for name, tensor in net.state_dict().items()}
+    for name, tensor in loaded.net.state_dict().items():
+        if wanted.get(name) != list(tensor.shape):
+            given = f"{name} {list(tensor.shape)}"
+            raise ConfigError("head.start", given, f"{wanted.get(name)}, as in this config")
