@@ -22,6 +22,8 @@ ABOUT = {
     "eagle": "an EAGLE head (arXiv 2401.15077): one decoder layer over the target's last features",
     "eagle3": "an EAGLE-3 head (arXiv 2503.01840): one decoder layer over three hidden states of "
     "the target",
+    "peagle": "a P-EAGLE head (arXiv 2602.01469): an EAGLE-3 network that guesses all its tokens "
+    "in one pass over mask slots",
     "mlp": "an MLP speculator (arXiv 2404.19124): one stage for each token ahead, weights tied",
     "medusa": "Medusa heads (arXiv 2401.10774) of low rank over the target's own output head",
     "parallel": "a draft model that guesses all its tokens in one pass over mask tokens, PARD "

@@ -6,6 +6,7 @@ PARD's extra keys.
 """
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def export_head(
         export(read_checkpoint(run), run, folder, dtype)
         _mark_parallel(folder, state["head"]["mask_token_id"])
         return
-    writers = {
+    writers: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
         "eagle": _eagle_config,
         "eagle3": _eagle3_config,
         "peagle": partial(_peagle_config, state["head"]),

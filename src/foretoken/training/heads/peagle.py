@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.heads.checkpoint import read_head
-from foretoken.heads.eagle3 import Eagle3
+from foretoken.heads.eagle3 import Eagle3, Eagle3Layer
 from foretoken.heads.formats import LoadedHead, TargetFacts, load_head
 from foretoken.training.heads.capture import Captured
 from foretoken.training.heads.depth_attention import DepthAttention
@@ -93,6 +93,7 @@ def begin_with_eagle3(
     missing = net.load_state_dict(start.state_dict(), strict=False)
     assert not missing.unexpected_keys, missing.unexpected_keys
     for layer in list(net.layers)[len(start.layers) :]:
+        assert isinstance(layer, Eagle3Layer), type(layer)
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
 
