@@ -77,7 +77,7 @@ def chain_logits(
     if isinstance(proposer, EagleProposer):
         start = max(0, span.sequence.num_tokens - 2)
         if proposer._mask is None:
-            steps = _RecurrentSteps(proposer._runner, [span], [start])
+            steps = _RecurrentSteps(proposer._runner, [span], [start], proposer._sampler)
         else:
             masks = (proposer._mask, [len(drafted) + 1])
             steps = _ParallelSteps(proposer._runner, [span], [start], masks)

@@ -10,6 +10,7 @@ from foretoken.heads.eagle3 import Eagle3, Eagle3Shape
 from foretoken.heads.parts import HeadShape
 from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
+from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.head_runner import HeadRunner
 
@@ -59,7 +60,7 @@ def runners(shape: Eagle3Shape) -> tuple[HeadRunner, HeadRunner]:
 @pytest.mark.skipif(find_library() is None, reason="no compiled kernels here")
 @pytest.mark.parametrize("name", SHAPES)
 @torch.inference_mode()
-def test_the_same_outputs_and_chains(name: str) -> None:
+def test_the_same_outputs(name: str) -> None:
     compiled, plain = runners(SHAPES[name])
     assert compiled.kernels is not None
     tables = [[3, 1, 4], [7, 2, 9]]
@@ -72,17 +73,40 @@ def test_the_same_outputs_and_chains(name: str) -> None:
     torch.testing.assert_close(
         *(one.logits(outputs[1]) for one in (compiled, plain)), rtol=1e-3, atol=1e-4
     )
-    last = outputs[1][[4, 13]]
-    places = [
-        SpanLayout(start=n, num_tokens=1, page_table=t) for n, t in zip((5, 9), tables, strict=True)
+
+
+@pytest.mark.skipif(find_library() is None, reason="no compiled kernels here")
+@pytest.mark.parametrize("norms", [False, True])
+@torch.inference_mode()
+def test_chains_from_the_features_on(norms: bool) -> None:
+    """The first pass over true features included; then on from the newest outputs."""
+    compiled, plain = runners(replace(SHAPE, norm_before_fc=norms))
+    assert compiled.kernels is not None and compiled.kernels.rollout.reads_features != norms
+    tables = [[3, 1, 4], [7, 2, 9]]
+    fed = [
+        SpanLayout(start=0, num_tokens=n, page_table=t) for n, t in zip((5, 9), tables, strict=True)
     ]
-    chains = compiled.best_chains(places, last, 4)
-    assert chains == one_by_one(plain, tables, last)
+    tokens = torch.randint(VOCAB, (14,)).tolist()
+    compiled.features.slots_SF.normal_()
+    first = compiled.roll_out(fed, [tokens], plan_best(2, 2), None)
+    assert first is not None
+    places = [
+        SpanLayout(start=n + 1, num_tokens=1, page_table=t)
+        for n, t in zip((5, 9), tables, strict=True)
+    ]
+    newest = [ids[-1:] for ids in first.ids]
+    rest = compiled.roll_out(places, newest, plan_best(2, 3), first.stream_BD)
+    assert rest is not None and rest.undecided_BV is None
+    last = plain.forward(fed, tokens, plain.mixed_features(fed))[[4, 13]]
+    expected = one_by_one(plain, tables, last, 5)
+    assert [[*a, *b] for a, b in zip(first.ids, rest.ids, strict=True)] == expected
 
 
-def one_by_one(runner: HeadRunner, tables: list[list[int]], last: Tensor) -> list[list[int]]:
+def one_by_one(
+    runner: HeadRunner, tables: list[list[int]], last: Tensor, count: int
+) -> list[list[int]]:
     found = [runner.logits(last).argmax(dim=-1).tolist()]
-    for step in range(3):
+    for step in range(count - 1):
         places = [
             SpanLayout(start=start + step, num_tokens=1, page_table=table)
             for start, table in zip((5, 9), tables, strict=True)

@@ -20,7 +20,7 @@ from foretoken.runtime.sequence import Sequence
 from foretoken.testing import write_tiny_llama
 from foretoken.types import Request, SamplingParams
 
-PAGE, PAGES, STEPS = 8, 20, 11
+PAGE, PAGES, STEPS, BEFORE = 8, 20, 12, 4
 pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
 
 
@@ -40,7 +40,8 @@ def _runner(folder: Path, dtype: torch.dtype, quantization: str | None) -> Runne
 def test_the_tokens_and_the_kv_of_token_by_token(
     dtype: torch.dtype, quantization: str | None, tmp_path: Path
 ) -> None:
-    """Three sequences of unequal length over scattered pages, across page borders."""
+    """Three sequences of unequal length over scattered pages, across page borders: from their
+    prompts on, and going on from there."""
     folder = write_tiny_llama(tmp_path, seed=4, vocab_size=613, num_hidden_layers=3)
     one, other = (_runner(folder, dtype, quantization) for _ in range(2))
     tables = [[7, 2, 9, 4], [0, 11, 5, 3], [13, 1, 6, 8]]
@@ -49,8 +50,7 @@ def test_the_tokens_and_the_kv_of_token_by_token(
         SpanLayout(start=0, num_tokens=len(p), page_table=t)
         for p, t in zip(prompts, tables, strict=True)
     ]
-    newest = [int(i) for i in one.forward_last(layouts, prompts).argmax(dim=-1)]
-    other.forward_last(layouts, prompts)
+    newest = [int(i) for i in other.forward_last(layouts, prompts).argmax(dim=-1)]
 
     def places(step: int) -> list[SpanLayout]:
         return [
@@ -58,12 +58,14 @@ def test_the_tokens_and_the_kv_of_token_by_token(
             for p, t in zip(prompts, tables, strict=True)
         ]
 
-    found = one.roll_out(places(0), newest, plan_best(3, STEPS))
-    assert found is not None and [len(ids) for ids in found.ids] == [STEPS] * 3
-    drafted = found.ids
-    expected: list[list[int]] = [[], [], []]
-    fed = newest
-    for step in range(STEPS):
+    first = one.roll_out(layouts, prompts, plan_best(3, BEFORE))
+    assert first is not None and [ids[0] for ids in first.ids] == newest
+    last = [ids[-1:] for ids in first.ids]
+    found = one.roll_out(places(BEFORE - 1), last, plan_best(3, STEPS - BEFORE))
+    assert found is not None and [len(ids) for ids in found.ids] == [STEPS - BEFORE] * 3
+    drafted = [[*a, *b] for a, b in zip(first.ids, found.ids, strict=True)]
+    expected, fed = [[token] for token in newest], newest
+    for step in range(STEPS - 1):
         fed = other.forward_last(places(step), [[i] for i in fed]).argmax(dim=-1).tolist()
         for ids, token in zip(expected, fed, strict=True):
             ids.append(token)
@@ -78,7 +80,7 @@ def test_what_has_no_kernel_drafts_token_by_token(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path, seed=4)
     runner = _runner(folder, torch.float16, None)
     place = [SpanLayout(start=0, num_tokens=1, page_table=[0])]
-    assert runner.roll_out(place, [3], plan_best(1, 2)) is None
+    assert runner.roll_out(place, [[3]], plan_best(1, 2)) is None
 
 
 class _OneByOne:

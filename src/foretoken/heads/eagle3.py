@@ -118,6 +118,11 @@ class Eagle3(nn.Module):
         mixed: Tensor = self.fc(self.normed_features(features))
         return mixed
 
+    @property
+    def norms_features(self) -> bool:
+        """Whether `normed_features` does anything."""
+        return self.input_norm is not None or self.fc_norm is not None
+
     def normed_features(self, features: Tensor) -> Tensor:
         """Features as `fc` wants them, [..., F]."""
         if self.input_norm is not None:

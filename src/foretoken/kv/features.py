@@ -73,6 +73,11 @@ class FeatureView:
         self._all = tuple(points) == tuple(store.columns)
         self.slots_SF = store.slots_SF
 
+    @property
+    def takes_whole_rows(self) -> bool:
+        """Whether the drafter's features are the rows of the store as they lie."""
+        return self._all
+
     def read(self, slots_N: Tensor | slice) -> Tensor:
         """Features of these slots, [N, F]; perhaps a view where slots are neighbours."""
         if isinstance(slots_N, slice):

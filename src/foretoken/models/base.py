@@ -52,22 +52,22 @@ class Model(ABC):
     def roll_out(
         self,
         layouts: Sequence[SpanLayout],
-        tokens: Sequence[int],
+        token_ids: Sequence[Sequence[int]],
         plan: RolloutPlan,
         store: KVStore,
     ) -> RolledOut | None:
         """Draft several tokens after each sequence, where that is one foreign call.
 
         Args:
-            layouts: where the newest token of each sequence stands, one row each; the pages must
-                cover `plan.steps` positions from there.
-            tokens: those newest tokens.
+            layouts: where the tokens of each sequence stand that were not fed before, the newest
+                included; the pages must cover `plan.steps` positions from that one on.
+            token_ids: those tokens.
             plan: how many tokens, and how each is chosen.
-            store: keys and values; those of all tokens but the last are written to it.
+            store: keys and values; those of all tokens but the last draft are written to it.
 
         Returns:
             The tokens, fewer than planned where one was too close to call; None: this model
-            drafts token by token.
+            drafts token by token, or there is too much to feed.
         """
         return None
 

@@ -16,6 +16,7 @@ from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.norm import RMSNorm
+from foretoken.layers.rope import RotaryTable
 from foretoken.models.tensors import ModelInput, SpanLayout
 from foretoken.ops.activation import COMPILED
 from foretoken.ops.attention.compiled import AttentionPlan, Call, CompiledAttention
@@ -131,9 +132,6 @@ class CompiledLayers:
 
     def plan_rows(self, layouts: Sequence[SpanLayout], store: KVStore) -> "RowsPlan":
         """The rows of these spans as C wants them; x, positions and slots are still to be set."""
-        if store is not self._store:
-            self._store = store
-            self._stores[:] = [layer.data_ptr() for layer in store.layers]
         spans = [layout.window for layout in layouts]
         plans = [_attention(kind).layout(spans) for kind in self._kinds]
         kinds = (_StepKind * len(plans))()
@@ -143,11 +141,18 @@ class CompiledLayers:
             made.width = kind.rotary.cos.shape[-1]
         step = _Step(
             rows=sum(span.num_tokens for span in spans),
-            kv=ctypes.addressof(self._stores),
+            kv=self.stores_of(store),
             kv_stride=store.layers[0].stride(0),
             kinds=ctypes.addressof(kinds),
         )
         return RowsPlan(step, plans, kinds)
+
+    def stores_of(self, store: KVStore) -> int:
+        """Address of pointers to the layers' keys and values; until another store is given."""
+        if store is not self._store:
+            self._store = store
+            self._stores[:] = [layer.data_ptr() for layer in store.layers]
+        return ctypes.addressof(self._stores)
 
     @property
     def address(self) -> int:
@@ -160,14 +165,11 @@ class CompiledLayers:
         return len(self._layers)
 
     @property
-    def num_kinds(self) -> int:
-        """How many kinds of attention they have."""
-        return len(self._kinds)
-
-    @property
-    def page_size(self) -> int:
-        """Of the KV store."""
-        return self._layers[0].attention.geometry.page_size
+    def only_kind(self) -> tuple[CompiledAttention, RotaryTable] | None:
+        """Attention and positions of all layers; None: they are not all of one kind."""
+        if len(self._kinds) != 1:
+            return None
+        return _attention(self._kinds[0]), self._kinds[0].rotary
 
     def shares_norm(self, norm: RMSNorm) -> bool:
         """Whether a norm is computed as those of the layers are."""
@@ -191,16 +193,6 @@ class RowsPlan:
     def __init__(self, step: _Step, plans: list[AttentionPlan], kinds: Any) -> None:
         """Keep everything that `step` points to."""
         self.step, self._plans, self._kinds = step, plans, kinds
-
-    @property
-    def spans(self) -> int:
-        """Address of the spans of the first kind's attention."""
-        return int(self._plans[0].call.spans)
-
-    @property
-    def pages(self) -> int:
-        """Address of their page numbers."""
-        return int(self._plans[0].call.pages)
 
 
 def compile_layers(layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> CompiledLayers | None:

@@ -16,7 +16,7 @@ from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.base import Model
 from foretoken.models.compiled import CompiledLayers
-from foretoken.models.rollout import CompiledRollout
+from foretoken.models.rollout import MOST_ROWS, CompiledRollout
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.linear import Linear
 from foretoken.shape import ModelShape
@@ -79,7 +79,7 @@ class Decoder(Model):
     def roll_out(
         self,
         layouts: Sequence[SpanLayout],
-        tokens: Sequence[int],
+        token_ids: Sequence[Sequence[int]],
         plan: RolloutPlan,
         store: KVStore,
     ) -> RolledOut | None:
@@ -87,8 +87,10 @@ class Decoder(Model):
         capped = self.shape.logit_softcap is not None
         if self.rollout is None or (capped and not plan.best):
             return None
+        if sum(layout.num_tokens for layout in layouts) > MOST_ROWS:
+            return None
         follow_threads(torch.get_num_threads())
-        return self.rollout(layouts, tokens, plan, store)
+        return self.rollout(layouts, token_ids, plan, store)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """float32 logits [R, V]."""

@@ -22,7 +22,7 @@ from foretoken.models.base import LoadOptions
 from foretoken.models.compiled import compile_layers
 from foretoken.models.decoder import Decoder
 from foretoken.models.loader import Checkpoint
-from foretoken.models.rollout import compile_rollout
+from foretoken.models.rollout import RolloutParts, compile_rollout
 from foretoken.models.weights import label_of, linear_of
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry, choose_attention
@@ -257,7 +257,8 @@ class Builder:
         kinds = tuple(self.kind(window, embedding_VD) for window in different)
         scale = shape.embedding_scale
         top, compiled = self.linear([head], wide=True), compile_layers(layers, kinds)
-        rollout = compile_rollout(compiled, embedding_VD, norm, top) if scale == 1.0 else None
+        parts = RolloutParts(embedding_VD=embedding_VD, norm=norm, head=top)
+        rollout = compile_rollout(compiled, parts) if scale == 1.0 else None
         self._log_held()
         return Decoder(
             shape=shape,

@@ -1,13 +1,16 @@
 """Drafting of several tokens in one foreign call (native/rollout.h).
 
-A one-layer draft model spends more time in Python between tokens than in its arithmetic. Owns the
-buffers of a call, kept between calls; the layers, their order and roundings are `CompiledLayers`'.
+A one-layer draft model spends more time in Python around its arithmetic than in it, and all the
+more after a step of the target, which empties the caches. Owns the buffers of a call, kept between
+calls; the layers, their order and roundings are `CompiledLayers`'.
 """
 
 import ctypes
 from array import array
 from collections.abc import Sequence
-from typing import Any, final
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
@@ -17,10 +20,15 @@ from foretoken.kv.store import KVStore
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.compiled import CompiledLayers
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.ops.attention.compiled import UNIT_INTS
 from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.linear import KernelLinear, Linear
 
 _I32, _I64, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+
+MOST_ROWS: Final = 64
+"""Of the first pass; more of them are worth a pass of their own."""
+_BEST_ROW: Final = pack_rows((0,), BEST)
 
 
 class _Model(ctypes.Structure):
@@ -28,131 +36,229 @@ class _Model(ctypes.Structure):
 
     _fields_ = [
         *((name, _PTR) for name in ("decoder", "embedding", "norm", "head", "ids")),
+        *((name, _PTR) for name in ("mixer", "features", "shape", "cos", "sin", "kv")),
+        *((name, _I64) for name in ("feature_bytes", "width", "kv_stride", "vocabulary")),
         ("num_layers", _I32),
     ]
 
 
-class _Draws(ctypes.Structure):
-    """ft_rollout_draws."""
+class _Call(ctypes.Structure):
+    """ft_rollout_call."""
 
     _fields_ = [
-        ("rows", ctypes.c_char_p),
-        *((name, _PTR) for name in ("tokens", "logits")),
-        ("keeps_logits", _I64),
+        *((name, _PTR) for name in ("spans", "pages", "fed", "units", "positions", "slots")),
+        *((name, _PTR) for name in ("x", "beside", "gathered")),
+        ("draws", ctypes.c_char_p),
+        *((name, _PTR) for name in ("tokens", "logits", "own")),
+        *((name, _I64) for name in ("num_spans", "rows", "steps", "keeps_logits")),
     ]
 
 
 def plan_best(sequences: int, steps: int) -> RolloutPlan:
     """`steps` tokens of each sequence, each the best by the raw logits."""
-    rows = pack_rows((0,) * (sequences * steps), BEST)
+    rows = _BEST_ROW * (sequences * steps)
     return RolloutPlan(steps=steps, rows=rows, keeps_logits=False, best=True)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutParts:
+    """What stands around the layers."""
+
+    embedding_VD: Tensor
+    norm: RMSNorm
+    head: Linear
+    ids_N: Tensor | None = None
+    """int64, ascending: the token of each of the head's outputs; None: their numbers."""
+    vocab_size: int | None = None
+    """Of those tokens; default: as many as the head has outputs."""
+    takes_beside: bool = False
+    """Whether the layers take embedded tokens beside a stream that goes on from token to token."""
 
 
 @final
 class CompiledRollout:
     """A decoder bound to the loop. `compile_rollout` makes it, where every part has its kernel."""
 
-    def __init__(
-        self,
-        layers: CompiledLayers,
-        embedding_VD: Tensor,
-        norm: RMSNorm,
-        head: KernelLinear,
-        ids_N: Tensor | None = None,
-    ) -> None:
-        """Bind the parts, which must stay as they are; `ids_N` names the head's outputs, int64."""
-        library = find_library()
-        assert library is not None, "the layers are compiled"
-        self._kept = (layers, embedding_VD, norm, head, ids_N)
-        self._layers = layers
-        self._page_size = layers.page_size
+    def __init__(self, layers: CompiledLayers, parts: RolloutParts) -> None:
+        """Bind the parts, which must stay as they are."""
+        library, head, kind = find_library(), parts.head, layers.only_kind
+        assert library is not None and isinstance(head, KernelLinear), "the layers are compiled"
+        assert kind is not None, "of one kind"
+        attention, rotary = kind
+        self._layers, self._parts = layers, parts
+        self._store: KVStore | None = None
+        self._mixing: tuple[KernelLinear, Tensor] | None = None
         self._model = _Model(
             decoder=layers.address,
-            embedding=embedding_VD.data_ptr(),
-            norm=norm.weight_D.data_ptr(),
+            embedding=parts.embedding_VD.data_ptr(),
+            norm=parts.norm.weight_D.data_ptr(),
             head=head.address,
-            ids=None if ids_N is None else ids_N.data_ptr(),
+            ids=None if parts.ids_N is None else parts.ids_N.data_ptr(),
+            shape=attention.address,
+            cos=rotary.cos.data_ptr(),
+            sin=rotary.sin.data_ptr(),
+            width=rotary.cos.shape[-1],
+            vocabulary=parts.vocab_size or head.columns,
             num_layers=layers.num_layers,
         )
-        pointers = (_PTR, _PTR, _PTR, _PTR, _I32, _PTR, _PTR, _PTR, _I64)
-        self._run: Any = library.function("ft_rollout", pointers, _I64)
-        self._x = embedding_VD.new_empty(0, embedding_VD.shape[1])
-        self._logits_BV = embedding_VD.new_empty(0, head.columns, dtype=head.out_dtype)
+        self._run: Any = library.function("ft_rollout", (_PTR, _PTR), _I64)
+        self._call = _Call()
+        self._buffers = _Buffers.of(self._call, self._model, parts, (1, 8), attention.units_a_row)
+
+    def read_features(self, mixer: KernelLinear, slots_SF: Tensor) -> None:
+        """From now on the stream begins with what `mixer` makes of the features of fed slots."""
+        assert slots_SF.is_contiguous() and slots_SF.dtype == mixer.dtype, slots_SF.stride()
+        assert slots_SF.shape[1] == mixer.packed.inputs, (slots_SF.shape, mixer.packed.inputs)
+        self._mixing = mixer, slots_SF
+        self._model.mixer, self._model.features = mixer.address, slots_SF.data_ptr()
+        self._model.feature_bytes = slots_SF.shape[1] * slots_SF.element_size()
+        self._buffers = self._buffers.grown(1, 8)
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether `read_features` was called."""
+        return self._mixing is not None
 
     def __call__(
         self,
         layouts: Sequence[SpanLayout],
-        tokens: Sequence[int],
+        token_ids: Sequence[Sequence[int]],
         plan: RolloutPlan,
         store: KVStore,
-        stream_BD: Tensor | None = None,
+        stream_TD: Tensor | None = None,
     ) -> RolledOut:
         """Draft up to `plan.steps` tokens for each sequence.
 
         Args:
-            layouts: where the token to be fed stands, one row each; the pages must cover as many
-                positions from there as there are steps.
-            tokens: the newest token of each sequence, fed first.
+            layouts: where the tokens to be fed stand, MOST_ROWS at most; the pages must cover as
+                many positions from the last one of each as there are steps.
+            token_ids: those tokens; none of them may be skipped.
             plan: how many tokens, and how each is chosen.
             store: keys and values.
-            stream_BD: where the stream of a head begins that continues its own outputs, with the
-                embedded tokens beside it; changed. None: it begins with those.
+            stream_TD: where the stream of a head begins that continues its own outputs. None: with
+                the features, or, of models, the embedded tokens.
         """
-        rows, steps = len(layouts), plan.steps
-        if rows > self._x.shape[0]:
-            self._x = self._x.new_empty(rows, self._x.shape[1])
-            self._logits_BV = self._logits_BV.new_empty(rows, self._logits_BV.shape[1])
-        kept_KV = self._logits_BV
+        spans, pages, rows = array("i"), array("i"), 0
+        for layout in layouts:
+            count = layout.num_tokens
+            spans.extend((rows, count, layout.start, len(pages), -1, 0))
+            pages.extend(layout.page_table)
+            rows += count
+        fed = array("q", chain.from_iterable(token_ids))
+        assert len(fed) == rows <= MOST_ROWS, (len(fed), rows)
+        call, steps, sequences = self._call, plan.steps, len(layouts)
+        buffers = self._buffers
+        if buffers.lacks(sequences, rows):
+            buffers = self._buffers = buffers.grown(sequences, rows)
+        tokens = array("q", bytes(8 * sequences * steps))
+        logits_KV = buffers.logits_BV
         if plan.keeps_logits:
-            kept_KV = kept_KV.new_empty(steps * rows, kept_KV.shape[1])
-        positions = array("q", (layout.start for layout in layouts))
-        slots, ids = array("q", bytes(8 * rows)), array("q", tokens)
-        ids.frombytes(bytes(8 * rows * steps))
-        made = self._layers.plan_rows(layouts, store)
-        made.step.x = self._x.data_ptr()
-        if stream_BD is not None:
-            assert stream_BD.is_contiguous() and stream_BD.shape[0] == rows, stream_BD.shape
-            made.step.x, made.step.beside = stream_BD.data_ptr(), self._x.data_ptr()
-        made.step.positions, made.step.slots = _address(positions), _address(slots)
-        draws = _Draws(
-            rows=plan.rows,
-            tokens=_address(ids),
-            logits=kept_KV.data_ptr(),
-            keeps_logits=plan.keeps_logits,
-        )
-        done = self._run(
-            ctypes.addressof(self._model),
-            ctypes.addressof(made.step),
-            made.spans,
-            made.pages,
-            self._page_size,
-            _address(positions),
-            _address(slots),
-            ctypes.addressof(draws),
-            steps,
-        )
-        end = rows * (done + 1)
+            logits_KV = logits_KV.new_empty(steps * sequences, logits_KV.shape[1])
+        self._begin(buffers, stream_TD, best=plan.best)
+        call.logits = logits_KV.data_ptr()
+        call.spans, call.pages, call.fed = _address(spans), _address(pages), _address(fed)
+        call.tokens, call.draws = _address(tokens), plan.rows
+        call.num_spans, call.rows = sequences, rows
+        call.steps, call.keeps_logits = steps, plan.keeps_logits
+        if store is not self._store:
+            self._store = store
+            self._model.kv_stride = store.layers[0].stride(0)
+        self._model.kv = self._layers.stores_of(store)
+        done = self._run(ctypes.addressof(self._model), ctypes.addressof(call))
+        made, at = tokens[: sequences * done], done * sequences if plan.keeps_logits else 0
         return RolledOut(
-            ids=[ids[rows + row : end : rows].tolist() for row in range(rows)],
-            logits_KV=kept_KV[: rows * done] if plan.keeps_logits else None,
+            ids=[made[row::sequences].tolist() for row in range(sequences)],
+            logits_KV=logits_KV[:at] if plan.keeps_logits else None,
+            undecided_BV=None if done == steps else logits_KV[at : at + sequences],
+            stream_BD=buffers.x_TD[:sequences] if self._parts.takes_beside else None,
         )
 
+    def _begin(self, buffers: "_Buffers", stream_TD: Tensor | None, *, best: bool) -> None:
+        """What the stream begins with, and whether logits are those of all ids."""
+        own, gathered = buffers.own_BN, None
+        if stream_TD is not None:
+            buffers.x_TD[: stream_TD.shape[0]] = stream_TD
+        elif self._mixing is not None:
+            gathered = buffers.gathered_TF.data_ptr()
+        else:
+            assert not self._parts.takes_beside, "something must begin the stream"
+        self._call.gathered = gathered
+        self._call.own = None if best or own is None else own.data_ptr()
 
-def compile_rollout(
-    layers: CompiledLayers | None,
-    embedding_VD: Tensor,
-    norm: RMSNorm,
-    head: Linear,
-    ids_N: Tensor | None = None,
-) -> CompiledRollout | None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Buffers:
+    """Of a call, as large as the largest so far."""
+
+    call: _Call
+    model: _Model
+    parts: RolloutParts
+    units_a_row: int
+    x_TD: Tensor
+    beside_TD: Tensor
+    logits_BV: Tensor
+    own_BN: Tensor | None
+    gathered_TF: Tensor
+    ints: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        call: _Call,
+        model: _Model,
+        parts: RolloutParts,
+        size: tuple[int, int],
+        units_a_row: int,
+    ) -> "_Buffers":
+        """For so many (sequences, rows); their addresses are put into `call`."""
+        sequences, rows = size
+        like, head = parts.embedding_VD, parts.head
+        assert isinstance(head, KernelLinear), type(head)
+        x_TD, beside_TD = (like.new_empty(rows, like.shape[1]) for _ in range(2))
+        logits_BV = torch.empty(sequences, parts.vocab_size or head.columns)
+        own_BN = None if parts.ids_N is None else torch.empty(sequences, head.columns)
+        item = like.element_size()
+        gathered_TF = like.new_empty(rows, model.feature_bytes // item)
+        units = -(-rows * units_a_row * UNIT_INTS // 2)
+        ints = torch.empty(2 * rows + units, dtype=torch.int64)
+        call.x = x_TD.data_ptr()
+        call.beside = beside_TD.data_ptr() if parts.takes_beside else None
+        call.positions = ints.data_ptr()
+        call.slots, call.units = call.positions + 8 * rows, call.positions + 16 * rows
+        return cls(
+            call=call,
+            model=model,
+            parts=parts,
+            units_a_row=units_a_row,
+            x_TD=x_TD,
+            beside_TD=beside_TD,
+            logits_BV=logits_BV,
+            own_BN=own_BN,
+            gathered_TF=gathered_TF,
+            ints=ints,
+        )
+
+    def lacks(self, sequences: int, rows: int) -> bool:
+        """Whether a call of this size needs larger ones."""
+        return sequences > self.logits_BV.shape[0] or rows > self.x_TD.shape[0]
+
+    def grown(self, sequences: int, rows: int) -> "_Buffers":
+        """Larger ones."""
+        size = max(sequences, self.logits_BV.shape[0]), max(rows, self.x_TD.shape[0])
+        return _Buffers.of(self.call, self.model, self.parts, size, self.units_a_row)
+
+
+def compile_rollout(layers: CompiledLayers | None, parts: RolloutParts) -> CompiledRollout | None:
     """The loop, or None if some part has no kernel."""
-    if layers is None or layers.num_kinds != 1 or not isinstance(head, KernelLinear):
+    head, table_VD = parts.head, parts.embedding_VD
+    if layers is None or layers.only_kind is None or not isinstance(head, KernelLinear):
         return None
-    if head.dtype != embedding_VD.dtype or head.out_dtype != torch.float32:
+    if head.dtype != table_VD.dtype or head.out_dtype != torch.float32:
         return None
-    if not layers.shares_norm(norm) or not embedding_VD.is_contiguous():
+    if not layers.shares_norm(parts.norm) or not table_VD.is_contiguous():
         return None
-    return CompiledRollout(layers, embedding_VD, norm, head, ids_N)
+    return CompiledRollout(layers, parts)
 
 
 def _address(values: "array[int]") -> int:

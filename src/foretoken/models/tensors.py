@@ -68,6 +68,11 @@ class RolledOut:
     """Per sequence; all equally many, perhaps fewer than planned."""
     logits_KV: Tensor | None
     """float32, step by step, B rows each; None unless they are kept."""
+    undecided_BV: Tensor | None = None
+    """float32 logits after those tokens, valid until the next rollout, where the choice is left to
+    the caller; None: all that was planned was drafted."""
+    stream_BD: Tensor | None = None
+    """The newest outputs of a head that continues them, valid until the next rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.models.tensors import Draft
+from foretoken.models.tensors import Draft, RolledOut
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
+from foretoken.runtime.sequence import Sequence
 
 
 class ChainSteps(ABC):
@@ -39,14 +40,37 @@ class ChainSteps(ABC):
 
     def roll_out(
         self, active: list[int], drafted: list[list[int]], *, with_probs: bool
-    ) -> Tensor | None:
+    ) -> "Rolled | None":
         """Append drafts that can be had at once: those that one by one would give, or fewer.
 
-        Returns:
-            With `with_probs` their distributions, one row for each of `active` and each further
-            token, token by token, [n * len(active), V]; None: none were appended.
+        It is asked before `first`, with nothing drafted yet, and then before every `after`; what it
+        drafts from the start on makes `first` needless. None: it appended none and changed nothing.
         """
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """What was appended to the drafts of some spans at once, equally many to each."""
+
+    probs_NV: Tensor | None = None
+    """Distributions if they were asked for: one row for each span and further token, token by
+    token."""
+    logits_BV: Tensor | None = None
+    """float32 logits after those drafts, where the next ones are left to be chosen; None: what was
+    wanted by the span that wanted least was appended."""
+
+
+def take_rolled(
+    found: RolledOut, sampler: DraftSampler, sequences: Seq[Sequence], drafted: Seq[list[int]]
+) -> Rolled:
+    """Append what a rollout gave to the drafts of its sequences."""
+    for tokens, more in zip(drafted, found.ids, strict=True):
+        tokens.extend(more)
+    probs_NV = None
+    if found.logits_KV is not None and found.ids[0]:
+        probs_NV = sampler.distributions(found.logits_KV, sequences, drafted)
+    return Rolled(probs_NV, found.undecided_BV)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +95,20 @@ def draft_chain(steps: ChainSteps, sampler: DraftSampler, spans: list[Span]) -> 
     rows: list[Tensor] = []
     owners: list[int] = []
     draws = any(sampler.draws(span.sequence.request.params) for span in spans)
-    active = list(range(len(spans)))
-    logits_BV = steps.first()
-    while True:
+    active = _open(list(range(len(spans))), spans, drafted)
+    while active:
+        before = [drafted[i] for i in active]
+        rolled = steps.roll_out(active, before, with_probs=draws)
+        if rolled is None:
+            logits_BV = steps.after(active, before) if before[0] else steps.first()
+        else:
+            if rolled.probs_NV is not None:
+                rows.append(rolled.probs_NV)
+                owners.extend(active * (rolled.probs_NV.shape[0] // len(active)))
+            if rolled.logits_BV is None:
+                active = _open(active, spans, drafted)
+                continue
+            logits_BV = rolled.logits_BV
         kept = steps.keeps(logits_BV, [len(drafted[i]) for i in active])
         if len(kept) < len(active):
             logits_BV, active = logits_BV[kept], [active[i] for i in kept]
@@ -88,15 +123,6 @@ def draft_chain(steps: ChainSteps, sampler: DraftSampler, spans: list[Span]) -> 
             rows.append(chosen.probs_BV)
             owners.extend(active)
         active = _open(active, spans, drafted)
-        if active:
-            probs_NV = steps.roll_out(active, [drafted[i] for i in active], with_probs=draws)
-            if probs_NV is not None:
-                rows.append(probs_NV)
-                owners.extend(active * (probs_NV.shape[0] // len(active)))
-            active = _open(active, spans, drafted)
-        if not active:
-            break
-        logits_BV = steps.after(active, [drafted[i] for i in active])
     if not rows:
         return ChainDraft(ids=drafted, probs_KV=None)
     order = sorted(range(len(owners)), key=owners.__getitem__)

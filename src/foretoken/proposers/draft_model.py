@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan, SpanLayout
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.chain import ChainSteps, Rolled, draft_chain, take_rolled
 from foretoken.proposers.progress import DraftProgress, feed_ahead
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
@@ -35,9 +35,9 @@ class LastLogits(Protocol):
         """float32 logits over the target's ids after the last token of each span, [B, V]."""
 
     def roll_out(
-        self, layouts: Seq[SpanLayout], tokens: Seq[int], plan: RolloutPlan
+        self, layouts: Seq[SpanLayout], token_ids: Seq[Seq[int]], plan: RolloutPlan
     ) -> RolledOut | None:
-        """Several tokens after one token of each sequence, or None: one by one."""
+        """Feed each span and draft several tokens after it, or None: one by one."""
 
     def logits_at(
         self, layouts: Seq[SpanLayout], token_ids: Seq[Seq[int]], rows: Seq[int]
@@ -131,10 +131,7 @@ class DraftModelProposer(Proposer):
     def catch_up(self, spans: list[Span]) -> Tensor:
         """Feed every committed token without draft KV; logits after the newest of each span."""
         ends = [span.sequence.num_tokens for span in spans]
-        starts = [
-            min(self._progress.num_valid(span.sequence), end - 1)
-            for span, end in zip(spans, ends, strict=True)
-        ]
+        starts = [self._first_missing(span.sequence) for span in spans]
 
         def feed(index: int, start: int, stop: int) -> None:
             self._feed([spans[index]], [start], [stop])
@@ -142,15 +139,31 @@ class DraftModelProposer(Proposer):
         feed_ahead(starts, ends, self._max_tokens, feed)
         return self._feed(spans, starts, ends)
 
+    def missing(self, spans: list[Span]) -> tuple[list[SpanLayout], list[list[int]]]:
+        """Where the committed tokens stand that the draft has not seen, and what they are."""
+        starts = [self._first_missing(span.sequence) for span in spans]
+        return _stretches(spans, starts, [span.sequence.num_tokens for span in spans])
+
+    def _first_missing(self, sequence: Sequence) -> int:
+        """The newest token is always fed again."""
+        return min(self._progress.num_valid(sequence), sequence.num_tokens - 1)
+
     def _feed(self, spans: Seq[Span], starts: Seq[int], ends: Seq[int]) -> Tensor:
-        layouts, ids = [], []
-        for span, start, end in zip(spans, starts, ends, strict=True):
-            sequence = span.sequence
-            layouts.append(
-                SpanLayout(start=start, num_tokens=end - start, page_table=sequence.page_table)
-            )
-            ids.append(sequence.token_ids[start:end])
-        return self._runner.forward_last(layouts, ids)
+        return self._runner.forward_last(*_stretches(spans, starts, ends))
+
+
+def _stretches(
+    spans: Seq[Span], starts: Seq[int], ends: Seq[int]
+) -> tuple[list[SpanLayout], list[list[int]]]:
+    """Tokens [start, end) of each sequence."""
+    layouts, ids = [], []
+    for span, start, end in zip(spans, starts, ends, strict=True):
+        sequence = span.sequence
+        layouts.append(
+            SpanLayout(start=start, num_tokens=end - start, page_table=sequence.page_table)
+        )
+        ids.append(sequence.token_ids[start:end])
+    return layouts, ids
 
 
 class _ModelSteps(ChainSteps):
@@ -173,24 +186,23 @@ class _ModelSteps(ChainSteps):
 
     def roll_out(
         self, active: list[int], drafted: list[list[int]], *, with_probs: bool
-    ) -> Tensor | None:
+    ) -> Rolled | None:
+        if self._confidence.threshold:
+            return None
         counts = [len(tokens) for tokens in drafted]
         steps = min(self._spans[i].draft_budget - n for i, n in zip(active, counts, strict=True))
         sequences = [self._spans[i].sequence for i in active]
-        plan = None
-        if not self._confidence.threshold:
-            plan = self._sampler.plan(sequences, drafted, steps)
+        plan = self._sampler.plan(sequences, drafted, steps)
         if plan is None or plan.keeps_logits != with_probs:
             return None
-        newest = [tokens[-1] for tokens in drafted]
-        found = self._runner.roll_out(self._places(active, drafted), newest, plan)
-        if found is None or not found.ids[0]:
+        if drafted[0]:
+            places, fed = self._places(active, drafted), [tokens[-1:] for tokens in drafted]
+        else:
+            places, fed = self._proposer.missing(self._spans)
+        found = self._runner.roll_out(places, fed, plan)
+        if found is None:
             return None
-        for tokens, more in zip(drafted, found.ids, strict=True):
-            tokens.extend(more)
-        if found.logits_KV is None:
-            return None
-        return self._sampler.distributions(found.logits_KV, sequences, drafted)
+        return take_rolled(found, self._sampler, sequences, drafted)
 
     def _places(self, active: list[int], drafted: list[list[int]]) -> list[SpanLayout]:
         """Where the newest drafted token of each span stands."""

@@ -62,7 +62,7 @@ def _time_steps(runner: Runner) -> float:
     steps = min(_STEPS, runner.page_size)
     began = time.perf_counter()
     layout = SpanLayout(start=0, num_tokens=1, page_table=[0])
-    if runner.roll_out([layout], [0], plan_best(1, steps)) is None:
+    if runner.roll_out([layout], [[0]], plan_best(1, steps)) is None:
         for at in range(steps):
             layout = SpanLayout(start=at, num_tokens=1, page_table=[0])
             runner.forward_last([layout], [[0]])

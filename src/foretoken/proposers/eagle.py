@@ -18,7 +18,7 @@ from torch import Tensor
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainDraft, ChainSteps, draft_chain
+from foretoken.proposers.chain import ChainDraft, ChainSteps, Rolled, draft_chain, take_rolled
 from foretoken.proposers.head_runner import HeadRunner
 from foretoken.proposers.head_trees import DepthSteps, EagleTreeSteps
 from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
@@ -127,17 +127,13 @@ class EagleProposer(Proposer):
         if self._mask is not None:
             masked = _ParallelSteps(self._runner, spans, starts, (self._mask, counts))
             return draft_chain(masked, self._sampler, spans)
-        steps = _RecurrentSteps(self._runner, spans, starts)
-        if len(set(counts)) == 1 and self._sampler.takes_best([s.sequence for s in spans]):
-            best = steps.best(counts[0])
-            if best is not None:
-                return ChainDraft(ids=best, probs_KV=None)
+        steps = _RecurrentSteps(self._runner, spans, starts, self._sampler)
         return draft_chain(steps, self._sampler, spans)
 
     def _tree_steps(self, spans: list[Span], starts: list[int]) -> TreeSteps:
         assert self._shape is not None, "asked for trees"
         if self._mask is None:
-            chain = _RecurrentSteps(self._runner, spans, starts)
+            chain = _RecurrentSteps(self._runner, spans, starts, self._sampler)
             return EagleTreeSteps(self._runner, spans, chain.feed)
         counts = [min(span.draft_budget, self._shape.depth) for span in spans]
         steps = _ParallelSteps(self._runner, spans, starts, (self._mask, counts))
@@ -173,42 +169,62 @@ class EagleProposer(Proposer):
 class _RecurrentSteps(ChainSteps):
     """One pass over the true features, then one slot a token from the head's own outputs."""
 
-    def __init__(self, runner: HeadRunner, spans: list[Span], starts: list[int]) -> None:
+    def __init__(
+        self, runner: HeadRunner, spans: list[Span], starts: list[int], sampler: DraftSampler
+    ) -> None:
         self._runner, self._spans, self._starts = runner, spans, starts
+        self._sampler = sampler
         self._rows = list(range(len(spans)))
         self._output_BD: Tensor | None = None
 
     def feed(self) -> Tensor:
         """The outputs at the newest true slot of each span, [B, D]."""
-        ends = [span.sequence.num_tokens - 1 for span in self._spans]
-        feed = _Feed.of(self._spans, self._starts, ends)
+        feed = self._missing()
         hidden_TD = self._runner.mixed_features(feed.layouts)
         outputs_TD = self._runner.forward(feed.layouts, feed.tokens, hidden_TD)
         return outputs_TD[feed.last_rows]
 
-    def best(self, count: int) -> list[list[int]] | None:
-        """The `count` best tokens of every span at once, if the head has kernels for that."""
-        if self._runner.kernels is None:
+    def roll_out(
+        self, active: list[int], drafted: list[list[int]], *, with_probs: bool
+    ) -> Rolled | None:
+        sequences = [self._spans[i].sequence for i in active]
+        left = [self._spans[i].draft_budget - len(n) for i, n in zip(active, drafted, strict=True)]
+        plan = self._sampler.plan(sequences, drafted, min(left))
+        if plan is None or plan.keeps_logits != with_probs:
             return None
-        layouts = [
-            SpanLayout(
-                start=span.sequence.num_tokens - 1,
-                num_tokens=1,
-                page_table=span.sequence.page_table,
-            )
-            for span in self._spans
-        ]
-        return self._runner.best_chains(layouts, self.feed(), count)
+        stream_BD = None
+        if drafted[0]:
+            layouts, tokens, stream_BD = self._next(active, drafted)
+        else:
+            feed = self._missing()
+            layouts, tokens = feed.layouts, feed.tokens
+        found = self._runner.roll_out(layouts, [tokens], plan, stream_BD)
+        if found is None:
+            return None
+        self._output_BD, self._rows = found.stream_BD, active
+        return take_rolled(found, self._sampler, sequences, drafted)
 
     def first(self) -> Tensor:
         self._output_BD = self.feed()
         return self._runner.logits(self._output_BD)
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        assert self._output_BD is not None, "asked for the first logits before"
+        layouts, newest, stream_BD = self._next(active, drafted)
+        self._output_BD, self._rows = self._runner.forward(layouts, newest, stream_BD), active
+        return self._runner.logits(self._output_BD)
+
+    def _missing(self) -> _Feed:
+        ends = [span.sequence.num_tokens - 1 for span in self._spans]
+        return _Feed.of(self._spans, self._starts, ends)
+
+    def _next(
+        self, active: list[int], drafted: list[list[int]]
+    ) -> tuple[list[SpanLayout], list[int], Tensor]:
+        """Slots of the newest drafts, these, and the outputs that they came from."""
+        assert self._output_BD is not None, "the first slots were fed before"
+        stream_BD = self._output_BD
         if len(active) < len(self._rows):
-            self._output_BD = self._output_BD[[self._rows.index(i) for i in active]]
-            self._rows = active
+            stream_BD = stream_BD[[self._rows.index(i) for i in active]]
         layouts = [
             SpanLayout(
                 start=self._spans[i].sequence.num_tokens + len(tokens) - 2,
@@ -217,9 +233,7 @@ class _RecurrentSteps(ChainSteps):
             )
             for i, tokens in zip(active, drafted, strict=True)
         ]
-        newest = [tokens[-1] for tokens in drafted]
-        self._output_BD = self._runner.forward(layouts, newest, self._output_BD)
-        return self._runner.logits(self._output_BD)
+        return layouts, [tokens[-1] for tokens in drafted], stream_BD
 
 
 class _ParallelSteps(ChainSteps):

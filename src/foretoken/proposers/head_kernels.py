@@ -1,10 +1,10 @@
-"""EAGLE-3 networks on the compiled kernels: a pass is one foreign call, a greedy chain another.
+"""EAGLE-3 networks on the compiled kernels: a pass is one foreign call, and so is a whole chain.
 
 Built from a network whose weights stay as they are. `heads.eagle3` is the twin in PyTorch, which
 trains and serves wherever some part has no kernel; a test compares them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -16,6 +16,7 @@ from foretoken.heads.eagle3 import Eagle3, Eagle3Layer
 from foretoken.heads.parts import HeadShape
 from foretoken.heads.parts import RMSNorm as HeadNorm
 from foretoken.kernels.library import follow_threads
+from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind
@@ -23,11 +24,11 @@ from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.compiled import CompiledLayers, compile_layers
-from foretoken.models.rollout import CompiledRollout, compile_rollout, plan_best
-from foretoken.models.tensors import ModelInput, SpanLayout
+from foretoken.models.rollout import CompiledRollout, RolloutParts, compile_rollout
+from foretoken.models.tensors import ModelInput
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Attention, Geometry
-from foretoken.ops.linear import Linear, make_linear
+from foretoken.ops.linear import KernelLinear, Linear, make_linear
 
 
 @final
@@ -44,8 +45,6 @@ class HeadKernels:
     norm: RMSNorm
     head: Linear
     rollout: CompiledRollout
-    ids_N: Tensor
-    """int64, the target's id of each of the head's."""
 
     def mix(self, features_TF: Tensor) -> Tensor:
         """The target's features, side by side, as the layers want them, [T, D]."""
@@ -63,61 +62,53 @@ class HeadKernels:
         """float32 logits over the head's own ids, [B, N]."""
         return self.head(self.norm(outputs_BD.contiguous()))
 
-    def best(self, outputs_BD: Tensor) -> list[int]:
-        """The best token after each of these outputs."""
-        tokens: list[int] = self.ids_N[self.logits(outputs_BD).argmax(dim=-1)].tolist()
-        return tokens
 
-    def chain(
-        self,
-        layouts: Sequence[SpanLayout],
-        tokens: Sequence[int],
-        outputs_BD: Tensor,
-        steps: int,
-        store: KVStore,
-    ) -> list[list[int]]:
-        """`steps` further best tokens of each sequence, [B][steps].
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSite:
+    """Where a network is put to work."""
 
-        Args:
-            layouts: the slot of the newest draft of each sequence.
-            tokens: those drafts.
-            outputs_BD: what they were drafted from.
-            steps: how many tokens; the pages must cover as many slots.
-            store: the head's keys and values.
-        """
-        stream_BD = outputs_BD.clone(memory_format=torch.contiguous_format)
-        plan = plan_best(len(tokens), steps)
-        return self.rollout(layouts, tokens, plan, store, stream_BD).ids
+    attention: Attention
+    rotary: RotaryTable
+    geometry: Geometry
+    features: FeatureView
+    vocab_size: int
+    """Of the target."""
 
 
-def compile_head(
-    net: nn.Module, attention: Attention, rotary: RotaryTable, geometry: Geometry
-) -> HeadKernels | None:
+def compile_head(net: nn.Module, site: HeadSite) -> HeadKernels | None:
     """The network on kernels, or None if some part has none."""
     if not isinstance(net, Eagle3) or net.shape.norm_output or net.shape.attention_bias:
         return None
     table_VD = net.embed_tokens.weight if net.shape.own_embedding else net.embedding_VD
     if table_VD.device.type != "cpu":
         return None
-    build = _Builder(net.shape.layer, geometry)
+    build = _Builder(net.shape.layer, site.geometry)
     modules = [module for module in net.layers if isinstance(module, Eagle3Layer)]
-    layers = compile_layers([build.layer(m) for m in modules], [LayerKind(attention, rotary)])
-    if layers is None:
+    kind = LayerKind(site.attention, site.rotary)
+    layers = compile_layers([build.layer(m) for m in modules], [kind])
+    parts = RolloutParts(
+        embedding_VD=table_VD.detach(),
+        norm=build.norm(net.norm),
+        head=make_linear(net.lm_head.weight.detach(), probe=None, wide=True),
+        ids_N=net.target_ids.contiguous(),
+        vocab_size=site.vocab_size,
+        takes_beside=True,
+    )
+    rollout = compile_rollout(layers, parts)
+    if layers is None or rollout is None:
         return None
-    norm, ids_N = build.norm(net.norm), net.target_ids.contiguous()
-    head = make_linear(net.lm_head.weight.detach(), probe=None, wide=True)
-    rollout = compile_rollout(layers, table_VD.detach(), norm, head, ids_N)
-    if rollout is None:
-        return None
+    mixer = make_linear(net.fc.weight.detach(), probe=None)
+    takes_rows = site.features.takes_whole_rows and not net.norms_features
+    if isinstance(mixer, KernelLinear) and takes_rows:
+        rollout.read_features(mixer, site.features.slots_SF)
     return HeadKernels(
         norm_features=net.normed_features,
-        mixer=make_linear(net.fc.weight.detach(), probe=None),
-        table_VD=table_VD.detach(),
+        mixer=mixer,
+        table_VD=parts.embedding_VD,
         layers=layers,
-        norm=norm,
-        head=head,
+        norm=parts.norm,
+        head=parts.head,
         rollout=rollout,
-        ids_N=ids_N,
     )
 
 

@@ -12,14 +12,16 @@ from torch import Tensor
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.parts import Attend as HeadAttend
+from foretoken.kernels.library import follow_threads
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore, write
 from foretoken.layers.rope import RotaryTable
-from foretoken.models.tensors import ModelInput, SpanLayout
+from foretoken.models.rollout import MOST_ROWS
+from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention import Geometry, choose_attention
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.logits import NEVER
-from foretoken.proposers.head_kernels import HeadKernels, compile_head
+from foretoken.proposers.head_kernels import HeadKernels, HeadSite, compile_head
 from foretoken.runtime.runner import positions_of, slots_of
 from foretoken.shape import RopeShape
 
@@ -69,9 +71,14 @@ class HeadRunner:
         rope = RopeShape(theta=shape.rope_theta, rotary_dim=shape.head_dim)
         positions = shape.max_position_embeddings
         self._rotary = RotaryTable(rope, max_positions=positions, like=like)
-        self.kernels: HeadKernels | None = compile_head(
-            net, self._attention, self._rotary, geometry
+        site = HeadSite(
+            attention=self._attention,
+            rotary=self._rotary,
+            geometry=geometry,
+            features=features,
+            vocab_size=vocab_size,
         )
+        self.kernels: HeadKernels | None = compile_head(net, site)
         self._target_logits = target_logits
         self._vocab_size = vocab_size
         self.max_positions = shape.max_position_embeddings
@@ -126,23 +133,28 @@ class HeadRunner:
         full = own.new_full((own.shape[0], self._vocab_size), NEVER)
         return full.index_copy_(1, self._target_ids, own)
 
-    def best_chains(
-        self, layouts: Sequence[SpanLayout], outputs_BD: Tensor, steps: int
-    ) -> list[list[int]] | None:
-        """The best tokens from these outputs on, [B][steps]; None: not at once.
+    def roll_out(
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        plan: RolloutPlan,
+        stream_TD: Tensor | None,
+    ) -> RolledOut | None:
+        """Feed slots and draft several tokens after each span, or None: one by one.
 
         Args:
-            layouts: the slot that the first draft of each sequence will take.
-            outputs_BD: at the slots before.
-            steps: drafts of each; the pages must cover as many slots.
+            layouts: where the slots lie; the pages must cover `plan.steps` from each last one on.
+            token_ids: of the token after each slot's position.
+            plan: how many tokens, and how each is chosen.
+            stream_TD: the network's own outputs; None: the target's features of these slots.
         """
-        if self.kernels is None:
+        kernels = self.kernels
+        if kernels is None or sum(layout.num_tokens for layout in layouts) > MOST_ROWS:
             return None
-        first = self.kernels.best(outputs_BD)
-        if steps == 1:
-            return [[token] for token in first]
-        rest = self.kernels.chain(layouts, first, outputs_BD, steps - 1, self._store)
-        return [[token, *more] for token, more in zip(first, rest, strict=True)]
+        if stream_TD is None and not kernels.rollout.reads_features:
+            stream_TD = self.mixed_features(layouts)
+        follow_threads(torch.get_num_threads())
+        return kernels.rollout(layouts, token_ids, plan, self._store, stream_TD)
 
     def _paged(self, layer_SKh: Tensor, slots_T: Tensor | slice, attend: Attend) -> HeadAttend:
         """Attention over the store, which wants query heads group-major."""

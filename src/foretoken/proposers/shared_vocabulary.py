@@ -124,7 +124,10 @@ class SharedVocabularyRunner:
         return self._runner.page_size
 
     def roll_out(
-        self, layouts: Sequence[SpanLayout], tokens: Sequence[int], plan: RolloutPlan
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        plan: RolloutPlan,
     ) -> None:
         """Token by token: what is drafted must be among the tokens that both have."""
         return

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import RolloutPlan
 from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.noise import Stream, row_key
@@ -80,6 +81,8 @@ class DraftSampler:
             return None
         drawn = draws.pop()
         stream = Stream.DRAFT if drawn else Stream.TARGET
+        if not drawn and (self.prefers_best or all(profile.greedy for profile in profiles)):
+            return plan_best(len(sequences), steps)
         columns = []
         for profile, sequence, tokens in zip(profiles, sequences, drafted, strict=True):
             if profile.greedy or self.prefers_best:
@@ -92,7 +95,7 @@ class DraftSampler:
             steps=steps,
             rows=b"".join(column[at] for at in range(steps) for column in columns),
             keeps_logits=drawn,
-            best=all(profile.greedy or self.prefers_best for profile in profiles),
+            best=False,
         )
 
     @torch.inference_mode()

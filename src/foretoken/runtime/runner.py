@@ -116,12 +116,15 @@ class Runner:
         return self.forward(layouts, token_ids, rows).logits_RV
 
     def roll_out(
-        self, layouts: Sequence[SpanLayout], tokens: Sequence[int], plan: RolloutPlan
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        plan: RolloutPlan,
     ) -> RolledOut | None:
         """Several tokens of each sequence, or None: see `Model.roll_out`."""
         if self.features is not None:
             return None
-        return self.model.roll_out(layouts, tokens, plan, self.store)
+        return self.model.roll_out(layouts, token_ids, plan, self.store)
 
     def logits_at(
         self,

@@ -1,45 +1,132 @@
 // See rollout.h.
 #include "rollout.h"
 
+#include <math.h>
 #include <string.h>
 
-int64_t ft_rollout(const ft_rollout_model *model, ft_step *step, ft_span *spans,
-                   const int32_t *pages, int32_t page_size, int64_t *positions, int64_t *slots,
-                   const ft_rollout_draws *draws, int64_t steps) {
-    const ft_decoder *d = model->decoder;
-    const int64_t rows = step->rows, vocabulary = model->head->outputs;
-    const size_t item = d->type == FT_BFLOAT16 ? 2 : 4, row_bytes = (size_t)d->hidden * item;
-    char *const embedded = step->beside ? step->beside : step->x;
-    for (int64_t at = 0; at < steps; at++) {
-        int64_t *tokens = draws->tokens + at * rows;
-        float *logits = draws->logits + (draws->keeps_logits ? at * rows * vocabulary : 0);
-        for (int64_t r = 0; r < rows; r++) {
-            const char *row = (const char *)model->embedding + (size_t)tokens[r] * row_bytes;
-            memcpy(embedded + (size_t)r * row_bytes, row, row_bytes);
-            const int64_t position = positions[r];
-            const int32_t page = pages[spans[r].pages + position / page_size];
-            slots[r] = (int64_t)page * page_size + position % page_size;
-        }
-        ft_decoder_run(d, step, 0, model->num_layers);
-        const ft_norm_call norm = {.x = step->x,
-                                   .y = embedded,
-                                   .weight = model->norm,
-                                   .rows = rows,
-                                   .width = d->hidden,
-                                   .x_stride = d->hidden,
-                                   .y_stride = d->hidden,
-                                   .type = d->type,
-                                   .weight_type = d->norm_type,
-                                   .eps = d->eps};
-        ft_norm(&norm);
-        ft_linear_dense(model->head, embedded, logits, NULL, rows);
-        ft_draw(draws->rows + at * rows, rows, logits, vocabulary, tokens + rows);
-        for (int64_t r = 0; r < rows; r++) {
-            if (tokens[rows + r] == FT_UNDECIDED) return at;
-            if (model->ids) tokens[rows + r] = model->ids[tokens[rows + r]];
-            positions[r]++;
-            spans[r].start++;
+typedef struct {
+    const ft_rollout_model *model;
+    const ft_rollout_call *call;
+    ft_step_kind kind;
+    ft_step step;
+    size_t row_bytes;
+} state;
+
+// Positions, slots and work of the spans' rows.
+static void place(state *s, int64_t rows) {
+    const ft_rollout_call *call = s->call;
+    const ft_attention_shape *shape = s->model->shape;
+    for (int64_t i = 0; i < call->num_spans; i++) {
+        const ft_span *span = call->spans + i;
+        for (int32_t t = 0; t < span->num_rows; t++) {
+            const int64_t position = span->start + t, row = span->row + t;
+            const int32_t page = call->pages[span->pages + position / shape->page_size];
+            call->positions[row] = position;
+            call->slots[row] = (int64_t)page * shape->page_size + position % shape->page_size;
         }
     }
-    return steps;
+    if (rows == s->step.rows) return;
+    s->step.rows = rows;
+    s->kind.num_units = ft_attention_plan(shape, call->spans, (int32_t)call->num_spans, call->units,
+                                          rows * shape->num_kv_heads);
+}
+
+static void embed(const state *s, const int64_t *tokens) {
+    char *to = s->step.beside ? s->step.beside : s->step.x;
+    for (int64_t r = 0; r < s->step.rows; r++) {
+        const char *from = (const char *)s->model->embedding + (size_t)tokens[r] * s->row_bytes;
+        memcpy(to + (size_t)r * s->row_bytes, from, s->row_bytes);
+    }
+}
+
+static void mix_features(const state *s) {
+    const size_t bytes = (size_t)s->model->feature_bytes;
+    char *to = s->call->gathered;
+    for (int64_t r = 0; r < s->step.rows; r++) {
+        const size_t slot = (size_t)s->call->slots[r];
+        memcpy(to + (size_t)r * bytes, (const char *)s->model->features + slot * bytes, bytes);
+    }
+    ft_linear_dense(s->model->mixer, to, s->step.x, NULL, s->step.rows);
+}
+
+// Each span goes on from its last row alone.
+static void keep_last_rows(const state *s) {
+    char *x = s->step.x;
+    for (int64_t i = 0; i < s->call->num_spans; i++) {
+        ft_span *span = s->call->spans + i;
+        const int64_t last = span->row + span->num_rows - 1;
+        if (last != i) memcpy(x + (size_t)i * s->row_bytes, x + (size_t)last * s->row_bytes, s->row_bytes);
+        span->start += span->num_rows;
+        span->row = (int32_t)i;
+        span->num_rows = 1;
+    }
+}
+
+// Logits of all ids from those of the head's outputs.
+static void spread(const state *s, float *logits) {
+    const int64_t outputs = s->model->head->outputs, vocabulary = s->model->vocabulary;
+    for (int64_t i = 0; i < s->call->num_spans * vocabulary; i++) logits[i] = -INFINITY;
+    for (int64_t r = 0; r < s->call->num_spans; r++)
+        for (int64_t i = 0; i < outputs; i++)
+            logits[r * vocabulary + s->model->ids[i]] = s->call->own[r * outputs + i];
+}
+
+static void choose(const state *s, int64_t at, float *logits, int64_t *tokens) {
+    const ft_rollout_model *model = s->model;
+    const ft_decoder *d = model->decoder;
+    const int64_t spans = s->call->num_spans;
+    char *normed = s->step.beside ? s->step.beside : s->step.x;
+    const ft_norm_call norm = {.x = s->step.x,
+                               .y = normed,
+                               .weight = model->norm,
+                               .rows = spans,
+                               .width = d->hidden,
+                               .x_stride = d->hidden,
+                               .y_stride = d->hidden,
+                               .type = d->type,
+                               .weight_type = d->norm_type,
+                               .eps = d->eps};
+    ft_norm(&norm);
+    ft_linear_dense(model->head, normed, s->call->own ? s->call->own : logits, NULL, spans);
+    if (s->call->own) spread(s, logits);
+    const int as_outputs = model->ids && !s->call->own;
+    ft_draw(s->call->draws + at * spans, spans, logits,
+            as_outputs ? model->head->outputs : model->vocabulary, tokens);
+    for (int64_t r = 0; as_outputs && r < spans; r++)
+        if (tokens[r] != FT_UNDECIDED) tokens[r] = model->ids[tokens[r]];
+}
+
+int64_t ft_rollout(const ft_rollout_model *model, const ft_rollout_call *call) {
+    const ft_decoder *d = model->decoder;
+    state s = {.model = model, .call = call};
+    s.row_bytes = (size_t)d->hidden * (d->type == FT_BFLOAT16 ? 2 : 4);
+    s.kind = (ft_step_kind){.attention = {.shape = model->shape,
+                                          .spans = call->spans,
+                                          .pages = call->pages,
+                                          .num_spans = (int32_t)call->num_spans},
+                            .units = call->units,
+                            .cos = model->cos,
+                            .sin = model->sin,
+                            .width = model->width};
+    s.step = (ft_step){.x = call->x,
+                       .positions = call->positions,
+                       .slots = call->slots,
+                       .kv = model->kv,
+                       .kv_stride = model->kv_stride,
+                       .kinds = &s.kind,
+                       .beside = call->beside};
+    const int64_t *fed = call->fed, size = call->num_spans * model->vocabulary;
+    for (int64_t at = 0; at < call->steps; at++) {
+        int64_t *tokens = call->tokens + at * call->num_spans;
+        place(&s, at ? call->num_spans : call->rows);
+        embed(&s, fed);
+        if (!at && call->gathered) mix_features(&s);
+        ft_decoder_run(d, &s.step, 0, model->num_layers);
+        keep_last_rows(&s);
+        choose(&s, at, call->logits + (call->keeps_logits ? at * size : 0), tokens);
+        for (int64_t r = 0; r < call->num_spans; r++)
+            if (tokens[r] == FT_UNDECIDED) return at;
+        fed = tokens;
+    }
+    return call->steps;
 }

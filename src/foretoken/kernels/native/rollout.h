@@ -1,37 +1,49 @@
-// Drafting token after token of several sequences in one call.
+// Drafting token after token of several sequences in one call, first pass included.
 //
-// Each step is what a caller would do token by token: look the newest tokens up, run the layers,
-// norm, head, choose the token of each row, go on one position later.
+// Each step is what a caller would do token by token: feed what is new, run the layers, norm, head,
+// choose the token of each sequence, go on one position later with that token alone.
 #ifndef FORETOKEN_ROLLOUT_H
 #define FORETOKEN_ROLLOUT_H
 
 #include "decoder.h"
 #include "draw.h"
 
+// Layers of one kind, what stands around them, and their keys and values.
 typedef struct {
     const ft_decoder *decoder;
-    const void *embedding;  // [vocabulary, hidden], of the decoder's type
+    const void *embedding;  // [tokens, hidden], of the decoder's type
     const void *norm;       // weights of the last norm, of the decoder's norm_type
-    const ft_linear *head;  // [vocabulary, hidden]; its results are float32
-    const int64_t *ids;     // the token of each of its outputs; null: its number
+    const ft_linear *head;  // [outputs, hidden]; its results are float32
+    const int64_t *ids;     // the token of each output, ascending; null: its number
+    const ft_linear *mixer;  // from the features of a slot to x; or null
+    const void *features;    // [slots], feature_bytes apart, as the mixer wants them
+    const ft_attention_shape *shape;
+    const void *cos, *sin;  // tables of ft_rotary_call
+    void *const *kv;        // the layers' stores
+    int64_t feature_bytes, width, kv_stride, vocabulary;  // width: of cos and sin
     int32_t num_layers;
 } ft_rollout_model;
 
 typedef struct {
-    const ft_draw_row *rows;  // [steps, rows]: how each token is chosen
-    int64_t *tokens;          // [steps + 1, rows]: row 0 is fed first, the others are written
-    float *logits;            // [steps, rows, vocabulary], or [rows, vocabulary] for all steps
-    int64_t keeps_logits;     // whether the former
-} ft_rollout_draws;
+    ft_span *spans;        // of the first pass, changed; their tables cover all steps
+    const int32_t *pages;
+    const int64_t *fed;    // [rows]: tokens of the first pass, span after span
+    ft_attention_unit *units;    // room for rows * num_kv_heads
+    int64_t *positions, *slots;  // [rows], written
+    void *x;       // [rows, hidden]: the residual stream, changed; row i ends as span i's newest
+    void *beside;  // [rows, hidden], if the layers take the embedded tokens beside x; else null
+    void *gathered;  // [rows], feature_bytes each; null: x is given, where it is not embedded here
+    const ft_draw_row *draws;  // [steps, spans]: how each token is chosen
+    int64_t *tokens;           // [steps, spans], written
+    float *logits;  // [steps, spans, vocabulary], or [spans, vocabulary] for all steps
+    float *own;     // [spans, outputs], where logits are to be those of all ids; or null
+    int64_t num_spans, rows, steps, keeps_logits;
+} ft_rollout_call;
 
-// Returns how many steps were drafted: fewer than `steps` where a row was left undecided.
-// `step` is set for the first token: one row and one span per sequence, all layers of one kind whose
-// attention call reads `spans` and `pages`; step->positions and step->slots are the two arrays given
-// here again, to be written. A span starts at the token to be fed; its table covers all steps.
-// x is [rows, hidden]. With step->beside the embedded tokens are put there, and x goes on from token to
-// token: a head that continues its own outputs.
-FT_EXPORT int64_t ft_rollout(const ft_rollout_model *model, ft_step *step, ft_span *spans,
-                             const int32_t *pages, int32_t page_size, int64_t *positions,
-                             int64_t *slots, const ft_rollout_draws *draws, int64_t steps);
+// Returns how many steps were drafted: fewer than `steps` where a row was left undecided; the logits
+// of that step are in their place, and x is what they were made of.
+// With `beside`, x goes on from token to token: a head that continues its own outputs. Without `own`
+// and with `ids`, draws are to be of the best output, and logits hold the outputs.
+FT_EXPORT int64_t ft_rollout(const ft_rollout_model *model, const ft_rollout_call *call);
 
 #endif

@@ -17,7 +17,7 @@ from foretoken.ops.attention.base import Attend, Attention, Geometry, SpanWindow
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-_UNIT_INTS = 5
+UNIT_INTS = 5
 
 
 class Shape(ctypes.Structure):
@@ -85,6 +85,16 @@ class CompiledAttention(Attention):
         self._plan = library.function("ft_attention_plan", pointers, _I64)
         self._run = library.function("ft_attention_run", (_PTR, _PTR, _I64))
 
+    @property
+    def address(self) -> int:
+        """Of its ft_attention_shape; valid while this object lives."""
+        return ctypes.addressof(self._shape)
+
+    @property
+    def units_a_row(self) -> int:
+        """Most units of work that a row is cut into."""
+        return self._geometry.num_kv_heads
+
     def plan(self, spans: Sequence[SpanWindow]) -> Attend:
         """Cut the spans into units of work for the threads that PyTorch may use now."""
         plan = self.layout(spans)
@@ -118,8 +128,8 @@ class CompiledAttention(Attention):
                 paths.extend((len(path) - 1, *path, *(0,) * filling))
             at += span.num_tokens
             most_units += span.num_tokens
-        capacity = most_units * self._geometry.num_kv_heads
-        units = array("i", bytes(4 * _UNIT_INTS * capacity))
+        capacity = most_units * self.units_a_row
+        units = array("i", bytes(4 * UNIT_INTS * capacity))
         shape, spans_at = ctypes.addressof(self._shape), _address(rows)
         count = self._plan(shape, spans_at, len(spans), _address(units), capacity)
         assert count <= capacity, (count, capacity)
