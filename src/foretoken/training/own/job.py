@@ -81,11 +81,12 @@ def prepare_own(settings: Settings, folder: Path, report: Callable[[str], None])
 
 def build_own_job(settings: Settings, folder: Path) -> Job:
     """A fresh head and its task on the answers that `folder` holds."""
-    assert settings.target is not None, "checked before"
+    assert settings.target is not None and settings.data is not None, "checked before"
     target = OwnTarget(find_model(settings.target))
     answers = read_answers(folder)
     torch.manual_seed(settings.seed)
-    frequent = PackedRows(answers, settings.seed).frequent_ids(target.parts.vocab_size)
+    seen = PackedRows(answers[settings.data.held_out :], settings.seed)
+    frequent = seen.frequent_ids(target.parts.vocab_size)
     head = fresh_head(target.parts, settings, frequent)
     head.net.to(target.parts.head_VD.device)
     source = OwnSource(target, answers, settings, head.points)
