@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,13 @@ import torch
 
 from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError, TrainingError
+from foretoken.heads.eagle3 import Eagle3
 from foretoken.kv.features import FINAL
 from foretoken.testing import write_tiny_llama
 from foretoken.training import checkpoints
 from foretoken.training.heads.export import export_run
 from foretoken.training.own.answers import FILE, PackedRows, read_answers
-from foretoken.training.own.job import prepare_own
+from foretoken.training.own.job import build_own_job, prepare_own
 from foretoken.training.own.prompts import read_prompt_set
 from foretoken.training.own.settings import DataSettings
 from foretoken.training.own.target import OwnTarget
@@ -194,6 +196,17 @@ def test_packed_rows_repeat_and_count() -> None:
     assert torch.equal(rows.rows(7, 4, 5), rows.rows(7, 4, 5))
     assert rows.rows(0, 2, 10).shape == (2, 10)
     assert rows.frequent_ids(6)[0] == 3
+
+
+def test_held_out_answers_do_not_choose_the_draft_vocabulary(target: Path, tmp_path: Path) -> None:
+    config = _config(tmp_path, "eagle3")
+    config.write_text(config.read_text().replace("depth = 3", "depth = 3\ndraft_vocab_size = 3"))
+    answers = [[90] * 60] * 3 + [[5, 6, 7] * 4] * 2
+    lines = [json.dumps({"ids": ids}) for ids in answers]
+    (tmp_path / FILE).write_text("\n".join(lines) + "\n")
+    job = build_own_job(replace(read_settings(config), target=str(target)), tmp_path)
+    assert isinstance(job.model, Eagle3)
+    assert (job.model.d2t + torch.arange(3)).tolist() == [5, 6, 7]
 
 
 @pytest.mark.parametrize("failure", ["nan", "memory"])
