@@ -29,7 +29,7 @@ TEMPLATES = (
 )
 SHOWN = 4
 """Filled-in templates in a prompt."""
-DRAFT, SUFFIX, NGRAM = "draft_model k=5", "suffix", "ngram k=10"
+DRAFT, SUFFIX, NGRAM = "draft_model int8 k=3", "suffix", "ngram k=10"
 LENGTH, GAIN = 2.5, 1.05
 
 
@@ -74,8 +74,13 @@ def in_turn(several: Sequence[Kind]) -> list[tuple[str, str]]:
 
 
 def arms(draft: str) -> dict[str, dict[str, Any]]:
-    """Speculative configs of the drafters, alone and together."""
-    model = {"method": "draft_model", "model": draft, "num_speculative_tokens": 5}
+    """Speculative configs of the drafters, each at its best alone, and together."""
+    model = {
+        "method": "draft_model",
+        "model": draft,
+        "num_speculative_tokens": 3,
+        "quantization": "int8",
+    }
     suffix = {"method": "suffix", "num_speculative_tokens": 16}
     careful = {**suffix, "min_speculative_tokens": 3}
     return {

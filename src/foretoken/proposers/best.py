@@ -68,16 +68,16 @@ class BestPolicy(Policy):
         if not indices:
             return
         options: dict[int, list[_Option]] = {i: [] for i in indices}
-        models = []
+        models, row_s = [], self._cost.of_row()
         for name in names:
             if desk.members[name].proposer.looks_up:
                 for i, offer in desk.ask(name, indices).items():
-                    options[i].append(self._looked_up(name, offer, desk.request_id(i)))
+                    options[i].append(self._looked_up(name, offer, row_s, desk.request_id(i)))
             else:
                 models.append(name)
                 for i in indices:
                     if desk.allowed(name, i):
-                        options[i].append(self._modelled(name, desk, i))
+                        options[i].append(self._modelled(name, row_s, desk, i))
         chosen = self._choose(options, len(desk.spans))
         chosen = {i: self._varied(i, one, options, desk) for i, one in chosen.items()}
         for name in models:
@@ -106,21 +106,22 @@ class BestPolicy(Policy):
             trust = self._trust[name] = Trust()
         return trust
 
-    def _option(self, name: str, promise: float, rows: int, request_id: str) -> _Option:
-        trust, own = self._of(name), self._own.get(request_id)
+    def _expected(self, name: str, promise: float, rows: int, request_id: str) -> float:
+        """Tokens of `rows` drafts with that promise that will be accepted."""
+        own = self._own.get(request_id)
         ratio = None if own is None else own.ratios.get(name)
-        seconds = self._cost.of_row() * rows + trust.seconds
-        tokens = min(trust.expected(promise, ratio), float(rows))
-        return _Option(name, promise, tokens, seconds, None)
+        return min(self._of(name).expected(promise, ratio), float(rows))
 
-    def _looked_up(self, name: str, offer: Offer, request_id: str) -> _Option:
-        promise = float(len(offer.ids)) if offer.promise is None else offer.promise
-        option = self._option(name, promise, len(offer.ids), request_id)
-        return option._replace(offer=offer)
+    def _looked_up(self, name: str, offer: Offer, row_s: float, request_id: str) -> _Option:
+        rows = len(offer.ids)
+        promise = float(rows) if offer.promise is None else offer.promise
+        tokens = self._expected(name, promise, rows, request_id)
+        return _Option(name, promise, tokens, row_s * rows, offer)
 
-    def _modelled(self, name: str, desk: Desk, index: int) -> _Option:
+    def _modelled(self, name: str, row_s: float, desk: Desk, index: int) -> _Option:
         rows = min(desk.spans[index].draft_budget, desk.members[name].most)
-        return self._option(name, float(rows), rows, desk.request_id(index))
+        tokens = self._expected(name, float(rows), rows, desk.request_id(index))
+        return _Option(name, float(rows), tokens, row_s * rows + self._of(name).seconds, None)
 
     def _choose(self, options: Mapping[int, list[_Option]], num_spans: int) -> dict[int, _Option]:
         """The options that together give most tokens per second."""
@@ -128,12 +129,17 @@ class BestPolicy(Policy):
         rate = num_spans / step_s
         chosen: dict[int, _Option] = {}
         for _ in range(_ROUNDS):
-            chosen = {
-                i: max((_NOTHING, *several), key=lambda o: o.tokens - rate * o.seconds)
-                for i, several in options.items()
-            }
-            tokens = num_spans + sum(one.tokens for one in chosen.values())
-            rate = tokens / (step_s + sum(one.seconds for one in chosen.values()))
+            tokens, seconds = float(num_spans), step_s
+            for i, several in options.items():
+                best, gain = _NOTHING, 0.0
+                for one in several:
+                    own = one.tokens - rate * one.seconds
+                    if own > gain:
+                        best, gain = one, own
+                chosen[i] = best
+                tokens += best.tokens
+                seconds += best.seconds
+            rate = tokens / seconds
         return chosen
 
     def _varied(
@@ -144,10 +150,12 @@ class BestPolicy(Policy):
         own = self._own.get(request_id)
         if own is None:
             own = self._own[request_id] = _Own()
-        stale = [one for one in options[index] if self._of(one.name).idle >= _TRY_AGAIN]
-        found = max(stale, key=lambda o: o.tokens, default=best)
+        found, most = best, -1.0
         for one in options[index]:
-            self._of(one.name).idle += 1
+            trust = self._of(one.name)
+            if trust.idle >= _TRY_AGAIN and one.tokens > most:
+                found, most = one, one.tokens
+            trust.idle += 1
         self._of(found.name).idle = 0
         return found
 

@@ -59,7 +59,8 @@ class Drafters(Proposer):
         desk = Desk(self._everyone, context.spans)
         if GRAMMAR in self._everyone:
             forced = [i for i in desk.open if context.spans[i].sequence.request.params.structured]
-            desk.take(desk.ask(GRAMMAR, forced))
+            if forced:
+                desk.take(desk.ask(GRAMMAR, forced))
         predicted = [i for i in desk.open if context.spans[i].sequence.request.prediction_ids]
         if predicted:
             desk.take(desk.ask(PREDICTION, predicted))

@@ -4,6 +4,7 @@ Pure bookkeeping over numbers of past steps; knows no tokens. Old measurements f
 is estimated follows the text and the machine.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 _FADE = 0.97
@@ -137,4 +138,4 @@ class Trust:
 
 
 def _size(promise: float) -> int:
-    return sum(promise >= bound for bound in _BOUNDS)
+    return bisect_right(_BOUNDS, promise)
