@@ -16,6 +16,7 @@ from foretoken.cli.demo import demo
 from foretoken.cli.generate import generate
 from foretoken.cli.info import info
 from foretoken.cli.lab.app import lab_app
+from foretoken.cli.quantize import quantize
 from foretoken.cli.serve import serve
 from foretoken.cli.train import train_app
 from foretoken.errors import ForetokenError
@@ -71,6 +72,7 @@ app.command()(generate)
 app.command()(demo)
 app.command(epilog=EPILOG)(compare)
 app.command()(info)
+app.command()(quantize)
 app.command()(serve)
 app.add_typer(train_app, name="train")
 app.add_typer(lab_app, name="lab")

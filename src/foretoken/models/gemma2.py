@@ -9,7 +9,9 @@ from dataclasses import replace
 from foretoken.models.decoder import Decoder
 from foretoken.models.parts import Builder, Storage
 
+STORAGE = Storage(norm_offset=1.0)
+
 
 def build(builder: Builder) -> Decoder:
     """The model of `builder`'s checkpoint."""
-    return replace(builder, storage=Storage(norm_offset=1.0)).model()
+    return replace(builder, storage=STORAGE).model()

@@ -9,7 +9,9 @@ from dataclasses import replace
 from foretoken.models.decoder import Decoder
 from foretoken.models.parts import Builder, Storage
 
+STORAGE = Storage(fused=True)
+
 
 def build(builder: Builder) -> Decoder:
     """The model of `builder`'s checkpoint."""
-    return replace(builder, storage=Storage(fused=True)).model()
+    return replace(builder, storage=STORAGE).model()

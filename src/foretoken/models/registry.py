@@ -9,7 +9,7 @@ from foretoken.hardware import lean_heap
 from foretoken.models import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3
 from foretoken.models.base import LoadOptions, Model
 from foretoken.models.loader import Checkpoint
-from foretoken.models.parts import Builder
+from foretoken.models.parts import Builder, Storage
 from foretoken.models.transformers_backend import load_foreign
 from foretoken.models.weights import rounding_of
 from foretoken.ops.linear import RowProbe
@@ -24,6 +24,11 @@ _BUILDERS = {
     "phi3": phi3.build,
     "qwen2": qwen2.build,
     "qwen3": qwen3.build,
+}
+_STORAGE = {
+    "gemma2": gemma2.STORAGE,
+    "gemma3_text": gemma3.STORAGE,
+    "phi3": phi3.STORAGE,
 }
 assert set(_BUILDERS) == set(OWN_MODEL_TYPES), (set(_BUILDERS), OWN_MODEL_TYPES)
 
@@ -49,3 +54,11 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
             return _BUILDERS[shape.model_type](
                 Builder(shape=shape, checkpoint=checkpoint, options=options, probe=RowProbe())
             )
+
+
+def layer_builder(checkpoint: Checkpoint, shape: ModelShape, options: LoadOptions) -> Builder:
+    """What `load_model` builds a model of our own with, for whoever takes its layers one by one."""
+    storage = _STORAGE.get(shape.model_type, Storage())
+    return Builder(
+        shape=shape, checkpoint=checkpoint, options=options, probe=RowProbe(), storage=storage
+    )

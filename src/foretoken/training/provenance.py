@@ -21,6 +21,16 @@ from foretoken.training.settings import Settings
 FILE = "provenance.json"
 
 
+def versions() -> dict[str, str]:
+    """Of what decides the numbers."""
+    return {
+        "foretoken": foretoken.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "tokenizers": tokenizers.__version__,
+    }
+
+
 def write_provenance(folder: Path, settings: Settings, data_digest: str | None) -> None:
     """Add this start: time, command, versions, settings with the seed, digest of the data."""
     path = folder / FILE
@@ -29,12 +39,7 @@ def write_provenance(folder: Path, settings: Settings, data_digest: str | None) 
         {
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": sys.argv,
-            "versions": {
-                "foretoken": foretoken.__version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "tokenizers": tokenizers.__version__,
-            },
+            "versions": versions(),
             "seed": settings.seed,
             "data": data_digest,
             "settings": asdict(settings),

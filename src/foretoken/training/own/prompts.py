@@ -43,7 +43,7 @@ def read_prompt_set(settings: DataSettings, tokenizer: Tokenizer | None, limit: 
     found: list[tuple[int, ...]] = []
     skipped = 0
     for where, record in _records(settings.prompts):
-        ids = _token_ids(record, tokenizer)
+        ids = token_ids(record, tokenizer)
         if ids is None and not settings.skip_broken:
             form = FORMS if tokenizer is not None else "prompt_token_ids: there is no tokenizer"
             raise ConfigError(f"{settings.prompts} {where}", record, form)
@@ -69,10 +69,16 @@ def _records(source: str) -> Iterator[tuple[str, Any]]:
     if not path.is_file():
         raise ConfigError("data.prompts", source, "a file that is there, or hf:NAME")
     with path.open("rb") as file:
-        yield from _lines(file, path.suffix == ".jsonl")
+        yield from json_lines(file, is_json=path.suffix == ".jsonl")
 
 
-def _lines(file: Iterable[bytes], is_json: bool) -> Iterator[tuple[str, Any]]:
+def json_lines(file: Iterable[bytes], *, is_json: bool = True) -> Iterator[tuple[str, Any]]:
+    """Where each line that is not empty stands, and its record; bytes if it is none.
+
+    Args:
+        file: the lines.
+        is_json: else a line of text is a prompt.
+    """
     for number, raw in enumerate(file, start=1):
         if not raw.strip():
             continue
@@ -99,8 +105,14 @@ def _hub_records(source: str) -> Iterator[tuple[str, Any]]:
         yield f"row {number}", row
 
 
-def _token_ids(record: Any, tokenizer: Tokenizer | None) -> list[int] | None:
-    """The prompt of a record; None if it has none that can be used."""
+def token_ids(record: Any, tokenizer: Tokenizer | None, *, whole: bool = False) -> list[int] | None:
+    """The prompt of a record; None if it has none that can be used.
+
+    Args:
+        record: in one of FORMS.
+        tokenizer: None: only token ids can be used.
+        whole: of a conversation, keep the last answer too.
+    """
     if not isinstance(record, Mapping):
         return None
     ids = record.get("prompt_token_ids")
@@ -113,6 +125,8 @@ def _token_ids(record: Any, tokenizer: Tokenizer | None) -> list[int] | None:
     if messages is not None:
         if not _are_messages(messages):
             return None
+        if whole:
+            return tokenizer.apply_chat_template(messages, add_generation_prompt=False)
         asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
         return tokenizer.apply_chat_template(asked) if asked else None
     text = record.get("prompt", record.get("text"))

@@ -1,0 +1,112 @@
+"""`foretoken quantize`: write a checkpoint with 8-bit or 4-bit matrices.
+
+Owns argument parsing and what is shown; the work is `foretoken.training.quantize`'s.
+"""
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli.info import show_bytes
+from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.training.quantize.job import Quantized
+    from foretoken.training.quantize.settings import QuantizeSettings
+
+
+def quantize(
+    model: Annotated[str, typer.Argument(help="Packaged name, folder, or Hugging Face id.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write; not there yet, or empty.")],
+    scheme: Annotated[str, typer.Option(help="int8 or int4, of the layers' matrices.")],
+    group_size: Annotated[
+        int | None,
+        typer.Option(help="Inputs that share a scale: 32, 64, 128; default: int4 32, int8 all."),
+    ] = None,
+    symmetric: Annotated[
+        bool,
+        typer.Option("--symmetric/--asymmetric", help="int4 only: groups with a zero point."),
+    ] = True,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Fit the weights to this text (GPTQ): a text file, JSON lines with prompt, text, "
+            "messages or prompt_token_ids, or `python`, the packaged models' own. Left out: round "
+            "to nearest.",
+        ),
+    ] = None,
+    calibration_sequences: Annotated[
+        int | None, typer.Option(help="Rows of the text that are read; default 128.")
+    ] = None,
+    calibration_length: Annotated[
+        int | None, typer.Option(help="Tokens of a row; default 512.")
+    ] = None,
+    damping: Annotated[
+        float | None, typer.Option(help="Of GPTQ, part of the mean diagonal; default 0.01.")
+    ] = None,
+    activation_order: Annotated[
+        bool | None,
+        typer.Option(
+            "--activation-order/--file-order",
+            help="Round inputs with large activations first; the default with --calibrate.",
+        ),
+    ] = None,
+) -> None:
+    """Write MODEL with quantized matrices to OUT, a checkpoint that vLLM reads too.
+
+    Format compressed-tensors, pack-quantized. Embedding, norms, biases and the output head stay as
+    they are; `quantization=` at load makes an int8 copy of the head.
+    """
+    given = {
+        "sequences": calibration_sequences,
+        "length": calibration_length,
+        "damping": damping,
+        "activation_order": activation_order,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if calibrate is None and given:
+        raise ConfigError("--calibrate", None, f"a text, since {', '.join(given)} was given")
+    from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings
+
+    fitted: Any = given
+    settings = QuantizeSettings(
+        scheme=scheme,
+        group_size=group_size,
+        symmetric=symmetric,
+        calibration=None if calibrate is None else CalibrationSettings(source=calibrate, **fitted),
+    )
+    _print(_run(model, out, settings))
+
+
+def _run(model: str, out: Path, settings: "QuantizeSettings") -> "Quantized":
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from foretoken.training.quantize.job import quantize_model
+
+    console = Console(stderr=True, highlight=False)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("layers", total=None)
+        return quantize_model(
+            model,
+            out,
+            settings,
+            lambda done, total: progress.update(task, completed=done, total=total),
+        )
+
+
+def _print(done: "Quantized") -> None:
+    sizes = f"{show_bytes(done.weight_bytes)} of weights, {show_bytes(done.weight_bytes_before)}"
+    typer.echo(f"wrote {done.folder}: {sizes} before")
+    if done.text is None:
+        return
+    rows, length = done.text.rows_ST.shape
+    calibrated = statistics.median(error.calibrated for error in done.errors.values())
+    nearest = statistics.median(error.nearest for error in done.errors.values())
+    typer.echo(
+        f"read {rows} rows of {length} tokens of {done.text.tokens}; the median matrix's outputs "
+        f"change by {calibrated:.2%}, rounded to nearest by {nearest:.2%}"
+    )

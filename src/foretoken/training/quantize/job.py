@@ -1,0 +1,175 @@
+"""One quantization, from a checkpoint's folder to a new one, layer by layer.
+
+Owns the order. In memory at a time: one layer, the tensors of a file not yet written, and, if
+calibrated, the hidden states of the calibration text.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.checkpoint import find_model
+from foretoken.models.loader import Checkpoint
+from foretoken.quant import IntWeights, round_weights
+from foretoken.quant.formats.packing import packed_config, packed_tensors
+from foretoken.shape import ModelShape
+from foretoken.tokenizer import Tokenizer
+from foretoken.training.provenance import versions
+from foretoken.training.quantize.folder import Shards, copy_beside, new_folder
+from foretoken.training.quantize.gptq import gptq, output_error
+from foretoken.training.quantize.layers import Calibration
+from foretoken.training.quantize.settings import QuantizeSettings, check_fits
+from foretoken.training.quantize.text import CalibrationText, read_text_rows
+
+PROVENANCE = "quantization.json"
+_MATRIX = re.compile(r"(model\.layers\.(\d+)\..*_proj)\.weight")
+Report = Callable[[int, int], None]
+"""Called with the layers done and all layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleError:
+    """What rounding changes of a matrix's outputs on the calibration text.
+
+    Root mean square of the change over that of the outputs.
+    """
+
+    calibrated: float
+    nearest: float
+    """Had it been rounded to nearest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantized:
+    """What has been written."""
+
+    folder: Path
+    weight_bytes: int
+    weight_bytes_before: int
+    errors: dict[str, ModuleError]
+    """By the matrix's name; empty unless calibrated."""
+    text: CalibrationText | None
+
+
+def quantize_model(
+    model: str, out: Path, settings: QuantizeSettings, report: Report = lambda done, total: None
+) -> Quantized:
+    """Write `model` to the folder `out`, its matrices quantized as `settings` say.
+
+    Raises:
+        ConfigError: `out` is taken, groups do not fit, or as `read_text_rows`.
+        UnsupportedModelError: quantized already, or not of a family of our own.
+        ModelError: the model is missing or broken.
+    """
+    source = find_model(model)
+    shape = ModelShape.from_config(source)
+    check_fits(shape, settings.as_scheme)
+    wanted, text = settings.calibration, None
+    if wanted is not None:
+        text = read_text_rows(
+            wanted,
+            Tokenizer.of_folder(source),
+            vocab_size=shape.vocab_size,
+            longest=shape.max_position_embeddings,
+        )
+    with new_folder(out) as folder, Checkpoint(source, dtype=torch.float32, device=_CPU) as stored:
+        job = _Job(stored, settings, Shards(folder))
+        calibration = None if text is None else Calibration(source, shape, text.rows_ST)
+        job.run(shape.num_hidden_layers, calibration, report)
+        ignored = [] if shape.tie_word_embeddings else ["lm_head"]
+        copy_beside(source, folder, packed_config(settings.as_scheme, ignored))
+        done = Quantized(
+            folder=out,
+            weight_bytes=job.shards.total,
+            weight_bytes_before=job.bytes_before,
+            errors=job.errors,
+            text=text,
+        )
+        record = _provenance(model, settings, done)
+        (folder / PROVENANCE).write_text(json.dumps(record, indent=2) + "\n")
+    return done
+
+
+_CPU = torch.device("cpu")
+
+
+class _Job:
+    """The state of a run: what is read, what is written, what was measured."""
+
+    def __init__(self, stored: Checkpoint, settings: QuantizeSettings, shards: Shards) -> None:
+        self._stored, self._settings, self.shards = stored, settings, shards
+        self.errors: dict[str, ModuleError] = {}
+        self.bytes_before = 0
+
+    def run(self, layers: int, calibration: Calibration | None, report: Report) -> None:
+        modules: list[list[str]] = [[] for _ in range(layers)]
+        for name in self._stored.names():
+            found = _MATRIX.fullmatch(name)
+            if found is None:
+                self.shards.add({name: self._take(name).clone()})
+            elif int(found[2]) < layers:
+                modules[int(found[2])].append(found[1])
+        for index, names in enumerate(modules):
+            moments = None if calibration is None else calibration.moments(index)
+            made = {}
+            for name in sorted(names):
+                weight_NK = self._take(f"{name}.weight")
+                made[name] = self._rounded(name, weight_NK, moments)
+                self.shards.add(packed_tensors(name, made[name]))
+            if calibration is not None:
+                calibration.advance(index, made)
+            report(index + 1, layers)
+        self.shards.finish()
+
+    def _take(self, name: str) -> Tensor:
+        tensor = self._stored.raw(name)
+        self.bytes_before += tensor.nbytes
+        return tensor
+
+    def _rounded(
+        self, name: str, weight_NK: Tensor, moments: dict[str, Tensor] | None
+    ) -> IntWeights:
+        scheme, wanted = self._settings.as_scheme, self._settings.calibration
+        nearest = round_weights(weight_NK, scheme)
+        if moments is None or wanted is None:
+            return nearest
+        seen_KK = moments[name.rpartition(".")[2]]
+        calibrated = gptq(
+            weight_NK,
+            seen_KK,
+            scheme,
+            damping=wanted.damping,
+            activation_order=wanted.activation_order,
+        )
+        self.errors[name] = ModuleError(
+            calibrated=output_error(calibrated, weight_NK, seen_KK),
+            nearest=output_error(nearest, weight_NK, seen_KK),
+        )
+        return calibrated
+
+
+def _provenance(model: str, settings: QuantizeSettings, done: Quantized) -> dict[str, Any]:
+    text = done.text
+    return {
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "versions": versions(),
+        "model": model,
+        "settings": asdict(settings),
+        "calibration": None
+        if text is None
+        else {
+            "text_tokens": text.tokens,
+            "rows": list(text.rows_ST.shape),
+            "rows_digest": text.digest,
+        },
+        "output_errors": {name: asdict(error) for name, error in done.errors.items()},
+    }

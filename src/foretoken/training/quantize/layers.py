@@ -1,0 +1,161 @@
+"""The calibration text on its way through a model, with one layer in memory at a time.
+
+Owns the hidden states of all rows. Layers are those that serve: after a layer has been quantized,
+its rows go on from what the quantized layer gives, so later layers make up for earlier ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foretoken.kv.store import KVStore
+from foretoken.layers.attention import StepState
+from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.models.base import LoadOptions
+from foretoken.models.loader import Checkpoint
+from foretoken.models.parts import group_major
+from foretoken.models.registry import layer_builder
+from foretoken.ops.attention.base import SpanWindow
+from foretoken.ops.linear import Linear
+from foretoken.quant import IntWeights
+from foretoken.quant.formats import Format, RawTensors
+from foretoken.shape import ModelShape
+from foretoken.training.quantize.gptq import Moments
+
+_PAGE = 16
+_READS = {
+    "qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj"),
+    "out": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj", "gate_up_proj"),
+    "down": ("down_proj",),
+}
+"""Which stored matrices read the same inputs."""
+
+
+@final
+class _Known(Format):
+    """Matrices that have been quantized in this run; the others are floats."""
+
+    def __init__(self) -> None:
+        self.matrices: Mapping[str, IntWeights] = {}
+
+    def matrix(self, tensors: RawTensors, module: str, inputs: int) -> IntWeights | None:
+        """See `Format`."""
+        return self.matrices.get(module)
+
+
+@final
+class _Watched(Linear):
+    """Notes what it is given."""
+
+    def __init__(self, inner: Linear, moments: Moments) -> None:
+        self._inner, self._moments = inner, moments
+
+    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
+        self._moments.add(x_TK)
+        return self._inner(x_TK, residual_TN)
+
+
+@final
+class Calibration:
+    """All rows, as they stand before the next layer."""
+
+    def __init__(self, folder: Path, shape: ModelShape, rows_ST: Tensor) -> None:
+        """Look up the embeddings of the rows.
+
+        Args:
+            folder: of the floating checkpoint.
+            shape: its shape, of a family of our own.
+            rows_ST: int64 token ids, S rows of T tokens.
+
+        Raises:
+            CheckpointError: tensors are missing or misshapen.
+        """
+        dtype = torch.bfloat16 if shape.dtype == "bfloat16" else torch.float32
+        cpu, length = torch.device("cpu"), rows_ST.shape[1]
+        options = LoadOptions(
+            dtype=dtype, device=cpu, batch_invariant=False, page_size=_PAGE, max_model_len=length
+        )
+        self._known, self._shape = _Known(), shape
+        checkpoint = Checkpoint(folder, dtype=dtype, device=cpu, stored=self._known)
+        self._builder = layer_builder(checkpoint, shape, options)
+        table = (shape.vocab_size, shape.hidden_size)
+        embedding_VD = checkpoint.take("model.embed_tokens.weight", table)
+        self._x_STD = F.embedding(rows_ST, embedding_VD)
+        if shape.embedding_scale != 1.0:
+            self._x_STD *= embedding_VD.new_tensor(shape.embedding_scale)
+        windows = [shape.window(layer) for layer in range(shape.num_hidden_layers)]
+        different = list(dict.fromkeys(windows))
+        self._kind_of = [different.index(window) for window in windows]
+        kinds = [self._builder.kind(window, embedding_VD) for window in different]
+        self._steps = [_step(kind, length) for kind in kinds]
+        [self._layer_SKh] = KVStore(
+            replace(shape, num_hidden_layers=1),
+            num_pages=-(-length // _PAGE),
+            page_size=_PAGE,
+            dtype=dtype,
+            device=cpu,
+        ).layers
+
+    @torch.inference_mode()
+    def moments(self, index: int) -> dict[str, Tensor]:
+        """Mean x x^T of the inputs of each matrix of a layer, by the last part of its name.
+
+        Matrices that read the same inputs share a tensor; inputs are in the order of the file.
+
+        Raises:
+            CheckpointError: hidden states are not finite.
+        """
+        layer, shape = self._layer(index), self._shape
+        hidden, inner = shape.hidden_size, shape.intermediate_size
+        widths = {"qkv": hidden, "out": shape.query_size, "gate_up": hidden, "down": inner}
+        seen = {name: Moments(width) for name, width in widths.items()}
+        attention = replace(
+            layer.attention,
+            qkv=_Watched(layer.attention.qkv, seen["qkv"]),
+            out=_Watched(layer.attention.out, seen["out"]),
+        )
+        mlp = replace(
+            layer.mlp,
+            gate_up=_Watched(layer.mlp.gate_up, seen["gate_up"]),
+            down=_Watched(layer.mlp.down, seen["down"]),
+        )
+        watched = replace(layer, attention=attention, mlp=mlp)
+        for x_TD in self._x_STD:
+            watched(x_TD, self._layer_SKh, self._steps[layer.kind])
+        means = {name: moments.mean(f"layer {index}, {name}") for name, moments in seen.items()}
+        means["out"] = self._in_file_order(means["out"])
+        return {module: means[name] for name, modules in _READS.items() for module in modules}
+
+    @torch.inference_mode()
+    def advance(self, index: int, quantized: Mapping[str, IntWeights]) -> None:
+        """Run all rows through a layer with these matrices, by their full names."""
+        self._known.matrices = quantized
+        layer = self._layer(index)
+        self._known.matrices = {}
+        for x_TD in self._x_STD:
+            x_TD.copy_(layer(x_TD, self._layer_SKh, self._steps[layer.kind]))
+
+    def _layer(self, index: int) -> Layer:
+        return self._builder.layer(index, self._kind_of[index])
+
+    def _in_file_order(self, moments_KK: Tensor) -> Tensor:
+        """Attention has its heads in another order than the file."""
+        file_K = group_major(torch.arange(self._shape.query_size), self._shape)
+        place_K = torch.argsort(file_K)
+        return moments_KK[place_K][:, place_K]
+
+
+def _step(kind: LayerKind, length: int) -> StepState:
+    """One row from its first token on, in the store's first pages."""
+    pages = list(range(-(-length // _PAGE)))
+    return StepState(
+        rotation=kind.rotary.at(torch.arange(length)),
+        slots_T=slice(0, length),
+        attend=kind.attention.plan([SpanWindow(0, length, pages)]),
+    )

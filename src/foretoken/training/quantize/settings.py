@@ -1,0 +1,111 @@
+"""What a quantization is asked for: scheme, groups, and the text it is calibrated on, if any.
+
+Torch-free but for the scheme it makes. Invariant: settings that exist can be carried out on some
+model; whether they fit a given one is `check_fits`' affair.
+"""
+
+from dataclasses import dataclass
+
+from foretoken.config.quantization import QUANTIZATIONS
+from foretoken.errors import ConfigError, UnsupportedModelError
+from foretoken.quant.weights import GROUPS, Scheme
+from foretoken.shape import OWN_MODEL_TYPES, ModelShape
+
+PYTHON_TEXT = "python"
+"""In place of a file: the text that the packaged models were trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationSettings:
+    """How much of which text is read, and how weights are fitted to it.
+
+    Raises:
+        ConfigError: a number out of range.
+    """
+
+    source: str
+    """A text file, JSON lines, or PYTHON_TEXT."""
+    sequences: int = 128
+    """Rows of the text that are used, spread evenly over it."""
+    length: int = 512
+    """Tokens of a row."""
+    damping: float = 0.01
+    """Of the mean square of the inputs, added to each: keeps errors from being moved far."""
+    activation_order: bool = True
+    """Round the inputs with the largest activations first."""
+
+    def __post_init__(self) -> None:
+        """Check each number."""
+        fine = {
+            "calibration-sequences": (self.sequences, self.sequences >= 1, "an integer >= 1"),
+            "calibration-length": (self.length, self.length >= 2, "an integer >= 2"),
+            "damping": (self.damping, 0 < self.damping <= 1, "a number in (0, 1]"),
+        }
+        for name, (given, ok, allowed) in fine.items():
+            if not ok:
+                raise ConfigError(f"--{name}", given, allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeSettings:
+    """How matrices are written.
+
+    Raises:
+        ConfigError: an unknown scheme, or one that no kernel has.
+    """
+
+    scheme: str
+    """`int8` or `int4`."""
+    group_size: int | None = None
+    """Inputs that share a scale; None: what `quantization=` at load does."""
+    symmetric: bool = True
+    calibration: CalibrationSettings | None = None
+    """None: round to nearest."""
+
+    def __post_init__(self) -> None:
+        """Check the names and numbers."""
+        if self.scheme not in QUANTIZATIONS:
+            names = ", ".join(QUANTIZATIONS)
+            allowed = f"{names} (--calibrate gives them what GPTQ and AWQ are for)"
+            raise ConfigError("--scheme", self.scheme, allowed)
+        if self.group_size is not None and self.group_size not in GROUPS:
+            allowed = ", ".join(str(group) for group in sorted(GROUPS))
+            raise ConfigError("--group-size", self.group_size, allowed)
+        if self.scheme == "int8" and not self.symmetric:
+            allowed = "--symmetric with int8: no kernel holds 8 bits with zero points"
+            raise ConfigError("--asymmetric", True, allowed)
+
+    @property
+    def as_scheme(self) -> Scheme:
+        """The same for `quant`."""
+        bits = 4 if self.scheme == "int4" else 8
+        group = self.group_size or (32 if bits == 4 else 0)
+        return Scheme(name=self.scheme, bits=bits, group=group, asymmetric=not self.symmetric)
+
+
+def check_fits(shape: ModelShape, scheme: Scheme) -> None:
+    """Raise unless this model's matrices can be written so.
+
+    Raises:
+        UnsupportedModelError: quantized already, or of an architecture without a model file.
+        ConfigError: groups that do not divide the inputs.
+    """
+    if shape.stored is not None:
+        allowed = "a checkpoint of 16 or 32 bits, such as the one it was made from"
+        raise UnsupportedModelError(
+            "model", f"quantized already: {shape.stored.describe()}", allowed
+        )
+    if not shape.is_own:
+        allowed = f"{', '.join(OWN_MODEL_TYPES)}; others with quantization= at load"
+        raise UnsupportedModelError("model_type", shape.model_type, allowed)
+    widths = {
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "all heads together": shape.query_size,
+    }
+    fitting = [g for g in sorted(GROUPS) if not any(width % g for width in widths.values())]
+    wrong = [f"{name} {width}" for name, width in widths.items() if width % (scheme.group or 1)]
+    if wrong:
+        allowed = ", ".join(map(str, fitting)) or "none that fits; --scheme int8 needs none"
+        given = f"{scheme.group}, which does not divide {' and '.join(wrong)}"
+        raise ConfigError("--group-size", given, allowed)

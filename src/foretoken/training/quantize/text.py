@@ -1,0 +1,87 @@
+"""The calibration text: from a file, or the packaged models' own, to rows of token ids.
+
+A `.jsonl` file holds a document a line, in the forms that prompts have; any other file is one
+document. Documents are laid end to end and cut; rows are spread evenly over all of it.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+from foretoken.tokenizer import Tokenizer
+from foretoken.training.corpus import load_corpus
+from foretoken.training.own.prompts import FORMS, json_lines, token_ids
+from foretoken.training.quantize.settings import PYTHON_TEXT, CalibrationSettings
+
+_OPTION = "--calibrate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationText:
+    """What is read, and what it was cut from."""
+
+    rows_ST: Tensor
+    """int64."""
+    tokens: int
+    """Of the whole text."""
+    digest: str
+    """SHA-256 of the rows, the first 16 hexadecimal digits."""
+
+
+def read_text_rows(
+    settings: CalibrationSettings, tokenizer: Tokenizer | None, *, vocab_size: int, longest: int
+) -> CalibrationText:
+    """Cut the text into rows of `settings.length` tokens, or of `longest` if that is less.
+
+    Raises:
+        ConfigError: no such file, a broken line, nothing in it, ids that the model does not have,
+            or text for a model without a tokenizer.
+    """
+    ids = torch.tensor(_all_ids(settings.source, tokenizer), dtype=torch.int64)
+    if ids.numel() < 2:
+        raise ConfigError(_OPTION, settings.source, "a file with text in it")
+    if int(ids.max()) >= vocab_size:
+        allowed = f"token ids below {vocab_size}"
+        raise ConfigError(_OPTION, f"{settings.source}: token id {int(ids.max())}", allowed)
+    length = min(settings.length, longest, ids.numel())
+    whole = ids.numel() // length
+    count = min(settings.sequences, whole)
+    picked = (torch.arange(count) * whole) // count
+    rows_ST = ids[: whole * length].view(whole, length)[picked]
+    digest = hashlib.sha256(repr(rows_ST.tolist()).encode()).hexdigest()[:16]
+    return CalibrationText(rows_ST=rows_ST, tokens=ids.numel(), digest=digest)
+
+
+def _all_ids(source: str, tokenizer: Tokenizer | None) -> list[int]:
+    path = Path(source).expanduser()
+    if path.suffix == ".jsonl" and path.is_file():
+        return _json_ids(path, tokenizer)
+    if tokenizer is None:
+        allowed = "JSON lines with prompt_token_ids: the model has no tokenizer"
+        raise ConfigError(_OPTION, source, allowed)
+    if path.is_file():
+        try:
+            return tokenizer.encode(path.read_text("utf-8"))
+        except UnicodeDecodeError as error:
+            raise ConfigError(_OPTION, source, f"a file in UTF-8 ({error})") from error
+    if source != PYTHON_TEXT:
+        allowed = f"a file that is there, or {PYTHON_TEXT}: the packaged models' training text"
+        raise ConfigError(_OPTION, source, allowed)
+    files = [file.text for file in load_corpus().training if not file.is_test]
+    return [token for text in files for token in tokenizer.encode(text)]
+
+
+def _json_ids(path: Path, tokenizer: Tokenizer | None) -> list[int]:
+    found: list[int] = []
+    with path.open("rb") as file:
+        for where, record in json_lines(file):
+            ids = token_ids(record, tokenizer, whole=True)
+            if ids is None:
+                form = FORMS if tokenizer is not None else "prompt_token_ids: there is no tokenizer"
+                raise ConfigError(f"{_OPTION} {path} {where}", record, form)
+            found += ids
+    return found
