@@ -9,6 +9,7 @@ no part, so the machine may be busy. More than five points lost: step back to mo
 """
 
 import argparse
+import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from runs import acceptance, build, run_once
 
 from foretoken import LLM, SamplingParams
 from foretoken.training.prompts import heldout_prompts
-from foretoken.training.quantize.job import quantize_model
+from foretoken.training.quantize.job import PROVENANCE, quantize_model
 from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings
 
 WHOLE, CALIBRATED = "16-bit", "int4 calibrated"
@@ -49,11 +50,12 @@ class Model:
 
 
 def arms(name: str, folder: Path, settings: argparse.Namespace) -> dict[str, Model]:
-    """The four arms of a model; the calibrated one is written to `folder`."""
-    wanted = CalibrationSettings(source="python", sequences=settings.sequences)
-    made = quantize_model(name, folder, QuantizeSettings(scheme="int4", calibration=wanted))
-    fitted = fmean(error.calibrated for error in made.errors.values())
-    nearest = fmean(error.nearest for error in made.errors.values())
+    """The four arms of a model; the calibrated one is written to `folder` unless it is there."""
+    if not folder.exists():
+        wanted = CalibrationSettings(source="python", sequences=settings.sequences)
+        quantize_model(name, folder, QuantizeSettings(scheme="int4", calibration=wanted))
+    errors = json.loads((folder / PROVENANCE).read_text())["output_errors"].values()
+    fitted, nearest = (fmean(e[kind] for e in errors) for kind in ("calibrated", "nearest"))
     print(f"{name}: outputs change by {fitted:.4f}, rounded to nearest {nearest:.4f}", flush=True)
     return {
         WHOLE: Model(path=name, quantization=None),
@@ -125,7 +127,10 @@ def goals(pairings: Sequence[Pairing]) -> list[Goal]:
             f"{arm} draft": [((target, WHOLE), (target, arm)) for target in ARMS],
             f"{arm} target": [((WHOLE, draft), (arm, draft)) for draft in ARMS],
         }
-        for name, pairs in places.items():
+        for name, everywhere in places.items():
+            pairs = [(a, b) for a, b in everywhere if a in rates and b in rates]
+            if not pairs:
+                continue
             lost = max(rates[a][t] - rates[b][t] for a, b in pairs for t in TEMPERATURES)
             left = POINTS - 100 * lost
             found.append(at_least(f"{name}, points left of {POINTS:g}", left, 0.0))
@@ -140,6 +145,8 @@ def main() -> None:
     parser.add_argument("--draft", default="demo-draft", help="default: %(default)s")
     parser.add_argument("--prompts", type=int, default=12, help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=96, help="new tokens; default: %(default)s")
+    parser.add_argument("--targets", nargs="+", choices=ARMS, default=ARMS, help="default: all")
+    parser.add_argument("--folder", type=Path, help="keeps the calibrated models for other runs")
     parser.add_argument("--texts", type=int, default=24, help="for bits; default: %(default)s")
     parser.add_argument(
         "--sequences", type=int, default=128, help="of the calibration; default: %(default)s"
@@ -149,9 +156,11 @@ def main() -> None:
         settings.prompts, settings.tokens, settings.texts, settings.sequences = 2, 16, 2, 4
     use_threads(settings.threads)
     where = announce(settings)
-    with tempfile.TemporaryDirectory() as folder:
-        targets = arms(settings.model, Path(folder) / "target", settings)
-        drafts = arms(settings.draft, Path(folder) / "draft", settings)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = settings.folder or Path(temporary)
+        targets = arms(settings.model, folder / "target", settings)
+        drafts = arms(settings.draft, folder / "draft", settings)
+        targets = {name: targets[name] for name in settings.targets}
         bits, pairings = measure(targets, drafts, settings)
     results = {"bits_per_byte": bits, "acceptance": pairings}
     finish("quantization", where, settings, results, goals(pairings))

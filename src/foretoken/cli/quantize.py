@@ -14,7 +14,7 @@ from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken.training.quantize.job import Quantized
-    from foretoken.training.quantize.settings import QuantizeSettings
+    from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings
 
 
 def quantize(
@@ -66,19 +66,26 @@ def quantize(
         "damping": damping,
         "activation_order": activation_order,
     }
-    given = {name: value for name, value in given.items() if value is not None}
-    if calibrate is None and given:
-        raise ConfigError("--calibrate", None, f"a text, since {', '.join(given)} was given")
-    from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings
+    from foretoken.training.quantize.settings import QuantizeSettings
 
-    fitted: Any = given
     settings = QuantizeSettings(
         scheme=scheme,
         group_size=group_size,
         symmetric=symmetric,
-        calibration=None if calibrate is None else CalibrationSettings(source=calibrate, **fitted),
+        calibration=_calibration(calibrate, given),
     )
     _print(_run(model, out, settings))
+
+
+def _calibration(source: str | None, options: dict[str, Any]) -> "CalibrationSettings | None":
+    from foretoken.training.quantize.settings import CalibrationSettings
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if source is not None:
+        return CalibrationSettings(source=source, **given)
+    if given:
+        raise ConfigError("--calibrate", None, f"a text, since {', '.join(given)} was given")
+    return None
 
 
 def _run(model: str, out: Path, settings: "QuantizeSettings") -> "Quantized":
