@@ -22,6 +22,9 @@ SCHEMES = [
 ]
 
 
+BY_OTHERS = ("bitsandbytes", "quanto", "torchao")
+
+
 def weights(outputs: int, inputs: int) -> Tensor:
     generator = torch.Generator().manual_seed(outputs)
     return torch.randn(outputs, inputs, generator=generator).bfloat16()
@@ -96,7 +99,8 @@ def test_names() -> None:
     [
         ("int5", ConfigError, "None, int8, int4"),
         (8, ConfigError, "None, int8, int4"),
-        ("bitsandbytes", NotYetError, "int8 or int4 at load"),
+        *((name, NotYetError, "int8 or int4 at load: None, int8, int4") for name in BY_OTHERS),
+        ("hqq", NotYetError, "int4 at load"),
         ("quip", ConfigError, "None, int8, int4"),
     ],
 )
