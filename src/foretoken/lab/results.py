@@ -200,6 +200,15 @@ class ArmSummary:
     """How late the client sent: must be small against TTFT."""
     notes: tuple[str, ...] = ()
 
+    def buckets(self, by: str) -> tuple[AcceptanceBucket, ...]:
+        """Acceptance by temperature, category or output_tokens."""
+        return tuple(bucket for bucket in self.acceptance if bucket.by == by)
+
+    @property
+    def all_drafts(self) -> AcceptanceBucket | None:
+        """Acceptance over all requests; None if nothing is known of any."""
+        return next(iter(self.buckets("all")), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:

@@ -128,3 +128,24 @@ def read_summary(folder: Path) -> RunSummary | AbSummary:
     if value.get("kind") == "ab":
         return from_plain(AbSummary, value, path.name)
     return from_plain(RunSummary, value, path.name)
+
+
+def read_ab(folder: Path, field: str = "RUNS") -> AbSummary:
+    """The summary of an A/B's folder; errors call it `field`.
+
+    Raises:
+        ConfigError: there is none, or it is a run of one arm.
+    """
+    found = read_summary(folder)
+    if not isinstance(found, AbSummary):
+        allowed = "the folder of an A/B (`foretoken lab ab`); this is a run of one arm"
+        raise ConfigError(field, str(folder), allowed)
+    return found
+
+
+def finished_ab(folder: Path) -> AbSummary | None:
+    """The summary of an A/B that was measured whole; None if it was not, or not yet."""
+    if not (folder / SUMMARY).is_file():
+        return None
+    found = read_summary(folder)
+    return found if isinstance(found, AbSummary) and found.complete else None

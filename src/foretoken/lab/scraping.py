@@ -72,12 +72,18 @@ def grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, 
             for n in names}  # fmt: skip
 
 
-async def scrape(pool: HttpPool, *, timeout_s: float = 5.0) -> dict[str, float] | None:
-    """The server's metrics now; None if it has none or does not answer."""
+async def fetch_metrics(pool: HttpPool, *, timeout_s: float = 5.0) -> str | None:
+    """The server's page of metrics; None if it has none or does not answer."""
     try:
         answer = await pool.send("GET", "/metrics", timeout_s=timeout_s)
     except TransportError:
         return None
     if answer.status != 200 or answer.broken is not None:
         return None
-    return parse_metrics(answer.body.decode("utf-8", "replace")) or None
+    return answer.body.decode("utf-8", "replace")
+
+
+async def scrape(pool: HttpPool) -> dict[str, float] | None:
+    """The server's metrics now; None if it has none or does not answer."""
+    page = await fetch_metrics(pool)
+    return (parse_metrics(page) or None) if page is not None else None

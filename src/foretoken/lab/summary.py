@@ -33,6 +33,8 @@ class ArmData:
     seconds_of_block: dict[int, float]
     counters: dict[str, float]
     gauges: dict[str, float]
+    in_flight: int = 0
+    """Of a closed loop; 0: an open one."""
     notes: tuple[str, ...] = ()
 
 
@@ -105,7 +107,7 @@ def summarize_arm(
         counters=data.counters,
         gauges=data.gauges,
         parameters_seen=_parameters(own),
-        steady=_steady(good) if latencies.size else True,
+        steady=_steady(good, data.in_flight) if latencies.size else True,
         client_lag_p99_s=float(np.quantile(lags, 0.99)) if lags else 0.0,
         notes=data.notes,
     )
@@ -141,8 +143,12 @@ def _mean(sample: Sample) -> Interval:
     return clustered_interval(own, weighted_mean)
 
 
-def _steady(records: Sequence[RequestRecord]) -> bool:
-    """Whether latency settles inside blocks: their course is averaged over blocks first."""
+def _steady(records: Sequence[RequestRecord], in_flight: int) -> bool:
+    """Whether latency settles inside blocks: their course is averaged over blocks first.
+
+    A closed loop begins with all its requests at once and ends with fewer and fewer: neither is
+    a drift.
+    """
     blocks: dict[int, list[float]] = defaultdict(list)
     for record in records:
         blocks[record.block].append(record.e2e_s)
@@ -150,7 +156,7 @@ def _steady(records: Sequence[RequestRecord]) -> bool:
     if shortest == 0:
         return True
     course: Floats = np.mean([np.asarray(v[:shortest]) for v in blocks.values()], axis=0)
-    return is_steady(course)
+    return is_steady(course[in_flight : course.size - in_flight])
 
 
 def _parameters(records: Sequence[RequestRecord]) -> dict[str, int]:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import ConfigError
-from foretoken.lab.ab import run_ab
+from foretoken.lab.ab import run_or_read
 from foretoken.lab.bench import Watch, silent
 from foretoken.lab.experiments import AbConfig
 from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.results import AbSummary
-from foretoken.lab.results_io import SUMMARY, read_summary, write_json
+from foretoken.lab.results_io import write_json
 from foretoken.lab.statistics import Interval, unknown
 
 Values = dict[str, Any]
@@ -40,8 +40,8 @@ class Cell:
     @property
     def acceptance(self) -> Interval:
         """The candidate's rate over all its requests."""
-        buckets = self.summary.arm(self.summary.candidate).acceptance
-        return next((b.rate for b in buckets if b.by == "all"), unknown())
+        found = self.summary.arm(self.summary.candidate).all_drafts
+        return found.rate if found is not None else unknown()
 
 
 def cells_of(grid: Grid) -> list[Values]:
@@ -114,32 +114,22 @@ def run_sweep(
     todo = [(values, apply(config, values)) for values in cells_of(grid)]
     cells = []
     for values, settings in todo:
-        folder = out / folder_of(values)
-        summary = finished(folder) if resume else None
-        if summary is None:
-            started = resume and folder.is_dir()
-            summary = run_ab(settings, folder, resume=started, watch=watch)
+        summary = run_or_read(settings, out / folder_of(values), resume=resume, watch=watch)
         cells.append(Cell(values=values, summary=summary))
         write_json(out / "sweep.json", {"kind": "sweep", "schema": 1,
                                         "cells": [describe(cell) for cell in cells]})  # fmt: skip
     return cells
 
 
-def finished(folder: Path) -> AbSummary | None:
-    """The summary of a cell that was measured whole before."""
-    if not (folder / SUMMARY).is_file():
-        return None
-    found = read_summary(folder)
-    return found if isinstance(found, AbSummary) and found.complete else None
-
-
 def describe(cell: Cell) -> dict[str, Any]:
     """A cell as one row."""
     names = ("tpot_p50", "tpot_p99", "ttft_p50", "ttft_p99", "e2e_mean", "tokens_per_s", "goodput")
     gains = {name: to_plain(cell.gain(name)) for name in names if cell.summary.gain(name)}
-    buckets = cell.summary.arm(cell.summary.candidate).acceptance
+    arm = cell.summary.arm(cell.summary.candidate)
     return {
         "values": cell.values,
         "gains": gains,
-        "acceptance": [to_plain(asdict(b)) for b in buckets if b.by in ("all", "temperature")],
+        "acceptance": [
+            to_plain(asdict(b)) for b in (*arm.buckets("all"), *arm.buckets("temperature"))
+        ],
     }

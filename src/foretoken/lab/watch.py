@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretoken.errors import EndpointError
-from foretoken.lab.http1 import HttpPool, TransportError, now
+from foretoken.lab.http1 import HttpPool, now
 from foretoken.lab.results import Scrape
-from foretoken.lab.scraping import parse_metrics
+from foretoken.lab.scraping import fetch_metrics, parse_metrics
 from foretoken.lab.watching import (
     Alarm,
     Reading,
@@ -57,13 +57,13 @@ async def _follow(config: WatchConfig, pool: HttpPool, show: Shown) -> list[Alar
     readings: deque[Reading] = deque(maxlen=_KEEP)
     fired: dict[str, Alarm] = {}
     start = now()
-    text = await _page(pool)
+    text = await fetch_metrics(pool)
     if text is None:
         raise EndpointError(f"{config.url}/metrics: no metrics to watch")
     before, buckets = Scrape(time_s=0.0, values=parse_metrics(text)), parse_buckets(text)
     while config.ticks is None or len(readings) < config.ticks:
         await asyncio.sleep(config.every_s)
-        text = await _page(pool)
+        text = await fetch_metrics(pool)
         if text is None:
             continue
         after = Scrape(time_s=now() - start, values=parse_metrics(text))
@@ -78,35 +78,54 @@ async def _follow(config: WatchConfig, pool: HttpPool, show: Shown) -> list[Alar
     return list(fired.values())
 
 
-async def _page(pool: HttpPool) -> str | None:
-    try:
-        answer = await pool.send("GET", "/metrics", timeout_s=5.0)
-    except TransportError:
-        return None
-    if answer.status != 200 or answer.broken is not None:
-        return None
-    return answer.body.decode("utf-8", "replace")
+UNKNOWN = "-"
+
+
+def describe(reading: Reading) -> dict[str, str]:
+    """A reading in words; what the server does not tell, or nothing happened to tell, is `-`."""
+
+    def show(form: str, *values: float) -> str:
+        return " / ".join(UNKNOWN if math.isnan(v) else form.format(v) for v in values)
+
+    return {
+        "acceptance rate": show("{:.2f}", reading.rate),
+        "acceptance length": show("{:.2f}", reading.length),
+        "tokens/s": show("{:.1f}", reading.tokens_per_s),
+        "running / waiting": show("{:.0f}", reading.running, reading.waiting),
+        "KV cache": show("{:.0%}", reading.kv_usage),
+        "TPOT P50 / P99, ms": show("{:.1f}", 1000 * reading.tpot_p50_s, 1000 * reading.tpot_p99_s),
+    }
 
 
 def sparkline(values: list[float], *, mark: float | None = None) -> str:
-    """An SVG line over time, 0 to the largest value, with a dashed line at `mark`."""
+    """An SVG line over time from 0 up, broken where nothing is known; dashed at `mark`."""
     known = [v for v in values if not math.isnan(v)]
     top = max([*known, mark or 0.0, 1e-9]) * 1.1
-    points = " ".join(
-        f"{600 * i / max(len(values) - 1, 1):.1f},{100 - 100 * v / top:.1f}"
-        for i, v in enumerate(values)
-        if not math.isnan(v)
-    )
+    stretches: list[list[str]] = [[]]
+    for i, v in enumerate(values):
+        if math.isnan(v):
+            stretches.append([])
+        else:
+            x = 600 * i / max(len(values) - 1, 1)
+            stretches[-1].append(f"{x:.1f},{100 - 100 * v / top:.1f}")
     level = "" if mark is None else (
         f'<line x1="0" x2="600" y1="{100 - 100 * mark / top:.1f}" y2="{100 - 100 * mark / top:.1f}"'
         ' stroke="#c0392b" stroke-dasharray="6 4"/>'
     )  # fmt: skip
-    line = f'<polyline fill="none" stroke="#2c6fbb" stroke-width="2" points="{points}"/>'
-    return f'<svg viewBox="0 0 600 100" preserveAspectRatio="none">{level}{line}</svg>'
+    lines = "".join(
+        f'<polyline fill="none" stroke="#2c6fbb" stroke-width="2" points="{" ".join(own)}"/>'
+        for own in stretches
+        if own
+    )
+    return (
+        f'<svg viewBox="0 0 600 100" preserveAspectRatio="none">{level}{lines}</svg>'
+        f"<p>the frame is {top:.3g} high</p>"
+    )
 
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;
 color:#222;background:#fafafa}svg{width:100%;height:110px;background:#fff;border:1px solid #ddd}
+p{margin:0;color:#777;font-size:.8rem}
 h2{font-size:1rem;margin:1.2rem 0 .3rem}.alarm{background:#fdecea;border-left:4px solid #c0392b;
 padding:.5rem .8rem;margin:.4rem 0}.quiet{background:#eaf6ec;border-left:4px solid #2e8b57;
 padding:.5rem .8rem}td{padding:.1rem 1.2rem .1rem 0}"""
@@ -120,14 +139,12 @@ def render_page(config: WatchConfig, readings: list[Reading], alarms: list[Alarm
         for a in alarms
     ] or ['<div class="quiet">no rule fires</div>']
     rows = {
-        "acceptance length": f"{last.length:.2f}",
-        "tokens/s": f"{last.tokens_per_s:.1f}",
-        "running / waiting": f"{last.running:.0f} / {last.waiting:.0f}",
-        "KV cache": f"{last.kv_usage:.0%}",
-        "TPOT P50 / P99": f"{1000 * last.tpot_p50_s:.1f} / {1000 * last.tpot_p99_s:.1f} ms",
-        "accepted by position": " ".join(f"{share:.0%}" for share in last.by_position),
+        **describe(last),
+        "accepted by position": " ".join(map("{:.0%}".format, last.by_position)),
     }
-    table = "".join(f"<tr><td>{n}</td><td>{html.escape(v)}</td></tr>" for n, v in rows.items())
+    table = "".join(
+        f"<tr><td>{n}</td><td>{html.escape(v or UNKNOWN)}</td></tr>" for n, v in rows.items()
+    )
     rate = sparkline([r.rate for r in readings], mark=config.targets.break_even)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8">'

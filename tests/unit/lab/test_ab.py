@@ -171,12 +171,13 @@ def test_sigterm_stops_the_servers_too(tmp_path: Path) -> None:
     server = f"sh -c 'echo $$ > {pid_file}; exec {mock}'"
     files = ["--workload", str(prompts), "--out", str(tmp_path / "out"), "--requests", "200"]
     command = [sys.executable, "-m", "foretoken", "lab", "bench", "--server", server, *files]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
         while not (pid_file.exists() and pid_file.read_text()):
             assert run.poll() is None, run.returncode
             time.sleep(0.001)
         run.send_signal(signal.SIGTERM)
-        assert run.wait(timeout=60) == 130
+        said = run.communicate(timeout=60)[1].decode()
+        assert run.returncode == 130 and "--resume goes on" in said, said
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
 

@@ -53,10 +53,20 @@ def test_a_gain_below_the_limit_does_not_ship() -> None:
 
 
 def test_an_open_gain_asks_for_blocks_and_minutes() -> None:
-    decision = decide(ab(1.4, error=0.06, blocks=6), load_policy(None))
+    decision = decide(ab(1.4, error=0.06, blocks=12), load_policy(None))
     assert decision.verdict == NOT_YET
-    assert decision.needed_blocks is not None and decision.needed_blocks > 6
-    assert decision.more_seconds == pytest.approx(200.0 * (decision.needed_blocks - 6))
+    assert decision.needed_blocks is not None and decision.needed_blocks > 12
+    assert decision.more_seconds == pytest.approx(100.0 * (decision.needed_blocks - 12))
+
+
+def test_three_blocks_are_asked_for_eight_first() -> None:
+    """Their spread is a guess: from it, hundreds of blocks would be asked for, or none."""
+    [speedup] = [
+        j.result
+        for j in decide(ab(1.7, error=0.3, blocks=3), load_policy(None)).rules
+        if j.rule == "speedup"
+    ]
+    assert speedup.outcome == "inconclusive" and speedup.needed_blocks == 8
 
 
 def test_more_looks_want_more_evidence() -> None:
@@ -83,7 +93,7 @@ CASES: list[tuple[str, T, str]] = [
     ("goodput", lambda s: with_gain(s, gain("goodput", 1.2)), "pass"),
     ("goodput", lambda s: s, "inconclusive"),
     ("steady", lambda s: with_candidate(s, steady=False), "fail"),
-    ("client_lag", lambda s: with_candidate(s, client_lag_p99_s=0.05), "fail"),
+    ("client_lag", lambda s: with_candidate(s, client_lag_p99_s=0.05), "inconclusive"),
     ("errors", lambda s: with_candidate(s, num_errors=40, errors={"server": 40}), "fail"),
     ("errors", lambda s: with_candidate(s, num_errors=1, errors={"server": 1}), "inconclusive"),
     ("outputs", lambda s: replace(s, equality=None), "inconclusive"),

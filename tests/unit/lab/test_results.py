@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,19 @@ from foretoken.lab.results import (
     ArmSummary,
     Gain,
     RequestRecord,
+    RunSummary,
     ServerInfo,
 )
 from foretoken.lab.results_io import (
     LineWriter,
+    finished_ab,
+    read_ab,
     read_requests,
     read_summary,
     write_json,
 )
 from foretoken.lab.statistics import Interval, unknown
+from tests.unit.lab.summaries import ab
 
 RECORD = RequestRecord(
     index=3,
@@ -115,6 +120,16 @@ def test_a_summary_survives_the_file(tmp_path: Path) -> None:
     assert read.gain("ttft_p50") is None
     assert math.isnan(read.arm("on").tokens_per_s.low), "infinite ends come back as not known"
     assert not read.arm("on").tokens_per_s.known
+
+
+def test_a_run_of_one_arm_is_no_ab(tmp_path: Path) -> None:
+    write_json(tmp_path / "summary.json", RunSummary(arm=ab(1.5).arms[0]))
+    assert finished_ab(tmp_path) is None
+    with pytest.raises(ConfigError, match="this is a run of one arm"):
+        read_ab(tmp_path)
+    write_json(tmp_path / "summary.json", replace(ab(1.5), complete=False))
+    assert finished_ab(tmp_path) is None
+    assert read_ab(tmp_path).gain("tpot_p50") is not None
 
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from foretoken.lab.results import RequestRecord
 from foretoken.lab.statistics_steady import is_steady, measure_drift, warm_up_length
+from foretoken.lab.summary import _steady
 
 
 def test_a_slow_start_is_cut_off() -> None:
@@ -24,6 +26,18 @@ def test_a_growing_queue_is_not_steady() -> None:
     growing = np.linspace(1.0, 5.0, 300) + rng.normal(0, 0.3, 300)
     assert not is_steady(growing)
     assert measure_drift(growing).change > 0.5
+
+
+def test_the_ends_of_a_closed_loop_are_no_drift() -> None:
+    """The first eight requests wait for each other's prompts, the last eight have room."""
+    course = [0.45] * 8 + [0.30] * 24 + [0.20] * 8
+    records = [
+        RequestRecord(index=n, block=block, scheduled_s=n * 0.05, last_s=n * 0.05 + seconds)
+        for block in range(9)
+        for n, seconds in enumerate(course)
+    ]
+    assert _steady(records, 8)
+    assert not _steady(records, 0)
 
 
 def test_noise_is_steady() -> None:

@@ -1,12 +1,15 @@
 """Grids, and the break-even that a dial finds."""
 
+import json
 import math
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.lab.dial import _crossing, dial_config, turned
 from foretoken.lab.experiments import AbConfig, ArmConfig, Sizes, WorkloadConfig
@@ -62,6 +65,25 @@ def test_the_dial_turns_rates_and_fixes_lengths() -> None:
     with pytest.raises(ConfigError, match="rates"):
         turned(ArmConfig(name="on", command="serve"), 0.5)
     assert dial_config(CONFIG).workload.parameters == {"ignore_eos": True}
+
+
+def test_a_dial_measures_every_level(tmp_path: Path) -> None:
+    """The command line, from a dry run to a break-even that a resumed run reads."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\ntwo\nthree\n")
+    options = ["lab", "dial", "--out", str(tmp_path / "out"), "--workload", str(prompts)]
+    options += ["--baseline", MOCK, "--candidate", f"{MOCK} --k 4 --draft-ms 0.5 --alpha {{rate}}"]
+    options += ["--rates", "0.02,0.95", "--blocks", "1", "--requests", "3", "--max-tokens", "24"]
+    dry = CliRunner().invoke(app, [*options, "--dry-run"])
+    levels = json.loads(dry.stdout)["levels"]
+    assert [level["rate"] for level in levels] == [0.02, 0.95]
+    assert levels[1]["candidate"].endswith("--alpha 0.95")
+    assert not (tmp_path / "out").exists()
+    found = [CliRunner().invoke(app, [*options, "--json", *more]) for more in ([], ["--resume"])]
+    assert found[0].stdout == found[1].stdout, found[1].output
+    [row] = json.loads(found[0].stdout)["break_even"]
+    assert 0.0 < row["rate"]["estimate"] < 0.95
+    assert row["points"][0][1]["estimate"] < 1.0 < row["points"][1][1]["estimate"]
 
 
 def test_the_break_even_is_where_the_gain_is_one() -> None:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.cli.lab.ab import ab
+from foretoken.cli.lab.options import Shortcuts
 from foretoken.cli.lab.sweep import dial
 from foretoken.errors import ConfigError
 from foretoken.lab.deciding import until
@@ -145,4 +146,5 @@ def test_shared_options_stand_behind_a_commands_own() -> None:
     names = list(inspect.signature(ab).parameters)
     assert names[0] == "config" and names.index("baseline") < names.index("out")
     assert {"workload", "load", "resume", "dry_run", "as_json"} <= set(names)
-    assert not {"shared", "load", "slo", "dry_run"} & set(inspect.signature(dial).parameters)
+    assert not {"shared", "load", "slo"} & set(inspect.signature(dial).parameters)
+    assert Shortcuts(strict=True).overrides(Path()) == ["workload.strict=true"]

@@ -11,7 +11,7 @@ from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken.lab.deciding.verdict import Decision, Overall
-    from foretoken.lab.results import AbSummary, ArmSummary
+    from foretoken.lab.results import ArmSummary
 
 EPILOG = (
     "Exit code: 0: SHIP; 1: DO NOT SHIP; 4: NOT YET, measure as much more as it says; 2: no A/B "
@@ -44,6 +44,7 @@ def decide(
     from foretoken.lab.deciding.policy import default_text, load_policy
     from foretoken.lab.deciding.verdict import EXIT_CODES, best_decision
     from foretoken.lab.deciding.verdict import decide as judge
+    from foretoken.lab.results_io import read_ab
 
     if show_policy:
         print(default_text(), end="")
@@ -52,23 +53,13 @@ def decide(
         raise ConfigError("RUNS", None, "at least one folder of `foretoken lab ab`")
     rules = load_policy(policy, tuple(changes or ()))
     other = _reference(reference) if reference else None
-    decisions = [judge(_read(run), rules, run=str(run), reference=other) for run in runs]
+    decisions = [judge(read_ab(run), rules, run=str(run), reference=other) for run in runs]
     best = best_decision(decisions)
     if as_json:
         print(json.dumps(_document(rules.name, decisions, best)))
     else:
         _print(decisions, best)
     raise typer.Exit(EXIT_CODES[best.verdict])
-
-
-def _read(run: Path) -> "AbSummary":
-    from foretoken.lab.results import AbSummary
-    from foretoken.lab.results_io import read_summary
-
-    summary = read_summary(run)
-    if not isinstance(summary, AbSummary):
-        raise ConfigError("RUNS", str(run), "an A/B (`foretoken lab ab`); this is a run of one arm")
-    return summary
 
 
 def _reference(run: Path) -> "ArmSummary":

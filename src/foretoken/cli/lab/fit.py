@@ -2,14 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from foretoken.cli.lab.options import JsonOption
-
-if TYPE_CHECKING:
-    from foretoken.lab.results import AbSummary
 
 RunArgument = Annotated[Path, typer.Argument(help="The folder that `foretoken lab ab` wrote.")]
 
@@ -25,10 +22,10 @@ def fit(
     from foretoken.cli.lab.tables import console, show_number
     from foretoken.lab.fit import fit_arms
     from foretoken.lab.plain import to_plain
-    from foretoken.lab.results_io import read_requests, write_json
+    from foretoken.lab.results_io import read_ab, read_requests, write_json
     from foretoken.lab.summary import counted
 
-    summary = _read_ab(run)
+    summary = read_ab(run, "RUN")
     records = read_requests(run)
     found = fit_arms(*(counted(records, name) for name in (summary.baseline, summary.candidate)))
     show = console()
@@ -79,11 +76,11 @@ def whatif(
     from foretoken.cli.lab.options import parse_numbers
     from foretoken.cli.lab.tables import console
     from foretoken.lab.plain import to_plain
-    from foretoken.lab.results_io import read_requests
+    from foretoken.lab.results_io import read_ab, read_requests
     from foretoken.lab.summary import counted
     from foretoken.lab.whatif import Costs, Gate, what_if
 
-    summary = _read_ab(run)
+    summary = read_ab(run, "RUN")
     records = counted(read_requests(run), summary.candidate)
     gates = [Gate()]
     if gate is not None:
@@ -105,14 +102,3 @@ def whatif(
     console().print(table)
     if as_json:
         print(json.dumps(to_plain(list(found))))
-
-
-def _read_ab(run: Path) -> "AbSummary":
-    from foretoken.errors import ConfigError
-    from foretoken.lab.results import AbSummary
-    from foretoken.lab.results_io import read_summary
-
-    summary = read_summary(run)
-    if not isinstance(summary, AbSummary):
-        raise ConfigError("run", str(run), "the folder of an A/B")
-    return summary

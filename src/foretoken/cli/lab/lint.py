@@ -87,7 +87,10 @@ def _print(results: dict[str, tuple["Finding", ...]]) -> None:
         for finding in findings:
             line = Text("  ")
             line.append(f"{finding.level:8}", style=STYLES[finding.level])
-            line.append(f"{finding.where}: " if finding.where else "", style="bold")
+            line.append(
+                "" if finding.message.startswith(finding.where) else f"{finding.where}: ",
+                style="bold",
+            )
             line.append(finding.message)
             line.append(f" [{finding.check}]", style="dim")
             if finding.remedy:

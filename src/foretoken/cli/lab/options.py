@@ -26,6 +26,9 @@ WorkloadOption = Annotated[
     str | None,
     typer.Option(help="A file of prompts or a trace; `demo`: held-out Python."),
 ]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="A broken line of the workload is an error.")
+]
 LoadOption = Annotated[
     str | None,
     typer.Option(
@@ -79,6 +82,7 @@ class Shortcuts:
     """The options that are short for a setting."""
 
     workload: str | None = None
+    strict: bool = False
     load: str | None = None
     blocks: int | None = None
     requests: int | None = None
@@ -91,6 +95,8 @@ class Shortcuts:
         found: list[str] = []
         if self.workload is not None:
             found.append(f"workload.file={json.dumps(resolve_workload(self.workload, out))}")
+        if self.strict:
+            found.append("workload.strict=true")
         if self.load is not None:
             found.append(f"load={json.dumps(parse_load(self.load))}")
         if self.blocks is not None:

@@ -1,6 +1,7 @@
 """`foretoken lab record` and `foretoken lab watch`: real traffic, written down or looked at."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,6 +62,9 @@ def watch(
     ] = None,
     page: Annotated[Path | None, typer.Option("--html", help="A page to keep up to date.")] = None,
     ticks: Annotated[int | None, typer.Option(help="Stop after so many readings.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON line per reading to stdout, nothing else.")
+    ] = False,
 ) -> None:
     """Watch a running server's acceptance, load and latencies, and say which rule fires.
 
@@ -74,36 +78,35 @@ def watch(
     targets = Targets(break_even=break_even, tpot_p50_s=p50, tpot_p99_s=p99)
     config = WatchConfig(url=url, every_s=every, targets=targets, page=page, ticks=ticks)
     try:
-        fired = asyncio.run(follow(config, _show))
+        fired = asyncio.run(follow(config, _write if as_json else _show))
     except KeyboardInterrupt:
         return
     raise typer.Exit(1 if fired else 0)
 
 
 def _baseline_tpot(folder: Path | None) -> tuple[float | None, float | None]:
-    from foretoken.lab.results import AbSummary
-    from foretoken.lab.results_io import read_summary
+    from foretoken.lab.results_io import read_ab
 
     if folder is None:
         return None, None
-    summary = read_summary(folder)
-    if not isinstance(summary, AbSummary):
-        raise ConfigError("--baseline", str(folder), "the folder of an A/B")
+    summary = read_ab(folder, "--baseline")
     tpot = summary.arm(summary.baseline).tpot
     return (None, None) if tpot is None else (tpot.p50.estimate, tpot.p99.estimate)
 
 
+def _write(readings: "list[Reading]", alarms: "list[Alarm]") -> None:
+    from foretoken.lab.plain import to_plain
+
+    line = {**to_plain(readings[-1]), "alarms": to_plain(alarms)}
+    print(json.dumps(line), flush=True)
+
+
 def _show(readings: "list[Reading]", alarms: "list[Alarm]") -> None:
     from foretoken.cli.lab.tables import console
+    from foretoken.lab.watch import describe
 
-    last = readings[-1]
     show = console()
-    show.print(
-        f"{last.time_s:7.1f} s  acceptance {last.rate:.2f} (length {last.length:.2f})  "
-        f"{last.tokens_per_s:.1f} tokens/s  {last.running:.0f} running, "
-        f"{last.waiting:.0f} waiting  KV {last.kv_usage:.0%}  "
-        f"TPOT {1000 * last.tpot_p50_s:.1f}/{1000 * last.tpot_p99_s:.1f} ms",
-        soft_wrap=True,
-    )
+    told = "  ".join(f"{name} {value}" for name, value in describe(readings[-1]).items())
+    show.print(f"{readings[-1].time_s:7.1f} s  {told}", soft_wrap=True)
     for alarm in alarms:
         show.print(f"          {alarm.rule}: {alarm.text}", style="bold red", soft_wrap=True)

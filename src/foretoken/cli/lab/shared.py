@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import typer
+
 from foretoken.cli.lab.options import (
     BlocksOption,
     ConfigArgument,
@@ -23,12 +25,14 @@ from foretoken.cli.lab.options import (
     SetOption,
     Shortcuts,
     SloOption,
+    StrictOption,
     TemperatureOption,
     TokensOption,
     WorkloadOption,
 )
 
 T = TypeVar("T")
+EXIT_STOPPED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,7 @@ _FIRST: dict[str, Any] = {"config": ConfigArgument}
 _LAST: dict[str, Any] = {
     "out": OutOption,
     "workload": WorkloadOption,
+    "strict": StrictOption,
     "load": LoadOption,
     "blocks": BlocksOption,
     "requests": RequestsOption,
@@ -72,7 +77,7 @@ _LAST: dict[str, Any] = {
     "dry_run": DryRunOption,
     "as_json": JsonOption,
 }
-_SWITCHES = ("resume", "dry_run", "as_json")
+_SWITCHES = ("strict", "resume", "dry_run", "as_json")
 
 
 def measuring(out: str, *without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -93,7 +98,12 @@ def measuring(out: str, *without: str) -> Callable[[Callable[..., None]], Callab
         @functools.wraps(command)
         def wrapper(**given: Any) -> None:
             taken = {name: given.pop(name) for name in shared}
-            command(_gather(taken), **given)
+            try:
+                command(_gather(taken), **given)
+            except KeyboardInterrupt as error:
+                said = f"stopped; what is measured is in {taken['out']}, --resume goes on"
+                typer.echo(said, err=True)
+                raise typer.Exit(EXIT_STOPPED) from error
 
         parameters = [*first, *own, *last]
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -56,7 +56,7 @@ def sweep(
         print(json.dumps({"cells": [describe(cell) for cell in found]}))
 
 
-@measuring("lab-dial", "load", "temperatures", "slo", "dry_run")
+@measuring("lab-dial", "load", "temperatures", "slo")
 def dial(
     shared: Measuring,
     baseline: BaselineOption = None,
@@ -73,7 +73,7 @@ def dial(
     """Force acceptance and find the rate at which speculation breaks even, at every load."""
     from foretoken.cli.lab.progress import live_view
     from foretoken.cli.lab.tables import console, show_number
-    from foretoken.lab.dial import DialPlan, run_dial
+    from foretoken.lab.dial import DialPlan, levels_of, run_dial
     from foretoken.lab.experiments import AbConfig
     from foretoken.lab.plain import to_plain
 
@@ -83,6 +83,14 @@ def dial(
         loads=tuple(parse_load(text) for text in loads or ["closed:1"]),
         metric=metric,
     )
+    if shared.dry_run:
+        levels = [
+            {"load": str(ab.load), "rate": rate, "candidate": ab.candidate.command}
+            for level in levels_of(settings, plan)
+            for rate, ab in level
+        ]
+        print(json.dumps({"levels": levels}))
+        return
     with live_view() as watch:
         found = run_dial(settings, plan, shared.out, resume=shared.resume, watch=watch)
     show = console()

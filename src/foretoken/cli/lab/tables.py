@@ -1,5 +1,6 @@
 """Tables of runs and comparisons for people; numbers come from the summaries as they are."""
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 
@@ -32,7 +33,7 @@ def show_quantile(found: Quantiles | None, name: str) -> str:
 
 def show_number(value: Interval | None, digits: int = 2) -> str:
     """A number with its interval."""
-    if value is None:
+    if value is None or math.isnan(value.estimate):
         return "-"
     if not value.known:
         return f"{value.estimate:.{digits}f}"

@@ -6,7 +6,7 @@ Also the answer of a rule. Knows no rule.
 import math
 from dataclasses import dataclass
 
-from foretoken.lab.results import AbSummary, AcceptanceBucket, ArmSummary, Gain
+from foretoken.lab.results import AbSummary, ArmSummary, Gain
 from foretoken.lab.statistics import Interval, normal_quantile, student_quantile
 from foretoken.lab.statistics_ratio import (
     FEWEST_BLOCKS,
@@ -22,6 +22,8 @@ BOTH_SIDES_LEVEL = 0.9
 """Over all looks together, so that one side errs in 5 % at most; the first look is at 95 %."""
 POWER = 0.95
 """With which an asked sample should settle a rule, before the spread's own uncertainty."""
+FIRST_BLOCKS = 8
+"""Fewer say so little about their spread that the blocks asked for would be hundreds or none."""
 MOST_BLOCKS = 1000
 
 
@@ -80,9 +82,11 @@ class Evidence:
         Assumes a truth of `resolution` x threshold, or the estimate less its standard error if
         that is further away.
         """
+        if gain.num_blocks < FIRST_BLOCKS:
+            return FIRST_BLOCKS
         error = standard_error(gain.ratio, gain.num_blocks)
         if not math.isfinite(error):
-            return gain.needed_blocks or 2 * max(FEWEST_BLOCKS, gain.num_blocks)
+            return gain.needed_blocks or 2 * gain.num_blocks
         seen = abs(math.log(gain.ratio.estimate / threshold)) - error
         distance = max(math.log(resolution), seen)
         spread = error * math.sqrt(gain.num_blocks) * _caution(gain.num_blocks)
@@ -94,11 +98,6 @@ class Evidence:
                 return blocks
         return MOST_BLOCKS
 
-    def bucket(self, by: str, value: str | None = None) -> AcceptanceBucket | None:
-        """The candidate's bucket of requests, the first one if `value` is None."""
-        found = (b for b in self.candidate.acceptance if b.by == by)
-        return next((b for b in found if value is None or b.value == value), None)
-
     @property
     def break_even_rate(self) -> float | None:
         """Acceptance rate at which this server at this load would gain nothing.
@@ -107,7 +106,7 @@ class Evidence:
         AL equals the cost breaks even: (1 + r* k) = AL / s, k = drafted tokens per verification.
         None if the server does not count verifications.
         """
-        bucket, gain = self.bucket("all"), self.summary.gain("tpot_p50")
+        bucket, gain = self.candidate.all_drafts, self.summary.gain("tpot_p50")
         if bucket is None or gain is None or not bucket.num_steps or not bucket.num_drafted:
             return None
         length = 1.0 + bucket.num_accepted / bucket.num_steps

@@ -5,6 +5,7 @@ breaks even, which follows from the measured speed-up.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.lab.deciding.evidence import Evidence, RuleResult, show_share
@@ -16,12 +17,12 @@ from foretoken.lab.statistics import Interval
 
 def acceptance_pays(evidence: Evidence, _: Nothing) -> RuleResult:
     """The rate against its own break-even, in place of 0.4, 0.5, 0.65 or 0.7."""
-    bucket, limit = evidence.bucket("all"), evidence.break_even_rate
+    bucket, limit = evidence.candidate.all_drafts, evidence.break_even_rate
     if bucket is None or limit is None:
         return RuleResult(
             outcome="inconclusive",
             says="the server does not say how many verifications there were",
-            advice="vLLM: --per-request-spec-decode-metrics detailed",
+            advice="vLLM and Foretoken: --per-request-spec-decode-metrics detailed",
         )
     return _against(bucket.rate, limit, "acceptance rate")
 
@@ -53,7 +54,7 @@ class LowTail:
 
 def p10_acceptance(evidence: Evidence, given: LowTail) -> RuleResult:
     """The tenth of requests with the worst drafts does not lose, its sampling noise taken out."""
-    bucket, limit = evidence.bucket("all"), evidence.break_even_rate
+    bucket, limit = evidence.candidate.all_drafts, evidence.break_even_rate
     if bucket is None or limit is None:
         return RuleResult(outcome="inconclusive", says="no acceptance per request")
     usable = bucket.num_requests - bucket.num_too_short
@@ -80,7 +81,7 @@ class Temperatures:
 
 def temperatures(evidence: Evidence, given: Temperatures) -> RuleResult:
     """At the temperatures of production, each bucket above break-even."""
-    buckets = [b for b in evidence.candidate.acceptance if b.by == "temperature"]
+    buckets = evidence.candidate.buckets("temperature")
     seen = {_number(b.value): b for b in buckets}
     missing = [
         t for t in given.production if t not in seen or seen[t].num_requests < given.least_requests
@@ -97,7 +98,7 @@ def temperatures(evidence: Evidence, given: Temperatures) -> RuleResult:
     return _worst(buckets, limit)
 
 
-def _worst(buckets: list[AcceptanceBucket], limit: float) -> RuleResult:
+def _worst(buckets: Sequence[AcceptanceBucket], limit: float) -> RuleResult:
     judged = {
         b.value: _against(b.rate, limit, f"T={b.value}: rate", b.num_requests) for b in buckets
     }
@@ -138,8 +139,8 @@ class QuantizationDrop:
 
 def quantization_drop(evidence: Evidence, given: QuantizationDrop) -> RuleResult:
     """Acceptance against the same prompts with the unquantized model."""
-    reference, bucket = evidence.reference, evidence.bucket("all")
-    before = next((b for b in reference.acceptance if b.by == "all"), None) if reference else None
+    reference, bucket = evidence.reference, evidence.candidate.all_drafts
+    before = reference.all_drafts if reference else None
     if before is None or bucket is None:
         return RuleResult(
             outcome="inconclusive", says="no reference run (--reference) to compare acceptance with"
@@ -190,7 +191,7 @@ class TemperatureMix:
 
 def temperature_mix(evidence: Evidence, given: TemperatureMix) -> RuleResult:
     """The server's average weighs tokens; the users are requests."""
-    buckets = [b for b in evidence.candidate.acceptance if b.by == "temperature" and b.num_drafted]
+    buckets = [b for b in evidence.candidate.buckets("temperature") if b.num_drafted]
     if len(buckets) < 2:
         return RuleResult(outcome="inconclusive", says="one temperature only")
     requests = sum(b.num_requests for b in buckets)

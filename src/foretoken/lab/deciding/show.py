@@ -32,18 +32,26 @@ def measure_more(decision: Decision) -> str:
     """What is missing, in blocks and minutes."""
     needed = decision.needed_blocks or 0
     more = max(0, needed - decision.num_blocks)
-    took = f", about {decision.more_seconds / 60:.0f} minutes" if decision.more_seconds else ""
-    return f"measure {more} more blocks ({needed} in all{took}) and decide again"
+    return f"measure {more} more blocks ({needed} in all{_took(decision)}) and decide again"
+
+
+def _took(decision: Decision) -> str:
+    if not decision.more_seconds:
+        return ""
+    minutes = decision.more_seconds / 60
+    return f", about {minutes:.0f} minutes" if minutes >= 1.5 else ", a minute or less"
 
 
 def _rules(rules: Sequence[Judged]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("rule", "weight", "answer", "what was seen"):
-        table.add_column(name, no_wrap=name != "what was seen")
+        table.add_column(name, no_wrap=name != "what was seen", overflow="fold")
     for judged in rules:
         result = judged.result
         style = "dim" if judged.weight == "note" else MARKS[result.outcome]
         text = Text(result.says, style="dim" if judged.weight == "note" else "")
+        if judged.ids:
+            text.append(f" [{' '.join(judged.ids)}]", style="dim")
         missing = [
             f"{n} {what} in all"
             for n, what in ((result.needed_blocks, "blocks"), (result.needed_requests, "requests"))
@@ -53,9 +61,8 @@ def _rules(rules: Sequence[Judged]) -> Table:
             text.append(f"\n-> {', '.join(missing)}", style="italic")
         if result.advice and result.outcome != "pass":
             text.append(f"\n-> {result.advice}", style="italic")
-        ids = f" ({', '.join(judged.ids)})" if judged.ids else ""
         table.add_row(
-            Text.assemble(judged.rule, (ids, "dim")),
+            judged.rule,
             judged.weight,
             Text(result.outcome, style=style),
             text,

@@ -30,14 +30,20 @@ def _load_regime(context: PlanContext) -> Iterator[Finding]:
     prediction, settings = context.prediction, context.setup.settings
     peak, ordinary = prediction.at(settings.peak_concurrency), prediction.at(settings.concurrency)
     crossing = prediction.crossover
-    where = "beyond every load looked at" if math.isinf(crossing) else f"{crossing:.0f} in flight"
+    if math.isinf(crossing):
+        stops = "it pays at every load looked at"
+    else:
+        stops = f"it stops paying at {crossing:.0f} in flight"
+    low, high = prediction.crossover_low, prediction.crossover_high
+    if (low, high) != (crossing, crossing):
+        over = (f"{end:.0f}" if math.isfinite(end) else "beyond all of them" for end in (low, high))
+        stops += f" ({' to '.join(over)} over the range of acceptance)"
     yield Finding(
         check="load_regime",
         level="ok" if peak.low >= 1.0 else "warning",
         message=f"predicted {ordinary.middle:.2f}x at {ordinary.requests} in flight and "
-        f"{peak.middle:.2f}x at {peak.requests}; it stops paying at {where} "
-        f"({prediction.crossover_low:.0f} to {prediction.crossover_high:.0f} over the range of "
-        "acceptance). Published peak results go both ways (1.8 times slower, 27 % faster): measure",
+        f"{peak.middle:.2f}x at {peak.requests}; {stops}. Published peak results go both ways "
+        "(1.8 times slower, 27 % faster): measure",
         remedy=""
         if peak.low >= 1.0
         else "a schedule that lowers k with the load, and an A/B at it",

@@ -61,7 +61,11 @@ def _foretoken(setup: Setup) -> str:
     parts = ["foretoken", "serve", setup.target.name]
     if setup.method != "none":
         parts += ["--speculative-config", json.dumps(_speculative_config(setup))]
+        parts += _TELL_ACCEPTANCE
     return _join(parts)
+
+
+_TELL_ACCEPTANCE = ("--per-request-spec-decode-metrics", "detailed")
 
 
 def _vllm(setup: Setup, schedule: list[tuple[int, int]]) -> str:
@@ -83,7 +87,7 @@ def _vllm(setup: Setup, schedule: list[tuple[int, int]]) -> str:
     if len(schedule) > 1 and setup.method != "suffix":
         config["num_speculative_tokens_per_batch_size"] = _ranges(schedule)
     parts += ["--speculative-config", json.dumps(config)]
-    parts += ["--per-request-spec-decode-metrics", "detailed"]
+    parts += _TELL_ACCEPTANCE
     return _comment(setup.quantization, setup.target.quantization) + _join(parts)
 
 

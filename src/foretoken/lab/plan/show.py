@@ -23,6 +23,8 @@ from foretoken.lab.plan.roofline import (
 )
 from foretoken.lab.plan.tuning import NextStep
 
+_FEWEST_OF_FRAMEWORK = 500_000_000
+"""Its table is in gigabytes; of a smaller target it has zeros."""
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "ok": "green"}
 
 
@@ -69,9 +71,12 @@ def _parts(plan: Plan, step: NextStep | None) -> Iterator[RenderableType]:
         f"on {setup.tp} x {setup.device.name}",
         style="bold",
     )
+    yield Text(_headline(plan))
     yield _memory_table(plan)
-    if plan.framework:
+    if plan.framework and setup.target.params >= _FEWEST_OF_FRAMEWORK:
         yield _framework_table(plan)
+        for number, text in enumerate(_differences(plan), start=1):
+            yield Text(f"({number}) {text}", style="dim")
     yield _speed_table(plan)
     yield _methods_table(plan)
     yield _findings_table(plan)
@@ -83,15 +88,36 @@ def _parts(plan: Plan, step: NextStep | None) -> Iterator[RenderableType]:
         yield Text(command)
 
 
+def _headline(plan: Plan) -> str:
+    """What the tables below come to."""
+    setup, fits = plan.setup, plan.speculating
+    load = plan.prediction.at(setup.settings.concurrency)
+    return (
+        f"Predicted {load.middle:.2f}x ({load.low:.2f} to {load.high:.2f}) with {load.requests} "
+        f"requests in flight; {_crossover(plan)}; {fits.requests:,} requests of "
+        f"{setup.settings.context:,} tokens fit, {plan.plain.requests:,} without a draft"
+    )
+
+
+def _differences(plan: Plan) -> list[str]:
+    """Each way in which a row of the framework's table misleads, once."""
+    return list(dict.fromkeys(line.differs for line in plan.framework))
+
+
 def _table(title: str, *columns: str, left: int = 1) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if index < left else "right")
+        first = index < left
+        table.add_column(name, justify="left" if first else "right", no_wrap=first and left == 1)
     return table
 
 
 def _gb(count: float) -> str:
-    return f"{count / 1e9:,.1f}"
+    return f"{count / 1e9:,.1f}" if count == 0 or count >= 1e8 else f"{count / 1e9:.4f}"
+
+
+def _kib(count: float) -> str:
+    return f"{count / 1024:.0f}" if count >= 10240 else f"{count / 1024:.1f}"
 
 
 def _memory_table(plan: Plan) -> Table:
@@ -109,8 +135,8 @@ def _memory_table(plan: Plan) -> Table:
     row("draft weights", "", _gb(plan.speculating.draft_weight_bytes))
     row("idle on the emptier ranks", "", _gb(plan.speculating.imbalance_bytes))
     row("keys and values", *(_gb(p.kv_pool_bytes) for p in both))
-    row("KiB per token, target", *(f"{p.kv_bytes_per_token / 1024:.0f}" for p in both))
-    row("KiB per token, draft", "", f"{plan.speculating.draft_kv_bytes_per_token / 1024:.0f}")
+    row("KiB per token, target", *(_kib(p.kv_bytes_per_token) for p in both))
+    row("KiB per token, draft", "", _kib(plan.speculating.draft_kv_bytes_per_token))
     row("look-ahead slots per request", "", f"{plan.speculating.lookahead}")
     row("tokens", *(f"{p.tokens:,}" for p in both))
     row(f"requests of {setup.settings.context:,} tokens", *(_requests(p) for p in both))
@@ -126,9 +152,9 @@ def _framework_table(plan: Plan) -> Table:
     table = _table(
         f"The framework's memory table, {memory:.0f} GB advertised, and its correction",
         "target + draft", "weights", "it says left", "may be used", "tokens plain",
-        "one for one", "really", "where they differ",
+        "one for one", "really", "see",
     )  # fmt: skip
-    table.columns[-1].justify = "left"
+    numbers = {text: number for number, text in enumerate(_differences(plan), start=1)}
     for line in plan.framework:
         table.add_row(
             f"{line.target_quantization} + {line.draft_quantization}",
@@ -138,7 +164,7 @@ def _framework_table(plan: Plan) -> Table:
             f"{line.tokens_plain / 1e3:.0f}k",
             f"{line.tokens_one_for_one / 1e3:.0f}k",
             f"{line.tokens / 1e3:.0f}k",
-            line.differs,
+            f"({numbers[line.differs]})",
         )
     return table
 
@@ -176,7 +202,7 @@ def _crossover(plan: Plan) -> str:
         return "pays at every load looked at, at the middle of the acceptance"
     return (
         f"stops paying at {prediction.crossover:.0f} requests in flight, about "
-        f"{prediction.crossover_qps:.1f} per second; memory holds {plan.speculating.requests}"
+        f"{prediction.crossover_qps:.1f} per second"
     )
 
 

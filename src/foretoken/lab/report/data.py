@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from foretoken.errors import ConfigError
 from foretoken.lab.deciding.policy import ShipPolicy
 from foretoken.lab.deciding.verdict import Decision, decide
 from foretoken.lab.results import AbSummary, RequestRecord, Scrape
-from foretoken.lab.results_io import REQUESTS, read_requests, read_scrapes, read_summary
+from foretoken.lab.results_io import REQUESTS, read_ab, read_requests, read_scrapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +41,7 @@ def read_runs(folders: Sequence[Path], policy: ShipPolicy) -> tuple[ReportRun, .
 
 
 def _read(folder: Path, policy: ShipPolicy) -> ReportRun:
-    summary = read_summary(folder)
-    if not isinstance(summary, AbSummary):
-        raise ConfigError("RUNS", str(folder), "folders of `foretoken lab ab`")
+    summary = read_ab(folder)
     has_requests = folder.is_dir() and (folder / REQUESTS).is_file()
     return ReportRun(
         name=folder.name if folder.is_dir() else folder.parent.name,

@@ -16,9 +16,8 @@ from foretoken.lab.report.data import ReportRun
 from foretoken.lab.results import AcceptanceBucket
 
 
-def _buckets(run: ReportRun, by: str) -> list[AcceptanceBucket]:
-    arm = run.summary.arm(run.summary.candidate)
-    return [b for b in arm.acceptance if b.by == by]
+def _buckets(run: ReportRun, by: str) -> tuple[AcceptanceBucket, ...]:
+    return run.summary.arm(run.summary.candidate).buckets(by)
 
 
 def _histogram(run: ReportRun) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from foretoken.lab.report.data import ReportRun
 from foretoken.lab.results import Gain, RequestRecord
 
 LIMITS = (1.0, 1.3)
+WIDEST = 1.3
 MOST_LANES = 60
 
 
@@ -27,8 +28,12 @@ def gains(run: ReportRun) -> Figure | None:
     if not found:
         return None
     figure, axes = new_figure(height=0.75 + 0.33 * len(found))
+    # One interval of a tail that few requests know would squeeze all others together.
+    known = [g.ratio for g in found if g.ratio.known]
+    most = WIDEST * max(g.ratio.estimate for g in found)
+    right = min(most, max([LIMITS[1], *(ratio.high for ratio in known)]))
     for row, one in enumerate(reversed(found)):
-        _gain(axes, row, one)
+        _gain(axes, row, one, right)
     for limit, colour in zip(LIMITS, (BAD, GOOD), strict=True):
         axes.axvline(limit, color=colour, linewidth=1.2, linestyle=(0, (4, 3)), zorder=0)
         axes.annotate(f"{limit:.1f}x", (limit, 1.0), xycoords=("data", "axes fraction"),
@@ -41,16 +46,20 @@ def gains(run: ReportRun) -> Figure | None:
     return figure
 
 
-def _gain(axes: Axes, row: int, gain: Gain) -> None:
+def _gain(axes: Axes, row: int, gain: Gain, right: float) -> None:
+    """A row; an interval that goes on beyond `right` is cut there, with an arrow."""
     ratio = gain.ratio
     if not ratio.known:
         axes.plot(ratio.estimate, row, "o", mfc="none", color=FAINT)
         return
     colour = GOOD if ratio.low >= 1 else (BAD if ratio.high < 1 else WARN)
-    axes.plot([ratio.low, ratio.high], [row, row], color=colour, linewidth=2.4,
+    end = min(ratio.high, right)
+    if end < ratio.high:
+        axes.plot(end, row, ">", color=colour, markersize=5)
+    axes.plot([ratio.low, end], [row, row], color=colour, linewidth=2.4,
               solid_capstyle="round", alpha=0.9 if gain.enough else 0.4)  # fmt: skip
     axes.plot(ratio.estimate, row, "o", color=colour, markersize=6)
-    axes.annotate(f"{ratio.estimate:.2f}x", (ratio.high, row), xytext=(7, 0),
+    axes.annotate(f"{ratio.estimate:.2f}x", (end, row), xytext=(7, 0),
                   textcoords="offset points", va="center", fontsize=9)  # fmt: skip
 
 
@@ -61,7 +70,8 @@ def label(metric: str) -> str:
     if metric in ("tokens_per_s", "requests_per_s"):
         return names[head]
     plain = metric in ("cost", "goodput")
-    return f"{names.get(head, head if plain else head.upper())} {tail.upper()}".strip()
+    quantile = tail if tail == "mean" else tail.upper()
+    return f"{names.get(head, head if plain else head.upper())} {quantile}".strip()
 
 
 def distribution(run: ReportRun, metric: str) -> Figure | None:

@@ -121,8 +121,7 @@ def _tiles(run: ReportRun) -> tuple[Tile, ...]:
     """Speed-up, tail, acceptance length, break-even, throughput, equality."""
     found = [_gain_tile(run, "tpot_p50", "speed-up (TPOT P50)"),
              _gain_tile(run, "tpot_p99", "TPOT P99")]  # fmt: skip
-    arm = run.summary.arm(run.summary.candidate)
-    bucket = next((b for b in arm.acceptance if b.by == "all"), None)
+    bucket = run.summary.arm(run.summary.candidate).all_drafts
     length = bucket.length if bucket else None
     found.append(
         Tile(
