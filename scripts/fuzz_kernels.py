@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from foretoken.kernels.build import BuildError, build_program, compiler
+from foretoken.kernels.build import BuildError, build_programs, compiler
 
 PROGRAMS = Path(__file__).parents[1] / "tests" / "fuzz"
 
@@ -20,14 +20,13 @@ def main(arguments: list[str]) -> int:
     except BuildError as error:
         print(f"kernels not fuzzed: {error}")
         return 0
-    for source in sorted(PROGRAMS.glob("*.c")):
-        with tempfile.TemporaryDirectory() as folder:
-            program = Path(folder) / source.stem
-            build_program(source, program)
+    mains, helpers = (sorted(PROGRAMS.glob(f"{folder}*.c")) for folder in ("", "helpers/"))
+    with tempfile.TemporaryDirectory() as folder:
+        for program in build_programs(mains, helpers, Path(folder)):
             status = subprocess.run([str(program), *arguments], timeout=600).returncode
-        if status:
-            print(f"{source.name}: exit status {status}")
-            return status
+            if status:
+                print(f"{program.name}: exit status {status}")
+                return status
     return 0
 
 

@@ -2,13 +2,17 @@
 //
 // Every buffer is exactly as large as it has to be. Rows alone must have the bits of rows together,
 // float32 results be close to sums in double precision, and, for integer weights, every instruction
-// set must give the same bits. Arguments: number of rounds, seed.
+// set must give the same bits. AMX's kernels take part with emulated tiles, whose bfloat16 sums must
+// have the bits that the tiles' order gives. Arguments: number of rounds, seed.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "helpers/emulated_amx.h"
 #include "linear.h"
+
+enum { EMULATED = FT_AMX + 1 };
 
 static uint64_t state;
 
@@ -162,13 +166,44 @@ static void check_row(const example *e, const ft_linear_rows *rows, int64_t row,
     }
 }
 
+// The order of tiles: of every 32 inputs even and odd products by themselves, then both to the sum.
+static float tiled_sum(const example *e, const ft_linear_rows *rows, int64_t row, int64_t output) {
+    const ft_linear *l = &e->layer;
+    float sum = 0;
+    for (int64_t start = 0; start < l->inputs; start += 32) {
+        float part[2] = {0, 0};
+        for (int64_t k = start; k < start + 32 && k < l->inputs; k++) {
+            const double x = at(rows->x, l->x_type, row * rows->x_stride + k);
+            part[k % 2] += of_bf16(to_bf16((float)x)) * e->matrix[output * l->inputs + k];
+        }
+        sum += part[0] + part[1];
+    }
+    return l->bias ? sum + l->bias[output] : sum;
+}
+
+static void check_tiled(const example *e, const ft_linear_rows *rows, int64_t row) {
+    for (int64_t output = 0; output < e->layer.outputs; output++) {
+        const float wanted = tiled_sum(e, rows, row, output);
+        if (((const float *)rows->y)[row * rows->y_stride + output] == wanted) continue;
+        printf("row %ld output %ld is not in the order of tiles\n", (long)row, (long)output);
+        exit(1);
+    }
+}
+
+static void call(const example *e, const ft_linear_rows *rows, int level) {
+    if (level == EMULATED)
+        run_emulated(&e->layer, rows);
+    else
+        ft_linear_run(&e->layer, rows);
+}
+
 // Bytes of all results at this level, rows together or alone.
 static void run(const example *e, const ft_linear_rows *rows, int level, int alone) {
     const int x_bytes = e->layer.x_type == FT_BFLOAT16 ? 2 : 4;
     const int y_bytes = e->layer.y_type == FT_BFLOAT16 ? 2 : 4;
     ft_set_level(level);
     if (!alone) {
-        ft_linear_run(&e->layer, rows);
+        call(e, rows, level);
         return;
     }
     for (int64_t row = 0; row < rows->rows; row++) {
@@ -178,7 +213,7 @@ static void run(const example *e, const ft_linear_rows *rows, int level, int alo
         one.y = (char *)rows->y + row * rows->y_stride * y_bytes;
         if (rows->residual)
             one.residual = (const char *)rows->residual + row * rows->residual_stride * y_bytes;
-        ft_linear_run(&e->layer, &one);
+        call(e, &one, level);
     }
 }
 
@@ -200,11 +235,17 @@ static void one_round(void) {
     rows.x = xs;
     rows.residual = draw(2) ? rs : NULL;
     double *wide = memory((size_t)l->inputs * sizeof(double));
-    for (int level = 0; level <= ft_cpu_level(); level++) {
+    const int tiled = l->weight_type == FT_WEIGHT_BFLOAT16 && l->y_type == FT_FLOAT32 && !l->norm &&
+                      !l->gated && !rows.residual;
+    for (int level = 0; level <= EMULATED; level++) {
+        if (level == EMULATED ? !emulated_amx_runs() : level > ft_cpu_level()) continue;
         ft_set_threads(1 + (int)draw(3));
         rows.y = together;
         run(&e, &rows, level, 0);
-        for (int64_t row = 0; row < rows.rows; row += 1 + draw(20)) check_row(&e, &rows, row, wide);
+        for (int64_t row = 0; row < rows.rows; row += 1 + draw(20)) {
+            check_row(&e, &rows, row, wide);
+            if (tiled && level == EMULATED) check_tiled(&e, &rows, row);
+        }
         rows.y = alone;
         run(&e, &rows, level, 1);
         if (memcmp(together, alone, bytes)) printf("bits depend on rows, level %d\n", level), exit(1);
@@ -221,6 +262,7 @@ int main(int count, char **arguments) {
     const int rounds = count > 1 ? atoi(arguments[1]) : 200;
     state = count > 2 ? (uint64_t)atoll(arguments[2]) : 1;
     for (int i = 0; i < rounds; i++) one_round();
-    printf("linear: %d rounds, levels 0 to %d\n", rounds, ft_cpu_level());
+    printf("linear: %d rounds, levels 0 to %d%s\n", rounds, ft_cpu_level(),
+           emulated_amx_runs() ? ", and AMX emulated" : "");
     return 0;
 }

@@ -1,6 +1,7 @@
 """Compiles `native/*.c` into one shared library beside it. Standard library only.
 
 The library's name carries a hash of the sources and flags, so that a stale one is never loaded.
+Objects are kept beside it under a hash of what each is made of: an edit compiles what it touches.
 The build hook of the package, `library` in a checkout, and `python -m foretoken.kernels.build`
 call it; this module imports nothing of the package, because the hook loads it by path.
 """
@@ -8,6 +9,7 @@ call it; this module imports nothing of the package, because the hook loads it b
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -76,53 +78,88 @@ def build_library() -> Path:
     target = library_path()
     if target.is_file():
         return target
+    folder = BUILT / "objects"
     try:
-        BUILT.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUILT) as folder:
-            fresh = Path(folder) / target.name
-            _compile(sources(), Path(folder), fresh, ("-shared",), ())
-            os.replace(fresh, target)
+        folder.mkdir(parents=True, exist_ok=True)
+        objects = _objects(sources(), folder, ())
+        with tempfile.TemporaryDirectory(dir=BUILT) as fresh:
+            _link(objects, Path(fresh) / target.name, ("-shared",))
+            os.replace(Path(fresh) / target.name, target)
     except OSError as error:
         raise BuildError(f"{BUILT} cannot be written: {error}") from error
-    for path in BUILT.glob("foretoken-*.so"):
-        if path != target:
-            path.unlink(missing_ok=True)
+    for path in {*BUILT.glob("foretoken-*.so"), *folder.iterdir()} - {target, *objects}:
+        path.unlink(missing_ok=True)
     return target
 
 
-def build_program(main: Path, target: Path, flags: Sequence[str] = SANITIZERS) -> None:
-    """Compile a C program with a main together with the kernels, by default under sanitizers.
+def build_programs(
+    mains: Sequence[Path],
+    helpers: Sequence[Path],
+    folder: Path,
+    flags: Sequence[str] = SANITIZERS,
+) -> list[Path]:
+    """Compile C programs, each with its main and all with the kernels, by default under sanitizers.
+
+    Args:
+        mains: one file with a main for each program.
+        helpers: more files that belong to every program.
+        folder: where programs and objects go.
+        flags: for the compiler and the linker.
+
+    Returns:
+        The programs, in the order of `mains`.
 
     Raises:
         BuildError: as for `build_library`.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        _compile([main, *sources()], Path(folder), target, (), tuple(flags))
+    objects = _objects([*mains, *helpers, *sources()], folder, tuple(flags))
+    programs = [folder / main.stem for main in mains]
+    for own, program in zip(objects, programs, strict=False):
+        _link([own, *objects[len(mains) :]], program, tuple(flags))
+    return programs
 
 
-def _compile(
-    files: Sequence[Path],
-    folder: Path,
-    target: Path,
-    link: tuple[str, ...],
-    more: tuple[str, ...],
-) -> None:
+def _parts(path: Path, seen: dict[Path, bytes]) -> dict[Path, bytes]:
+    """A C file and the files that it includes by name, beside it or in NATIVE."""
+    seen[path] = path.read_bytes()
+    for name in re.findall(rb'^\s*#\s*include\s+"(.+)"', seen[path], re.MULTILINE):
+        for folder in (path.parent, NATIVE):
+            part = (folder / name.decode()).resolve()
+            if part.is_file() and part not in seen:
+                _parts(part, seen)
+    return seen
+
+
+def _objects(files: Sequence[Path], folder: Path, more: tuple[str, ...]) -> list[Path]:
+    """Objects of the files, those compiled that `folder` does not have yet."""
     command = compiler()
-    objects = [folder / f"{number}-{path.stem}.o" for number, path in enumerate(files)]
 
-    def one(path: Path, result: Path) -> None:
-        base = [command, *COMMON, *more, f"-I{NATIVE}", "-c", str(path), "-o", str(result)]
+    def one(path: Path) -> Path:
+        base = [command, *COMMON, *more, f"-I{NATIVE}", "-c", str(path)]
         flags = _flags(path)
-        try:
-            _run([*base, *flags])
-        except BuildError:
-            if not flags:
-                raise
-            _run(base)
+        digest = hashlib.sha256(repr((command, COMMON, more, flags)).encode())
+        for part, content in sorted(_parts(path.resolve(), {}).items()):
+            digest.update(part.name.encode() + b"\0" + content)
+        result = folder / f"{path.stem}-{digest.hexdigest()[:16]}.o"
+        if result.is_file():
+            return result
+        with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
+            output = ["-o", str(Path(fresh) / result.name)]
+            try:
+                _run([*base, *output, *flags])
+            except BuildError:
+                if not flags:
+                    raise
+                _run([*base, *output])
+            os.replace(Path(fresh) / result.name, result)
+        return result
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, files, objects))
-    _run([command, *more, *link, "-pthread", *map(str, objects), "-lm", "-o", str(target)])
+        return list(pool.map(one, files))
+
+
+def _link(objects: Sequence[Path], target: Path, more: Sequence[str]) -> None:
+    _run([compiler(), *more, "-pthread", *map(str, objects), "-lm", "-o", str(target)])
 
 
 def _flags(path: Path) -> tuple[str, ...]:

@@ -104,6 +104,32 @@ def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_
     assert build.library_path() != before
 
 
+def test_an_edit_compiles_what_it_touches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    try:
+        build.compiler()
+    except build.BuildError:
+        pytest.skip("no compiler here")
+    native = tmp_path / "native"
+    native.mkdir()
+    (native / "one.c").write_text('#include "one.h"\nint one(void) { return ONE; }\n')
+    (native / "one.h").write_text('#include "deep.h"\n#define ONE DEEP\n')
+    (native / "deep.h").write_text("#define DEEP 1\n")
+    (native / "two.c").write_text("int two(void) { return 2; }\n")
+    monkeypatch.setattr(build, "NATIVE", native)
+    monkeypatch.setattr(build, "BUILT", tmp_path / "lib")
+
+    def objects() -> dict[str, str]:
+        build.build_library()
+        found = sorted(path.name for path in (tmp_path / "lib" / "objects").iterdir())
+        return dict(name.split("-") for name in found)
+
+    first = objects()
+    (native / "deep.h").write_text("#define DEEP 3\n")
+    second = objects()
+    assert set(first) == set(second) == {"one", "two"}
+    assert first["one"] != second["one"] and first["two"] == second["two"]
+
+
 def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CC", "a-compiler-that-is-not-there")
     monkeypatch.setattr(build, "BUILT", tmp_path)

@@ -57,7 +57,7 @@ FT_EXPORT void ft_linear_dense(const ft_linear *layer, const void *x, void *y, c
 
 // Rows of x as a kernel wants them: floats, bfloat16 pairs, or fixed point.
 typedef struct {
-    const void *values;    // float, bf16; int16 or two rows of digits (high, low) for integer weights
+    const void *values;    // float, bf16; int16 for integer weights, each four as 0 2 1 3
     int64_t stride;        // between rows, in bytes
     const float *scales;   // fixed point: [rows][blocks]
     const int32_t *sums;   // fixed point: [rows][padded inputs / 32], sums of 32 values

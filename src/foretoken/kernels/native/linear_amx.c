@@ -4,7 +4,8 @@
     defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #define NAME ft_linear_amx
 #define MOST_ROWS 6
-#define MOST_FIXED_ROWS 3
+#define MOST_FIXED_ROWS 6
+#define FIXED_PANELS 4
 #define PAIRS
 #define TILES
 #include "linear_body.h"

@@ -3,7 +3,8 @@
 #if defined(__AVX2__) && defined(__FMA__)
 #define NAME ft_linear_avx2
 #define MOST_ROWS 2
-#define MOST_FIXED_ROWS 2
+#define MOST_FIXED_ROWS 6
+#define FIXED_PANELS 1
 #include "linear_body.h"
 #else
 const ft_linear_kernels ft_linear_avx2 = {0};

@@ -3,7 +3,8 @@
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #define NAME ft_linear_avx512bf16
 #define MOST_ROWS 6
-#define MOST_FIXED_ROWS 3
+#define MOST_FIXED_ROWS 6
+#define FIXED_PANELS 4
 #define PAIRS
 #include "linear_body.h"
 #else

@@ -1,8 +1,9 @@
 // The linear kernels, written once over vec.h; see linear.h for what they compute.
 //
-// A file that includes this has defined NAME (of the ft_linear_kernels it makes), MOST_ROWS and
-// MOST_FIXED_ROWS (rows, at most 6 and 3, whose sums fit in the registers beside FT_TILE panels),
-// PAIRS if its processors multiply bfloat16 and have VNNI, and TILES if they have AMX's tiles.
+// A file that includes this has defined NAME (of the ft_linear_kernels it makes), MOST_ROWS (rows, at
+// most 6, whose sums fit in the registers beside FT_TILE panels), MOST_FIXED_ROWS and FIXED_PANELS (rows
+// and panels for which integer sums do), PAIRS if its processors multiply bfloat16 and have VNNI, and
+// TILES if they have AMX's tiles.
 //
 // A tile goes along K in chunks. A chunk of weights is read from memory once, and stays in the L1
 // cache while all rows pass over it in groups of at most MOST_ROWS; sums wait in memory meanwhile,
@@ -41,7 +42,6 @@ typedef struct {
     int64_t blocks, parts;
     const float *scale, *zero;  // of the chunk's first group in the first panel, or null
     int64_t group_stride;       // floats from panel to panel of these
-    int64_t digits;             // bytes from high to low digits
 } chunk;
 
 ALWAYS void fetch_ahead(const chunk *c, const int panels, int step) {
@@ -195,7 +195,7 @@ typedef struct {
     void (*panel)(const chunk *, int rows);
     int most_rows;
     int inputs_per_step;
-    int x_bytes;  // of a prepared input; fixed point: of a digit
+    int x_bytes;  // of a prepared input
 } walk;
 
 static walk walk_of(int weight_type) {
@@ -203,9 +203,9 @@ static walk walk_of(int weight_type) {
         case FT_WEIGHT_FLOAT32:
             return (walk){float_steps_tile, float_steps_panel, MOST_ROWS, 1, 4};
         case FT_WEIGHT_INT8:
-            return (walk){int8_steps_tile, int8_steps_panel, MOST_FIXED_ROWS, 4, DIGIT_BYTES};
+            return (walk){int8_steps_tile, int8_steps_panel, MOST_FIXED_ROWS, 4, 2};
         case FT_WEIGHT_INT4:
-            return (walk){int4_steps_tile, int4_steps_panel, MOST_FIXED_ROWS, 8, DIGIT_BYTES};
+            return (walk){int4_steps_tile, int4_steps_panel, MOST_FIXED_ROWS, 8, 2};
         default:
             return (walk){pair_steps_tile, pair_steps_panel, MOST_PAIR_ROWS, 2, PAIR_INPUT_BYTES};
     }
@@ -346,7 +346,6 @@ static void tile(const ft_linear_job *job, int64_t panel, int64_t panels) {
                 .blocks = job->x.blocks,
                 .parts = job->x.parts,
                 .group_stride = groups * FT_PANEL,
-                .digits = job->x.blocks * FT_BLOCK,
                 .fetch_step = STEP_BYTES,
             };
             if (layer->group) {

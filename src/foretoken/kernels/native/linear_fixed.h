@@ -1,14 +1,17 @@
 // The integer part of linear_body.h: activations in fixed point, exact sums within a group.
 //
-// A block of 128 activations is scale * q with whole q in [-32639, 32639], the range of two signed
-// digits to base 256. VNNI multiplies digits by unsigned weights; elsewhere q itself is a 16-bit
-// number. Weights are unsigned (value + 128, or 0..15): the excess, times the sum of q, is taken off.
+// A block of 128 activations is scale * q with whole q in [-32639, 32639]. Weights are unsigned
+// (value + 128, or 0..15), and the excess, times the sum of q, is where a group's sums start from.
+// Both are multiplied as pairs of 16 bits: packed weights are widened in registers, once for all rows
+// of a group.
+#include "vec_whole.h"
+
 enum { MOST_FIXED = 32639 };
 
 #if defined(PAIRS)
-enum { PAIR_INPUT_BYTES = 2, DIGIT_BYTES = 1 };
+enum { PAIR_INPUT_BYTES = 2 };
 #else
-enum { PAIR_INPUT_BYTES = 4, DIGIT_BYTES = 2 };
+enum { PAIR_INPUT_BYTES = 4 };
 #endif
 
 static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, const float *values) {
@@ -35,18 +38,14 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
         for (int k = 0; k < 32; k++) sum += fixed[part * 32 + k];
         sums[part] = sum;
     }
-    char *target = (char *)job->x.values + row * job->x.stride;
-#if defined(PAIRS)
-    int8_t *high = (int8_t *)target + block * FT_BLOCK, *low = high + job->x.blocks * FT_BLOCK;
-    for (int k = 0; k < FT_BLOCK; k++) {
-        const int32_t digit = ((fixed[k] + 128) & 255) - 128;
-        low[k] = (int8_t)digit;
-        high[k] = (int8_t)((fixed[k] - digit) / 256);
+    // Each four in the order in which unpack() below finds their weights.
+    int16_t *target = (int16_t *)((char *)job->x.values + row * job->x.stride) + block * FT_BLOCK;
+    for (int k = 0; k < FT_BLOCK; k += 4) {
+        target[k] = (int16_t)fixed[k];
+        target[k + 1] = (int16_t)fixed[k + 2];
+        target[k + 2] = (int16_t)fixed[k + 1];
+        target[k + 3] = (int16_t)fixed[k + 3];
     }
-#else
-    int16_t *whole = (int16_t *)target + block * FT_BLOCK;
-    for (int k = 0; k < FT_BLOCK; k++) whole[k] = (int16_t)fixed[k];
-#endif
 }
 
 // Sum of q over `parts` parts from `part` on.
@@ -56,187 +55,110 @@ ALWAYS int32_t sum_of(const chunk *c, int row, int part, int parts) {
     return sum;
 }
 
-// Add whole sums of a group of inputs, times the scales of activations and weights.
-ALWAYS void add_group(const chunk *c, int row, int panel, int h, int group, int32_t excess, vf whole) {
-    const int64_t block = c->layer->group ? group * c->layer->group / FT_BLOCK : group;
-    float *at = c->sums + row * SUM_STRIDE + panel * FT_PANEL + h * W;
-    if (c->zero) {
-        const float *zero = c->zero + panel * c->group_stride + group * FT_PANEL + h * W;
-        whole = vf_sub(whole, vf_mul(vf_load(zero), vf_set1((float)excess)));
-    }
-    vf term = vf_mul(whole, vf_set1(c->x_scale[row * c->blocks + block]));
-    if (c->scale) {
-        const float *scale = c->scale + panel * c->group_stride + group * FT_PANEL + h * W;
-        term = vf_mul(term, vf_load(scale));
-    }
-    vf_store(at, vf_add(vf_load(at), term));
+typedef vi whole_sums[MOST_FIXED_ROWS][FIXED_PANELS][HALVES];
+
+// Pair number `part` of each 32 bits: inputs 0 and 2, 1 and 3, 4 and 6, 5 and 7.
+ALWAYS vi unpack(vi packed, const int bits, const int part) {
+    const vi low = vi_set1(bits == 8 ? 0x00ff00ff : 0x000f000f);
+    if (part == 0) return vi_and(packed, low);
+    if (part == 1) return bits == 8 ? vi_shift(packed, 8) : vi_and(vi_shift(packed, 8), low);
+    return part == 2 ? vi_and(vi_shift(packed, 4), low) : vi_shift(packed, 12);
 }
 
-#if defined(PAIRS)
+// Where a group's sums are in the chunk.
+typedef struct {
+    int panel, number;  // first panel, number of the group
+    int step, end;
+} place;
 
-typedef __m512i whole_sums[MOST_FIXED_ROWS][FT_TILE];
-
-ALWAYS __m512i four_inputs(const char *at) {
-    int32_t four;
-    memcpy(&four, at, 4);
-    return _mm512_set1_epi32(four);
-}
-
-// As assembly, because GCC 12 copies and spills the sums around the intrinsic.
-ALWAYS void add_products(__m512i *sum, __m512i w, __m512i x) {
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(w), "v"(x));
-}
-
-ALWAYS void clear(const int rows, const int panels, whole_sums high, whole_sums low) {
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int p = 0; p < panels; p++) high[r][p] = low[r][p] = _mm512_setzero_si512();
-}
-
-// Four inputs of weights `w` against those at byte `at` of each row.
-ALWAYS void add_four(const chunk *c, const int rows, const int panels, const __m512i *w, int64_t at,
-                     whole_sums high, whole_sums low) {
+ALWAYS void start_group(const chunk *c, const int rows, const int panels, const int middle,
+                        const int32_t *excess, whole_sums sum) {
     UNROLL for (int r = 0; r < rows; r++) {
-        const char *x = c->x + r * c->x_stride + at;
-        const __m512i x_high = four_inputs(x), x_low = four_inputs(x + c->digits);
-        UNROLL for (int p = 0; p < panels; p++) {
-            add_products(&high[r][p], w[p], x_high);
-            add_products(&low[r][p], w[p], x_low);
-        }
-    }
-}
-
-ALWAYS void end_group(const chunk *c, const int rows, const int panels, int group, int excess,
-                      whole_sums high, whole_sums low) {
-    const int parts = (c->layer->group ? c->layer->group : FT_BLOCK) / 32;
-    UNROLL for (int r = 0; r < rows; r++) {
-        const int32_t sum = sum_of(c, r, group * parts, parts);
-        const __m512i off = _mm512_set1_epi32((int32_t)((uint32_t)sum * (uint32_t)excess));
-        UNROLL for (int p = 0; p < panels; p++) {
-            const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(high[r][p], 8), low[r][p]);
-            add_group(c, r, p, 0, group, sum, _mm512_cvtepi32_ps(_mm512_sub_epi32(whole, off)));
-        }
-    }
-}
-
-ALWAYS __m512i load_step(const chunk *c, int panel, int step) {
-    return _mm512_loadu_si512(c->weight + panel * c->panel_stride + step * STEP_BYTES);
-}
-
-ALWAYS void int8_group(const chunk *c, const int rows, const int panels, int group, int i, int end) {
-    whole_sums high, low;
-    clear(rows, panels, high, low);
-    for (; i < end; i++) {
-        __m512i w[FT_TILE];
-        fetch_ahead(c, panels, i);
+        const vi start = vi_set1(middle == 8 && c->zero ? 0 : (int32_t)(0u - (uint32_t)excess[r] * (uint32_t)middle));
         UNROLL for (int p = 0; p < panels; p++)
-            w[p] = load_step(c, p, i);
-        add_four(c, rows, panels, w, i * 4, high, low);
+            UNROLL for (int h = 0; h < HALVES; h++) sum[r][p][h] = start;
     }
-    end_group(c, rows, panels, group, 128, high, low);
+}
+
+// Add whole sums of a group, times the scales of activations and weights.
+ALWAYS void end_group(const chunk *c, const int rows, const int panels, const place *at,
+                      const int32_t *excess, whole_sums sum, const int with_zero) {
+    const int64_t group = c->layer->group, first = at->panel * c->group_stride;
+    const int64_t block = group ? at->number * group / FT_BLOCK : at->number;
+    const float *scales = c->scale ? c->scale + first + at->number * FT_PANEL : 0;
+    const float *zeros = with_zero ? c->zero + first + at->number * FT_PANEL : 0;
+    const int64_t stride = c->group_stride;
+    float *const sums = c->sums + at->panel * FT_PANEL;
+    UNROLL for (int r = 0; r < rows; r++) {
+        const vf x_scale = vf_set1(c->x_scale[r * c->blocks + block]), off = vf_set1((float)excess[r]);
+        UNROLL for (int p = 0; p < panels; p++)
+            UNROLL for (int h = 0; h < HALVES; h++) {
+                vf whole = vf_of_vi(sum[r][p][h]);
+                if (with_zero) {
+                    const vf zero = vf_load(zeros + p * stride + h * W);
+                    whole = vf_sub(whole, vf_mul(zero, off));
+                }
+                vf term = vf_mul(whole, x_scale);
+                if (scales) term = vf_mul(term, vf_load(scales + p * stride + h * W));
+                float *total = sums + r * SUM_STRIDE + p * FT_PANEL + h * W;
+                vf_store(total, vf_add(vf_load(total), term));
+            }
+    }
+}
+
+// The inputs of one pair of every step; `weight` and `x` are where the step begins.
+ALWAYS void add_part(const chunk *c, const int bits, const int rows, const int panels,
+                     const char *weight, const char *x, const int part, whole_sums sum) {
+    vi w[FIXED_PANELS][HALVES];
+    // Loaded again for each part, which costs less than keeping it.
+    UNROLL for (int p = 0; p < panels; p++)
+        UNROLL for (int h = 0; h < HALVES; h++)
+            w[p][h] = unpack(vi_load(weight + p * c->panel_stride + h * W * 4), bits, part);
+    UNROLL for (int r = 0; r < rows; r++) {
+        const vi pair = vi_set1(pair_at(x + r * c->x_stride + part * 4));
+        UNROLL for (int p = 0; p < panels; p++)
+            UNROLL for (int h = 0; h < HALVES; h++) vi_add_products(&sum[r][p][h], w[p][h], pair);
+    }
+}
+
+ALWAYS void run_group(const chunk *c, const int bits, const int rows, const int panels,
+                      const place *at) {
+    const int parts = (c->layer->group ? c->layer->group : FT_BLOCK) / 32;
+    int32_t excess[MOST_FIXED_ROWS];
+    whole_sums sum;
+    for (int r = 0; r < rows; r++) excess[r] = sum_of(c, r, at->number * parts, parts);
+    start_group(c, rows, panels, bits == 8 ? 128 : 8, excess, sum);
+    for (int i = at->step; i < at->end; i++) {
+        const char *weight = c->weight + at->panel * c->panel_stride + i * STEP_BYTES;
+        const char *x = c->x + i * (64 / bits);
+        UNROLL for (int p = 0; p < panels; p++)
+            __builtin_prefetch(c->fetch[at->panel + p] + i * c->fetch_step);
+        add_part(c, bits, rows, panels, weight, x, 0, sum);
+        add_part(c, bits, rows, panels, weight, x, 1, sum);
+        if (bits == 8) continue;
+        add_part(c, bits, rows, panels, weight, x, 2, sum);
+        add_part(c, bits, rows, panels, weight, x, 3, sum);
+    }
+    if (bits == 4 && c->zero)
+        end_group(c, rows, panels, at, excess, sum, 1);
+    else
+        end_group(c, rows, panels, at, excess, sum, 0);
+}
+
+ALWAYS void fixed_steps(const chunk *c, const int bits, const int rows, const int panels) {
+    const int at_once = panels < FIXED_PANELS ? panels : FIXED_PANELS;
+    const int steps = (c->layer->group ? c->layer->group : FT_BLOCK) * bits / 32;
+    for (int panel = 0; panel < panels; panel += at_once)
+        for (int group = 0, i = 0; i < c->steps; group++, i += steps) {
+            const place at = {panel, group, i, i + steps < c->steps ? i + steps : c->steps};
+            run_group(c, bits, rows, at_once, &at);
+        }
 }
 
 ALWAYS void int8_steps(const chunk *c, const int rows, const int panels) {
-    const int steps = c->layer->group ? c->layer->group / 4 : FT_BLOCK / 4;
-    for (int group = 0, i = 0; i < c->steps; group++, i += steps)
-        int8_group(c, rows, panels, group, i, i + steps < c->steps ? i + steps : c->steps);
-}
-
-ALWAYS void int4_group(const chunk *c, const int rows, const int panels, int group, int i, int end) {
-    const __m512i mask = _mm512_set1_epi8(15);
-    whole_sums high, low;
-    clear(rows, panels, high, low);
-    for (; i < end; i++) {
-        __m512i w[FT_TILE];
-        fetch_ahead(c, panels, i);
-        UNROLL for (int p = 0; p < panels; p++)
-            w[p] = _mm512_and_si512(load_step(c, p, i), mask);
-        add_four(c, rows, panels, w, i * 8, high, low);
-        // Loaded a second time, which costs less than keeping it.
-        UNROLL for (int p = 0; p < panels; p++)
-            w[p] = _mm512_and_si512(_mm512_srli_epi16(load_step(c, p, i), 4), mask);
-        add_four(c, rows, panels, w, i * 8 + 4, high, low);
-    }
-    end_group(c, rows, panels, group, c->zero ? 0 : 8, high, low);
+    fixed_steps(c, 8, rows, panels);
 }
 
 ALWAYS void int4_steps(const chunk *c, const int rows, const int panels) {
-    const int steps = c->layer->group / 8;
-    for (int group = 0, i = 0; i < c->steps; group++, i += steps)
-        int4_group(c, rows, panels, group, i, i + steps);
+    fixed_steps(c, 4, rows, panels);
 }
-
-#else
-
-// Sums of four inputs of 16 unsigned weights each.
-ALWAYS void add_four(int32_t whole[FT_PANEL], const uint8_t *w, const int16_t *x) {
-#if W == 8
-    int64_t four;
-    memcpy(&four, x, 8);
-    const __m256i inputs = _mm256_set1_epi64x(four);
-    for (int n = 0; n < FT_PANEL; n += 8) {
-        const __m128i *at = (const __m128i *)(w + n * 4);
-        const __m256i first = _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(at)), inputs);
-        const __m256i second =
-            _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(at + 1)), inputs);
-        // hadd keeps to 128-bit lanes: 0 1 4 5 | 2 3 6 7.
-        const __m256i mixed = _mm256_hadd_epi32(first, second);
-        const __m256i sums = _mm256_permute4x64_epi64(mixed, 0xd8);
-        __m256i *target = (__m256i *)(whole + n);
-        _mm256_storeu_si256(target, _mm256_add_epi32(_mm256_loadu_si256(target), sums));
-    }
-#else
-    for (int n = 0; n < FT_PANEL; n++)
-        whole[n] += w[n * 4] * x[0] + w[n * 4 + 1] * x[1] + w[n * 4 + 2] * x[2] + w[n * 4 + 3] * x[3];
-#endif
-}
-
-ALWAYS void add_whole(const chunk *c, int row, int panel, int group, int excess,
-                      const int32_t whole[FT_PANEL]) {
-    const int parts = (c->layer->group ? c->layer->group : FT_BLOCK) / 32;
-    const int32_t sum = sum_of(c, row, group * parts, parts);
-    float values[FT_PANEL];
-    for (int n = 0; n < FT_PANEL; n++)
-        values[n] = (float)(int32_t)((uint32_t)whole[n] - (uint32_t)sum * (uint32_t)excess);
-    for (int h = 0; h < HALVES; h++)
-        add_group(c, row, panel, h, group, sum, vf_load(values + h * W));
-}
-
-ALWAYS void int8_steps(const chunk *c, const int rows, const int panels) {
-    const int steps = c->layer->group ? c->layer->group / 4 : FT_BLOCK / 4;
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < panels; p++)
-            for (int group = 0, i = 0; i < c->steps; group++) {
-                const int end = i + steps < c->steps ? i + steps : c->steps;
-                const int16_t *x = (const int16_t *)(c->x + r * c->x_stride);
-                int32_t whole[FT_PANEL] = {0};
-                for (; i < end; i++) {
-                    const char *w = c->weight + p * c->panel_stride + i * STEP_BYTES;
-                    add_four(whole, (const uint8_t *)w, x + i * 4);
-                }
-                add_whole(c, r, p, group, 128, whole);
-            }
-}
-
-ALWAYS void int4_steps(const chunk *c, const int rows, const int panels) {
-    const int steps = c->layer->group / 8;
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < panels; p++)
-            for (int group = 0, i = 0; i < c->steps; group++) {
-                const int end = i + steps;
-                const int16_t *x = (const int16_t *)(c->x + r * c->x_stride);
-                int32_t whole[FT_PANEL] = {0};
-                for (; i < end; i++) {
-                    const char *w = c->weight + p * c->panel_stride + i * STEP_BYTES;
-                    uint8_t first[STEP_BYTES], second[STEP_BYTES];
-                    for (int b = 0; b < STEP_BYTES; b++) {
-                        first[b] = (uint8_t)w[b] & 15;
-                        second[b] = (uint8_t)w[b] >> 4;
-                    }
-                    add_four(whole, first, x + i * 8);
-                    add_four(whole, second, x + i * 8 + 4);
-                }
-                add_whole(c, r, p, group, c->zero ? 0 : 8, whole);
-            }
-}
-
-#endif

@@ -2,4 +2,5 @@
 #define NAME ft_linear_portable
 #define MOST_ROWS 2
 #define MOST_FIXED_ROWS 2
+#define FIXED_PANELS 1
 #include "linear_body.h"

@@ -1,6 +1,7 @@
 // The bfloat16 part of linear_body.h on AMX tiles: up to 16 rows in the time of one.
 //
-// NOT YET RUN on a processor that has them; `auto` therefore stops below (kernels/library.py).
+// NOT YET RUN on a processor that has them; `auto` therefore stops below (kernels/library.py). Its logic
+// runs in tests/fuzz with the instructions emulated.
 // Tiles 0 to 3 hold sums of 16 outputs, 4 holds rows of 32 inputs, 5 to 7 weights as they are packed.
 // All rows go this way, one row too, so that bits do not depend on their number.
 

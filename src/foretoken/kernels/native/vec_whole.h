@@ -1,0 +1,69 @@
+/* Vectors of W whole numbers of 32 bits, beside vec.h's floats: what products of integer weights need.
+ *
+ * Two 16-bit numbers share 32 bits as a pair. A product of pairs adds both products to a sum, exactly.
+ */
+#ifndef FORETOKEN_VEC_WHOLE_H
+#define FORETOKEN_VEC_WHOLE_H
+
+#include "vec.h"
+
+/* Bits of the pair at `at`. */
+static inline int32_t pair_at(const void *at) {
+    int32_t pair;
+    memcpy(&pair, at, 4);
+    return pair;
+}
+
+#if W == 16
+
+typedef __m512i vi;
+
+static inline vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
+static inline vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
+static inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+/* Of every 16 bits. */
+#define vi_shift(x, bits) _mm512_srli_epi16(x, bits)
+static inline vf vf_of_vi(vi x) { return _mm512_cvtepi32_ps(x); }
+static inline void vi_add_products(vi *sum, vi a, vi b) {
+#ifdef __AVX512VNNI__
+    // As assembly, because GCC 12 copies and spills the sums around the intrinsic.
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));
+#else
+    *sum = _mm512_add_epi32(*sum, _mm512_madd_epi16(a, b));
+#endif
+}
+
+#elif W == 8
+
+typedef __m256i vi;
+
+static inline vi vi_set1(int32_t x) { return _mm256_set1_epi32(x); }
+static inline vi vi_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+static inline vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
+#define vi_shift(x, bits) _mm256_srli_epi16(x, bits)
+static inline vf vf_of_vi(vi x) { return _mm256_cvtepi32_ps(x); }
+static inline void vi_add_products(vi *sum, vi a, vi b) {
+    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(a, b));
+}
+
+#else
+
+static inline vi vi_set1(int32_t x) { return (vi){x, x, x, x}; }
+static inline vi vi_load(const void *p) {
+    vi x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+static inline vi vi_and(vi a, vi b) { return a & b; }
+typedef uint16_t vi_halves __attribute__((vector_size(16), aligned(4)));
+#define vi_shift(x, bits) ((vi)((vi_halves)(x) >> (bits)))
+static inline vf vf_of_vi(vi x) { return __builtin_convertvector(x, vf); }
+/* `a` holds no negative numbers. */
+static inline void vi_add_products(vi *sum, vi a, vi b) {
+    const vi low = (vi)((vi)((__typeof__(vi))b << 16) >> 16), high = b >> 16;
+    *sum += (a & 0xffff) * low + (a >> 16) * high;
+}
+
+#endif
+
+#endif
