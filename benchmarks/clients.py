@@ -9,13 +9,15 @@ last line is JSON; exit code 1 if one of them failed a request or could not run.
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import tempfile
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from common import announce, at_most, finish, make_parser
+from served import demo_server
 
 VLLM = """
 import argparse
@@ -88,36 +90,43 @@ def run(command: list[str], timeout_s: float) -> None:
         raise SystemExit(f"{command[:3]} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
 
 
+def version_of(python: Path, package: str) -> str:
+    """Of a package in the environment of `python`."""
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--vllm-python", type=Path, help="a Python that has vllm")
     parser.add_argument("--guidellm", type=Path, help="the program of that name")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--timeout-s", type=float, default=500)
+    parser.add_argument("--timeout-s", type=float, default=500, help="of each client")
     given = parser.parse_args()
+    if given.quick:
+        given.requests, given.clients, given.tokens = 6, 2, 16
+    if given.vllm_python is None and given.guidellm is None:
+        parser.error("name --vllm-python, --guidellm or both")
+    where, results = announce(given), dict[str, Any]()
     tools = {"vllm": (given.vllm_python, vllm), "guidellm": (given.guidellm, guidellm)}
-    command = [sys.executable, "-m", "foretoken", "serve", "demo", "--port", "0"]
-    command += ["--kv-cache-memory-bytes", "200000000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    results: dict[str, Any] = {}
-    try:
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found, "the server did not start"
+    with demo_server("--kv-cache-memory-bytes", "200000000") as server:
         for name, (program, measure) in tools.items():
             if program is None:
                 continue
+            python = program if name == "vllm" else program.parent / "python"
             with tempfile.TemporaryDirectory() as folder:
-                results[name] = measure(program, found[0], Path(folder), given)
+                results[name] = {"version": version_of(python, name)}
+                results[name] |= measure(program, server.url, Path(folder), given)
             print(name, json.dumps(results[name]), flush=True)
-    finally:
-        process.terminate()
-        process.wait(60)
-    print(json.dumps(results))
-    whole = all(r["failed"] == 0 and r["completed"] == given.requests for r in results.values())
-    return 0 if results and whole else 1
+    goals = [
+        at_most(f"requests of {name} without their answer", given.requests - one["completed"], 0)
+        for name, one in results.items()
+    ]
+    finish("clients", where, given, results, goals)
+    return 0 if all(goal.met for goal in goals) else 1
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common import Goal, announce, at_most, finish, make_parser
+from served import anonymous_bytes
 
 MIB = 1 << 20
 ARMS: dict[str, dict[str, Any]] = {
@@ -27,34 +28,25 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-def anonymous() -> int:
-    """Bytes of anonymous memory that this process has."""
-    with open("/proc/self/status", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) << 10
-    raise SystemExit("this kernel does not say RssAnon")
-
-
 class Peak:
     """The most anonymous memory while a `with` block runs, sampled every millisecond."""
 
     def __enter__(self) -> "Peak":
         """Begin."""
-        self.value, self._done = anonymous(), threading.Event()
+        self.value, self._done = anonymous_bytes(), threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
 
     def _watch(self) -> None:
         while not self._done.wait(0.001):
-            self.value = max(self.value, anonymous())
+            self.value = max(self.value, anonymous_bytes())
 
     def __exit__(self, *_: object) -> None:
         """End."""
         self._done.set()
         self._thread.join()
-        self.value = max(self.value, anonymous())
+        self.value = max(self.value, anonymous_bytes())
 
 
 def run_arm(settings: Mapping[str, Any]) -> dict[str, int]:
@@ -68,10 +60,10 @@ def run_arm(settings: Mapping[str, Any]) -> dict[str, int]:
 
     torch.set_num_threads(1)
     torch.ones(64, 64) @ torch.ones(64, 64)
-    idle = anonymous()
+    idle = anonymous_bytes()
     with Peak() as loading:
         llm = LLM(**settings)
-    loaded = anonymous()
+    loaded = anonymous_bytes()
     config = llm._engine.parts.config
     with Peak() as running:
         for store in [found for found in gc.get_objects() if isinstance(found, KVStore)]:

@@ -1,26 +1,27 @@
 """TTFT and TPOT of the packaged pair over HTTP, by number of clients, with and without drafts.
 
-    python benchmarks/serving.py --clients 1 4 16 --repeats 5
+    python benchmarks/serving.py --clients 1 4 16
 
-One server; speculation is switched per request, so both arms share everything else, and their
-rounds are interleaved. A second part measures what 50 requests/s to /health do to TPOT, again
-interleaved. Medians over rounds of medians over requests, ratios with their bootstrap intervals;
-the last line is JSON.
+One server; speculation is switched off per request, so both arms share everything else, and their
+rounds take turns. The server chooses how far to draft by measurement, and learns only from the
+requests that want drafts; --no-adaptive drafts as far as it was told at any load. The last part
+measures what 50 requests/s to /health, from a process of their own, do to TPOT. Numbers are
+medians over rounds of medians over requests, ratios have their bootstrap interval.
 """
 
 import argparse
 import asyncio
 import json
-import re
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-from common import ratio_of_medians
+from common import Goal, Ratio, announce, at_most, finish, make_parser, ratio_of_medians
+from served import demo_server
+
+from foretoken.lab.http1 import HttpPool, now
 
 PROMPTS = (
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n",
@@ -28,26 +29,31 @@ PROMPTS = (
     "def parse(text):\n    result = []\n    for line in text.splitlines():\n",
     "class Reader:\n    def read(self, size=-1):\n        if self.closed:\n",
 )
+PER_CLIENT = 2
+KNOCKS_PER_S = 50
+"""Requests to /health."""
+TIMES = ("ttft_s", "tpot_s", "s_per_token")
 
 
 @dataclass
 class Round:
     """Times of one round's requests, seconds."""
 
-    ttft: list[float] = field(default_factory=list)
-    tpot: list[float] = field(default_factory=list)
-    began: float = field(default_factory=time.perf_counter)
+    ttft_s: list[float] = field(default_factory=list)
+    tpot_s: list[float] = field(default_factory=list)
+    began: float = field(default_factory=now)
     tokens: int = 0
 
-    def medians(self) -> dict[str, float]:
+    def summary(self) -> dict[str, float]:
         return {
-            "ttft_s": statistics.median(self.ttft),
-            "tpot_s": statistics.median(self.tpot),
-            "tokens_per_s": self.tokens / (time.perf_counter() - self.began),
+            "ttft_s": statistics.median(self.ttft_s),
+            "tpot_s": statistics.median(self.tpot_s),
+            "s_per_token": (now() - self.began) / self.tokens,
         }
 
 
-async def ask(client: httpx.AsyncClient, prompt: str, tokens: int, on: bool, into: Round) -> None:
+async def ask(pool: HttpPool, prompt: str, tokens: int, on: bool, into: Round) -> None:
+    """One stream; every token is an event of its own, those of a step arrive together."""
     body = {
         "prompt": prompt,
         "max_tokens": tokens,
@@ -56,108 +62,124 @@ async def ask(client: httpx.AsyncClient, prompt: str, tokens: int, on: bool, int
         "stream": True,
         "speculation": {"enabled": on},
     }
-    began, first, last = time.perf_counter(), 0.0, 0.0
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        assert answer.status_code == 200, answer.status_code
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                last = time.perf_counter()
-                first = first or last
-    into.ttft.append(first - began)
-    into.tpot.append((last - first) / (tokens - 1))
+    answer = await pool.send("POST", "/v1/completions", json.dumps(body).encode(), timeout_s=300)
+    assert answer.status == 200 and answer.broken is None, (answer.status, answer.broken)
+    at = [time_s for time_s, piece in answer.pieces if b"data: {" in piece]
+    into.ttft_s.append(at[0] - answer.sent_s)
+    into.tpot_s.append((at[-1] - at[0]) / (tokens - 1))
     into.tokens += tokens
 
 
 async def one_round(url: str, clients: int, tokens: int, on: bool) -> dict[str, float]:
-    seen = Round()
-    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+    """Every client asks PER_CLIENT times, one after the other."""
+    pool, seen = HttpPool(url), Round()
 
-        async def worker(number: int) -> None:
-            for turn in range(2):
-                prompt = PROMPTS[(number + turn) % len(PROMPTS)] + f"# {number}\n"
-                await ask(client, prompt, tokens, on, seen)
+    async def client(number: int) -> None:
+        for turn in range(PER_CLIENT):
+            prompt = PROMPTS[(number + turn) % len(PROMPTS)] + f"# {number}\n"
+            await ask(pool, prompt, tokens, on, seen)
 
-        await asyncio.gather(*(worker(number) for number in range(clients)))
-    return seen.medians()
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    await pool.close()
+    return seen.summary()
 
 
-async def knock(url: str, per_second: float, stop: asyncio.Event) -> int:
-    """GET /health at a steady rate until told to stop."""
-    count = 0
-    async with httpx.AsyncClient(base_url=url) as client:
-        while not stop.is_set():
-            began = time.perf_counter()
-            assert (await client.get("/health")).status_code == 200
-            count += 1
-            await asyncio.sleep(max(0.0, 1 / per_second - (time.perf_counter() - began)))
-    return count
+async def by_clients(url: str, clients: int, given: argparse.Namespace) -> dict[str, Any]:
+    """A row of the table."""
+    arms: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+    for _ in range(given.warm_up_rounds):
+        await one_round(url, clients, given.tokens, True)
+    for repeat in range(given.repeats):
+        for on in (True, False) if repeat % 2 else (False, True):
+            arms[on].append(await one_round(url, clients, given.tokens, on))
+    row: dict[str, Any] = {"clients": clients}
+    for name in TIMES:
+        off, on_ = ([one[name] for one in arms[on]] for on in (False, True))
+        ratio = ratio_of_medians(on_, off)
+        row[name] = {"off": statistics.median(off), "on": statistics.median(on_), "ratio": ratio}
+        print(
+            f"{clients:3} clients  {name:12} {row[name]['off'] * 1e3:9.3f} ms without, "
+            f"{row[name]['on'] * 1e3:9.3f} ms with drafts, ratio {ratio}",
+            flush=True,
+        )
+    return row
+
+
+async def knock(url: str) -> None:
+    """GET /health at a steady rate until the process is ended."""
+    pool, due = HttpPool(url), now()
+    while True:
+        answer = await pool.send("GET", "/health", timeout_s=10)
+        assert answer.status == 200, answer.status
+        due = max(due + 1 / KNOCKS_PER_S, now() - 1)
+        await asyncio.sleep(max(0.0, due - now()))
 
 
 async def health_round(url: str, tokens: int, knocking: bool) -> float:
-    stop = asyncio.Event()
-    task = asyncio.create_task(knock(url, 50, stop)) if knocking else None
-    tpot = (await one_round(url, 1, tokens, True))["tpot_s"]
-    stop.set()
-    if task is not None:
-        await task
-    return tpot
+    process = None
+    if knocking:
+        process = subprocess.Popen([sys.executable, __file__, "--knock-at", url])
+        await asyncio.sleep(1.5)
+    tpot_s = (await one_round(url, 1, tokens, True))["tpot_s"]
+    if process is not None:
+        assert process.poll() is None, "the process that asks /health has ended"
+        process.kill()
+        process.wait()
+    return tpot_s
+
+
+async def health(url: str, given: argparse.Namespace) -> Ratio:
+    """TPOT of one client while /health is asked 50 times a second, over TPOT in peace."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for repeat in range(given.health_repeats):
+        for knocking in (True, False) if repeat % 2 else (False, True):
+            found[knocking].append(await health_round(url, given.health_tokens, knocking))
+    ratio = ratio_of_medians(found[True], found[False])
+    print(f"{KNOCKS_PER_S} requests/s to /health: TPOT times {ratio}", flush=True)
+    return ratio
 
 
 async def measure(url: str, given: argparse.Namespace) -> dict[str, Any]:
     await one_round(url, 2, 16, True)
-    table = []
-    for clients in given.clients:
-        arms: dict[bool, list[dict[str, float]]] = {True: [], False: []}
-        for repeat in range(given.repeats):
-            for on in (True, False) if repeat % 2 else (False, True):
-                arms[on].append(await one_round(url, clients, given.tokens, on))
-        row: dict[str, Any] = {"clients": clients}
-        for name in ("ttft_s", "tpot_s", "tokens_per_s"):
-            off = [one[name] for one in arms[False]]
-            on_values = [one[name] for one in arms[True]]
-            row[name] = {
-                "off": round(statistics.median(off), 5),
-                "on": round(statistics.median(on_values), 5),
-                "on_over_off": str(ratio_of_medians(on_values, off)),
-            }
-        table.append(row)
-        print(json.dumps(row), flush=True)
-    quiet, knocked = [], []
-    for repeat in range(given.repeats):
-        for knocking in (True, False) if repeat % 2 else (False, True):
-            found = await health_round(url, given.tokens, knocking)
-            (knocked if knocking else quiet).append(found)
-    health = {
-        "tpot_s_quiet": round(statistics.median(quiet), 5),
-        "tpot_s_with_50_health_per_s": round(statistics.median(knocked), 5),
-        "ratio": str(ratio_of_medians(knocked, quiet)),
-    }
-    return {"clients": table, "health": health}
+    rows = [await by_clients(url, clients, given) for clients in given.clients]
+    return {"clients": rows, "health_tpot_ratio": await health(url, given)}
+
+
+def goals_of(results: dict[str, Any]) -> list[Goal]:
+    """Never slower, up to noise; and HTTP does not wait for steps nor steps for HTTP."""
+    found = [
+        at_most(f"TPOT with over without drafts, {row['clients']} clients",
+                row["tpot_s"]["ratio"].value, 1.03)
+        for row in results["clients"]
+    ]  # fmt: skip
+    name = f"TPOT with {KNOCKS_PER_S} requests/s to /health over without"
+    return [*found, at_most(name, results["health_tpot_ratio"].value, 1.03)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--speculative-config", default=None)
-    parser.add_argument("--quick", action="store_true", help="see that it runs; no numbers")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--warm-up-rounds", type=int, default=2, help="per number of clients")
+    parser.add_argument("--health-tokens", type=int, default=1000)
+    parser.add_argument("--health-repeats", type=int, default=9)
+    parser.add_argument("--no-adaptive", action="store_true", help="draft at any load")
+    parser.add_argument("--speculative-config", help="instead of the packaged draft model")
+    parser.add_argument("--knock-at", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.knock_at is not None:
+        asyncio.run(knock(given.knock_at))
     if given.quick:
-        given.clients, given.repeats, given.tokens = [1, 2], 3, 12
-    command = [sys.executable, "-m", "foretoken", "serve", "demo", "--port", "0"]
-    command += ["--kv-cache-memory-bytes", "200000000"]
+        given.clients, given.repeats, given.tokens = [1, 2], 2, 16
+        given.health_repeats, given.health_tokens, given.warm_up_rounds = 2, 100, 1
+    where = announce(given)
+    options = ["--kv-cache-memory-bytes", "200000000"]
+    options += ["--no-adaptive-speculation"] if given.no_adaptive else []
     if given.speculative_config:
-        command += ["--speculative-config", given.speculative_config]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found, "the server did not start"
-        print(json.dumps(asyncio.run(measure(found[0], given))))
-    finally:
-        process.terminate()
-        process.wait(60)
+        options += ["--speculative-config", given.speculative_config]
+    with demo_server(*options) as server:
+        results = asyncio.run(measure(server.url, given))
+    finish("serving", where, given, results, goals_of(results))
 
 
 if __name__ == "__main__":

@@ -7,22 +7,23 @@ long, streamed and whole, several choices, seeded and greedy, and, mixed in, cli
 the middle, send nonsense, or read slowly. Then every accepted request must have ended exactly
 once, all pages must be free, and memory must be flat: at first, prompts that are all different fill
 the prefix cache, and two fifths of the time warm up. The last line is JSON; exit code 1 if not.
+Options after `--` go to the server.
 """
 
-import argparse
 import asyncio
 import json
 import random
-import re
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import httpx
+from common import Goal, announce, at_most, finish, make_parser
+from served import DemoServer, demo_server, pages_of
+
+from foretoken.lab.scraping import parse_metrics
 
 PROMPTS = ("def ", "import os\n\n\nclass Walker:\n", "x = [", "for name in names:\n    ", "# ")
 NONSENSE: tuple[bytes, ...] = (
@@ -135,26 +136,15 @@ async def one_client(url: str, number: int, until: float, seen: Tallies) -> None
                 await nonsense(client, draw, seen)
 
 
-def resident_bytes(pid: int) -> int:
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found, "no RssAnon"
-    return int(found[1]) << 10
-
-
-async def watch(pid: int, until: float, samples: list[int]) -> None:
+async def watch(server: DemoServer, until: float, samples: list[int]) -> None:
     while time.monotonic() < until:
-        samples.append(resident_bytes(pid))
+        samples.append(server.anonymous_bytes())
         await asyncio.sleep(1)
 
 
 def totals(url: str) -> dict[str, float]:
     """Sums of the server's metrics over their labels."""
-    found: dict[str, float] = {}
-    for line in httpx.get(url + "/metrics").text.splitlines():
-        match = re.match(r"([\w:]+)(\{.*\})? (\S+)$", line)
-        if match and "_bucket" not in match[1] and "_created" not in match[1]:
-            found[match[1]] = found.get(match[1], 0.0) + float(match[3])
-    return found
+    return parse_metrics(httpx.get(url + "/metrics", timeout=30).text)
 
 
 async def drained(url: str) -> bool:
@@ -170,9 +160,8 @@ async def fill(url: str) -> int:
     """Have as many different tokens read as the KV cache holds, so that caches are full."""
     async with httpx.AsyncClient(base_url=url, timeout=300) as client:
         text = (await client.get("/metrics")).text
-        found = re.search(r'cache_config_info\{block_size="(\d+)",num_gpu_blocks="(\d+)"', text)
-        assert found, "no cache_config_info"
-        draw, num_tokens = random.Random(0), int(found[1]) * int(found[2])
+        page_size, num_pages = pages_of(text)
+        draw, num_tokens = random.Random(0), page_size * num_pages
         for _ in range(num_tokens // 1800 + 1):
             prompt = [draw.randrange(300, 4000) for _ in range(1800)]
             answer = await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
@@ -180,61 +169,65 @@ async def fill(url: str) -> int:
     return num_tokens
 
 
-async def soak(url: str, pid: int, minutes: float, clients: int) -> dict[str, Any]:
+async def soak(server: DemoServer, minutes: float, clients: int) -> dict[str, Any]:
+    url = server.url
     seen, samples, filled = Tallies(), list[int](), await fill(url)
     until = time.monotonic() + minutes * 60
     tasks = [one_client(url, number, until, seen) for number in range(clients)]
-    await asyncio.gather(watch(pid, until, samples), *tasks)
+    await asyncio.gather(watch(server, until, samples), *tasks)
     free = await drained(url)
     now = totals(url)
-    accepted = now["vllm:request_prompt_tokens_count"]
-    ended = now["vllm:request_success_total"]
     fifth = max(1, len(samples) // 5)
     warm, last = statistics.median(samples[fifth : 2 * fifth]), statistics.median(samples[-fifth:])
-    growth = last / warm - 1
     return {
-        "minutes": minutes,
-        "clients": clients,
         "filled_tokens": filled,
         "requests": dict(seen.counts),
-        "accepted": accepted,
-        "ended": ended,
-        "generation_tokens": now["vllm:generation_tokens_total"],
-        "preemptions": now["vllm:num_preemptions_total"],
-        "ttft_p50_s": round(statistics.median(seen.first_token_s), 4),
-        "ttft_p99_s": round(statistics.quantiles(seen.first_token_s, n=100)[98], 4),
+        "accepted": now["vllm:request_prompt_tokens_count"],
+        "ended": now["vllm:request_success"],
+        "generation_tokens": now["vllm:generation_tokens"],
+        "draft_tokens": now["vllm:spec_decode_num_draft_tokens"],
+        "preemptions": now["vllm:num_preemptions"],
+        "ttft_p50_s": statistics.median(seen.first_token_s),
+        "ttft_p99_s": statistics.quantiles(seen.first_token_s, n=100)[98],
         "memory_warm_mib": round(warm / 2**20, 1),
         "memory_end_mib": round(last / 2**20, 1),
-        "memory_growth": round(growth, 4),
+        "memory_growth": last / warm - 1,
         "memory_mib_over_time": [
             round(b / 2**20, 1) for b in samples[:: max(1, len(samples) // 12)]
         ],
         "pages_back_to_zero": free,
         "wrong": seen.wrong,
-        "passed": accepted == ended and free and growth < 0.02 and not seen.wrong,
     }
 
 
+def goals_of(results: dict[str, Any]) -> list[Goal]:
+    """What the soak is for."""
+    return [
+        at_most("accepted requests that did not end once",
+                abs(results["accepted"] - results["ended"]), 0),
+        at_most("answers that were wrong", len(results["wrong"]), 0),
+        at_most("pages in use at the end (1: some)", float(not results["pages_back_to_zero"]), 0),
+        at_most("growth of memory after the warm-up", results["memory_growth"], 0.02),
+        at_most("exit code after SIGTERM", abs(results["exit_code"]), 0),
+    ]  # fmt: skip
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("serve", nargs="*", default=[], help="further options of foretoken serve")
     given = parser.parse_args()
-    command = [sys.executable, "-m", "foretoken", "serve", "demo", "--port", "0", *given.serve]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found, "the server did not start"
-        result = asyncio.run(soak(found[0], process.pid, given.minutes, given.clients))
-        process.terminate()
-        result["exit_code"] = process.wait(60)
-    finally:
-        process.kill()
-    result["passed"] = result["passed"] and result["exit_code"] == 0
-    print(json.dumps(result))
-    return 0 if result["passed"] else 1
+    if given.quick:
+        given.minutes, given.clients = 0.5, 16
+        given.serve = [*given.serve, "--kv-cache-memory-bytes", "30000000"]
+    where = announce(given)
+    with demo_server(*given.serve) as server:
+        results = asyncio.run(soak(server, given.minutes, given.clients))
+        results["exit_code"] = server.stop()
+    goals = goals_of(results)
+    finish("soak", where, given, results, goals)
+    return 0 if all(goal.met for goal in goals) else 1
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.config.memory import Drafting, ModelMemory
 from foretoken.control.budget import LoadLimit, RequestBudget
 from foretoken.control.live import LivePolicy
+from foretoken.control.measured import MeasuredLimit
 from foretoken.engine import Engine, EngineParts
 from foretoken.hardware import Hardware
 from foretoken.kernels.library import find_library
@@ -118,8 +119,12 @@ class _Assembly:
         else:
             drafters = self._given(proposer, grammars)
         limits = {name: member.most for name, member in drafters.members.items()}
-        live = LivePolicy()
-        budget = RequestBudget(limits, _load_limit(self.speculative), live)
+        live, measured = LivePolicy(), None
+        if config.user.adaptive_speculation and limits:
+            measured = MeasuredLimit(max(limits.values()))
+            drafters.resting = lambda: measured.resting
+        limit = measured or _load_limit(self.speculative)
+        budget = RequestBudget(limits, limit, live, limits_free=measured is None)
         scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
@@ -138,7 +143,7 @@ class _Assembly:
                 scheduler=scheduler,
                 proposer=drafters,
                 drafters=limits,
-                observers=(drafters.observe,),
+                observers=(drafters.observe, *((measured.observe,) if measured else ())),
                 runner=runner,
                 verifier=verifier,
                 texts=texts,
@@ -146,6 +151,7 @@ class _Assembly:
                 eos_token_ids=eos_ids,
                 grammars=grammars,
                 live=live,
+                measured=measured,
             )
         )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from foretoken.config import ResolvedConfig
 from foretoken.control.budget import PREDICTED_DRAFTS
 from foretoken.control.live import LivePolicy
+from foretoken.control.measured import MeasuredLimit
 from foretoken.errors import ParameterError, PromptError
 from foretoken.metrics import EngineMetrics
 from foretoken.proposers.base import Context, Proposer
@@ -45,6 +46,7 @@ class EngineParts:
     eos_token_ids: frozenset[int]
     grammars: Grammars
     live: LivePolicy
+    measured: MeasuredLimit | None = None
 
 
 class Engine:

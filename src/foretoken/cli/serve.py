@@ -4,6 +4,7 @@ A file of `--config` holds the same names; the command line wins. Torch-free unt
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,7 @@ _ENGINE = (
     "tokenizer", "revision", "dtype", "quantization", "device", "seed", "max_model_len",
     "max_num_seqs", "max_num_batched_tokens", "block_size", "enable_prefix_caching",
     "gpu_memory_utilization", "kv_cache_memory_bytes", "batch_invariant", "tensor_parallel_size",
-    "disable_log_stats",
+    "disable_log_stats", "adaptive_speculation",
 )  # fmt: skip
 _KEYS = KeyTable(where="--config", neutral={}, removed={})
 
@@ -72,6 +73,13 @@ def serve(
     spec_model: Annotated[Text, typer.Option(help="Short for the key `model`.")] = None,
     spec_tokens: Annotated[
         Number, typer.Option(help="Short for the key `num_speculative_tokens`.")
+    ] = None,
+    adaptive_speculation: Annotated[
+        bool | None,
+        typer.Option(
+            "--adaptive-speculation/--no-adaptive-speculation",
+            help="Draft only as far as measured faster at the present load; default on.",
+        ),
     ] = None,
     tokenizer: Annotated[Text, typer.Option(help="Default: the model's own.")] = None,
     revision: Annotated[Text, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
@@ -189,6 +197,8 @@ def _serve(settings: dict[str, Any]) -> int:
     show_logs()
     use_format(log_format)
     config = EngineConfig.from_kwargs(model=model, speculative_config=speculation, **engine)
+    if "adaptive_speculation" not in engine and not config.has_lengths_by_load:
+        config = replace(config, adaptive_speculation=True)
     return run(config, server, lambda line: print(line, flush=True))
 
 

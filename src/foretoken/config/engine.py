@@ -91,6 +91,10 @@ class EngineConfig:
     """False: one log line every ten seconds."""
     speculative_config: SpeculativeConfig | None = None
     """How to draft; None: plain decoding."""
+    adaptive_speculation: bool = False
+    """Draft as many tokens, up to num_speculative_tokens, as measured fastest with as many running
+    requests; none where drafting is not faster. What is written stays the same. `foretoken serve`
+    turns it on, unless speculative_config has lengths by load."""
 
     @classmethod
     def from_kwargs(cls, **given: Any) -> Self:
@@ -133,3 +137,16 @@ class EngineConfig:
         spec = self.speculative_config
         ok = spec is None or isinstance(spec, SpeculativeConfig)
         require("speculative_config", spec, ok, "None or a dictionary")
+        adaptive = self.adaptive_speculation
+        ok = adaptive is False or (adaptive is True and not self.has_lengths_by_load)
+        allowed = "True or False; only False beside lengths by load in speculative_config"
+        require("adaptive_speculation", adaptive, ok, allowed)
+
+    @property
+    def has_lengths_by_load(self) -> bool:
+        """Whether the user said how far to draft at which load."""
+        spec = self.speculative_config
+        if spec is None:
+            return False
+        by_load = spec.num_speculative_tokens_per_batch_size, spec.disable_by_batch_size
+        return by_load != (None, None)

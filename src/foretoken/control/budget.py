@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import final
+from typing import Protocol, final
 
 from foretoken.control.live import LivePolicy
 from foretoken.runtime.drafting import StepLoad
@@ -41,6 +41,13 @@ class FixedBudget(BudgetPolicy):
         return self.num_drafts
 
 
+class Limit(Protocol):
+    """What the load leaves of the drafts of any sequence."""
+
+    def at(self, load: StepLoad) -> int:
+        """Most drafts of a sequence in a step of this load."""
+
+
 @final
 class LoadLimit:
     """Most drafts by the number of running sequences, prefilling ones included."""
@@ -69,11 +76,17 @@ class RequestBudget(BudgetPolicy):
     def __init__(
         self,
         drafters: Mapping[str, int],
-        limit: LoadLimit | None = None,
+        limit: Limit | None = None,
         live: LivePolicy | None = None,
+        *,
+        limits_free: bool = True,
     ) -> None:
-        """Most drafts of each drafter by name; `limit` and `live` for all, predictions included."""
+        """Most drafts of each drafter by name; `limit` and `live` for all.
+
+        Without `limits_free`, requests with a prediction or a grammar are spared `limit`.
+        """
         assert all(count >= 1 for count in drafters.values()), drafters
+        self._limits_free = limits_free
         self._drafters = dict(drafters)
         self._most = max(drafters.values(), default=0)
         self._limit = limit
@@ -91,10 +104,13 @@ class RequestBudget(BudgetPolicy):
             if own.drafter is not None:
                 named = live.drafter in (None, own.drafter)
                 most = self._drafters.get(own.drafter, 0) if named else 0
-        if sequence.request.prediction_ids or sequence.request.params.structured is not None:
+        free = sequence.request.prediction_ids or sequence.request.params.structured is not None
+        if free:
             most = max(most, PREDICTED_DRAFTS)
         if own is not None and own.num_speculative_tokens is not None:
             most = min(most, own.num_speculative_tokens)
         if live.num_speculative_tokens is not None:
             most = min(most, live.num_speculative_tokens)
-        return most if self._limit is None else min(most, self._limit.at(load))
+        if self._limit is None or most == 0 or (free and not self._limits_free):
+            return most
+        return min(most, self._limit.at(load))

@@ -4,7 +4,7 @@ Owns who is asked, not how anyone drafts. Requests that name a drafter get that 
 any drafter come the tokens that a grammar forces, then the prediction, which the user vouches for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import final
 
@@ -35,6 +35,8 @@ class Drafters(Proposer):
 
         Without `grammars`, tokens that they force are not drafted.
         """
+        self.resting: Callable[[], bool] = lambda: False
+        """Whether, in this step, nothing is to be drafted but what is certain."""
         assert not OWN & members.keys(), tuple(members)
         self.members = dict(members)
         self._all_names = self._names = tuple(members)
@@ -64,7 +66,8 @@ class Drafters(Proposer):
         predicted = [i for i in desk.open if context.spans[i].sequence.request.prediction_ids]
         if predicted:
             desk.take(desk.ask(PREDICTION, predicted))
-        self._policy.fill(desk, self._names)
+        if not self.resting():
+            self._policy.fill(desk, self._names)
         return desk.draft()
 
     @property

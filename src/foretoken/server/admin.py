@@ -42,6 +42,7 @@ async def _describe(state: ServerState) -> dict[str, Any]:
     policy = parts.live.speculation
     metrics = {metric.name: metric for metric in state.engine.engine.metrics.read()}
     names = ("acceptance_length", "draft_acceptance_rate", "draft_length")
+    by_load = await state.engine.call(_by_load)
     recent = {name: getattr(metrics[f"foretoken:recent_{name}"], "value", None) for name in names}
     return {
         "enabled": policy.enabled,
@@ -49,7 +50,14 @@ async def _describe(state: ServerState) -> dict[str, Any]:
         "num_speculative_tokens": policy.num_speculative_tokens,
         "drafters": dict(parts.drafters),
         "last_minute": recent,
+        "by_load": by_load,
     }
+
+
+def _by_load(engine: Engine) -> list[dict[str, object]]:
+    """What was measured, and the length in force for it; nothing where lengths are not chosen."""
+    measured = engine.parts.measured
+    return [] if measured is None else measured.describe()
 
 
 _AT_ONCE = 4096

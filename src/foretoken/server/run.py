@@ -62,8 +62,10 @@ def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]
 
 def _warm_up(engine: Engine) -> None:
     """First runs are slow, and a few plain steps tell what speculation is compared with."""
-    for policy in ({"enabled": False}, None):
-        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, speculation=policy)
+    for policy, count in (({"enabled": False}, 8), (None, 24)):
+        params = SamplingParams(
+            temperature=0, max_tokens=count, ignore_eos=True, speculation=policy
+        )
         [request] = engine.make_requests("warm-up", [0], params)
         engine.add_request(request)
         while engine.has_unfinished:

@@ -47,7 +47,9 @@ class ServerState:
         drafters = self.engine.engine.parts.drafters
         if not drafters:
             return "off (predictions and grammars are drafted from)"
-        return ", ".join(f"{name} (up to {most} tokens)" for name, most in drafters.items())
+        named = ", ".join(f"{name} (up to {most} tokens)" for name, most in drafters.items())
+        measured = self.engine.engine.parts.measured is not None
+        return f"{named}, as far as measured faster" if measured else named
 
     @property
     def max_model_len(self) -> int:

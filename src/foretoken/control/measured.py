@@ -1,0 +1,165 @@
+"""How far to draft, chosen by measurement: whatever took the least time per token at this load.
+
+For each load (running sequences, by powers of two) a few draft lengths, 0 among them, are tried in
+turn; the one with the least measured seconds per token and sequence is then used, the others are
+tried again ever more rarely. It decides on times alone, so it never changes what is written.
+Invariants: no draft at a load that was not measured yet, nor where drafting is not clearly faster.
+"""
+
+from dataclasses import dataclass, field
+from typing import final
+
+from foretoken.runtime.batch import Batch
+from foretoken.runtime.drafting import StepLoad
+from foretoken.runtime.verifier import Verification
+from foretoken.types import StepStats
+
+WINDOW = 6
+"""Measured steps of a trial; one more before them goes unmeasured, in which drafters catch up."""
+RETRY = 48
+"""Steps before the first new trial; doubled by each that confirms the choice."""
+_RETRY_MOST = 1536
+_FADE = 0.97
+"""What a step's weight is multiplied by at each later one of its length."""
+_HICCUP = 4.0
+"""A step counts as at most this many usual ones."""
+_MARGIN = 0.97
+"""Drafting has to take less than this share of the time without it."""
+
+
+@dataclass(slots=True)
+class _Cost:
+    """Faded sums of one draft length at one load."""
+
+    steps: float = 0.0
+    seconds: float = 0.0
+    tokens: float = 0.0
+    """Per sequence."""
+
+    def add(self, seconds: float, tokens: float) -> None:
+        usual = self.seconds / self.steps if self.steps >= WINDOW / 2 else seconds
+        self.steps = _FADE * self.steps + 1.0
+        self.seconds = _FADE * self.seconds + min(seconds, _HICCUP * usual)
+        self.tokens = _FADE * self.tokens + tokens
+
+    def doubt(self) -> None:
+        """What is known is old: a trial is about to count for more."""
+        share = min(1.0, WINDOW / 4 / self.steps) if self.steps else 1.0
+        self.steps, self.seconds, self.tokens = (
+            share * self.steps, share * self.seconds, share * self.tokens
+        )  # fmt: skip
+
+    @property
+    def per_token(self) -> float:
+        """Seconds between two tokens of a sequence."""
+        return self.seconds / self.tokens
+
+
+@dataclass(slots=True)
+class _Load:
+    """What is known at one load, and what is being tried."""
+
+    costs: dict[int, _Cost]
+    length: int = 0
+    """In force, trials aside."""
+    trial: int | None = None
+    left: int = 0
+    """Steps of the trial that are still to be measured."""
+    since: int = 0
+    retry: int = RETRY
+    turn: int = 0
+    untried: list[int] = field(default_factory=list)
+
+    def now(self) -> int:
+        return self.length if self.trial is None else self.trial
+
+    def add(self, seconds: float, tokens: float) -> None:
+        """A step of the length `now` took so long."""
+        if self.trial is not None and self.left > WINDOW:
+            self.left -= 1
+            return
+        self.costs[self.now()].add(seconds, tokens)
+        if self.trial is None:
+            self.since += 1
+        else:
+            self.left -= 1
+            self.trial = self.trial if self.left else None
+        if self.trial is None:
+            self._decide()
+
+    def _decide(self) -> None:
+        if self.untried:
+            self._try(self.untried.pop(0))
+            return
+        best = self._best()
+        if best != self.length:
+            self.length, self.retry, self.since = best, RETRY, 0
+        elif self.since >= self.retry:
+            others = [length for length in self.costs if length != self.length]
+            self.turn += 1
+            self.since, self.retry = 0, min(2 * self.retry, _RETRY_MOST)
+            self._try(others[self.turn % len(others)])
+
+    def _try(self, length: int) -> None:
+        self.costs[length].doubt()
+        self.trial, self.left = length, WINDOW + 1
+
+    def _best(self) -> int:
+        plain = self.costs[0].per_token
+        length = min(self.costs, key=lambda k: self.costs[k].per_token)
+        return length if self.costs[length].per_token < _MARGIN * plain else 0
+
+
+@final
+class MeasuredLimit:
+    """Most drafts of any sequence in a step, from what the steps before it took."""
+
+    def __init__(self, most: int) -> None:
+        """Try no drafts, `most`, and half as many."""
+        assert most >= 1, most
+        self._lengths = sorted({0, most // 2, most})
+        self._loads: dict[int, _Load] = {}
+        self._asked: StepLoad | None = None
+        """The step for which `at` was asked since the last one ended."""
+
+    @property
+    def resting(self) -> bool:
+        """Whether drafters are to be left alone in this step."""
+        return self._asked is not None and self._find(self._asked).now() == 0
+
+    def at(self, load: StepLoad) -> int:
+        """Most drafts in a step of this load."""
+        self._asked = load
+        return self._find(load).now()
+
+    def observe(self, batch: Batch, verification: Verification, stats: StepStats) -> None:
+        """Learn from a step: not from one that reads prompts, nor where nobody wanted drafts."""
+        load, self._asked = self._asked, None
+        if load is None or stats.num_prefilled > 0 or stats.num_sampled == 0:
+            return
+        self._find(load).add(stats.total_s, stats.num_output_tokens / stats.num_sampled)
+
+    def describe(self) -> list[dict[str, object]]:
+        """For each load that was seen: the length in force, milliseconds per token of each."""
+        return [
+            {
+                "sequences": f"{(1 << power) // 2 + 1} to {1 << power}" if power else "1",
+                "num_speculative_tokens": load.length,
+                "ms_per_token": {
+                    str(k): round(1e3 * cost.per_token, 3)
+                    for k, cost in list(load.costs.items())
+                    if cost.tokens
+                },
+            }
+            for power, load in sorted(self._loads.items())
+        ]
+
+    def _find(self, load: StepLoad) -> _Load:
+        running = load.num_decoding + load.num_prefilling
+        power = (running - 1).bit_length()
+        found = self._loads.get(power)
+        if found is None:
+            costs = {length: _Cost() for length in self._lengths}
+            found = self._loads[power] = _Load(costs, untried=[k for k in self._lengths if k])
+            found._try(0)
+        return found
