@@ -1,11 +1,16 @@
 """A server in a thread of the test's own process, on any free port."""
 
+import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import uvicorn
@@ -64,3 +69,19 @@ def serving(
 def post(serving: Serving, path: str, body: object, **headers: str) -> httpx.Response:
     """A JSON request."""
     return httpx.post(serving.url + path, json=body, headers=headers, timeout=60)
+
+
+def start_server(*arguments: str, folder: Path | None = None) -> tuple[subprocess.Popen[str], str]:
+    """`foretoken serve demo` in a process of its own, in `folder`, and its URL."""
+    own = ("--port", "0") if "--port" not in arguments else ()
+    command = [sys.executable, "-m", "foretoken", "serve", "demo", *own, *arguments]
+    source = Path(__file__).parents[2] / "src"
+    environment = {**os.environ, "PYTHONPATH": str(source), "FORETOKEN_LOGGING_LEVEL": "ERROR"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://\S+", line)
+    assert found, line
+    return process, found[0]

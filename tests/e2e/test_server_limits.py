@@ -1,15 +1,11 @@
 """What the server refuses, cuts off, survives, and how it stops."""
 
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -19,7 +15,7 @@ from foretoken.config import EngineConfig
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.server.settings import Limits, ServerConfig
-from tests.e2e.serving import Serving, post, serving
+from tests.e2e.serving import Serving, post, serving, start_server
 
 IDS = [1, 2, 3, 4]
 LONG = {"prompt": IDS, "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
@@ -175,20 +171,6 @@ def test_every_accepted_request_ended_once(server: Serving) -> None:
     ends = re.findall(r"vllm:request_success_total\{.*\} (\S+)", text)
     assert prompts is not None
     assert sum(map(float, ends)) == float(prompts[1]) > 10
-
-
-def start_server(*arguments: str) -> tuple[subprocess.Popen[str], str]:
-    """`foretoken serve demo` in a process of its own, and its URL."""
-    own = ("--port", "0") if "--port" not in arguments else ()
-    command = [sys.executable, "-m", "foretoken", "serve", "demo", *own, *arguments]
-    source = Path(__file__).parents[2] / "src"
-    environment = {**os.environ, "PYTHONPATH": str(source), "FORETOKEN_LOGGING_LEVEL": "ERROR"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    found = re.search(r"http://\S+", line)
-    assert found, line
-    return process, found[0]
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """What one tenant wrote never reaches another: prefixes, suffix drafts, corpora."""
 
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -36,24 +37,46 @@ def suffix_server() -> Iterator[Serving]:
         yield running
 
 
-def plain_ask(server: Serving, key: str, salt: str | None = None) -> tuple[int, int]:
-    """Accepted drafts and cached prompt tokens of always the same request, hot and seeded, which
-    has next to nothing to draft from in its own text."""
+class Work(NamedTuple):
+    """What a request took, which is what a clock could tell of it."""
+
+    accepted: int
+    cached: int
+    steps: float
+    drafted: float
+
+
+def counted(server: Serving) -> tuple[float, float]:
+    """Steps and draft tokens of the engine so far."""
+    server.wait_idle()
+    names = ("foretoken:engine_steps_total", "vllm:spec_decode_num_draft_tokens_total")
+    page = httpx.get(server.url + "/metrics").text
+    steps, drafted = (float(re.findall(name + r"\{.*\} (\S+)", page)[0]) for name in names)
+    return steps, drafted
+
+
+def plain_ask(server: Serving, key: str, salt: str | None = None) -> Work:
+    """The work of always the same request, hot and seeded, which has next to nothing to draft from
+    in its own text."""
     body = {**BODY, "cache_salt": salt}
+    steps, drafted = counted(server)
     answer = post(server, "/v1/completions", body, authorization=f"Bearer {key}")
     assert answer.status_code == 200, answer.text
     found = answer.json()
     cached: int = found["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return found["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"], cached
+    accepted = found["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
+    now = counted(server)
+    return Work(accepted, cached, now[0] - steps, now[1] - drafted)
 
 
 def test_suffix_drafts_and_prefixes_stay_with_their_key(suffix_server: Serving) -> None:
-    first, cached = plain_ask(suffix_server, "ann")
-    again, cached_again = plain_ask(suffix_server, "ann")
-    assert cached == 0 < cached_again
-    assert again > first + 20  # the second output is drafted from the first from its start on
-    assert plain_ask(suffix_server, "bob") == (first, 0)
-    assert plain_ask(suffix_server, "ann", "other") == (first, 0)
+    first, again = plain_ask(suffix_server, "ann"), plain_ask(suffix_server, "ann")
+    assert first.cached == 0 < again.cached
+    assert again.accepted > first.accepted + 20  # drafted from the first output from its start on
+    assert again.steps < first.steps - 10
+    # To the others it is as if it had never been: not a step and not a draft less.
+    assert plain_ask(suffix_server, "bob") == first
+    assert plain_ask(suffix_server, "ann", "other") == first
 
 
 def put(server: Serving, name: str, body: dict[str, Any]) -> httpx.Response:
@@ -64,15 +87,15 @@ def put(server: Serving, name: str, body: dict[str, Any]) -> httpx.Response:
 def test_corpora_come_and_go(suffix_server: Serving) -> None:
     headers = {"authorization": "Bearer boss"}
     url = suffix_server.url + "/admin/corpora"
-    before = plain_ask(suffix_server, "bob", "fresh")[0]
+    before = plain_ask(suffix_server, "bob", "fresh")
     written = post(suffix_server, "/v1/completions", BODY, authorization="Bearer ann").json()
     text = (PROMPT + written["choices"][0]["text"]) * 80
     assert put(suffix_server, "zoo", {"text": text}).status_code == 400  # for whom?
     made = put(suffix_server, "zoo", {"text": text, "api_key": "bob", "cache_salt": "new"})
     assert made.status_code == 200 and made.json()["tokens"] > 4096
     assert httpx.get(url, headers=headers).json() == {"corpora": {"zoo": made.json()["tokens"]}}
-    assert plain_ask(suffix_server, "bob", "new")[0] > before + 20
-    assert plain_ask(suffix_server, "ann", "new")[0] == before
+    assert plain_ask(suffix_server, "bob", "new").accepted > before.accepted + 20
+    assert plain_ask(suffix_server, "ann", "new") == before
     assert httpx.delete(url + "/zoo", headers=headers).status_code == 200
     assert httpx.delete(url + "/zoo", headers=headers).status_code == 404
     assert httpx.get(url, headers=headers).json() == {"corpora": {}}

@@ -58,7 +58,7 @@ def build_state(
     spans: "RequestSpans | None" = None,
 ) -> ServerState:
     """The parts of a server around `engine`; `spans` sees every request."""
-    name = (config.served_model_names or (engine.parts.config.user.model,))[0]
+    name = config.names_of(engine.parts.config.user.model)[0]
     metrics = ServerMetrics(engine, name, config.metrics_prefix)
     running = AsyncEngine(engine, max_buffered=config.limits.max_unread_tokens)
     running.observers.append(metrics.observe)

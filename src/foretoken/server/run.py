@@ -55,6 +55,7 @@ def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]
     )
     stopping.runner = runner
     state.engine.on_lost = stopping.now
+    listening.listen(runner.config.backlog)  # who reads the URL may connect at once
     for line in banner(state, listening):
         say(line)
     return _run(runner, listening, state)
@@ -81,7 +82,7 @@ def _spans(server: ServerConfig, model: str) -> "RequestSpans | None":
     try:
         from foretoken.server.tracing import exported_to
 
-        return exported_to(endpoint, (server.served_model_names or (model,))[0])
+        return exported_to(endpoint, server.names_of(model)[0])
     except ImportError as error:
         allowed = "nothing, without `pip install 'foretoken[otel]'`"
         raise ConfigError("--otlp-traces-endpoint", endpoint, allowed) from error

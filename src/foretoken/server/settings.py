@@ -86,3 +86,7 @@ class ServerConfig:
         for key in (*self.api_keys, *((self.admin_key,) if self.admin_key is not None else ())):
             ok = bool(key) and key.isascii() and key.isprintable()
             require("api_key", "...", ok, "printable ASCII, at least one character")
+
+    def names_of(self, model: str) -> tuple[str, ...]:
+        """Names that requests may give for `model`, the answered one first."""
+        return self.served_model_names or (model,)

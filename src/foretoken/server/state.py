@@ -38,8 +38,7 @@ class ServerState:
     @property
     def model_names(self) -> tuple[str, ...]:
         """Names that requests may give, the answered one first."""
-        model = self.engine.engine.parts.config.user.model
-        return self.config.served_model_names or (model,)
+        return self.config.names_of(self.engine.engine.parts.config.user.model)
 
     @property
     def speculation(self) -> str:

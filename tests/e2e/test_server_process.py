@@ -1,0 +1,63 @@
+"""The server as a process: killed and started again, its metrics under another prefix, a config."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.serving import start_server
+
+BODY: dict[str, Any] = {
+    "prompt": "class Stack:\n",
+    "max_tokens": 40,
+    "temperature": 0.8,
+    "seed": 3,
+    "ignore_eos": True,
+}
+SMALL = ("--max-num-seqs", "2", "--kv-cache-memory-bytes", "20000000")
+
+
+def text_of(url: str) -> str:
+    answer = httpx.post(url + "/v1/completions", json=BODY, timeout=60)
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+@pytest.mark.slow
+def test_a_killed_server_starts_again_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """In the middle of a stream, then on the same port, and nothing is left in its folder."""
+    process, url = start_server(*SMALL, folder=tmp_path)
+    try:
+        expected = text_of(url)
+        with pytest.raises(httpx.RemoteProtocolError):
+            with httpx.stream(
+                "POST",
+                url + "/v1/completions",
+                json={**BODY, "max_tokens": 1500, "stream": True},
+                timeout=60,
+            ) as answer:
+                lines = answer.iter_lines()
+                assert next(lines).startswith("data: {")
+                process.kill()
+                assert process.wait(10) == -9
+                list(lines)
+    finally:
+        process.kill()
+        process.communicate()
+    assert not list(tmp_path.iterdir())
+    port = url.rsplit(":", 1)[1]
+    process, again = start_server(*SMALL, "--port", port, "--metrics-prefix", "ours")
+    try:
+        assert again == url
+        assert text_of(url) == expected
+        names = set(re.findall(r"^([a-z_]+:\w+)", httpx.get(url + "/metrics").text, re.M))
+        assert {name.split(":")[0] for name in names} == {"vllm", "ours"}
+        assert {"ours:drafting_seconds_total", "ours:request_acceptance_length_bucket",
+                "ours:http_responses_total", "ours:device_memory_bytes"} <= names  # fmt: skip
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
