@@ -18,7 +18,8 @@ WINDOW = 6
 """Measured steps of a trial; one more before them goes unmeasured, in which drafters catch up."""
 RETRY = 48
 """Steps before the first new trial; doubled by each that confirms the choice."""
-_RETRY_MOST = 1536
+_RETRY_MOST = 192
+"""Where one sequence runs; twice as many wherever twice as many run, up to eight times."""
 _FADE = 0.97
 """What a step's weight is multiplied by at each later one of its length."""
 _HICCUP = 4.0
@@ -67,6 +68,7 @@ class _Load:
     """Steps of the trial that are still to be measured."""
     since: int = 0
     retry: int = RETRY
+    retry_most: int = _RETRY_MOST
     turn: int = 0
     untried: list[int] = field(default_factory=list)
 
@@ -97,7 +99,7 @@ class _Load:
         elif self.since >= self.retry:
             others = [length for length in self.costs if length != self.length]
             self.turn += 1
-            self.since, self.retry = 0, min(2 * self.retry, _RETRY_MOST)
+            self.since, self.retry = 0, min(2 * self.retry, self.retry_most)
             self._try(others[self.turn % len(others)])
 
     def _try(self, length: int) -> None:
@@ -160,6 +162,10 @@ class MeasuredLimit:
         found = self._loads.get(power)
         if found is None:
             costs = {length: _Cost() for length in self._lengths}
-            found = self._loads[power] = _Load(costs, untried=[k for k in self._lengths if k])
+            found = self._loads[power] = _Load(
+                costs,
+                untried=[k for k in self._lengths if k],
+                retry_most=_RETRY_MOST << min(power, 3),
+            )
             found._try(0)
         return found

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretoken.engine import Engine
-from foretoken.errors import ParameterError
 from foretoken.proposers.drafters import Drafters
 from foretoken.proposers.suffix import SuffixProposer
 from foretoken.server.events import to_json
@@ -111,11 +110,11 @@ def _suffix(engine: Engine) -> SuffixProposer:
     """The engine's suffix drafter.
 
     Raises:
-        ParameterError: it has none.
+        Problem: 400, it has none.
     """
     drafters = engine.parts.proposer
     assert isinstance(drafters, Drafters), type(drafters)
     for member in drafters.members.values():
         if isinstance(member.proposer, SuffixProposer):
             return member.proposer
-    raise ParameterError("corpora", "a text", "a server with a suffix drafter")
+    raise Problem(400, "no drafter here uses texts: start the server with --spec-method suffix")

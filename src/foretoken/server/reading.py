@@ -22,7 +22,8 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
     """
     media = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if media != "application/json":
-        raise Problem(415, f"content-type: got {media!r}; allowed: application/json")
+        allowed = "application/json (curl: -H 'content-type: application/json')"
+        raise Problem(415, f"content-type: got {media!r}; allowed: {allowed}")
     raw = await _read(request, max_bytes)
     try:
         return kind.model_validate_json(raw)

@@ -70,7 +70,10 @@ async def models(request: Request) -> Response:
     for entry in entries:
         if entry["id"] == wanted:
             return _json(entry)
-    raise Problem(404, f"model: got {wanted[:200]!r}", "model", code="model_not_found")
+    allowed = ", ".join(state.model_names)
+    raise Problem(
+        404, f"model: got {wanted[:200]!r}; allowed: {allowed}", "model", code="model_not_found"
+    )
 
 
 async def metrics(request: Request) -> Response:
