@@ -1,9 +1,11 @@
 """A server of the packaged models for the benchmarks that measure one: its start, pages, memory.
 
-The server is a process of its own and is ended with the block, however that ends.
+The server is a process of its own and is ended with the block, also by a SIGTERM to the benchmark.
 """
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -45,7 +47,13 @@ def demo_server(*options: str) -> Iterator[DemoServer]:
         SystemExit: it does not start.
     """
     command = [sys.executable, "-m", "foretoken", "serve", "demo", "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "FORETOKEN_LOGGING_LEVEL": "WARNING"},
+    )
     late = threading.Timer(START_S, process.kill)
     late.start()
     try:

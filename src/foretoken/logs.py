@@ -13,10 +13,11 @@ LEVEL_VARIABLE = "FORETOKEN_LOGGING_LEVEL"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-def show_logs() -> None:
+def show_logs(formatter: logging.Formatter | None = None) -> None:
     """Print the "foretoken" logger to stderr, unless the program handles its logs itself.
 
-    The level is that of FORETOKEN_LOGGING_LEVEL, INFO by default.
+    With a `formatter` it is printed in any case, and only so. The level is that of
+    FORETOKEN_LOGGING_LEVEL, INFO by default.
 
     Raises:
         ConfigError: FORETOKEN_LOGGING_LEVEL is no level.
@@ -25,10 +26,11 @@ def show_logs() -> None:
     if level not in _LEVELS:
         raise ConfigError(LEVEL_VARIABLE, level, ", ".join(_LEVELS))
     logger = logging.getLogger("foretoken")
-    if logger.hasHandlers():
+    if formatter is None and logger.hasHandlers():
         return
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(message)s", "%H:%M:%S"))
-    logger.addHandler(handler)
+    plain = logging.Formatter("%(levelname)s %(asctime)s %(message)s", "%H:%M:%S")
+    handler.setFormatter(formatter or plain)
+    logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False

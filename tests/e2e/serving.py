@@ -71,15 +71,24 @@ def post(serving: Serving, path: str, body: object, **headers: str) -> httpx.Res
     return httpx.post(serving.url + path, json=body, headers=headers, timeout=60)
 
 
-def start_server(*arguments: str, folder: Path | None = None) -> tuple[subprocess.Popen[str], str]:
+def start_server(
+    *arguments: str, folder: Path | None = None, log: Path | None = None
+) -> tuple[subprocess.Popen[str], str]:
     """`foretoken serve demo` in a process of its own, in `folder`, and its URL."""
     own = ("--port", "0") if "--port" not in arguments else ()
     command = [sys.executable, "-m", "foretoken", "serve", "demo", *own, *arguments]
     source = Path(__file__).parents[2] / "src"
-    environment = {**os.environ, "PYTHONPATH": str(source), "FORETOKEN_LOGGING_LEVEL": "ERROR"}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder
-    )
+    level = "ERROR" if log is None else "INFO"
+    environment = {**os.environ, "PYTHONPATH": str(source), "FORETOKEN_LOGGING_LEVEL": level}
+    with open(log or os.devnull, "w") as errors:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=None if log is None else errors,
+            text=True,
+            env=environment,
+            cwd=folder,
+        )
     assert process.stdout is not None
     line = process.stdout.readline()
     found = re.search(r"http://\S+", line)

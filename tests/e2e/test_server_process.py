@@ -1,5 +1,6 @@
-"""The server as a process: killed and started again, its metrics under another prefix, a config."""
+"""The server as a process: killed and started again, its metrics under another prefix, its log."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ SMALL = ("--max-num-seqs", "2", "--kv-cache-memory-bytes", "20000000")
 
 
 def text_of(url: str) -> str:
-    answer = httpx.post(url + "/v1/completions", json=BODY, timeout=60)
+    headers = {"x-request-id": "mine"}
+    answer = httpx.post(url + "/v1/completions", json=BODY, headers=headers, timeout=60)
     text: str = answer.json()["choices"][0]["text"]
     return text
 
@@ -47,8 +49,9 @@ def test_a_killed_server_starts_again_as_if_nothing_had_been(tmp_path: Path) -> 
         process.kill()
         process.communicate()
     assert not list(tmp_path.iterdir())
-    port = url.rsplit(":", 1)[1]
-    process, again = start_server(*SMALL, "--port", port, "--metrics-prefix", "ours")
+    port, log = url.rsplit(":", 1)[1], tmp_path / "log"
+    options = ("--port", port, "--metrics-prefix", "ours", "--log-format", "json")
+    process, again = start_server(*SMALL, *options, log=log)
     try:
         assert again == url
         assert text_of(url) == expected
@@ -61,3 +64,9 @@ def test_a_killed_server_starts_again_as_if_nothing_had_been(tmp_path: Path) -> 
     finally:
         process.kill()
         process.communicate()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    own = [line["message"] for line in lines if line.get("request_id") == "mine"]
+    assert own == ["accepted", "http"]
+    [accepted] = [line for line in lines if line["message"] == "accepted"]
+    [ended] = [line for line in lines if line["message"] == "ended"]
+    assert ended["id"] == accepted["id"] and ended["completion_tokens"] == 40

@@ -175,7 +175,7 @@ def _serve(settings: dict[str, Any]) -> int:
         raise ConfigError("MODEL", model, "a packaged name, a folder or a Hugging Face id")
     from foretoken.config import EngineConfig
     from foretoken.logs import show_logs
-    from foretoken.server.log_lines import LOG_FORMATS, use_format
+    from foretoken.server.log_lines import LOG_FORMATS, LineFormatter
     from foretoken.server.run import serve as run
     from foretoken.server.settings import Limits, ServerConfig
 
@@ -194,8 +194,7 @@ def _serve(settings: dict[str, Any]) -> int:
     log_format = settings.get("log_format", "text")
     if log_format not in LOG_FORMATS:
         raise ConfigError("--log-format", log_format, ", ".join(LOG_FORMATS))
-    show_logs()
-    use_format(log_format)
+    show_logs(LineFormatter(log_format))
     config = EngineConfig.from_kwargs(model=model, speculative_config=speculation, **engine)
     if "adaptive_speculation" not in engine and not config.has_lengths_by_load:
         config = replace(config, adaptive_speculation=True)

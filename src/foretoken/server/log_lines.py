@@ -32,9 +32,3 @@ class LineFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
-
-
-def use_format(kind: str) -> None:
-    """Give the handlers of the "foretoken" logger this format."""
-    for handler in logging.getLogger("foretoken").handlers:
-        handler.setFormatter(LineFormatter(kind))
