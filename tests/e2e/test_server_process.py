@@ -64,9 +64,9 @@ def test_a_killed_server_starts_again_as_if_nothing_had_been(tmp_path: Path) -> 
     finally:
         process.kill()
         process.communicate()
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    own = [line["message"] for line in lines if line.get("request_id") == "mine"]
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
+    own = [line["message"] for line in logged if line.get("request_id") == "mine"]
     assert own == ["accepted", "http"]
-    [accepted] = [line for line in lines if line["message"] == "accepted"]
-    [ended] = [line for line in lines if line["message"] == "ended"]
+    [accepted] = [line for line in logged if line["message"] == "accepted"]
+    [ended] = [line for line in logged if line["message"] == "ended"]
     assert ended["id"] == accepted["id"] and ended["completion_tokens"] == 40
