@@ -80,7 +80,8 @@ def vllm(models: Path, environment: Path, k: int, threads: int) -> Peer:
     plain = [str(python_of(environment)), "-m", "vllm.entrypoints.openai.api_server"]
     plain += ["--model", target, "--port", "{port}"]
     plain += ["--dtype", "bfloat16", "--max-model-len", str(CONTEXT), "--max-num-seqs", str(SLOTS)]
-    plain += ["--no-enable-prefix-caching"]
+    # Its warm-up runs that many tokens, a minute of a start with the default.
+    plain += ["--no-enable-prefix-caching", "--max-num-batched-tokens", str(2 * CONTEXT)]
     config = {"method": "draft_model", "model": draft, "num_speculative_tokens": k}
     detail = ["--per-request-spec-decode-metrics", "detailed"]
     # Placeholders of the dial must survive quoting, so its lists are put in after it.
