@@ -12,7 +12,10 @@ from foretoken.checkpoint import PACKAGED, packaged_model
 from foretoken.errors import ModelError
 from foretoken.shape.fields import read_json
 
-_BY_SPECULATORS = {"eagle3": "eagle3", "peagle": "eagle3"}
+ANCHORED = "peagle_anchored"
+"""The `speculators_model_type` of our own variant of P-EAGLE, which others must not read as it."""
+
+_BY_SPECULATORS = {"eagle3": "eagle3", "peagle": "eagle3", ANCHORED: "eagle3"}
 _BY_ARCHITECTURE = {
     "LlamaForCausalLMEagle3": "eagle3",
     "Eagle3Speculator": "eagle3",

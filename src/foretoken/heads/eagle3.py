@@ -7,7 +7,8 @@ offsets: draft id j stands for target id j + d2t[j].
 
 Source: Li et al. 2025 (arXiv 2503.01840), the published EAGLE-3 checkpoints, and the variants of
 the `speculators` format: norm_before_residual, norm_before_fc, fc_norm, norm_output. P-EAGLE
-(arXiv 2602.01469) is the same network with `mask_hidden` for slots whose features do not exist.
+(arXiv 2602.01469) is the same network with `mask_hidden` for slots whose features do not exist;
+`anchored` is a variant of our own.
 """
 
 from collections.abc import Sequence
@@ -42,6 +43,11 @@ class Eagle3Shape:
     """Whether the head brings its own token embedding."""
     parallel: bool = False
     """P-EAGLE: whether it has `mask_hidden`."""
+    anchored: bool = False
+    """Our variant of P-EAGLE: a mask slot repeats the newest token and adds its mask to the newest
+    features, in place of a mask token and the mask alone."""
+    mask_depths: int = 1
+    """Masks in `mask_hidden`, for the first mask slot, the second ...; the last one repeats."""
     attention_bias: bool = False
 
 
@@ -96,7 +102,7 @@ class Eagle3(nn.Module):
         self.embedding_VD: Tensor
         self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))
         if shape.parallel:
-            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, count * wide))
+            self.mask_hidden = nn.Parameter(torch.zeros(1, shape.mask_depths, count * wide))
         if shape.own_embedding:
             self.embed_tokens = nn.Embedding(shape.layer.vocab_size, size)
         else:
@@ -122,6 +128,11 @@ class Eagle3(nn.Module):
     def norms_features(self) -> bool:
         """Whether `normed_features` does anything."""
         return self.input_norm is not None or self.fc_norm is not None
+
+    def masks(self, count: int) -> Tensor:
+        """What stands for the features of the first `count` mask slots, mixed, [count, D]."""
+        last = self.shape.mask_depths - 1
+        return self.mix(self.mask_hidden[0, [min(i, last) for i in range(count)]])
 
     def normed_features(self, features: Tensor) -> Tensor:
         """Features as `fc` wants them, [..., F]."""

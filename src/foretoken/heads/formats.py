@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from foretoken.config.heads import method_of_config
+from foretoken.config.heads import ANCHORED, method_of_config
 from foretoken.errors import CheckpointError, ConfigError, NotYetError, UnsupportedModelError
 from foretoken.heads.checkpoint import HeadFolder, fill
 from foretoken.heads.eagle import Eagle
@@ -57,7 +57,12 @@ class LoadedHead:
     points: tuple[int, ...]
     """Where hidden states are taken (see `foretoken.kv.features`), in the order it wants them."""
     mask_token_id: int | None = None
-    """P-EAGLE: the token of slots that are not drafted yet."""
+    """P-EAGLE: the token of slots that are not drafted yet; None for anchored ones."""
+
+    @property
+    def parallel(self) -> bool:
+        """Whether it drafts all tokens in one pass."""
+        return isinstance(self.net, Eagle3) and self.net.shape.parallel
 
 
 def kind_of(folder: HeadFolder) -> str:
@@ -230,6 +235,7 @@ def _eagle3(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
     for needed in ("fc.weight", "lm_head.weight"):
         if needed not in renamed:
             raise CheckpointError("missing tensors", needed, "an EAGLE-3 head")
+    anchored = config.get("speculators_model_type") == ANCHORED
     parallel = config.get("speculators_model_type") == "peagle" or "mask_hidden" in renamed
     target_width = config.get("target_hidden_size") or target.hidden_size
     columns = renamed["fc.weight"].shape[1]
@@ -247,6 +253,8 @@ def _eagle3(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
         norm_output=bool(config.get("norm_output", False)),
         own_embedding="embed_tokens.weight" in renamed,
         parallel=parallel,
+        anchored=anchored,
+        mask_depths=_mask_depths(renamed) if anchored else 1,
         attention_bias="layers.0.self_attn.q_proj.bias" in renamed,
     )
     _fits("hidden_size", target_width, target.hidden_size)
@@ -257,12 +265,22 @@ def _eagle3(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
     fill(net, names, rename=rename, ignored=("t2d", "verifier_lm_head.weight"))
     _check_ids(net, target)
     mask = config.get("mask_token_id")
-    if parallel and not isinstance(mask, int):
+    if parallel and not anchored and not isinstance(mask, int):
         raise CheckpointError("config.json mask_token_id", mask, "a token id: the head is parallel")
     points = _points(config, target, shape.num_features)
     return LoadedHead(
-        kind="eagle3", net=net, points=points, mask_token_id=mask if parallel else None
+        kind="eagle3",
+        net=net,
+        points=points,
+        mask_token_id=mask if parallel and not anchored else None,
     )
+
+
+def _mask_depths(renamed: Mapping[str, Tensor]) -> int:
+    """How many masks the file holds."""
+    if "mask_hidden" not in renamed:
+        raise CheckpointError("missing tensors", "mask_hidden", "an anchored P-EAGLE head")
+    return renamed["mask_hidden"].shape[-2]
 
 
 def _eagle3_names(folder: HeadFolder) -> tuple[Any, int]:

@@ -61,8 +61,10 @@ class _Feed:
 class EagleManner:
     """What is drafted, and how."""
 
+    parallel: bool = False
+    """Whether all tokens come of one pass (P-EAGLE)."""
     mask_token_id: int | None = None
-    """Of a parallel head (P-EAGLE); None: one token a pass."""
+    """Of a parallel head; None: its mask slots repeat the newest token."""
     shape: TreeShape | None = None
     """Of trees; None: chains."""
 
@@ -95,7 +97,7 @@ class EagleProposer(Proposer):
         self._sampler = sampler
         self._progress = progress
         manner = manner or EagleManner()
-        self._mask, self._shape = manner.mask_token_id, manner.shape
+        self._manner, self._shape = manner, manner.shape
         self._max_model_len = min(limits.max_model_len, runner.max_positions)
         self._max_tokens = limits.max_num_batched_tokens
 
@@ -124,20 +126,23 @@ class EagleProposer(Proposer):
 
     def _chains(self, spans: list[Span], starts: list[int]) -> ChainDraft:
         counts = [span.draft_budget for span in spans]
-        if self._mask is not None:
-            masked = _ParallelSteps(self._runner, spans, starts, (self._mask, counts))
+        if self._manner.parallel:
+            masked = _ParallelSteps(self._runner, spans, starts, self._masks(counts))
             return draft_chain(masked, self._sampler, spans)
         steps = _RecurrentSteps(self._runner, spans, starts, self._sampler)
         return draft_chain(steps, self._sampler, spans)
 
     def _tree_steps(self, spans: list[Span], starts: list[int]) -> TreeSteps:
         assert self._shape is not None, "asked for trees"
-        if self._mask is None:
+        if not self._manner.parallel:
             chain = _RecurrentSteps(self._runner, spans, starts, self._sampler)
             return EagleTreeSteps(self._runner, spans, chain.feed)
         counts = [min(span.draft_budget, self._shape.depth) for span in spans]
-        steps = _ParallelSteps(self._runner, spans, starts, (self._mask, counts))
+        steps = _ParallelSteps(self._runner, spans, starts, self._masks(counts))
         return DepthSteps(steps.at, len(spans))
+
+    def _masks(self, counts: list[int]) -> tuple[int | None, list[int]]:
+        return self._manner.mask_token_id, counts
 
     def _fits(self, span: Span) -> bool:
         return span.sequence.num_tokens + span.draft_budget <= self._max_model_len
@@ -244,15 +249,15 @@ class _ParallelSteps(ChainSteps):
         runner: HeadRunner,
         spans: list[Span],
         starts: list[int],
-        masks: tuple[int, Sequence[int]],
+        masks: tuple[int | None, Sequence[int]],
     ) -> None:
-        """Run `masks`: the token, and how many drafts each span is to have."""
+        """Run `masks`: the token (None: the newest), and how many drafts each span is to have."""
         net, (mask_token_id, counts) = runner.net, masks
         assert isinstance(net, Eagle3), "only EAGLE-3 networks have a mask"
         ends = [span.sequence.num_tokens - 1 for span in spans]
         known = _Feed.of(spans, starts, ends)
         true_TD = runner.mixed_features(known.layouts).split([s.num_tokens for s in known.layouts])
-        masked_1D = net.mix(net.mask_hidden.flatten(0, 1))
+        masks_KD, anchored = net.masks(max(counts) - 1), net.shape.anchored
         layouts, tokens, parts, self._rows = [], [], [], list[int]()
         at = row = 0
         for drafts, layout, hidden_TD in zip(counts, known.layouts, true_TD, strict=True):
@@ -262,8 +267,12 @@ class _ParallelSteps(ChainSteps):
                     start=layout.start, num_tokens=count + extra, page_table=layout.page_table
                 )
             )
-            tokens.extend([*known.tokens[at : at + count], *[mask_token_id] * extra])
-            parts.extend([hidden_TD, masked_1D.expand(extra, -1)])
+            given = known.tokens[at : at + count]
+            tokens.extend(
+                [*given, *[given[-1] if mask_token_id is None else mask_token_id] * extra]
+            )
+            parts.append(hidden_TD)
+            parts.append(masks_KD[:extra] + hidden_TD[-1] if anchored else masks_KD[:extra])
             self._rows.append(row + count - 1)
             at, row = at + count, row + count + extra
         self._outputs_TD = runner.forward(layouts, tokens, torch.cat(parts))

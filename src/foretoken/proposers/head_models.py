@@ -93,7 +93,7 @@ def find_heads(speculative: SpeculativeConfig | None, target: ModelShape) -> dic
         if head.kind != one.method:
             where = "speculative_config.method"
             raise ConfigError(where, one.method, f"{head.kind}, which {one.model} is")
-        if one.parallel_drafting and head.mask_token_id is None:
+        if one.parallel_drafting and not head.parallel:
             allowed = f"False: {one.model} has no mask to draft in parallel with"
             raise ConfigError("speculative_config.parallel_drafting", True, allowed)
         found[one.label] = FoundHead(config=one, head=head)
@@ -142,7 +142,9 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
         limits=DraftLimits(
             max_model_len=limit, max_num_batched_tokens=around.max_num_batched_tokens
         ),
-        manner=EagleManner(mask_token_id=found.head.mask_token_id, shape=shape),
+        manner=EagleManner(
+            parallel=found.head.parallel, mask_token_id=found.head.mask_token_id, shape=shape
+        ),
     )
 
 

@@ -36,11 +36,17 @@ SHAPE = LlamaShape(
     vocab_size=50, hidden_size=24, layers=8, heads=4, kv_heads=2, ffn_size=32, max_positions=64
 )
 DEPTH, ROWS, LENGTH = 3, 2, 15
-KINDS = ("eagle", "eagle3", "peagle", "mlp", "medusa", "parallel")
+KINDS = ("eagle", "eagle3", "peagle", "peagle_anchored", "mlp", "medusa", "parallel")
 
 
 def _settings(kind: str) -> Settings:
-    head = HeadSettings(kind=kind, depth=DEPTH, inner_size=16, mask_token_id=1)
+    head = HeadSettings(
+        kind=kind.removesuffix("_anchored"),
+        depth=DEPTH,
+        inner_size=16,
+        mask_token_id=1,
+        anchored=kind.endswith("anchored"),
+    )
     return Settings(
         name="t", shape=replace(SHAPE, layers=1), stages=(Stage(until=1.0, length=8),), head=head
     )
@@ -71,7 +77,7 @@ def _head(kind: str, target: Llama) -> tuple[object, ...]:
 def _save(folder: Path, kind: str, net: object) -> None:
     """A run's checkpoint in `folder`/run and its export, in float32, in `folder`/head."""
     state = {
-        "kind": kind,
+        "kind": kind.removesuffix("_anchored"),
         "model": net.state_dict(),  # type: ignore[attr-defined]
         "shape": asdict(net.shape),  # type: ignore[attr-defined]
         "head": asdict(_settings(kind).head),  # type: ignore[arg-type]
@@ -184,18 +190,21 @@ def test_parallel_training_is_one_pass_with_masks() -> None:
         assert torch.allclose(states[slot + depth], guesses[depth].states_BTD[row, slot], atol=1e-5)
 
 
-def test_peagle_training_is_one_pass_with_masks() -> None:
+@pytest.mark.parametrize("kind", ["peagle", "peagle_anchored"])
+def test_peagle_training_is_one_pass_with_masks(kind: str) -> None:
     """P-EAGLE's rollout at a slot equals one causal pass over true slots and masks."""
     target = _target()
-    net, rollout, points = _head("peagle", target)
+    net, rollout, points = _head(kind, target)
     assert isinstance(net, Eagle3)
     captured = _captured(target, points)  # type: ignore[arg-type]
     net.eval()
     guesses = list(rollout.guesses(captured, DEPTH))  # type: ignore[attr-defined]
     row, slot = 0, 6
     true = net.mix(captured.features_BTF[row, : slot + 1])
-    masks = net.mix(net.mask_hidden[0]).expand(DEPTH - 1, -1)
-    tokens = torch.tensor([*captured.tokens_BT[row, 1 : slot + 2].tolist(), 1, 1])
+    masks, known = net.masks(DEPTH - 1), captured.tokens_BT[row, 1 : slot + 2].tolist()
+    masks = masks + true[-1] if net.shape.anchored else masks
+    fill = known[-1] if net.shape.anchored else 1
+    tokens = torch.tensor([*known, fill, fill])
     rotation = rotary_of(net.shape.layer, torch.device("cpu")).at(torch.arange(len(tokens)))
     attends = [DepthAttention() for _ in net.layers]
     output = net(tokens[None], torch.cat((true, masks))[None], rotation, attends)
@@ -253,7 +262,7 @@ def test_every_parameter_is_trained() -> None:
     assert all(not torch.equal(p, before[name]) for name, p in net.named_parameters())
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "peagle", "mlp", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "peagle", "peagle_anchored", "mlp", "medusa"])
 def test_exported_heads_are_read_back(tmp_path: Path, kind: str) -> None:
     """Every tensor survives the round through the published format."""
 
@@ -262,7 +271,8 @@ def test_exported_heads_are_read_back(tmp_path: Path, kind: str) -> None:
     _save(tmp_path, kind, net)
     facts = replace(layer_shape(TargetParts.of_llama(target), 32), num_hidden_layers=8)
     loaded = load_head(read_head(tmp_path / "head"), facts)
-    assert loaded.kind == ("eagle3" if kind == "peagle" else kind) and loaded.points == points
+    assert loaded.kind == ("eagle3" if "peagle" in kind else kind) and loaded.points == points
+    assert loaded.parallel == ("peagle" in kind)
     assert loaded.mask_token_id == (1 if kind == "peagle" else None)
     for name, tensor in net.state_dict().items():  # type: ignore[attr-defined]
         assert torch.equal(loaded.net.state_dict()[name], tensor), name

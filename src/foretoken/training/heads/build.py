@@ -133,7 +133,7 @@ def _peagle(
         allowed = f"below the target's {target.vocab_size}"
         raise ConfigError("head.mask_token_id", head.mask_token_id, allowed)
     net, points = _eagle3_net(target, head, frequent_ids), eagle3_points(target)
-    torch.nn.init.normal_(net.mask_hidden)
+    torch.nn.init.normal_(net.mask_hidden, std=0.5 if head.anchored else 1.0)
     if head.start is not None:
         facts = layer_shape(target, head.inner_size, target.layers)
         begin_with_eagle3(net, find_model(head.start), facts, points)
@@ -161,6 +161,8 @@ def _eagle3_net(target: TargetParts, head: HeadSettings, frequent_ids: Tensor) -
             draft_vocab_size=count,
             target_hidden_size=target.hidden_size,
             parallel=parallel,
+            anchored=parallel and head.anchored,
+            mask_depths=max(1, head.depth - 1) if parallel and head.anchored else 1,
         )
     )
     ids = frequent_ids[:count].sort().values

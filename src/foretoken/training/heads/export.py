@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from foretoken.config.heads import ANCHORED
 from foretoken.errors import ConfigError
 from foretoken.training import checkpoints
 from foretoken.training.export import export, read_checkpoint
@@ -121,6 +122,9 @@ def _eagle_config(shape: dict[str, Any], _: str) -> dict[str, Any]:
 
 def _peagle_config(head: dict[str, Any], shape: dict[str, Any], verifier: str) -> dict[str, Any]:
     config = _eagle3_config(shape, verifier)
+    if shape["anchored"]:
+        config["speculators_config"]["algorithm"] = ANCHORED
+        return {**config, "architectures": ["PEagleAnchored"], "speculators_model_type": ANCHORED}
     config["speculators_config"]["algorithm"] = "peagle"
     return {
         **config,

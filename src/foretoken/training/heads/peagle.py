@@ -2,9 +2,10 @@
 
 Owns its rollout with conditional drops and its start from a trained EAGLE-3 head. Depth 0 is
 EAGLE-3's own; a deeper slot stands at its anchor's position plus the depth, holds the mask token
-and the learned `mask_hidden`, and sees the anchor's true slots and its own rollout before it.
-In training depth s keeps `keep_share` ** s of the anchors (at least `_LEAST`), each among those of
-the depth before, so that deep guesses cost little.
+and the learned `mask_hidden` (anchored: the newest token and features plus a mask of its depth),
+and sees the anchor's true slots and its own rollout before it. In training depth s keeps
+`keep_share` ** s of the anchors (at least `_LEAST`), each among those of the depth before, so that
+deep guesses cost little.
 
 Source: P-EAGLE (arXiv 2602.01469); conditional drops from PARD (2504.18583).
 """
@@ -30,7 +31,7 @@ class PEagleRollout(Rollout):
     """One pass a depth over the slots that it keeps; the same numbers as one pass over all."""
 
     def __init__(self, net: Eagle3, mask_token_id: int, keep_share: float) -> None:
-        """Train `net`, whose embedding must be in place, with masks of `mask_token_id`."""
+        """Train `net`, whose embedding must be in place; anchored ones use no mask token."""
         assert net.shape.parallel, "only a parallel head has a mask"
         self.net, self._mask, self._keep_share = net, mask_token_id, keep_share
         self._rotary = rotary_of(net.shape.layer, net.fc.weight.device)
@@ -44,8 +45,8 @@ class PEagleRollout(Rollout):
         slots_T = torch.arange(length, device=tokens_BT.device)
         dice = torch.Generator().manual_seed(int(tokens_BT.sum()))
         attends = [DepthAttention() for _ in net.layers]
-        hidden = net.mix(captured.features_BTF)
-        given = ahead(tokens_BT, 1)
+        hidden = true_BTD = net.mix(captured.features_BTF)
+        given = newest_BT = ahead(tokens_BT, 1)
         kept_N = slots_T
         for step in range(depth):
             if step > 0:
@@ -53,8 +54,12 @@ class PEagleRollout(Rollout):
                 for attend in attends:
                     attend.keep(chosen_M)
                 kept_N = kept_N[chosen_M]
-                given = tokens_BT.new_full((rows, len(kept_N)), self._mask)
-                hidden = net.mix(net.mask_hidden).expand(rows, len(kept_N), -1)
+                mask_D = net.masks(step)[-1]
+                if net.shape.anchored:
+                    given, hidden = newest_BT[:, kept_N], true_BTD[:, kept_N] + mask_D
+                else:
+                    given = tokens_BT.new_full((rows, len(kept_N)), self._mask)
+                    hidden = mask_D.expand(rows, len(kept_N), -1)
             output = net(given, hidden, self._rotary.at(kept_N + step), attends)
             normed = output if net.shape.norm_output else net.norm(output)
             yield Guess(

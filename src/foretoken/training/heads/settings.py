@@ -31,6 +31,9 @@ class HeadSettings:
     """parallel, peagle: the token that stands for one to be guessed."""
     keep_share: float = 0.7
     """peagle: the share of a depth's rollouts that the next depth goes on with in training."""
+    anchored: bool = False
+    """peagle: mask slots repeat the newest token and features and add a mask of their depth, a
+    variant of our own that learns faster; vLLM does not read it."""
     start: str | None = None
     """Packaged name or folder of what to begin with. parallel: a draft; None: the target's last
     layers. peagle: an EAGLE-3 head; None: random. Layers that it lacks begin as the identity."""
