@@ -32,6 +32,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "eagle": {"method": "eagle", "num_speculative_tokens": 4},
     "eagle3": {"method": "eagle3", "num_speculative_tokens": 4},
     "peagle": {"method": "peagle", "num_speculative_tokens": 3, "parallel_drafting": True},
+    "anchored": {"method": "peagle", "num_speculative_tokens": 4},
     "mlp": {"method": "mlp_speculator", "num_speculative_tokens": 5},
     "medusa": {"method": "medusa", "num_speculative_tokens": 3},
     "pard": {"method": "draft_model", "num_speculative_tokens": 4, "parallel_drafting": True},
@@ -42,7 +43,8 @@ def _config(shape: HeadShape) -> dict[str, Any]:
     return {name: getattr(shape, name) for name in HeadShape.__dataclass_fields__}
 
 
-def _eagle3(parallel: bool) -> tuple[nn.Module, dict[str, Any]]:
+def _eagle3(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    parallel, anchored = name != "eagle3", name == "anchored"
     net = Eagle3(
         Eagle3Shape(
             layer=LAYER,
@@ -50,15 +52,18 @@ def _eagle3(parallel: bool) -> tuple[nn.Module, dict[str, Any]]:
             target_hidden_size=HIDDEN,
             num_features=2,
             parallel=parallel,
+            anchored=anchored,
+            mask_depths=2 if anchored else 1,
         )
     )
     net.d2t.copy_(torch.arange(40) + 3)
-    config = {
-        "speculators_model_type": "peagle" if parallel else "eagle3",
+    config: dict[str, Any] = {
+        "speculators_model_type": "peagle_anchored" if anchored else name,
         "transformer_layer_config": _config(LAYER),
         "eagle_aux_hidden_state_layer_ids": [1, 0],
-        "mask_token_id": 96,
     }
+    if name == "peagle":
+        config["mask_token_id"] = 96
     if parallel:
         nn.init.normal_(net.mask_hidden)
     return net, config
@@ -76,8 +81,8 @@ def write_head(folder: Path, name: str, draft: Path) -> Path:
     net: nn.Module
     if name == "eagle":
         net, config = Eagle(LAYER, fc_bias=True), _config(LAYER)
-    elif name in ("eagle3", "peagle"):
-        net, config = _eagle3(parallel=name == "peagle")
+    elif name in ("eagle3", "peagle", "anchored"):
+        net, config = _eagle3(name)
     elif name == "mlp":
         shape = MLPShape(vocab_size=VOCAB, emb_dim=HIDDEN, inner_dim=24, n_predict=3)
         net = MLPSpeculator(shape)

@@ -76,10 +76,10 @@ def chain_logits(
     steps: Any
     if isinstance(proposer, EagleProposer):
         start = max(0, span.sequence.num_tokens - 2)
-        if proposer._mask is None:
+        if not proposer._manner.parallel:
             steps = _RecurrentSteps(proposer._runner, [span], [start], proposer._sampler)
         else:
-            masks = (proposer._mask, [len(drafted) + 1])
+            masks = proposer._masks([len(drafted) + 1])
             steps = _ParallelSteps(proposer._runner, [span], [start], masks)
     else:
         slot = torch.tensor([proposer._newest_slot(span)])

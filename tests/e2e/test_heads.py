@@ -19,6 +19,16 @@ from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
 
 TOKENS, COUNT = 32, 12
+UNSURE = {
+    "eagle": 0.05,
+    "eagle3": 0.07,
+    "peagle": 0.073,
+    "anchored": 0.07,
+    "mlp": 0.035,
+    "medusa": 0.25,
+    "pard": 0.35,
+}
+"""About the third of the probabilities that these random heads give their best tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +73,24 @@ def test_heads_change_no_token(
         assert isinstance(drafted, Counter) and drafted.value > 100
 
 
+@pytest.mark.parametrize("name", HEADS)
+def test_an_unsure_head_stops_early(
+    name: str, model: Path, folders: dict[str, Path], plain: Any
+) -> None:
+    """Drafts of several lengths; the same tokens, greedy and seeded."""
+    most = HEADS[name]["num_speculative_tokens"]
+    unsure = {**HEADS[name], "draft_confidence_threshold": UNSURE[name]}
+    with _open(model, unsure, folders[name], **PRESSURES["calm"]) as llm:
+        for parameters in ("greedy", "filters"):
+            chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
+            assert generate(llm, make_prompts(COUNT, 3), chosen) == plain(parameters, COUNT)
+        params = SamplingParams(max_tokens=TOKENS, temperature=0.0, detokenize=False)
+        found = llm.generate(make_prompts(COUNT, 3), params, use_tqdm=False)
+    metrics = [request.outputs[0].metrics for request in found]
+    lengths = {n for m in metrics if m is not None for n in m.drafted_per_step}
+    assert len(lengths) > 1 and max(lengths) <= most and min(lengths) >= 1, lengths
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("parameters", PARAMETERS)
 @pytest.mark.parametrize("name", HEADS)
@@ -104,7 +132,7 @@ class Audited(Proposer):
 
 
 @pytest.mark.parametrize("pressure", ["calm", "chunks", "shortage"])
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle", "anchored"])
 def test_kept_kv_equals_kv_computed_anew(
     name: str, pressure: str, model: Path, folders: dict[str, Path]
 ) -> None:

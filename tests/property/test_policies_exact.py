@@ -14,8 +14,9 @@ from torch import Tensor
 from foretoken.models.tensors import Draft, ModelOutput, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.best import BestPolicy
+from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.desk import Member
-from foretoken.proposers.draft_model import Confidence, DraftModelProposer
+from foretoken.proposers.draft_model import DraftModelProposer
 from foretoken.proposers.drafters import Drafters
 from foretoken.proposers.policy import FirstPolicy, Policy, StepOutcome
 from foretoken.runtime.batch import Batch, Span

@@ -46,7 +46,9 @@ def check_suffix(depth: object, cached: object, factor: object, probability: obj
     require(where + "min_token_prob", probability, ok, "a number in [0, 1]")
 
 
-def check_lengths(method: str, most: int, least: object, confidence: object) -> None:
+def check_lengths(
+    method: str, most: int, least: object, confidence: object, *, has_weights: bool
+) -> None:
     """Check min_speculative_tokens and draft_confidence_threshold against the method.
 
     Raises:
@@ -58,8 +60,8 @@ def check_lengths(method: str, most: int, least: object, confidence: object) -> 
     where = WHERE + "draft_confidence_threshold"
     ok = is_number(confidence, 0, 1) and confidence != 1
     require(where, confidence, ok, "a number in [0, 1)")
-    other = "suffix_decoding_min_token_prob" if method == "suffix" else "method draft_model"
-    require(where, confidence, confidence == 0 or method == "draft_model", f"0; use {other}")
+    other = "suffix_decoding_min_token_prob" if method == "suffix" else "a method with weights"
+    require(where, confidence, confidence == 0 or has_weights, f"0; use {other}")
 
 
 def read_schedule(given: Any, most: int | None) -> Schedule:

@@ -77,8 +77,8 @@ class SpeculativeConfig:
     """Shorter drafts are not checked. A draft model is not started where there is no room for as
     many, and its confidence threshold does not stop it before."""
     draft_confidence_threshold: float = 0.0
-    """Draft no further where the draft model gives its best next token less probability than
-    this (draft_model only); a token that was drawn is always checked. In [0, 1)."""
+    """Draft no further where the drafter gives its best next token less probability than this
+    (chains of draft models and heads); a token that was drawn is always checked. In [0, 1)."""
     num_speculative_tokens_per_batch_size: drafting.Schedule | None = None
     """Draft length by load: (first, last, drafts) for each range of running sequences, 0 drafts
     allowed; sizes between and beyond the ranges keep the drafts of the range before."""
@@ -258,7 +258,8 @@ class SpeculativeConfig:
         )
         most = self.num_speculative_tokens
         least, confidence = self.min_speculative_tokens, self.draft_confidence_threshold
-        drafting.check_lengths(self.method, most, least, confidence)
+        weighs = self.method in WITH_WEIGHTS
+        drafting.check_lengths(self.method, most, least, confidence, has_weights=weighs)
         drafting.check_off_from(self.disable_by_batch_size)
         schedule = self.num_speculative_tokens_per_batch_size
         if schedule is not None:

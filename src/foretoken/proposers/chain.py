@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.models.tensors import Draft, RolledOut
+from foretoken.proposers.confidence import Confidence
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
@@ -33,10 +34,6 @@ class ChainSteps(ABC):
             active: indices of spans, ascending, each among those of the call before.
             drafted: the drafts so far of each of them.
         """
-
-    def keeps(self, logits_BV: Tensor, counts: Seq[int]) -> list[int]:
-        """Which rows to draft from, given how many drafts each has; decided before any draw."""
-        return list(range(len(counts)))
 
     def roll_out(
         self, active: list[int], drafted: list[list[int]], *, with_probs: bool
@@ -89,8 +86,14 @@ class ChainDraft:
         return Draft(ids=tuple(ids), probs_KV=self.probs_KV, drafter=drafter)
 
 
-def draft_chain(steps: ChainSteps, sampler: DraftSampler, spans: list[Span]) -> ChainDraft:
-    """Draft every span up to its budget."""
+def draft_chain(
+    steps: ChainSteps,
+    sampler: DraftSampler,
+    spans: list[Span],
+    confidence: Confidence | None = None,
+) -> ChainDraft:
+    """Draft every span up to its budget, or to where `confidence` ends; default: never before."""
+    sure = confidence or Confidence()
     drafted: list[list[int]] = [[] for _ in spans]
     rows: list[Tensor] = []
     owners: list[int] = []
@@ -98,7 +101,9 @@ def draft_chain(steps: ChainSteps, sampler: DraftSampler, spans: list[Span]) -> 
     active = _open(list(range(len(spans))), spans, drafted)
     while active:
         before = [drafted[i] for i in active]
-        rolled = steps.roll_out(active, before, with_probs=draws)
+        rolled = None
+        if not sure.threshold:
+            rolled = steps.roll_out(active, before, with_probs=draws)
         if rolled is None:
             logits_BV = steps.after(active, before) if before[0] else steps.first()
         else:
@@ -109,7 +114,7 @@ def draft_chain(steps: ChainSteps, sampler: DraftSampler, spans: list[Span]) -> 
                 active = _open(active, spans, drafted)
                 continue
             logits_BV = rolled.logits_BV
-        kept = steps.keeps(logits_BV, [len(drafted[i]) for i in active])
+        kept = sure.keeps(logits_BV, [len(drafted[i]) for i in active])
         if len(kept) < len(active):
             logits_BV, active = logits_BV[kept], [active[i] for i in kept]
         if not active:

@@ -10,7 +10,6 @@ acceptance are in docs/losslessness.md.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, Rolled, draft_chain, take_rolled
+from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.progress import DraftProgress, feed_ahead
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
@@ -43,29 +43,6 @@ class LastLogits(Protocol):
         self, layouts: Seq[SpanLayout], token_ids: Seq[Seq[int]], rows: Seq[int]
     ) -> Tensor:
         """The same after some of the tokens, by index over all spans, [R, V]."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confidence:
-    """When drafting stops early.
-
-    Decided on the distribution before its token is drawn, and a token that was drawn is always
-    checked: what is dropped is never dropped for what it turned out to be.
-    """
-
-    threshold: float = 0.0
-    """Stop where the best next token has less probability than this, filters and temperature
-    aside; 0: never."""
-    least: int = 0
-    """Never stop before this many drafts."""
-
-    def keeps(self, logits_BV: Tensor, counts: Seq[int]) -> list[int]:
-        """Rows that draft on, given how many drafts each has: the first of them may be none."""
-        if self.threshold == 0.0:
-            return list(range(len(counts)))
-        best_B = (logits_BV.amax(dim=-1) - logits_BV.logsumexp(dim=-1)).exp()
-        sure = (best_B >= self.threshold).tolist()
-        return [i for i, count in enumerate(counts) if sure[i] or count < self.least]
 
 
 class DraftModelProposer(Proposer):
@@ -106,7 +83,7 @@ class DraftModelProposer(Proposer):
         if not wanted:
             return Draft.empty(len(context.spans))
         spans = [context.spans[i] for i in wanted]
-        drafted = draft_chain(_ModelSteps(self, spans), self._sampler, spans)
+        drafted = draft_chain(_ModelSteps(self, spans), self._sampler, spans, self._confidence)
         for span, tokens in zip(spans, drafted.ids, strict=True):
             self.remember(span.sequence, tokens)
         return drafted.spread(wanted, len(context.spans), self.name)
@@ -172,7 +149,6 @@ class _ModelSteps(ChainSteps):
     def __init__(self, proposer: DraftModelProposer, spans: list[Span]) -> None:
         self._proposer, self._spans = proposer, spans
         self._runner, self._sampler = proposer._runner, proposer._sampler
-        self._confidence = proposer._confidence
 
     def first(self) -> Tensor:
         return self._proposer.catch_up(self._spans)
@@ -181,14 +157,9 @@ class _ModelSteps(ChainSteps):
         newest = [tokens[-1:] for tokens in drafted]
         return self._runner.forward_last(self._places(active, drafted), newest)
 
-    def keeps(self, logits_BV: Tensor, counts: Seq[int]) -> list[int]:
-        return self._confidence.keeps(logits_BV, counts)
-
     def roll_out(
         self, active: list[int], drafted: list[list[int]], *, with_probs: bool
     ) -> Rolled | None:
-        if self._confidence.threshold:
-            return None
         counts = [len(tokens) for tokens in drafted]
         steps = min(self._spans[i].draft_budget - n for i, n in zip(active, counts, strict=True))
         sequences = [self._spans[i].sequence for i in active]

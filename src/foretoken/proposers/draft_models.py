@@ -15,7 +15,8 @@ from foretoken.config.quantization import AUTO
 from foretoken.errors import CheckpointError
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.draft_model import Confidence, DraftModelProposer, LastLogits
+from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.draft_model import DraftModelProposer, LastLogits
 from foretoken.proposers.draft_quantization import load_cheaper
 from foretoken.proposers.draft_tree import TreeDraftProposer
 from foretoken.proposers.parallel import ParallelProposer
@@ -112,6 +113,9 @@ def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
         max_num_batched_tokens=around.max_num_batched_tokens,
     )
     drafts = DraftSampler(sampler, around.verifier.rule, config.draft_sample_method)
+    confidence = Confidence(
+        threshold=config.draft_confidence_threshold, least=config.min_speculative_tokens
+    )
     if config.method == "parallel":
         assert isinstance(runner, Runner), "another vocabulary is refused by SpeculativeConfig"
         return ParallelProposer(
@@ -120,6 +124,7 @@ def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
             DraftProgress(pool.generation, runner.page_size),
             mask_token_id=_mask_token(draft),
             limits=limits,
+            confidence=confidence,
         )
     proposer = DraftModelProposer(
         runner,
@@ -127,9 +132,7 @@ def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
         pool.generation,
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        confidence=Confidence(
-            threshold=config.draft_confidence_threshold, least=config.min_speculative_tokens
-        ),
+        confidence=confidence,
     )
     shape = tree_shape(config)
     if shape is not None:

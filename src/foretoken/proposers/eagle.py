@@ -19,6 +19,7 @@ from foretoken.heads.eagle3 import Eagle3
 from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainDraft, ChainSteps, Rolled, draft_chain, take_rolled
+from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.head_runner import HeadRunner
 from foretoken.proposers.head_trees import DepthSteps, EagleTreeSteps
 from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
@@ -67,6 +68,8 @@ class EagleManner:
     """Of a parallel head; None: its mask slots repeat the newest token."""
     shape: TreeShape | None = None
     """Of trees; None: chains."""
+    confidence: Confidence | None = None
+    """Where chains stop before their budget; None: nowhere."""
 
 
 class EagleProposer(Proposer):
@@ -128,9 +131,9 @@ class EagleProposer(Proposer):
         counts = [span.draft_budget for span in spans]
         if self._manner.parallel:
             masked = _ParallelSteps(self._runner, spans, starts, self._masks(counts))
-            return draft_chain(masked, self._sampler, spans)
+            return draft_chain(masked, self._sampler, spans, self._manner.confidence)
         steps = _RecurrentSteps(self._runner, spans, starts, self._sampler)
-        return draft_chain(steps, self._sampler, spans)
+        return draft_chain(steps, self._sampler, spans, self._manner.confidence)
 
     def _tree_steps(self, spans: list[Span], starts: list[int]) -> TreeSteps:
         assert self._shape is not None, "asked for trees"
@@ -258,7 +261,7 @@ class _ParallelSteps(ChainSteps):
         known = _Feed.of(spans, starts, ends)
         true_TD = runner.mixed_features(known.layouts).split([s.num_tokens for s in known.layouts])
         masks_KD, anchored = net.masks(max(counts) - 1), net.shape.anchored
-        layouts, tokens, parts, self._rows = [], [], [], list[int]()
+        layouts, tokens, parts, rows = [], [], [], list[int]()
         at = row = 0
         for drafts, layout, hidden_TD in zip(counts, known.layouts, true_TD, strict=True):
             extra, count = drafts - 1, layout.num_tokens
@@ -273,18 +276,20 @@ class _ParallelSteps(ChainSteps):
             )
             parts.append(hidden_TD)
             parts.append(masks_KD[:extra] + hidden_TD[-1] if anchored else masks_KD[:extra])
-            self._rows.append(row + count - 1)
+            rows.append(row + count - 1)
             at, row = at + count, row + count + extra
-        self._outputs_TD = runner.forward(layouts, tokens, torch.cat(parts))
-        self._runner = runner
+        outputs_TD = runner.forward(layouts, tokens, torch.cat(parts))
+        wanted = [row + i for row, n in zip(rows, counts, strict=True) for i in range(n)]
+        self._logits_KV = runner.logits(outputs_TD[wanted])
+        self._starts = [sum(counts[:i]) for i in range(len(counts))]
 
     def first(self) -> Tensor:
-        return self._runner.logits(self._outputs_TD[self._rows])
+        return self._logits_KV[self._starts]
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        rows = [self._rows[i] + len(tokens) for i, tokens in zip(active, drafted, strict=True)]
-        return self._runner.logits(self._outputs_TD[rows])
+        rows = [self._starts[i] + len(tokens) for i, tokens in zip(active, drafted, strict=True)]
+        return self._logits_KV[rows]
 
     def at(self, spans: list[int], depth: int) -> Tensor:
         """Logits after `depth` drafts of some spans, whatever those are."""
-        return self._runner.logits(self._outputs_TD[[self._rows[i] + depth for i in spans]])
+        return self._logits_KV[[self._starts[i] + depth for i in spans]]

@@ -22,6 +22,7 @@ from foretoken.heads.mlp import MLPSpeculator
 from foretoken.kv.features import FeatureView
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
+from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.eagle import EagleManner, EagleProposer
 from foretoken.proposers.head_linears import serve_linears
 from foretoken.proposers.head_runner import HeadRunner
@@ -117,9 +118,12 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
     )
     view = FeatureView(features, found.head.points)
     shape = tree_shape(config)
+    confidence = Confidence(
+        threshold=config.draft_confidence_threshold, least=config.min_speculative_tokens
+    )
     if isinstance(net, MLPSpeculator | Medusa):
         serve_linears(net)
-        manner = _stateless_manner(net, target, shape)
+        manner = _stateless_manner(net, target, shape, confidence)
         return StatelessProposer(
             config.method, manner, features=view, page_size=target.page_size, sampler=sampler
         )
@@ -143,13 +147,16 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
             max_model_len=limit, max_num_batched_tokens=around.max_num_batched_tokens
         ),
         manner=EagleManner(
-            parallel=found.head.parallel, mask_token_id=found.head.mask_token_id, shape=shape
+            parallel=found.head.parallel,
+            mask_token_id=found.head.mask_token_id,
+            shape=shape,
+            confidence=confidence,
         ),
     )
 
 
 def _stateless_manner(
-    net: MLPSpeculator | Medusa, target: Runner, shape: TreeShape | None
+    net: MLPSpeculator | Medusa, target: Runner, shape: TreeShape | None, confidence: Confidence
 ) -> StatelessManner:
     """How such a head drafts.
 
@@ -162,10 +169,12 @@ def _stateless_manner(
         allowed = f"at most {most}: the head drafts no further"
         raise ConfigError(f"speculative_config.{field}", f"a depth of {shape.depth}", allowed)
     if isinstance(net, MLPSpeculator):
-        return StatelessManner(partial(MLPSteps, net), partial(MLPTreeSteps, net), most, shape)
+        return StatelessManner(
+            partial(MLPSteps, net), partial(MLPTreeSteps, net), most, shape, confidence
+        )
     chains = partial(MedusaSteps, net, target.model.logits)
 
     def trees(hidden_BD: Tensor, spans: list[Span]) -> TreeSteps:
         return DepthSteps(chains(hidden_BD, spans).at, len(spans))
 
-    return StatelessManner(chains, trees, most, shape)
+    return StatelessManner(chains, trees, most, shape, confidence)

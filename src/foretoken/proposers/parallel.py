@@ -15,6 +15,7 @@ from torch import Tensor
 from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.progress import DraftLimits, DraftProgress, feed_ahead
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
@@ -35,6 +36,7 @@ class ParallelProposer(Proposer):
         *,
         mask_token_id: int,
         limits: DraftLimits,
+        confidence: Confidence | None = None,
     ) -> None:
         """Draft with `runner`.
 
@@ -44,11 +46,13 @@ class ParallelProposer(Proposer):
             progress: the book of the draft's keys and values.
             mask_token_id: fed where a token is to be guessed.
             limits: of sequences and passes.
+            confidence: when to stop before the budget; default: never.
         """
         self._runner = runner
         self._sampler = sampler
         self._progress = progress
         self._mask = mask_token_id
+        self._confidence = confidence
         self._max_model_len = limits.max_model_len
         self._max_tokens = limits.max_num_batched_tokens
 
@@ -60,7 +64,7 @@ class ParallelProposer(Proposer):
             return Draft.empty(len(context.spans))
         spans = [context.spans[i] for i in wanted]
         steps = _MaskSteps(self._pass(spans), [span.draft_budget for span in spans])
-        drafted = draft_chain(steps, self._sampler, spans)
+        drafted = draft_chain(steps, self._sampler, spans, self._confidence)
         for span in spans:
             self._progress.record(span.sequence, span.sequence.num_tokens)
         return drafted.spread(wanted, len(context.spans), self.name)

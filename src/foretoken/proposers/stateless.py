@@ -16,6 +16,7 @@ from foretoken.kv.features import FeatureView
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
@@ -36,6 +37,8 @@ class StatelessManner:
     """Most drafts on a branch."""
     shape: TreeShape | None = None
     """Of trees, none of which may be deeper; None: chains."""
+    confidence: Confidence | None = None
+    """Where chains stop before their budget; None: nowhere."""
 
 
 class StatelessProposer(Proposer):
@@ -75,7 +78,7 @@ class StatelessProposer(Proposer):
             return spread(found, wanted, len(context.spans), self.name)
         spans = [span.clipped(manner.most) for span in spans]
         steps = manner.chains(hidden_BD, spans)
-        drafted = draft_chain(steps, self._sampler, spans)
+        drafted = draft_chain(steps, self._sampler, spans, manner.confidence)
         return drafted.spread(wanted, len(context.spans), self.name)
 
     def release(self, request_id: str) -> None:

@@ -133,7 +133,6 @@ def _peagle(
         allowed = f"below the target's {target.vocab_size}"
         raise ConfigError("head.mask_token_id", head.mask_token_id, allowed)
     net, points = _eagle3_net(target, head, frequent_ids), eagle3_points(target)
-    torch.nn.init.normal_(net.mask_hidden, std=0.5 if head.anchored else 1.0)
     if head.start is not None:
         facts = layer_shape(target, head.inner_size, target.layers)
         begin_with_eagle3(net, find_model(head.start), facts, points)
@@ -214,6 +213,8 @@ class HeadTraining:
         self.head, self.source = head, source
         self.depth_settings, self.tv_share = settings.head, settings.tv_share
         self._precision = settings.precision
+        length = settings.stages[0].length
+        head.rollout.begin(source.batch(0, max(settings.micro_tokens, length), length))
         self._held_out: Captured | None = None
 
     def loss(self, index: int, tokens: int, length: int) -> Tensor:

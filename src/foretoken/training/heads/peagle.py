@@ -38,6 +38,14 @@ class PEagleRollout(Rollout):
         whole = net.shape.draft_vocab_size == net.shape.layer.vocab_size
         self._ids = None if whole else net.target_ids
 
+    @torch.no_grad()
+    def begin(self, captured: Captured) -> None:
+        """Give the masks the size of features: far smaller ones would drown among them."""
+        features = captured.features_BTF.float()
+        mask, spread_F = self.net.mask_hidden, features.std(dim=(0, 1))
+        typical_F = 0.0 if self.net.shape.anchored else features.mean(dim=(0, 1))
+        mask.copy_(typical_F + spread_F * torch.randn(mask.shape).to(mask.device))
+
     def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
         """All slots at depth 0; further on those that are kept (all of them in evaluation)."""
         net, tokens_BT = self.net, captured.tokens_BT

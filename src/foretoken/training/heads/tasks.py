@@ -54,6 +54,9 @@ class Guess:
 class Rollout(ABC):
     """How one kind of head guesses, depth after depth."""
 
+    def begin(self, captured: Captured) -> None:  # noqa: B027
+        """Set first weights that depend on what the target's features are like; most have none."""
+
     @abstractmethod
     def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
         """`depth` guesses; of depth s all rows but the last s + 2 count."""
