@@ -197,7 +197,8 @@ def arms(settings: argparse.Namespace) -> dict[str, dict[str, Any]]:
     for method, counts in HEADS.items():
         if f"demo-{method}" in installed() and method in settings.heads:
             for k in counts:
-                speculative[f"{method} k={k}"] = {"method": method, "num_speculative_tokens": k}
+                config = {"model": f"demo-{method}", "num_speculative_tokens": k}
+                speculative[f"{method} k={k}"] = config
     for name, config in speculative.items():
         found[name] = {"batch_invariant": True, "speculative": config}
         if settings.fast:

@@ -56,6 +56,24 @@ def test_the_shipped_drafter_is_found(given: dict[str, Any], method: str, model:
     assert _drafter("demo", **given, num_speculative_tokens=3) == (method, model)
 
 
+@pytest.mark.parametrize(
+    ("config", "found", "missing"),
+    [
+        ({"pard_token": 1}, "pard", "peagle"),
+        ({"speculators_model_type": "peagle_anchored"}, "peagle", "pard"),
+    ],
+)
+def test_the_parallel_drafter_has_one_method(
+    shipped: Path, config: dict[str, Any], found: str, missing: str
+) -> None:
+    """PARD or P-EAGLE, whichever ships; EAGLE-3 is never taken in the place of P-EAGLE."""
+    (shipped / "demo-parallel" / "config.json").write_text(json.dumps(config))
+    assert _drafter("demo", method=found)[1] == "demo-parallel"
+    with pytest.raises(ConfigError, match=r"speculative_config\.model"):
+        _drafter("demo", method=missing)
+    assert _drafter("demo", method="eagle3")[1] == "demo-eagle3"
+
+
 def test_each_of_several_drafters_finds_its_own() -> None:
     several = {"drafters": [{"method": "ngram"}, {"method": "mlp"}], "num_speculative_tokens": 3}
     config = EngineConfig.from_kwargs(model="demo", speculative_config=several).speculative_config

@@ -29,7 +29,7 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "eagle3": {"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 5},
     "mlp": {"method": "mlp", "model": "demo-mlp", "num_speculative_tokens": 3},
     "medusa": {"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 4},
-    "parallel": {"method": "parallel", "model": "demo-parallel", "num_speculative_tokens": 5},
+    "parallel": {"model": "demo-parallel", "num_speculative_tokens": 5},
 }
 SHOWN = (BASELINE, "draft_model")
 """Whose writing is shown."""

@@ -57,6 +57,17 @@ def head_method(model: str) -> str | None:
         return None
 
 
-def shipped_drafter(target: str | None, method: str) -> str | None:
-    """The packaged drafter of this method for `target`, if one is made for it."""
-    return _SHIPPED.get(target or "", {}).get(method)
+def shipped_drafter(target: str | None, method: str, *, parallel: bool = False) -> str | None:
+    """The packaged drafter of this method for `target`, if one is made for it.
+
+    Args:
+        target: its name.
+        method: ours.
+        parallel: whether it must draft all tokens in one pass. One such drafter ships, which is
+            of one method: PARD (`parallel`) or P-EAGLE (`eagle3`).
+    """
+    shipped = _SHIPPED.get(target or "", {})
+    if not parallel and method != "parallel":
+        return shipped.get(method)
+    name = shipped.get("parallel")
+    return name if name is None or head_method(name) in (method, None) else None

@@ -161,6 +161,8 @@ class SpeculativeConfig:
             ConfigError: an unknown or removed key, or a value out of range.
             NotYetError: a key whose part is not built, at other than its neutral value.
         """
+        if given.get("method") == "peagle":
+            given = {"parallel_drafting": True, **given}
         given = with_our_names(given)
         if given.get("drafters") is not None:
             return cls._of_several(given, target)
@@ -173,7 +175,8 @@ class SpeculativeConfig:
         if kept["method"] == "draft_model" and kept.get("parallel_drafting") is True:
             kept["method"] = "parallel"
         if kept.get("model") is None:
-            kept["model"] = shipped_drafter(target, kept["method"])
+            at_once = kept.get("parallel_drafting") is True
+            kept["model"] = shipped_drafter(target, kept["method"], parallel=at_once)
         return cls(**drafting.complete(kept))
 
     @classmethod
