@@ -13,7 +13,8 @@ from foretoken.errors import CheckpointError, ConfigError, NotYetError, Unsuppor
 from foretoken.heads.checkpoint import read_head
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.formats import LoadedHead, load_head
+from foretoken.heads.formats import load_head
+from foretoken.heads.loaded import LoadedHead
 from foretoken.heads.medusa import Medusa
 from foretoken.heads.mlp import MLPSpeculator
 from foretoken.heads.parts import HeadShape

@@ -112,6 +112,8 @@ def with_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
             _note(name, alias.key, alias.origin)
             name = alias.key
         _put(result, name, value, f"speculative_config.{key}")
+    if given.get("method") == "peagle":
+        result.setdefault("parallel_drafting", True)
     return result
 
 

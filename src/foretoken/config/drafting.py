@@ -47,7 +47,7 @@ def check_suffix(depth: object, cached: object, factor: object, probability: obj
 
 
 def check_lengths(
-    method: str, most: int, least: object, confidence: object, *, has_weights: bool
+    method: str, most: int, least: object, confidence: object, has_weights: bool
 ) -> None:
     """Check min_speculative_tokens and draft_confidence_threshold against the method.
 

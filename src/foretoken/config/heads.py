@@ -57,17 +57,14 @@ def head_method(model: str) -> str | None:
         return None
 
 
-def shipped_drafter(target: str | None, method: str, *, parallel: bool = False) -> str | None:
-    """The packaged drafter of this method for `target`, if one is made for it.
+def shipped_drafter(target: str | None, given: Mapping[str, Any]) -> str | None:
+    """The packaged drafter for `target` and this `speculative_config`, if one is made for it.
 
-    Args:
-        target: its name.
-        method: ours.
-        parallel: whether it must draft all tokens in one pass. One such drafter ships, which is
-            of one method: PARD (`parallel`) or P-EAGLE (`eagle3`).
+    One drafter ships that guesses all tokens in one pass; it is of one method, PARD (`parallel`)
+    or P-EAGLE (`eagle3` with `parallel_drafting`), and never found under the other.
     """
-    shipped = _SHIPPED.get(target or "", {})
-    if not parallel and method != "parallel":
+    shipped, method = _SHIPPED.get(target or "", {}), given["method"]
+    if given.get("parallel_drafting") is not True and method != "parallel":
         return shipped.get(method)
     name = shipped.get("parallel")
     return name if name is None or head_method(name) in (method, None) else None

@@ -161,8 +161,6 @@ class SpeculativeConfig:
             ConfigError: an unknown or removed key, or a value out of range.
             NotYetError: a key whose part is not built, at other than its neutral value.
         """
-        if given.get("method") == "peagle":
-            given = {"parallel_drafting": True, **given}
         given = with_our_names(given)
         if given.get("drafters") is not None:
             return cls._of_several(given, target)
@@ -175,8 +173,7 @@ class SpeculativeConfig:
         if kept["method"] == "draft_model" and kept.get("parallel_drafting") is True:
             kept["method"] = "parallel"
         if kept.get("model") is None:
-            at_once = kept.get("parallel_drafting") is True
-            kept["model"] = shipped_drafter(target, kept["method"], parallel=at_once)
+            kept["model"] = shipped_drafter(target, kept)
         return cls(**drafting.complete(kept))
 
     @classmethod
@@ -261,8 +258,7 @@ class SpeculativeConfig:
         )
         most = self.num_speculative_tokens
         least, confidence = self.min_speculative_tokens, self.draft_confidence_threshold
-        weighs = self.method in WITH_WEIGHTS
-        drafting.check_lengths(self.method, most, least, confidence, has_weights=weighs)
+        drafting.check_lengths(self.method, most, least, confidence, self.method in WITH_WEIGHTS)
         drafting.check_off_from(self.disable_by_batch_size)
         schedule = self.num_speculative_tokens_per_batch_size
         if schedule is not None:

@@ -7,62 +7,22 @@ and by the `speculators` library.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from foretoken.config.heads import ANCHORED, method_of_config
-from foretoken.errors import CheckpointError, ConfigError, NotYetError, UnsupportedModelError
+from foretoken.config.heads import method_of_config
+from foretoken.errors import CheckpointError, NotYetError, UnsupportedModelError
 from foretoken.heads.checkpoint import HeadFolder, fill
-from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import Eagle3, Eagle3Shape
+from foretoken.heads.eagle_formats import read_eagle, read_eagle3
+from foretoken.heads.loaded import LoadedHead, TargetFacts, check_fits
 from foretoken.heads.medusa import Medusa, MedusaShape
 from foretoken.heads.mlp import MLPShape, MLPSpeculator
-from foretoken.heads.parts import HeadShape
 from foretoken.kv.features import FINAL
 from foretoken.shape.fields import size
 
 KINDS = ("eagle", "eagle3", "mlp", "medusa")
 _LATER = ("dflash", "dflash2", "dspark", "xpress", "mtp")
-
-
-class TargetFacts(Protocol):
-    """What a head must fit; `ModelShape` has it."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the residual stream."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens that the target knows."""
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """Layers whose inputs can be read."""
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """Positions that the target reaches."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedHead:
-    """A network and what it needs from the target."""
-
-    kind: str
-    net: nn.Module
-    points: tuple[int, ...]
-    """Where hidden states are taken (see `foretoken.kv.features`), in the order it wants them."""
-    mask_token_id: int | None = None
-    """P-EAGLE: the token of slots that are not drafted yet; None for anchored ones."""
-
-    @property
-    def parallel(self) -> bool:
-        """Whether it drafts all tokens in one pass."""
-        return isinstance(self.net, Eagle3) and self.net.shape.parallel
 
 
 def kind_of(folder: HeadFolder) -> str:
@@ -95,15 +55,8 @@ def load_head(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
         ConfigError: the head belongs to another target.
         NotYetError, UnsupportedModelError: as `kind_of`.
     """
-    loaders = {"mlp": _mlp, "medusa": _medusa, "eagle": _eagle, "eagle3": _eagle3}
+    loaders = {"mlp": _mlp, "medusa": _medusa, "eagle": read_eagle, "eagle3": read_eagle3}
     return loaders[kind_of(folder)](folder, target)
-
-
-def _fits(name: str, given: int, wanted: int) -> None:
-    """The head's size must be the target's."""
-    if given != wanted:
-        allowed = f"a head of this target, whose {name} is {wanted}"
-        raise ConfigError("speculative_config.model", f"{name} {given}", allowed)
 
 
 def _mlp(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
@@ -117,8 +70,8 @@ def _mlp(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
         tie_weights=bool(folder.config.get("tie_weights", False)),
         scale_input=bool(folder.config.get("scale_input", False)),
     )
-    _fits("hidden_size", width, target.hidden_size)
-    _fits("vocab_size", shape.vocab_size, target.vocab_size)
+    check_fits("hidden_size", width, target.hidden_size)
+    check_fits("vocab_size", shape.vocab_size, target.vocab_size)
     net = MLPSpeculator(shape)
     wanted = net.state_dict()
     doubles = _tied_doubles(folder, wanted) if shape.tie_weights else ()
@@ -173,145 +126,8 @@ def _medusa(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
     )
     if own is None and not folder.config.get("medusa_share_head", False):
         raise CheckpointError("missing tensors", "lm_heads.0.weight", "or medusa_share_head: true")
-    _fits("hidden_size", hidden, target.hidden_size)
-    _fits("vocab_size", shape.vocab_size, target.vocab_size)
+    check_fits("hidden_size", hidden, target.hidden_size)
+    check_fits("vocab_size", shape.vocab_size, target.vocab_size)
     net = Medusa(shape)
     fill(net, names, rename=rename)
     return LoadedHead(kind="medusa", net=net, points=(FINAL,))
-
-
-def _layer_shape(config: Mapping[str, Any], target: TargetFacts, layers: int) -> HeadShape:
-    """The decoder layers of an EAGLE head, from its (nested) Llama config."""
-
-    hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
-    positions = size(config, "max_position_embeddings", target.max_position_embeddings)
-    rope = config.get("rope_parameters") or {}
-    scaling = config.get("rope_scaling") or rope
-    if scaling.get("rope_type", scaling.get("type", "default")) != "default":
-        raise NotYetError("config.json rope_scaling", scaling, "default")
-    return HeadShape(
-        vocab_size=size(config, "vocab_size", target.vocab_size),
-        hidden_size=hidden,
-        intermediate_size=size(config, "intermediate_size"),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=size(config, "num_key_value_heads", heads),
-        head_dim=size(config, "head_dim", hidden // heads),
-        max_position_embeddings=positions,
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
-    )
-
-
-def _num_layers(names: Mapping[str, Any]) -> int:
-    """How many decoder layers the file holds, whatever its config says."""
-    found = {int(m.group(1)) for m in (re.match(r"layers\.(\d+)\.", n) for n in names) if m}
-    return len(found) or 1
-
-
-def _eagle(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
-    names = folder.tensors
-    shape = _layer_shape(folder.config, target, _num_layers(names))
-    _fits("hidden_size", shape.hidden_size, target.hidden_size)
-    _fits("vocab_size", shape.vocab_size, target.vocab_size)
-    net = Eagle(
-        shape,
-        fc_bias="fc.bias" in names,
-        attention_bias="layers.0.self_attn.q_proj.bias" in names,
-    )
-    fill(net, names, ignored=("embed_tokens.weight",))
-    return LoadedHead(kind="eagle", net=net, points=(FINAL,))
-
-
-def _eagle3(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
-    config, names = folder.config, folder.tensors
-    rename, layers = _eagle3_names(folder)
-    nested = config.get("transformer_layer_config", config)
-    layer = replace(
-        _layer_shape({**nested, "vocab_size": target.vocab_size}, target, layers),
-        vocab_size=target.vocab_size,
-    )
-    renamed = {rename(name): tensor for name, tensor in names.items()}
-    for needed in ("fc.weight", "lm_head.weight"):
-        if needed not in renamed:
-            raise CheckpointError("missing tensors", needed, "an EAGLE-3 head")
-    anchored = config.get("speculators_model_type") == ANCHORED
-    parallel = config.get("speculators_model_type") == "peagle" or "mask_hidden" in renamed
-    target_width = config.get("target_hidden_size") or target.hidden_size
-    columns = renamed["fc.weight"].shape[1]
-    if columns % target_width:
-        allowed = f"a head of this target: fc over a multiple of {target_width} columns"
-        raise ConfigError("speculative_config.model", f"fc over {columns}", allowed)
-    shape = Eagle3Shape(
-        layer=layer,
-        draft_vocab_size=renamed["lm_head.weight"].shape[0],
-        target_hidden_size=target_width,
-        num_features=columns // target_width,
-        norm_before_residual=bool(config.get("norm_before_residual", False)),
-        norm_before_fc="input_norm.weight" in renamed,
-        fc_norm="fc_norm.0.weight" in renamed,
-        norm_output=bool(config.get("norm_output", False)),
-        own_embedding="embed_tokens.weight" in renamed,
-        parallel=parallel,
-        anchored=anchored,
-        mask_depths=_mask_depths(renamed) if anchored else 1,
-        attention_bias="layers.0.self_attn.q_proj.bias" in renamed,
-    )
-    _fits("hidden_size", target_width, target.hidden_size)
-    net = Eagle3(shape)
-    if "d2t" not in renamed:
-        _fits("draft_vocab_size without d2t", shape.draft_vocab_size, target.vocab_size)
-        names = {**names, "d2t": torch.zeros(shape.draft_vocab_size, dtype=torch.int64)}
-    fill(net, names, rename=rename, ignored=("t2d", "verifier_lm_head.weight"))
-    _check_ids(net, target)
-    mask = config.get("mask_token_id")
-    if parallel and not anchored and not isinstance(mask, int):
-        raise CheckpointError("config.json mask_token_id", mask, "a token id: the head is parallel")
-    points = _points(config, target, shape.num_features)
-    return LoadedHead(
-        kind="eagle3",
-        net=net,
-        points=points,
-        mask_token_id=mask if parallel and not anchored else None,
-    )
-
-
-def _mask_depths(renamed: Mapping[str, Tensor]) -> int:
-    """How many masks the file holds."""
-    if "mask_hidden" not in renamed:
-        raise CheckpointError("missing tensors", "mask_hidden", "an anchored P-EAGLE head")
-    return renamed["mask_hidden"].shape[-2]
-
-
-def _eagle3_names(folder: HeadFolder) -> tuple[Any, int]:
-    """How this file's names become the network's, and its number of layers."""
-
-    def rename(name: str) -> str:
-        name = name.removeprefix("model.")
-        return re.sub(r"^midlayer\.", "layers.0.", name)
-
-    return rename, _num_layers({rename(name): None for name in folder.tensors})
-
-
-def _check_ids(net: Eagle3, target: TargetFacts) -> None:
-    """`d2t` must hold offsets to ascending target ids."""
-    ids = net.target_ids
-    ascending = bool((ids[1:] > ids[:-1]).all())
-    if not ascending or int(ids[0]) < 0 or int(ids[-1]) >= target.vocab_size:
-        allowed = f"offsets that give ascending ids below {target.vocab_size}"
-        raise CheckpointError("d2t", f"ids {int(ids.min())} to {int(ids.max())}", allowed)
-
-
-def _points(config: Mapping[str, Any], target: TargetFacts, count: int) -> tuple[int, ...]:
-    """The target layers whose inputs are read; the published default where none are named."""
-    nested = config.get("eagle_config") or {}
-    named = config.get("eagle_aux_hidden_state_layer_ids") or nested.get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
-    layers = target.num_hidden_layers
-    points = tuple(named) if named else (2, layers // 2, layers - 3)
-    inside = all(isinstance(p, int) and 0 <= p < layers for p in points)
-    if len(points) != count or not inside or len(set(points)) != count:
-        allowed = f"{count} different layers of the target's {layers}"
-        raise ConfigError("eagle_aux_hidden_state_layer_ids", list(points), allowed)
-    return points

@@ -16,7 +16,8 @@ from foretoken.errors import ConfigError
 from foretoken.heads.checkpoint import read_head
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.formats import KINDS, LoadedHead, load_head
+from foretoken.heads.formats import KINDS, load_head
+from foretoken.heads.loaded import LoadedHead
 from foretoken.heads.medusa import Medusa
 from foretoken.heads.mlp import MLPSpeculator
 from foretoken.kv.features import FeatureView

@@ -19,7 +19,8 @@ from torch import Tensor
 from foretoken.errors import ConfigError
 from foretoken.heads.checkpoint import read_head
 from foretoken.heads.eagle3 import Eagle3, Eagle3Layer
-from foretoken.heads.formats import LoadedHead, TargetFacts, load_head
+from foretoken.heads.formats import load_head
+from foretoken.heads.loaded import LoadedHead, TargetFacts
 from foretoken.training.heads.capture import Captured
 from foretoken.training.heads.depth_attention import DepthAttention
 from foretoken.training.heads.tasks import Guess, Rollout, ahead, rotary_of
