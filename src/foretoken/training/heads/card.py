@@ -18,6 +18,7 @@ from foretoken.training.card import (
 from foretoken.training.checkpoints import newest_state
 
 COMMANDS = {"parallel": "pard"}
+ANCHORED = "; each repeats the newest token and features plus a mask, a variant of our own"
 ABOUT = {
     "eagle": "an EAGLE head (arXiv 2401.15077): one decoder layer over the target's last features",
     "eagle3": "an EAGLE-3 head (arXiv 2503.01840): one decoder layer over three hidden states of "
@@ -47,11 +48,12 @@ def head_card(card: CardInput, name: str) -> str:
         raise ConfigError("run folder", kind, f"a run of {', '.join(ABOUT)}")
     parameters = sum(t.numel() for t in state["model"].values() if t.is_floating_point())
     depth = state["head"]["depth"]
+    about = ABOUT[kind] + (ANCHORED if state["head"].get("anchored") else "")
     columns = {"loss": "divergence", "tokens_a_step": f"tokens a step, k = {depth}"}
     columns |= {f"depth_{i + 1}": f"depth {i + 1}" for i in range(depth)}
     return f"""# Model card: {name}
 
-For the target `demo`: {ABOUT[kind]}. {parameters / 1e6:.2f} M parameters of its own in bfloat16
+For the target `demo`: {about}. {parameters / 1e6:.2f} M parameters of its own in bfloat16
 ({2 * parameters / 1e6:.1f} MB). It only drafts: the target checks every token, so it changes how
 fast text comes, never which.
 
