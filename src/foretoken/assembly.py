@@ -4,6 +4,7 @@ The only place that knows all the constructors.
 """
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -91,15 +92,20 @@ class _Assembly:
 
     def _drafting(self) -> Drafting:
         """What the drafters will keep in memory."""
-        kept = sum(found.kv_values_per_token for found in self.heads.values())
+        kept = (found.kept for found in self.heads.values())
         most = self.speculative.num_speculative_tokens if self.speculative else 0
         return Drafting(
             models=tuple(
-                ModelMemory(shape=draft.shape, quantization=draft.config.quantization)
+                ModelMemory(
+                    shape=draft.shape,
+                    quantization=draft.config.quantization,
+                    kv_cache_dtype=draft.config.kv_cache_dtype,
+                )
                 for draft in self.draft_models.values()
             ),
             head_parameters=sum(found.num_parameters for found in self.heads.values()),
-            head_values_per_token=kept + len(self.points) * self.shape.hidden_size,
+            head_kv=tuple(numbers for numbers in kept if numbers is not None),
+            features_per_token=len(self.points) * self.shape.hidden_size,
             lookahead=most,
         )
 
@@ -111,7 +117,10 @@ class _Assembly:
         settings = _rule_settings(self.speculative)
         verifier = Verifier(shape.vocab_size, config.device, rule, settings, grammars)
         texts = TextStreams(self.tokenizer)
-        runner = self._runner(self.folder, config.user.quantization, config.batch_invariant)
+        user, invariant = config.user, config.batch_invariant
+        runner = self._runner(
+            self.folder, user.quantization, user.kv_cache_dtype, batch_invariant=invariant
+        )
         if self.points:
             runner.keep_features(self.points)
         if proposer is None:
@@ -159,20 +168,28 @@ class _Assembly:
         text = None if self.tokenizer is None else self.tokenizer.to_json()
         return Grammars(text, self.shape.vocab_size, sorted(eos_ids), self.config.device)
 
-    def _runner(self, folder: Path, quantization: str | None, batch_invariant: bool) -> Runner:
+    def _runner(
+        self,
+        folder: Path,
+        quantization: str | None,
+        kv_cache_dtype: str,
+        *,
+        batch_invariant: bool,
+    ) -> Runner:
         options = LoadOptions(
             dtype=getattr(torch, self.config.dtype),
             device=torch.device(self.config.device),
             batch_invariant=batch_invariant,
             quantization=quantization,
             page_size=self.config.page_size,
+            kv_dtype=torch.int8 if kv_cache_dtype == "int8" else None,
             max_model_len=self.config.max_model_len,
         )
         return Runner.load(folder, options, num_pages=self.config.num_pages)
 
     def _drafters(self, verifier: Verifier, target: Runner) -> Drafters:
         around = Surroundings(
-            load=lambda folder, bits: self._runner(folder, bits, batch_invariant=False),
+            load=partial(self._runner, batch_invariant=False),
             verifier=verifier,
             pool=self.pool,
             vocab_size=self.shape.vocab_size,

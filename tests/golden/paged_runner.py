@@ -6,7 +6,7 @@ from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.head_runner import HeadRunner
+from foretoken.proposers.head_runner import HeadPages, HeadRunner
 
 PAGE, PAGES = 8, 6
 TABLE = [4, 1, 5, 0, 2, 3]
@@ -25,8 +25,7 @@ def make(net: Eagle | Eagle3, features_TF: torch.Tensor) -> HeadRunner:
         FeatureView(store, [FINAL]),
         target_logits=lambda x: x,
         vocab_size=61,
-        num_pages=PAGES,
-        page_size=PAGE,
+        pages=HeadPages(PAGES, PAGE),
     )
 
 

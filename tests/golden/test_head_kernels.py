@@ -12,7 +12,7 @@ from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.head_runner import HeadRunner
+from foretoken.proposers.head_runner import HeadPages, HeadRunner
 
 VOCAB, DRAFTS, HIDDEN, PAGE = 60, 40, 32, 8
 LAYER = HeadShape(
@@ -49,7 +49,7 @@ def runners(shape: Eagle3Shape) -> tuple[HeadRunner, HeadRunner]:
 
     def runner() -> HeadRunner:
         return HeadRunner(
-            net, view, target_logits=nn.Identity(), vocab_size=VOCAB, num_pages=10, page_size=PAGE
+            net, view, target_logits=nn.Identity(), vocab_size=VOCAB, pages=HeadPages(10, PAGE)
         )
 
     compiled, plain = runner(), runner()

@@ -29,7 +29,7 @@ def test_unknown_key_is_an_error_with_a_hint() -> None:
 
 def test_a_part_not_built_says_so() -> None:
     with pytest.raises(NotYetError, match="not yet built"):
-        EngineConfig.from_kwargs(model="demo", kv_cache_dtype="int8")
+        EngineConfig.from_kwargs(model="demo", kv_cache_dtype="fp8")
     with pytest.raises(NotYetError, match="dflash"):
         SpeculativeConfig.from_dict({"method": "dflash", "model": "x"})
     with pytest.raises(NotYetError, match="fly"):

@@ -16,6 +16,7 @@ from foretoken.cli.interleave import Arm, Run, Workload, interleave, warm_up
 from foretoken.cli.options import (
     DtypeOption,
     InvariantOption,
+    KVCacheOption,
     MaxTokensOption,
     SeedOption,
     TemperatureOption,
@@ -67,6 +68,7 @@ def compare(
     temperature: TemperatureOption = 0.0,
     seed: SeedOption = None,
     dtype: DtypeOption = "auto",
+    kv_cache_dtype: KVCacheOption = "auto",
     batch_invariant: InvariantOption = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="Tables to stderr, one JSON document to stdout.")
@@ -84,7 +86,11 @@ def compare(
         raise ConfigError("--speculative-config", speculative_config, "a JSON object")
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
     workload = Workload(name=prompts.name, prompts=read_prompts(prompts), params=params)
-    settings = {"dtype": dtype, "batch_invariant": parse_invariant(batch_invariant)}
+    settings = {
+        "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
+        "batch_invariant": parse_invariant(batch_invariant),
+    }
     with ExitStack() as stack:
         arms = _open_arms(stack, model, settings, config)
         runs = _measure(console, arms, workload, repeats)

@@ -12,6 +12,7 @@ from foretoken.cli.options import (
     DtypeOption,
     IgnoreEosOption,
     InvariantOption,
+    KVCacheOption,
     MaxTokensOption,
     SeedOption,
     SpeculativeOption,
@@ -47,6 +48,7 @@ def generate(
     stop: StopOption = None,
     ignore_eos: IgnoreEosOption = False,
     dtype: DtypeOption = "auto",
+    kv_cache_dtype: KVCacheOption = "auto",
     batch_invariant: InvariantOption = "auto",
 ) -> None:
     """Continue a prompt.
@@ -71,6 +73,7 @@ def generate(
     )
     settings: dict[str, Any] = {
         "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
         "batch_invariant": parse_invariant(batch_invariant),
         "max_num_seqs": 1,
         "speculative_config": parse_speculation(speculative_config, model),

@@ -24,6 +24,9 @@ SpeculativeOption = Annotated[
 DtypeOption = Annotated[
     str, typer.Option(help="auto, bfloat16, float16 or float32.", metavar="TYPE")
 ]
+KVCacheOption = Annotated[
+    str, typer.Option("--kv-cache-dtype", help="Keys and values: auto or int8.", metavar="TYPE")
+]
 InvariantOption = Annotated[
     str,
     typer.Option(

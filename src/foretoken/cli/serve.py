@@ -38,10 +38,10 @@ _LIMITS = (
     "drain_s",
 )  # fmt: skip
 _ENGINE = (
-    "tokenizer", "revision", "dtype", "quantization", "device", "seed", "max_model_len",
-    "max_num_seqs", "max_num_batched_tokens", "block_size", "enable_prefix_caching",
-    "gpu_memory_utilization", "kv_cache_memory_bytes", "batch_invariant", "tensor_parallel_size",
-    "disable_log_stats", "adaptive_speculation",
+    "tokenizer", "revision", "dtype", "quantization", "kv_cache_dtype", "device", "seed",
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
+    "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_memory_bytes", "batch_invariant",
+    "tensor_parallel_size", "disable_log_stats", "adaptive_speculation",
 )  # fmt: skip
 _KEYS = KeyTable(where="--config", neutral={}, removed={})
 
@@ -85,6 +85,7 @@ def serve(
     revision: Annotated[Text, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
     dtype: Annotated[Text, typer.Option(help="auto, bfloat16, float16 or float32.")] = None,
     quantization: Annotated[Text, typer.Option("--quantization", "-q", help="Scheme.")] = None,
+    kv_cache_dtype: Annotated[Text, typer.Option(help="auto or int8.")] = None,
     device: Annotated[Text, typer.Option(help="auto, cpu or cuda.")] = None,
     seed: Annotated[Number, typer.Option(help="For requests that bring none.")] = None,
     max_model_len: Annotated[

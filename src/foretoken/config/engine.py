@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from foretoken.config.aliases import with_flags_gathered
 from foretoken.config.keys import KeyTable, is_int, require
-from foretoken.config.quantization import check_quantization
+from foretoken.config.quantization import check_kv_cache, check_quantization
 from foretoken.config.speculative import SpeculativeConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -16,7 +16,6 @@ KEYS = KeyTable(
     neutral={
         "trust_remote_code": (False,),
         "enforce_eager": (True, False),
-        "kv_cache_dtype": ("auto",),
         "load_format": ("auto", "safetensors"),
         "tokenizer_mode": ("auto",),
         "skip_tokenizer_init": (False,),
@@ -61,8 +60,12 @@ class EngineConfig:
     quantization: str | None = None
     """`int8` or `int4`: round the weights while loading, as docs/quantization.md says; of a
     checkpoint that is quantized already, those that it holds as floats. Such a checkpoint needs
-    no setting; naming its format (`gptq`, ...) only checks it. Activations and KV cache keep the
-    type of `dtype`. A draft model has a setting of its own, in speculative_config."""
+    no setting; naming its format (`gptq`, ...) only checks it. Activations keep the type of
+    `dtype`. A draft model has a setting of its own, in speculative_config."""
+    kv_cache_dtype: str = "auto"
+    """`auto`: keys and values in the type of `dtype`. `int8`: 8 bits a number and a float32 scale
+    for each token and head, about half the memory and another model, though hardly: see
+    docs/quantization.md. A drafter has a setting of its own, in speculative_config."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`. Auto: a CUDA device if there is one."""
     seed: int = 0
@@ -117,6 +120,7 @@ class EngineConfig:
         require("model", self.model, isinstance(self.model, str) and bool(self.model), "a name")
         require("dtype", self.dtype, self.dtype in DTYPES, ", ".join(DTYPES))
         check_quantization("quantization", self.quantization)
+        check_kv_cache("kv_cache_dtype", self.kv_cache_dtype)
         devices = ("auto", "cpu", "cuda")
         require("device", self.device, self.device in devices, ", ".join(devices))
         seed_ok = isinstance(self.seed, int) and not isinstance(self.seed, bool)

@@ -5,7 +5,7 @@ budget, so that a refusal can try what else would have worked. Sizes in bytes.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from foretoken.config.quantization import QUANTIZATIONS
@@ -14,6 +14,7 @@ from foretoken.shape import ModelShape
 from foretoken.shape.memory import (
     RUNTIME_BYTES,
     Cost,
+    KeptNumbers,
     Need,
     StepSize,
     Storage,
@@ -34,6 +35,11 @@ class ModelMemory:
 
     shape: ModelShape
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+
+    def kv_per_token(self, dtype_bytes: int) -> int:
+        """Bytes of a token's keys and values."""
+        return self.shape.kv_bytes_per_token(dtype_bytes, self.kv_cache_dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +48,9 @@ class Drafting:
 
     models: tuple[ModelMemory, ...] = ()
     head_parameters: int = 0
-    head_values_per_token: int = 0
-    """Features, and keys and values of heads, in the model's type."""
+    head_kv: tuple[KeptNumbers, ...] = ()
+    features_per_token: int = 0
+    """Numbers of hidden states that heads read, in the model's type."""
     lookahead: int = 0
     """Most drafts of a sequence in a step."""
 
@@ -103,8 +110,9 @@ def need_of(facts: MemoryFacts) -> Need:
     """What this configuration keeps."""
     drafting = facts.drafting
     drafts = [_weights(model, facts) for model in drafting.models]
-    values = drafting.head_values_per_token * facts.dtype_bytes
-    models = [model.shape.kv_bytes_per_token(facts.dtype_bytes) for model in drafting.models]
+    features = drafting.features_per_token * facts.dtype_bytes
+    heads = [kept.bytes(facts.dtype_bytes) for kept in drafting.head_kv]
+    models = [model.kv_per_token(facts.dtype_bytes) for model in drafting.models]
     tables = [_position_bytes(m.shape, facts) for m in (facts.target, *drafting.models)]
     rows = min(facts.max_num_seqs * (1 + drafting.lookahead), facts.max_num_batched_tokens)
     drawn = facts.max_num_seqs * drafting.lookahead if drafting.has_weights else 0
@@ -115,8 +123,8 @@ def need_of(facts: MemoryFacts) -> Need:
         draft_weights=sum(drafts) + drafting.head_parameters * facts.dtype_bytes,
         activations=activations,
         workspace=RUNTIME_BYTES + sum(tables),
-        kv_per_token=facts.target.shape.kv_bytes_per_token(facts.dtype_bytes),
-        draft_kv_per_token=sum(models) + values,
+        kv_per_token=facts.target.kv_per_token(facts.dtype_bytes),
+        draft_kv_per_token=sum(models) + sum(heads) + features,
         lookahead=drafting.lookahead,
         max_num_seqs=facts.max_num_seqs,
     )
@@ -193,9 +201,16 @@ def _alternatives(facts: MemoryFacts, budget: Budget) -> Iterator[tuple[str, Mem
     plain = replace(facts, drafting=Drafting())
     smaller = [model for model in facts.drafting.models if model.quantization is None]
     if smaller and facts.packs:
-        yield 'speculative_config["quantization"]="int8"', _with_drafts(facts, "int8")
+        models = (replace(model, quantization="int8") for model in facts.drafting.models)
+        yield 'speculative_config["quantization"]="int8"', _with_drafts(facts, models)
+    if any(model.kv_cache_dtype == "auto" for model in facts.drafting.models):
+        models = (replace(model, kv_cache_dtype="int8") for model in facts.drafting.models)
+        yield 'speculative_config["kv_cache_dtype"]="int8"', _with_drafts(facts, models)
     if facts.drafting.has_weights:
         yield "no speculative_config", plain
+    if facts.target.kv_cache_dtype == "auto":
+        target = replace(facts.target, kv_cache_dtype="int8")
+        yield 'kv_cache_dtype="int8"', replace(facts, target=target)
     if facts.target.quantization is None and facts.packs:
         for scheme in ("int8", "int4"):
             target = replace(facts.target, quantization=scheme)
@@ -205,9 +220,8 @@ def _alternatives(facts: MemoryFacts, budget: Budget) -> Iterator[tuple[str, Mem
                 yield words, replace(plain, target=target)
 
 
-def _with_drafts(facts: MemoryFacts, scheme: str) -> MemoryFacts:
-    models = tuple(replace(model, quantization=scheme) for model in facts.drafting.models)
-    return replace(facts, drafting=replace(facts.drafting, models=models))
+def _with_drafts(facts: MemoryFacts, models: Iterable[ModelMemory]) -> MemoryFacts:
+    return replace(facts, drafting=replace(facts.drafting, models=tuple(models)))
 
 
 def _arithmetic(facts: MemoryFacts, budget: Budget) -> str:

@@ -1,4 +1,4 @@
-"""Names of the ways to quantize weights at load, for targets and drafts alike. No torch."""
+"""Names of the ways to quantize weights and keys and values, of targets and drafts. No torch."""
 
 from foretoken.config.keys import require
 from foretoken.errors import NotYetError
@@ -6,6 +6,10 @@ from foretoken.errors import NotYetError
 QUANTIZATIONS = ("int8", "int4")
 AUTO = "auto"
 """Of a draft model: as measured at load."""
+KV_CACHE_DTYPES = ("auto", "int8")
+_KV_METHODS = ("draft_model", "parallel", "eagle", "eagle3")
+"""Drafters with keys and values of their own."""
+_KV_NOT_YET = ("bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla")
 _READY_MADE = ("compressed-tensors", "fp8", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin")
 _SUCCESSORS = {
     "bitsandbytes": "int8 or int4 at load",
@@ -28,6 +32,32 @@ def check_draft_quantization(method: str, given: object) -> None:
     if given is not None and method not in ("draft_model", "parallel"):
         allowed = f"None: only draft models are quantized so far, not {method}"
         raise NotYetError(field, given, allowed)
+
+
+def check_draft_kv_cache(method: str, given: object) -> None:
+    """Raise unless the drafters of `method` can keep keys and values so.
+
+    Raises:
+        NotYetError: as for `check_kv_cache`.
+        ConfigError: a drafter without keys and values of its own, or an unknown name.
+    """
+    field = "speculative_config.kv_cache_dtype"
+    check_kv_cache(field, given)
+    ok = given == "auto" or method in _KV_METHODS
+    require(field, given, ok, f"auto: {method} keeps no keys and values of its own")
+
+
+def check_kv_cache(field: str, given: object) -> None:
+    """Raise unless `given` is a name of KV_CACHE_DTYPES.
+
+    Raises:
+        NotYetError: a type that vLLM has and Foretoken does not.
+        ConfigError: anything else.
+    """
+    allowed = ", ".join(KV_CACHE_DTYPES)
+    if isinstance(given, str) and given in _KV_NOT_YET:
+        raise NotYetError(field, given, f"{allowed} ({given} is not yet built)")
+    require(field, given, given in KV_CACHE_DTYPES, allowed)
 
 
 def check_quantization(field: str, given: object) -> None:

@@ -65,10 +65,14 @@ class ResolvedConfig:
         return (
             f"{self.user.model}: {weights}{self.dtype} on {self.device}, "
             f"batch_invariant {invariant}, "
-            f"KV cache {self.num_kv_tokens * self.kv_bytes_per_token / 2**20:.0f} MiB = "
+            f"{self._kv_words} {self.num_kv_tokens * self.kv_bytes_per_token / 2**20:.0f} MiB = "
             f"{self.num_kv_tokens} tokens = {full:.1f} requests of {self.max_model_len}, "
             f"up to {self.max_num_seqs} at once, {self.max_num_batched_tokens} tokens a step"
         )
+
+    @property
+    def _kv_words(self) -> str:
+        return "int8 KV cache" if self.user.kv_cache_dtype == "int8" else "KV cache"
 
     def describe_memory(self) -> list[str]:
         """The budget line by line, and what speculation takes of it."""
@@ -77,7 +81,11 @@ class ResolvedConfig:
         lines = [
             ("weights", need.weights, ""),
             ("draft weights", need.draft_weights, ""),
-            ("KV cache", tokens * need.kv_per_token, f"{tokens} tokens x {need.kv_per_token} B"),
+            (
+                self._kv_words,
+                tokens * need.kv_per_token,
+                f"{tokens} tokens x {need.kv_per_token} B",
+            ),
             (
                 "draft KV cache",
                 tokens * need.draft_kv_per_token,
@@ -141,7 +149,11 @@ def resolve(
     _check_length(max_model_len, shape)
     tokens = config.max_num_batched_tokens or 2048
     facts = MemoryFacts(
-        target=ModelMemory(shape=shape, quantization=config.quantization),
+        target=ModelMemory(
+            shape=shape,
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
+        ),
         drafting=drafting or Drafting(),
         dtype_bytes=DTYPE_BYTES[dtype],
         packs=packs and device == "cpu" and dtype != "float16",

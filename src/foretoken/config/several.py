@@ -22,6 +22,7 @@ OWN_KEYS = (
     "min_speculative_tokens",
     "draft_confidence_threshold",
     "draft_sample_method",
+    "kv_cache_dtype",
     "use_heterogeneous_vocab",
     "use_string_matching",
     "max_model_len",

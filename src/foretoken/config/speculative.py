@@ -8,7 +8,7 @@ from foretoken.config import acceptance, drafting, several, trees
 from foretoken.config.aliases import with_our_names
 from foretoken.config.heads import head_method, shipped_drafter
 from foretoken.config.keys import KeyTable, is_int, require
-from foretoken.config.quantization import check_draft_quantization
+from foretoken.config.quantization import check_draft_kv_cache, check_draft_quantization
 from foretoken.errors import ConfigError, NotYetError
 
 HEADS = ("eagle", "eagle3", "mlp", "medusa")
@@ -26,7 +26,6 @@ KEYS = KeyTable(
         "draft_tensor_parallel_size": (None, 1),
         "moe_backend": (None, "auto"),
         "attention_backend": (None, "auto"),
-        "kv_cache_dtype": (None, "auto"),
         "draft_load_config": (None,),
         "code_revision": (None,),
         "enforce_eager": (None, True, False),
@@ -60,8 +59,7 @@ class SpeculativeConfig:
 
     method: str
     """`draft_model`, `parallel` (PARD), `eagle`, `eagle3`, `mlp`, `medusa`, `ngram`, `suffix` or
-    `custom_class`; inferred from `model` when left out.
-    `drafters` where there are several."""
+    `custom_class`; inferred from `model` when left out. `drafters` where there are several."""
     model: str | None = None
     """The drafter's weights: packaged name, local folder or Hugging Face id (left out: the one that
     ships for the target, if one does); the dotted path of a `Proposer`, `package.module.Class`
@@ -112,18 +110,18 @@ class SpeculativeConfig:
     suffix_decoding_min_token_prob: float = 0.1
     """Draft no further where the text so far makes the draft less probable than this (suffix)."""
     draft_sample_method: str = "auto"
-    """`greedy`: the draft's best token. `probabilistic`: drawn from the draft's distribution.
-    `auto`: greedy at temperature 0; with a seed, drawn with the target's own noise, so that both
-    agree often; otherwise probabilistic."""
+    """`greedy`: the draft's best token. `probabilistic`: drawn from its distribution. `auto`:
+    greedy at temperature 0; with a seed, drawn with the target's own noise, so that both agree
+    often; otherwise probabilistic."""
     rejection_sample_method: str = "auto"
     """`matching`: a draft is accepted if it is the token that the target itself draws: identical
     output with and without speculation. `standard`: the rejection rule of Leviathan et al. and
     Chen et al.: the same distribution. `block`: the same distribution, tested for all drafts
     together (Sun et al.), never fewer accepted on average. `traversal`: the same for trees
-    (Weng et al.). `auto`: matching for greedy and seeded
-    requests and for one-hot drafts, else standard. Two change the output and are never chosen by
-    `auto`: `typical`, LOSSY: accepts what the target finds probable enough (Medusa); `synthetic`,
-    INVALID output: accepts at given rates, to measure an engine. docs/rules.md has the proofs."""
+    (Weng et al.). `auto`: matching for greedy and seeded requests and for one-hot
+    drafts, else standard. Two change the output and are never chosen by `auto`: `typical`, LOSSY:
+    accepts what the target finds probable enough (Medusa); `synthetic`, INVALID output: accepts
+    at given rates, to measure an engine. docs/rules.md has the proofs."""
     posterior_threshold: float = acceptance.THRESHOLD
     """`typical` only, LOSSY: highest bar for a draft's probability."""
     posterior_alpha: float = acceptance.ALPHA
@@ -146,8 +144,9 @@ class SpeculativeConfig:
     """Branch, tag or commit of the draft's Hugging Face id."""
     quantization: str | None = None
     """`int8` or `int4`: round the draft model's weights while loading. `auto`: int8 if draft steps,
-    timed at load, are faster with it beyond the noise. What a draft proposes is checked either
-    way, so this never changes the output."""
+    timed at load, are faster with it beyond the noise. The output is the same either way."""
+    kv_cache_dtype: str = "auto"
+    """`int8`: the drafter's own keys and values (draft models, EAGLE) as LLM keeps the target's."""
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any], target: str | None = None) -> Self:
@@ -209,6 +208,7 @@ class SpeculativeConfig:
         shared, strings = self.use_heterogeneous_vocab, self.use_string_matching
         drafting.check_vocabularies(self.method, shared, strings)
         check_draft_quantization(self.method, self.quantization)
+        check_draft_kv_cache(self.method, self.kv_cache_dtype)
         ok = self.parallel_drafting in (False, True)
         require(where + "parallel_drafting", self.parallel_drafting, ok, "True or False")
         ok = not self.parallel_drafting or self.method in ("parallel", "eagle3")

@@ -1,6 +1,7 @@
 """The keys and values themselves: one tensor per layer, indexed by slot.
 
-A slot is page * page_size + offset. Knows nothing of sequences or of who uses a page. Everything
+A slot is page * page_size + offset. What is in a row, the store does not read: `ops.stored_kv`
+knows how int8 is written. Knows nothing of sequences or of who uses a page. Everything
 is finite at all times: attention reads masked slots and multiplies them by zero.
 """
 
@@ -8,6 +9,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from foretoken.shape.memory import KV_SCALE_BYTES
 
 SLACK = 1024
 """Slots after the last page, never written: a view rounded up past the end stays inside."""
@@ -41,15 +44,24 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate zeros; on Linux the memory is only taken as pages are written."""
+        """Allocate zeros; on Linux the memory is only taken as pages are written.
+
+        Args:
+            shape: of the model.
+            num_pages: how many.
+            page_size: slots of a page.
+            dtype: the model's; or int8, with a float32 scale behind each head.
+            device: the model's.
+        """
         self.page_size = page_size
         self.num_pages = num_pages
         self.num_slots = num_pages * page_size + SLACK
-        size = (self.num_slots, 2 * shape.num_key_value_heads, shape.head_dim)
+        width = shape.head_dim + (KV_SCALE_BYTES if dtype == torch.int8 else 0)
+        size = (self.num_slots, 2 * shape.num_key_value_heads, width)
         self.layers = [
             torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_hidden_layers)
         ]
-        """Per layer [slots, 2 * KV, hd]: the key heads, then the value heads."""
+        """Per layer [slots, 2 * KV, hd], hd + 4 in int8: the key heads, then the value heads."""
 
     def move(self, source_N: Tensor, target_N: Tensor) -> None:
         """Copy slots to others, all read before any is written; int64 slot numbers."""
@@ -58,7 +70,8 @@ class KVStore:
 
 
 def write(layer_SKh: Tensor, slots_T: Tensor | slice, kv_TKh: Tensor) -> None:
-    """Store keys and values [T, 2 * KV, hd] of one layer; a slice where slots are neighbours."""
+    """Store keys and values of one layer, rows as the store keeps them; a slice where slots are
+    neighbours."""
     if isinstance(slots_T, slice):
         layer_SKh[slots_T] = kv_TKh
     else:

@@ -11,6 +11,7 @@ from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.linear import Linear
 from foretoken.ops.rows import Turn, row_kernels
+from foretoken.ops.stored_kv import stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class AttentionBlock:
             turned = self._normed(turned, self.norms)
         rotated = rotate(turned, step.rotation)
         qkv_TAh[:, heads : heads + kv] = rotated[:, heads:]
-        write(layer_SKh, step.slots_T, qkv_TAh[:, heads:])
+        write(layer_SKh, step.slots_T, stored(qkv_TAh[:, heads:], layer_SKh.dtype))
         return self.out(step.attend(rotated[:, :heads], layer_SKh), residual_TD)
 
     def turn(self, step: StepState) -> Turn:

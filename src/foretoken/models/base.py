@@ -26,6 +26,8 @@ class LoadOptions:
     """Of the KV store that the model will run over."""
     quantization: str | None = None
     """A name of config.quantization; None: weights stay in `dtype`."""
+    kv_dtype: torch.dtype | None = None
+    """Of stored keys and values; None: `dtype`."""
     max_model_len: int | None = None
     """Positions that sequences will reach at most; None: what the model was made for."""
 

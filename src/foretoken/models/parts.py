@@ -221,6 +221,7 @@ class Builder:
             window=window,
             softcap=shape.attention_softcap,
             scale=shape.attention_scale,
+            kv_dtype=options.kv_dtype,
         )
 
     def kind(self, window: int | None, like: Tensor) -> LayerKind:

@@ -149,6 +149,7 @@ def _geometry(call: LayerCall, options: LoadOptions) -> Geometry:
         page_size=options.page_size,
         dtype=options.dtype,
         device=options.device,
+        kv_dtype=options.kv_dtype,
     )
 
 
@@ -166,7 +167,7 @@ class _Trial:
             model.shape,
             num_pages=num_pages,
             page_size=options.page_size,
-            dtype=options.dtype,
+            dtype=options.kv_dtype or options.dtype,
             device=options.device,
         )
 

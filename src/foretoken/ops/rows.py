@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.library import Library, find_library
+from foretoken.shape.memory import KV_SCALE_BYTES
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
+STORED_TYPES = {**TYPES, torch.int8: 2}
 _I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
@@ -39,7 +41,7 @@ class RotaryCall(ctypes.Structure):
         *((name, _PTR) for name in ("query_norm", "key_norm")),
         *((name, _I64) for name in ("first_slot", "rows", "qkv_stride", "kv_stride")),
         *((name, _I32) for name in ("num_heads", "num_kv_heads", "head_dim")),
-        *((name, _I32) for name in ("width", "type", "norm_type")),
+        *((name, _I32) for name in ("width", "type", "kv_type", "norm_type")),
         ("eps", _F32),
     ]
 
@@ -102,7 +104,9 @@ class RowKernels:
         return y_TD
 
     def turn_and_write(self, qkv_TA: Tensor, layer_SKh: Tensor, turn: Turn) -> None:
-        """Norm and turn queries and keys in place, and store keys and values."""
+        """Norm and turn queries and keys in place, and store keys and values, in int8 if the store
+        is of that type."""
+        size = layer_SKh.shape[2] - (KV_SCALE_BYTES if layer_SKh.dtype == torch.int8 else 0)
         first, slots = turn.slots_T, None
         if isinstance(first, Tensor):
             slots, start = first.data_ptr(), 0
@@ -120,9 +124,10 @@ class RowKernels:
             kv_stride=layer_SKh.stride(0),
             num_heads=turn.num_heads,
             num_kv_heads=turn.num_kv_heads,
-            head_dim=layer_SKh.shape[2],
+            head_dim=size,
             width=turn.cos_TW.shape[-1],
             type=TYPES[qkv_TA.dtype],
+            kv_type=STORED_TYPES[layer_SKh.dtype],
         )
         if turn.norms is not None:
             query_h, key_h, call.eps = turn.norms

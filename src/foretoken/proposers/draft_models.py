@@ -48,8 +48,9 @@ class DraftModel:
 class Surroundings:
     """What the engine gives its draft models."""
 
-    load: Callable[[Path, str | None], Runner]
-    """A model, quantized so, over a KV store of its own with as many pages as the target's."""
+    load: Callable[[Path, str | None, str], Runner]
+    """A model, quantized so, over a KV store of its own, kept so, with as many pages as the
+    target's."""
     verifier: Verifier
     pool: PagePool
     """The target's pages, which the drafts share."""
@@ -91,9 +92,10 @@ def _mask_token(draft: DraftModel) -> int:
 
 
 def _load(draft: DraftModel, around: Surroundings) -> Runner:
+    kept = draft.config.kv_cache_dtype
     if draft.config.quantization == AUTO:
-        return load_cheaper(around.load, draft.folder)
-    return around.load(draft.folder, draft.config.quantization)
+        return load_cheaper(lambda folder, bits: around.load(folder, bits, kept), draft.folder)
+    return around.load(draft.folder, draft.config.quantization, kept)
 
 
 def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from foretoken.checkpoint import find_model
@@ -26,7 +27,7 @@ from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.eagle import EagleManner, EagleProposer
 from foretoken.proposers.head_linears import serve_linears
-from foretoken.proposers.head_runner import HeadRunner
+from foretoken.proposers.head_runner import HeadPages, HeadRunner
 from foretoken.proposers.head_trees import DepthSteps, MLPTreeSteps
 from foretoken.proposers.levels import TreeShape, TreeSteps
 from foretoken.proposers.progress import DraftLimits, DraftProgress
@@ -43,6 +44,7 @@ from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.verifier import Verifier
 from foretoken.shape import ModelShape
+from foretoken.shape.memory import KeptNumbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +60,14 @@ class FoundHead:
         return sum(parameter.numel() for parameter in self.head.net.parameters())
 
     @property
-    def kv_values_per_token(self) -> int:
-        """Values of keys and values that it keeps for a token."""
+    def kept(self) -> KeptNumbers | None:
+        """Keys and values that it keeps for a token, if it has any."""
         net = self.head.net
-        if isinstance(net, Eagle | Eagle3):
-            shape = net.shape.layer if isinstance(net, Eagle3) else net.shape
-            return 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim
-        return 0
+        if not isinstance(net, Eagle | Eagle3):
+            return None
+        shape = net.shape.layer if isinstance(net, Eagle3) else net.shape
+        heads = 2 * shape.num_hidden_layers * shape.num_key_value_heads
+        return KeptNumbers(heads * shape.head_dim, shape.head_dim, self.config.kv_cache_dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +139,11 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
         view,
         target_logits=target.model.logits,
         vocab_size=target.model.shape.vocab_size,
-        num_pages=around.pool.num_pages,
-        page_size=target.page_size,
+        pages=HeadPages(
+            num_pages=around.pool.num_pages,
+            page_size=target.page_size,
+            kv_dtype=torch.int8 if config.kv_cache_dtype == "int8" else None,
+        ),
     )
     return EagleProposer(
         config.method,

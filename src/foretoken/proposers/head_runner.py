@@ -5,6 +5,7 @@ position and the token after it.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,9 +22,20 @@ from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLay
 from foretoken.ops.attention import Geometry, choose_attention
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.logits import NEVER
+from foretoken.ops.stored_kv import stored
 from foretoken.proposers.head_kernels import HeadKernels, HeadSite, compile_head
 from foretoken.runtime.runner import positions_of, slots_of
 from foretoken.shape import RopeShape
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPages:
+    """Where a network keeps its keys and values: under the numbers of the target's pages."""
+
+    num_pages: int
+    page_size: int
+    kv_dtype: torch.dtype | None = None
+    """How they are stored; None: in the network's type."""
 
 
 class HeadRunner:
@@ -36,8 +48,7 @@ class HeadRunner:
         *,
         target_logits: Callable[[Tensor], Tensor],
         vocab_size: int,
-        num_pages: int,
-        page_size: int,
+        pages: HeadPages,
     ) -> None:
         """Run `net`, which must be in the type and on the device of `features`.
 
@@ -46,25 +57,29 @@ class HeadRunner:
             features: what the target's runner keeps at the network's points.
             target_logits: the target's head, for networks that have none.
             vocab_size: of the target.
-            num_pages: of the target's KV store.
-            page_size: of the target's KV store.
+            pages: as many as the target has.
         """
         self.net = net.eval().requires_grad_(False)
         self.features = features
-        self.page_size = page_size
+        self.page_size = pages.page_size
         shape = net.shape.layer if isinstance(net, Eagle3) else net.shape
         like = features.slots_SF
         self.device = like.device
         self._store = KVStore(
-            shape, num_pages=num_pages, page_size=page_size, dtype=like.dtype, device=like.device
+            shape,
+            num_pages=pages.num_pages,
+            page_size=pages.page_size,
+            dtype=pages.kv_dtype or like.dtype,
+            device=like.device,
         )
         geometry = Geometry(
             num_heads=shape.num_attention_heads,
             num_kv_heads=shape.num_key_value_heads,
             head_dim=shape.head_dim,
-            page_size=page_size,
+            page_size=pages.page_size,
             dtype=like.dtype,
             device=like.device,
+            kv_dtype=pages.kv_dtype,
         )
         self._group = geometry.group
         self._attention = choose_attention(geometry, batch_invariant=False)
@@ -161,7 +176,8 @@ class HeadRunner:
         group = self._group
 
         def apply(q_THh: Tensor, k_TKh: Tensor, v_TKh: Tensor) -> Tensor:
-            write(layer_SKh, slots_T, torch.cat((k_TKh, v_TKh), dim=1))
+            kv_TKh = torch.cat((k_TKh, v_TKh), dim=1)
+            write(layer_SKh, slots_T, stored(kv_TKh, layer_SKh.dtype))
             if group == 1:
                 return attend(q_THh, layer_SKh)
             rows, heads, size = q_THh.shape

@@ -58,7 +58,7 @@ class Runner:
             model.shape,
             num_pages=num_pages,
             page_size=options.page_size,
-            dtype=options.dtype,
+            dtype=options.kv_dtype or options.dtype,
             device=options.device,
         )
         return cls(model, store)

@@ -65,6 +65,21 @@ def weight_bytes(counts: WeightCounts, storage: Storage) -> float:
     )
 
 
+KV_SCALE_BYTES = 4
+"""Of the float32 behind each head of int8 keys and values."""
+
+
+def kv_element_bytes(dtype_bytes: float, kv_cache_dtype: str, head_dim: int) -> float:
+    """Bytes of a number of keys and values, its share of the head's scale included.
+
+    Args:
+        dtype_bytes: of the model's type.
+        kv_cache_dtype: `auto`, the model's type, or `int8`.
+        head_dim: numbers that share a scale.
+    """
+    return 1 + KV_SCALE_BYTES / head_dim if kv_cache_dtype == "int8" else dtype_bytes
+
+
 def kv_token_bytes(elements: float, element_bytes: float) -> float:
     """Bytes of the keys and values of one token.
 
@@ -73,6 +88,20 @@ def kv_token_bytes(elements: float, element_bytes: float) -> float:
         element_bytes: of each.
     """
     return elements * element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNumbers:
+    """Keys and values that a network keeps for a token."""
+
+    numbers: int
+    head_dim: int
+    kv_cache_dtype: str
+
+    def bytes(self, dtype_bytes: int) -> int:
+        """What they take."""
+        each = kv_element_bytes(dtype_bytes, self.kv_cache_dtype, self.head_dim)
+        return round(kv_token_bytes(self.numbers, each))
 
 
 class StepSize(NamedTuple):

@@ -8,7 +8,7 @@ from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedMod
 from foretoken.shape.fields import Config, dtype_name, eos_ids, positive, read_json, size
 from foretoken.shape.foreign import foreign_fields
 from foretoken.shape.gguf import gguf_config, gguf_scheme
-from foretoken.shape.memory import WeightCounts, kv_token_bytes
+from foretoken.shape.memory import WeightCounts, kv_element_bytes, kv_token_bytes
 from foretoken.shape.own import OWN_MODEL_TYPES, own_fields
 from foretoken.shape.rope import RopeShape
 from foretoken.shape.stored import StoredScheme, stored_scheme
@@ -166,10 +166,11 @@ class ModelShape:
         layers = self.num_hidden_layers * self.layer_parameters()
         return (head + layers + self.hidden_size) * dtype_bytes
 
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+    def kv_bytes_per_token(self, dtype_bytes: int, kv_cache_dtype: str = "auto") -> int:
         """Bytes of keys and values that are kept of one token, all layers. Layers with a window
         keep all tokens too: pages belong to sequences, not to layers."""
-        return int(kv_token_bytes(2 * self.num_hidden_layers * self.kv_size, dtype_bytes))
+        each = kv_element_bytes(dtype_bytes, kv_cache_dtype, self.head_dim)
+        return round(kv_token_bytes(2 * self.num_hidden_layers * self.kv_size, each))
 
     def tokens_seen(self, context: int) -> int:
         """Keys that a token at the end of `context` positions attends to, summed over layers."""

@@ -4,6 +4,7 @@ the cut, the pages or the threads; a draft's ancestors taken for its siblings.""
 
 import random
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from foretoken.kernels.library import LEVELS, Library, find_library
 from foretoken.ops.attention import Geometry, ReferenceAttention, SpanWindow
 from foretoken.ops.attention.compiled import CompiledAttention
+from foretoken.ops.stored_kv import multiplied_out, stored
 
 HEADS = [(4, 4, 16), (6, 2, 8), (5, 1, 10), (8, 4, 64), (6, 2, 32), (4, 2, 80), (2, 1, 128)]
 KINDS = [(torch.float32, 1e-4, 2e-5), (torch.bfloat16, 2e-2, 2e-2)]
@@ -166,6 +168,50 @@ def test_queries_may_lie_anyhow(library: Library) -> None:
     padded = torch.zeros(5, 9, 32, dtype=shape.dtype)
     padded[:, 2:8] = q_THh
     assert torch.equal(attend(padded[:, 2:8], text.store), expected)
+
+
+def in_int8(text: Text) -> tuple[Text, Text]:
+    """The text with an int8 store, and with the same numbers multiplied out."""
+    rounded, wide = copy(text), copy(text)
+    kept_TKh = stored(text.kv_TKh, torch.int8)
+    rounded.store = torch.full((*text.store.shape[:2], kept_TKh.shape[2]), -1, dtype=torch.int8)
+    rounded.store[text.slots] = kept_TKh
+    wide.store = text.store.clone()
+    wide.store[text.slots] = multiplied_out(kept_TKh, text.shape.dtype)
+    return rounded, wide
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_int8_has_the_bits_of_its_numbers_multiplied_out(
+    library: Library, heads: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    """Chains and trees, windows and caps, pages in disorder; unused slots hold NaN scales."""
+    draw = random.Random(str((heads, dtype)))
+    for page_size in (1, 16, 100):
+        shape = geometry(heads, dtype, page_size)
+        shape = replace(
+            shape, window=draw.choice([None, 1, 70, 600]), softcap=draw.choice([None, 3.0])
+        )
+        rounded, wide = in_int8(Text(shape))
+        paths: list[tuple[int, ...]] = [(0,)]
+        for i in range(1, 9):
+            paths.append((*draw.choice(paths), i))
+        spans = [
+            rounded.span(0, draw.choice([1, 2, 30])),
+            rounded.span(draw.choice([63, 500, 511]), draw.choice([1, 6, 33])),
+            rounded.span(1100, draw.choice([1, 6])),
+            replace(rounded.span(draw.choice([60, 700]), 9), paths=tuple(paths)),
+        ]
+        attention = CompiledAttention(replace(shape, kv_dtype=torch.int8), library)
+        found = run(attention, [rounded] * 4, spans)
+        assert torch.equal(found, run(CompiledAttention(shape, library), [wide] * 4, spans))
+        if page_size != 16:
+            continue
+        twin = ReferenceAttention(replace(shape, kv_dtype=torch.int8))
+        expected = run(twin, [rounded] * 4, spans)
+        assert torch.equal(expected, run(ReferenceAttention(shape), [wide] * 4, spans))
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_nan_is_not_hidden(library: Library) -> None:

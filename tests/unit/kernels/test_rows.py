@@ -14,6 +14,8 @@ from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import Rotation, rotate
 from foretoken.ops.activation import Activation, gelu_tanh, silu
 from foretoken.ops.rows import RowKernels, Turn
+from foretoken.ops.stored_kv import stored
+from foretoken.shape.memory import KV_SCALE_BYTES
 
 WIDTHS = [1, 3, 16, 31, 32, 33, 192, 200, 1037]
 TOLERANCE = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (1.6e-2, 1e-2)}
@@ -114,6 +116,30 @@ def test_turn_and_write(
         assert torch.equal(store_SKh[slots_T], found[:, heads:])
         store_SKh[slots_T] = 7.0
         assert (store_SKh == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [2, 10, 16, 24, 64, 80, 130])
+def test_int8_has_the_bits_of_the_twin(kernels: RowKernels, size: int, dtype: torch.dtype) -> None:
+    """Of small, large, zero and spoiled heads, on every instruction set."""
+    rows, heads, kv = 13, 3, 2
+    qkv_TAh = randn(rows, heads + 2 * kv, size, dtype=dtype)
+    qkv_TAh *= 10.0 ** torch.arange(-6, 7)[:, None, None]
+    qkv_TAh[3, heads + 1], qkv_TAh[4, heads + 2] = 0.0, 1e-38
+    qkv_TAh[5, heads + 3, size // 2], qkv_TAh[6, heads + 2, -1] = torch.nan, -torch.inf
+    turned = torch.ones(rows, 1, size, dtype=dtype)
+    turn = Turn(
+        num_heads=heads, num_kv_heads=kv, cos_TW=turned, sin_TW=0 * turned,
+        slots_T=slice(3, 3 + rows), norms=None,
+    )  # fmt: skip
+    store_SKh = torch.full((20, 2 * kv, size + KV_SCALE_BYTES), 7, dtype=torch.int8)
+    kernels.turn_and_write(qkv_TAh.view(rows, -1), store_SKh, turn)
+    both = store_SKh[3 : 3 + rows], stored(qkv_TAh[:, heads:], torch.int8)
+    assert torch.equal(*(kept[..., :size] for kept in both))
+    scales = [kept[..., size:].contiguous().view(torch.float32) for kept in both]
+    assert torch.equal(*(scale.nan_to_num(nan=-1.0) for scale in scales))
+    assert int(scales[0].isnan().sum()) == 2
+    assert (store_SKh[:3] == 7).all() and (store_SKh[3 + rows :] == 7).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

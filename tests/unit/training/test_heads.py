@@ -13,7 +13,7 @@ from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.formats import load_head
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.head_runner import HeadRunner
+from foretoken.proposers.head_runner import HeadPages, HeadRunner
 from foretoken.training import checkpoints
 from foretoken.training.heads.build import fresh_head, layer_shape
 from foretoken.training.heads.capture import Captured, capture
@@ -161,8 +161,7 @@ def test_training_steps_are_serving_steps(kind: str) -> None:
         FeatureView(store, [FINAL]),
         target_logits=target.logits,
         vocab_size=50,
-        num_pages=16,
-        page_size=page,
+        pages=HeadPages(16, page),
     )
     with torch.no_grad():
         layouts = [SpanLayout(start=0, num_tokens=slot + 1, page_table=table)]

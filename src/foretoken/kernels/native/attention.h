@@ -12,6 +12,8 @@
 // A key that a row does not see takes part as an exact zero. Threads share work by rows and key
 // heads, so nothing above can depend on them either.
 //
+// Keys and values kept as FT_INT8 give the bits of the same numbers, multiplied out, in `type`.
+//
 // A span with `paths` is a tree. A row's path is its depth (0 for a child of the committed text),
 // then the indices within the span of its ancestors in order of depth, itself last. It stands at
 // start + depth, and its keys from `start` on are those of its path, each at start + its depth: the
@@ -24,7 +26,8 @@
 
 typedef struct {
     int32_t num_heads, num_kv_heads, head_dim, page_size;
-    int32_t type;  // FT_FLOAT32 or FT_BFLOAT16: of queries, keys, values and output
+    int32_t type;  // FT_FLOAT32 or FT_BFLOAT16: of queries and output
+    int32_t kv_type;  // of keys and values: `type`, or FT_INT8, which is rounded to `type` when read
     int32_t window;  // 0: none
     float scale;  // of q k^T
     float softcap;  // c * tanh(s / c) of the scaled scores; 0: none
@@ -45,7 +48,7 @@ typedef struct {
     const int32_t *pages;  // page numbers of all spans' tables
     const int32_t *paths;  // tree paths of all spans; may be NULL
     const void *q;  // [T, H, h]; rows q_stride elements apart
-    const void *kv;  // [slots, 2 * K, h]; slots kv_stride elements apart
+    const void *kv;  // [slots, 2 * K heads]; slots kv_stride numbers of kv_type apart
     void *out;  // [T, H, h]; rows out_stride elements apart
     int64_t q_stride, kv_stride, out_stride;
     int32_t num_spans;

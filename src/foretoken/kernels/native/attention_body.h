@@ -212,11 +212,25 @@ static inline __m512i pairs(const char *at, int count) {
     return _mm512_maskz_loadu_epi16((__mmask32)((1u << count) - 1), at);
 }
 
+// `count` numbers of a head that is kept as FT_INT8, from `first` on, multiplied out.
+ALWAYS __m512i rounded_pairs(const work *w, const char *head, int first, int count) {
+    const int8_t *at = (const int8_t *)head + first;
+    const vf scale = vf_set1(load_float(head + w->shape->head_dim));
+    const vf low = vf_mul(vf_load_int8_n(at, count), scale);
+    const vf high = count > 16 ? vf_mul(vf_load_int8_n(at + 16, count - 16), scale) : vf_set1(0.0f);
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+
 // 16 cells of 16 keys, beginning at a cell and a key.
 ALWAYS void load_cells(const work *w, int head, int cell, int key, __m512i r[16]) {
     const int64_t at = head * w->head_bytes + 4 * cell;
     const int count = w->shape->head_dim - 2 * cell;
-    if (key + 16 <= w->num_keys && count >= 32)
+    if (w->shape->kv_type == FT_INT8)
+        UNROLL for (int i = 0; i < 16; i++)
+            r[i] = key + i < w->num_keys
+                       ? rounded_pairs(w, w->slots[key + i] + head * w->head_bytes, 2 * cell, count)
+                       : _mm512_setzero_si512();
+    else if (key + 16 <= w->num_keys && count >= 32)
         UNROLL for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(w->slots[key + i] + at);
     else
         UNROLL for (int i = 0; i < 16; i++)
@@ -235,7 +249,27 @@ ALWAYS void put_pair(float *to, int width, __m512i a, __m512i b) {
     if (width > 16) _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi16(a, high, b));
 }
 
+static void pack_rounded_values(work *w, int head) {
+    float *to = w->values;
+    const int size = w->shape->head_dim, width = w->width;
+    const int64_t at = head * w->head_bytes;
+    const char *const *slots = w->slots;
+    for (int key = 0; key < BLOCK; key += 2, to += width) {
+        fetch(&w->fetch, w->fetch.per_values);
+        for (int d = 0; d < size; d += 32) {
+            __m512i a = _mm512_setzero_si512(), b = a;
+            if (key < w->num_keys) a = rounded_pairs(w, slots[key] + at, d, size - d);
+            if (key + 1 < w->num_keys) b = rounded_pairs(w, slots[key + 1] + at, d, size - d);
+            put_pair(to + d, width - d, a, b);
+        }
+    }
+}
+
 static void pack_values(work *w, int head) {
+    if (w->shape->kv_type == FT_INT8) {
+        pack_rounded_values(w, head);
+        return;
+    }
     float *to = w->values;
     const int size = w->shape->head_dim, width = w->width, num_keys = w->num_keys;
     const int64_t at = head * w->head_bytes;
@@ -264,7 +298,13 @@ static void pack_values(work *w, int head) {
 
 #else
 
+// `count` numbers of a head's keys or values, from `first` on.
 static inline vf load_some(const work *w, const char *row, int first, int count) {
+    if (w->shape->kv_type == FT_INT8) {
+        const vf scale = vf_set1(load_float(row + w->shape->head_dim));
+        const vf x = vf_mul(vf_load_int8_n((const int8_t *)row + first, count), scale);
+        return w->shape->type == FT_BFLOAT16 ? vf_as_bf16(x) : x;
+    }
     if (w->shape->type == FT_BFLOAT16) {
         const bf16 *at = (const bf16 *)row + first;
         return count >= W ? vf_load_bf16(at) : vf_load_bf16_n(at, count);
@@ -750,9 +790,10 @@ static void run_unit(const ft_attention_call *call, const ft_attention_unit *uni
     w.heads = unit->end_head - unit->first_head;
     w.steps = (shape->head_dim + PER_CELL - 1) / PER_CELL;
     w.width = round_up(shape->head_dim, W);
-    const int64_t item = shape->type == FT_BFLOAT16 ? 2 : 4;
+    const int rounded = shape->kv_type == FT_INT8;
+    const int64_t item = rounded ? 1 : shape->type == FT_BFLOAT16 ? 2 : 4;
     w.slot_bytes = call->kv_stride * item;
-    w.head_bytes = shape->head_dim * item;
+    w.head_bytes = shape->head_dim * item + (rounded ? FT_SCALE_BYTES : 0);
     lay_out(&w, scratch);
     pack_queries(&w);
     for (int m = 0; m < w.rows; m++) w.highs[m] = position(&w, unit->first_row + m / w.group);

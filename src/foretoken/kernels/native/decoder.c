@@ -83,6 +83,7 @@ static void attend(const ft_decoder *d, const ft_step *step, const ft_layer *lay
                                    .head_dim = d->head_dim,
                                    .width = (int32_t)kind->width,
                                    .type = d->type,
+                                   .kv_type = kind->attention.shape->kv_type,
                                    .norm_type = d->norm_type,
                                    .eps = d->eps};
     ft_rotary(&rotary);

@@ -12,8 +12,10 @@
 
 #define FT_EXPORT __attribute__((visibility("default")))
 
-// Types of activations, keys and values.
-enum { FT_FLOAT32 = 0, FT_BFLOAT16 = 1 };
+// Types of activations, keys and values. FT_INT8 is of keys and values alone: each head of a slot is
+// its numbers, -127 to 127, and behind them a float32, not aligned, that they are multiplied with.
+enum { FT_FLOAT32 = 0, FT_BFLOAT16 = 1, FT_INT8 = 2 };
+enum { FT_SCALE_BYTES = 4 };
 
 enum { FT_PORTABLE, FT_AVX2, FT_AVX512, FT_AVX512BF16, FT_AMX };
 

@@ -26,16 +26,17 @@ typedef struct {
 // head if there are weights. Queries change in place; keys and values go to their slots.
 typedef struct {
     void *qkv;                 // [rows, (H + 2 K) * h]
-    void *kv;                  // [slots, 2 * K * h]: keys, then values
+    void *kv;                  // [slots, 2 * K heads]: keys, then values
     const void *cos, *sin;     // tables [positions, width]; the first half of sin has the minus sign
     const int64_t *positions;  // rows of the tables, or null: row i has row i
     const int64_t *slots;      // or null: row i has first_slot + i
     const void *query_norm, *key_norm;  // [h], or null
     int64_t first_slot;
-    int64_t rows, qkv_stride, kv_stride;
+    int64_t rows, qkv_stride, kv_stride;  // in numbers of their types
     int32_t num_heads, num_kv_heads, head_dim;
     int32_t width;  // dimensions of a head that are turned, even
     int32_t type;
+    int32_t kv_type;  // `type`, or FT_INT8: the largest of a head becomes 127 or -127
     int32_t norm_type;
     float eps;
 } ft_rotary_call;

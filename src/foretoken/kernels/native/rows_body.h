@@ -1,5 +1,8 @@
 // The kernels of rows.h, written once over vec.h. A file that includes this has defined NAME.
 #include "rows.h"
+
+#include <float.h>
+
 #include "vec.h"
 
 #define ALWAYS static inline __attribute__((always_inline))
@@ -118,9 +121,41 @@ ALWAYS void turn(void *head, const void *cos, const void *sin, int width, const 
     }
 }
 
+// A head as FT_INT8 keeps it: numbers head / scale to the nearest, with scale = largest / 127. What is
+// not finite makes the scale NaN, so that it shows.
+ALWAYS void keep_rounded(const void *head, int size, char *to, const int type) {
+    vf peak = vf_set1(0.0f), spoiled = peak;
+    for (int d = 0; d < size; d += W) {
+        const vf x = load_at(head, d, size - d, type);
+        peak = vf_max(peak, vf_max(x, vf_sub(vf_set1(0.0f), x)));
+        spoiled = vf_fma(x, vf_set1(0.0f), spoiled);
+    }
+    float scale = vf_peak(peak) / 127.0f;
+    scale = (scale > FLT_MIN ? scale : FLT_MIN) + vf_sum(spoiled);
+    for (int d = 0; d < size; d += W) {
+        const vf x = vf_round(vf_div(load_at(head, d, size - d, type), vf_set1(scale)));
+        // NaN becomes -127, which a whole number is.
+        const vf number = vf_min(vf_max(x, vf_set1(-127.0f)), vf_set1(127.0f));
+        vf_store_int8_n((int8_t *)to + d, number, size - d);
+    }
+    memcpy(to + size, &scale, FT_SCALE_BYTES);
+}
+
+// Keys and values of a row to their slot.
+ALWAYS void keep(const ft_rotary_call *c, const void *heads, int64_t slot, const int type) {
+    const int size = c->head_dim, count = 2 * c->num_kv_heads;
+    if (c->kv_type != FT_INT8) {
+        const size_t item = type == FT_BFLOAT16 ? 2 : 4;
+        memcpy(row_at(c->kv, slot, c->kv_stride, type), heads, (size_t)count * (size_t)size * item);
+        return;
+    }
+    char *to = (char *)c->kv + slot * c->kv_stride;
+    for (int h = 0; h < count; h++, to += size + FT_SCALE_BYTES)
+        keep_rounded(row_at(heads, h, size, type), size, to, type);
+}
+
 ALWAYS void rotary_rows(const ft_rotary_call *c, int64_t first, int64_t end, const int type) {
     const int size = c->head_dim, turned = c->num_heads + c->num_kv_heads;
-    const size_t item = type == FT_BFLOAT16 ? 2 : 4;
     for (int64_t i = first; i < end; i++) {
         void *row = row_at(c->qkv, i, c->qkv_stride, type);
         const int64_t at = c->positions ? c->positions[i] : i;
@@ -133,8 +168,7 @@ ALWAYS void rotary_rows(const ft_rotary_call *c, int64_t first, int64_t end, con
             if (weight) norm_head(c, head, weight, type);
             turn(head, cos, sin, c->width, type);
         }
-        memcpy(row_at(c->kv, slot, c->kv_stride, type), row_at(row, c->num_heads, size, type),
-               2 * (size_t)c->num_kv_heads * (size_t)size * item);
+        keep(c, row_at(row, c->num_heads, size, type), slot, type);
     }
 }
 

@@ -14,6 +14,12 @@
 
 typedef uint16_t bf16;
 
+static inline float load_float(const void *at) {
+    float x;
+    memcpy(&x, at, sizeof x);
+    return x;
+}
+
 static inline float bf16_to_float(bf16 value) {
     uint32_t bits = (uint32_t)value << 16;
     float result;
@@ -81,6 +87,13 @@ static inline void vf_store_bf16(bf16 *p, vf x) {
 }
 static inline void vf_store_bf16_n(bf16 *p, vf x, int n) {
     _mm256_mask_storeu_epi16(p, vf_tail(n), vf_to_bf16(x));
+}
+static inline vf vf_load_int8_n(const int8_t *p, int n) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(vf_tail(n), p)));
+}
+/* Of whole numbers from -127 to 127. */
+static inline void vf_store_int8_n(int8_t *p, vf x, int n) {
+    _mm_mask_storeu_epi8(p, vf_tail(n), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 /* x where low <= lane + base <= high, else `other`. */
 static inline vf vf_within(vf x, int base, int low, int high, vf other) {
@@ -242,6 +255,17 @@ static inline vf vf_scale(vf x, vf power) {
 #endif
 
 #if W != 16
+static inline vf vf_load_int8_n(const int8_t *p, int n) {
+    float lanes[W] = {0};
+    for (int i = 0; i < W && i < n; i++) lanes[i] = p[i];
+    return vf_load(lanes);
+}
+/* Of whole numbers from -127 to 127. */
+static inline void vf_store_int8_n(int8_t *p, vf x, int n) {
+    float lanes[W];
+    vf_store(lanes, x);
+    for (int i = 0; i < W && i < n; i++) p[i] = (int8_t)lanes[i];
+}
 static inline vf vf_load_bf16_n(const bf16 *p, int n) {
     bf16 lanes[W] = {0};
     memcpy(lanes, p, (size_t)(n > W ? W : n) * sizeof(bf16));
@@ -253,6 +277,13 @@ static inline void vf_store_bf16_n(bf16 *p, vf x, int n) {
     memcpy(p, lanes, (size_t)(n > W ? W : n) * sizeof(bf16));
 }
 #endif
+
+/* x as if it had been stored as bfloat16 and loaded again. */
+static inline vf vf_as_bf16(vf x) {
+    bf16 lanes[W];
+    vf_store_bf16(lanes, x);
+    return vf_load_bf16(lanes);
+}
 
 /* 2^x for x <= 127, within 1.2e-7 of its value; exactly 1 at 0, exactly 0 below -150, NaN of NaN.
  * 2^fraction is a polynomial of degree 5 fitted on [-1/2, 1/2] for the least relative error. */

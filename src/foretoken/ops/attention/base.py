@@ -4,8 +4,8 @@ Query heads come in group-major order: head g * K + k is query g of key head k (
 their weights once, at load), so that all queries of a key head are rows of one matrix without a
 copy. The output is in the same order.
 
-Shape letters: T tokens of the step, H query heads, K key heads, h head size, S slots of the
-store.
+Shape letters: T tokens of the step, H query heads, K key heads, h head size (in an int8 store: its
+scale too), S slots of the store.
 """
 
 from abc import ABC, abstractmethod
@@ -35,11 +35,19 @@ class Geometry:
     """Scaled scores become softcap * tanh(scores / softcap) before the mask. None: they stay."""
     scale: float | None = None
     """What q k^T is multiplied with; None: head_dim ** -0.5."""
+    kv_dtype: torch.dtype | None = None
+    """Of keys and values as they are stored: int8 (ops.stored_kv), read as numbers of `dtype`.
+    None: `dtype`."""
 
     @property
     def score_scale(self) -> float:
         """What q k^T is multiplied with."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of keys and values in the store."""
+        return self.dtype if self.kv_dtype is None else self.kv_dtype
 
     @property
     def group(self) -> int:

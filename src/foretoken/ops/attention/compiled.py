@@ -16,6 +16,7 @@ from foretoken.kernels.library import Library
 from foretoken.ops.attention.base import Attend, Attention, Geometry, SpanWindow
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
+STORED_TYPES = {**TYPES, torch.int8: 2}
 _I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 UNIT_INTS = 5
 
@@ -29,6 +30,7 @@ class Shape(ctypes.Structure):
         ("head_dim", _I32),
         ("page_size", _I32),
         ("type", _I32),
+        ("kv_type", _I32),
         ("window", _I32),
         ("scale", _F32),
         ("softcap", _F32),
@@ -43,6 +45,7 @@ class Shape(ctypes.Structure):
             geometry.head_dim,
             geometry.page_size,
             TYPES[geometry.dtype],
+            STORED_TYPES[geometry.stored_dtype],
             geometry.window or 0,
             geometry.score_scale,
             geometry.softcap or 0.0,
@@ -97,13 +100,14 @@ class CompiledAttention(Attention):
 
     def plan(self, spans: Sequence[SpanWindow]) -> Attend:
         """Cut the spans into units of work for the threads that PyTorch may use now."""
-        plan = self.layout(spans)
+        plan, stored_dtype = self.layout(spans), self._geometry.stored_dtype
 
         def attend(q_THh: Tensor, layer_SKh: Tensor) -> Tensor:
             heads, size = q_THh.shape[1:]
             if q_THh.stride()[1:] != (size, 1):
                 q_THh = q_THh.contiguous()
-            assert layer_SKh.stride()[1:] == (size, 1), layer_SKh.stride()
+            assert layer_SKh.dtype == stored_dtype, (layer_SKh.dtype, stored_dtype)
+            assert layer_SKh.stride()[1:] == (layer_SKh.shape[2], 1), layer_SKh.stride()
             out_TD = q_THh.new_empty(q_THh.shape[0], heads * size)
             call = plan.call
             call.q, call.q_stride = q_THh.data_ptr(), q_THh.stride(0)

@@ -26,6 +26,7 @@ from foretoken.ops.attention.base import (
     SpanWindow,
     contiguous_start,
 )
+from foretoken.ops.stored_kv import multiplied_out
 
 _KEY_BLOCK = 512
 _CAPPED_TOKENS = 256
@@ -242,6 +243,7 @@ def _attend(geometry: Geometry, group: _Group, q_THh: Tensor, layer_SKh: Tensor)
     else:
         assert group.pages is not None, "keys are neighbours or have pages"
         kv_BLKh = _gather(layer_SKh, group.pages, geometry)[:, : group.num_keys]
+    kv_BLKh = multiplied_out(kv_BLKh, geometry.dtype)
     keys, values = kv_BLKh[:, :, :kv].transpose(1, 2), kv_BLKh[:, :, kv:].transpose(1, 2)
     if geometry.softcap is not None:
         out = _capped(geometry, group, q, (keys, values))
@@ -281,12 +283,10 @@ def _capped(
 
 def _gather(layer_SKh: Tensor, pages: Tensor, geometry: Geometry) -> Tensor:
     """Keys and values of page tables [B, P] as [B, P * page_size, 2 * K, h]."""
-    width = 2 * geometry.num_kv_heads * geometry.head_dim
     num_pages = layer_SKh.shape[0] // geometry.page_size
     by_page = layer_SKh[: num_pages * geometry.page_size].view(num_pages, -1)
     found = by_page.index_select(0, pages.flatten())
-    assert found.shape[1] == geometry.page_size * width, (found.shape, width)
-    return found.view(pages.shape[0], -1, 2 * geometry.num_kv_heads, geometry.head_dim)
+    return found.view(pages.shape[0], -1, *layer_SKh.shape[1:])
 
 
 def _fit(page_table: list[int], width: int) -> list[int]:

@@ -1,0 +1,81 @@
+"""Keys and values in int8: what is lost, and that a head's stored bits are its own.
+
+The guarded bugs: a scale shared by neighbours, a zero head divided by zero, a number out of range,
+NaN that becomes a number.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.checkpoint import packaged_model
+from foretoken.kv.store import KVStore
+from foretoken.ops.stored_kv import multiplied_out, stored
+from foretoken.shape import ModelShape
+from foretoken.shape.memory import KV_SCALE_BYTES, kv_element_bytes
+
+
+def heads(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Heads of very different sizes."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randn(*shape[:-1], 1, generator=generator).mul(3).exp()
+    return (torch.randn(*shape, generator=generator) * sizes).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [1, 5, 8, 64, 80])
+def test_half_a_step_is_lost_at_most(size: int, dtype: torch.dtype) -> None:
+    kv_TKh = heads(40, 6, size, dtype=dtype)
+    kept = stored(kv_TKh, torch.int8)
+    assert kept.shape == (40, 6, size + KV_SCALE_BYTES) and kept.dtype == torch.int8
+    step_TK1 = kv_TKh.float().abs().amax(-1, keepdim=True) / 127
+    back = multiplied_out(kept, torch.float32)
+    assert ((back - kv_TKh.float()).abs() <= 0.5001 * step_TK1).all()
+    assert kept[..., :size].abs().amax(-1).eq(127).all()
+    assert torch.equal(multiplied_out(kept, dtype), back.to(dtype))
+
+
+def test_rounding_again_changes_nothing() -> None:
+    kept = stored(heads(40, 6, 32), torch.int8)
+    assert torch.equal(stored(multiplied_out(kept, torch.float32), torch.int8), kept)
+
+
+def test_a_head_does_not_depend_on_its_neighbours() -> None:
+    kv_TKh = heads(30, 4, 24, dtype=torch.bfloat16)
+    kept = stored(kv_TKh, torch.int8)
+    for token in range(30):
+        for head in range(4):
+            alone = stored(kv_TKh[token : token + 1, head : head + 1], torch.int8)
+            assert torch.equal(alone[0, 0], kept[token, head])
+
+
+def test_ends_of_the_range() -> None:
+    tiny = torch.finfo(torch.float32).tiny
+    rows = torch.tensor([[0.0, -0.0], [tiny, 0.0], [1e-45, 0.0], [3e38, -3e38], [1.0, -1.0]])
+    back = multiplied_out(stored(rows[:, None], torch.int8), torch.float32)[:, 0]
+    assert torch.equal(back[[0, 2]], torch.zeros(2, 2))
+    torch.testing.assert_close(back[[1, 3, 4]], rows[[1, 3, 4]], rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_shows(bad: float) -> None:
+    kv_TKh = heads(3, 2, 8)
+    kv_TKh[1, 0, 5] = bad
+    back = multiplied_out(stored(kv_TKh, torch.int8), torch.float32)
+    assert back[1, 0].isnan().all()
+    assert back[[0, 2]].isfinite().all() and back[1, 1].isfinite().all()
+
+
+def test_other_types_are_kept_as_they_are() -> None:
+    kv_TKh = heads(3, 2, 8, dtype=torch.bfloat16)
+    assert stored(kv_TKh, torch.bfloat16) is kv_TKh
+    assert multiplied_out(kv_TKh, torch.bfloat16) is kv_TKh
+
+
+def test_a_fresh_store_is_finite_and_as_large_as_the_formula_says() -> None:
+    shape = ModelShape.from_config(packaged_model("demo"))
+    store = KVStore(shape, num_pages=2, page_size=8, dtype=torch.int8, device=torch.device("cpu"))
+    assert multiplied_out(store.layers[0], torch.float32).eq(0).all()
+    per_slot = sum(layer[0].nbytes for layer in store.layers)
+    assert per_slot == shape.kv_bytes_per_token(2, "int8")
+    assert kv_element_bytes(2, "auto", 64) == 2 and kv_element_bytes(2, "int8", 64) == 1 + 4 / 64
