@@ -42,6 +42,23 @@ static void *fill(int type, int64_t count, float **floats) {
     return values;
 }
 
+// The same as FT_INT8 keeps it: random numbers and scales.
+static void *fill_rounded(int64_t heads, int size, int type, float **floats) {
+    char *values = exactly((size_t)(heads * (size + FT_SCALE_BYTES)));
+    *floats = exactly((size_t)(heads * size) * 4);
+    for (int64_t h = 0; h < heads; h++) {
+        char *at = values + h * (size + FT_SCALE_BYTES);
+        const float scale = (float)draw(1, 1000) / 60000.0f;
+        for (int i = 0; i < size; i++) {
+            at[i] = (char)(int8_t)draw(-127, 127);
+            const float x = (float)(int8_t)at[i] * scale;
+            (*floats)[h * size + i] = type == FT_BFLOAT16 ? bf16_to_float(float_to_bf16(x)) : x;
+        }
+        memcpy(at + size, &scale, FT_SCALE_BYTES);
+    }
+    return values;
+}
+
 typedef struct {
     ft_attention_shape shape;
     ft_span span;
@@ -102,6 +119,7 @@ static void one(void) {
                            .type = draw(0, 1),
                            .window = draw(0, 2) ? 0 : draw(1, 700),
                            .softcap = draw(0, 2) ? 0.0f : 4.0f}};
+    p.shape.kv_type = draw(0, 1) ? FT_INT8 : p.shape.type;
     p.shape.num_heads = p.shape.num_kv_heads * draw(1, 7);
     p.shape.scale = 1.0f / sqrtf((float)p.shape.head_dim);
     p.span.num_rows = draw(0, 3) ? draw(1, 9) : draw(10, 90);
@@ -112,9 +130,13 @@ static void one(void) {
     p.pages = exactly((size_t)num_pages * sizeof *p.pages);
     for (int i = 0; i < num_pages; i++) p.pages[i] = num_pages - 1 - i;
     const int64_t width = p.shape.num_heads * p.shape.head_dim;
-    const int64_t slot = 2 * p.shape.num_kv_heads * p.shape.head_dim;
+    const int rounded = p.shape.kv_type == FT_INT8;
+    const int64_t heads = 2 * p.shape.num_kv_heads, size = p.shape.head_dim;
+    const int64_t slots = (int64_t)num_pages * p.shape.page_size;
+    const int64_t slot = heads * (rounded ? size + FT_SCALE_BYTES : size);
     void *q = fill(p.shape.type, p.span.num_rows * width, &p.q);
-    void *kv = fill(p.shape.type, (int64_t)num_pages * p.shape.page_size * slot, &p.kv);
+    void *kv = rounded ? fill_rounded(slots * heads, (int)size, p.shape.type, &p.kv)
+                       : fill(p.shape.type, slots * slot, &p.kv);
     void *out = exactly((size_t)(p.span.num_rows * width) * (p.shape.type == FT_BFLOAT16 ? 2 : 4));
     const ft_attention_call call = {.shape = &p.shape, .spans = &p.span, .pages = p.pages, .q = q,
                                     .kv = kv, .out = out, .q_stride = width, .kv_stride = slot,

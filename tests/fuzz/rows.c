@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "rows.h"
+#include "vec.h"
 
 static uint64_t state = 1;
 
@@ -66,11 +67,29 @@ static void gate(int type, int64_t rows, int64_t width) {
     free(x), free(y), free(last);
 }
 
+// Multiplied out, each number of a head that FT_INT8 keeps is half a step at most from what it was.
+static void near(const char *kept, const void *head, int size, int type) {
+    float scale;
+    memcpy(&scale, kept + size, FT_SCALE_BYTES);
+    for (int i = 0; i < size; i++) {
+        const float x = type == FT_BFLOAT16 ? bf16_to_float(((const bf16 *)head)[i])
+                                            : ((const float *)head)[i];
+        const float error = x - (float)(int8_t)kept[i] * scale;
+        if (error <= 0.501f * scale && -error <= 0.501f * scale) continue;
+        printf("rotary: %g is kept as %d x %g\n", (double)x, kept[i], (double)scale);
+        exit(1);
+    }
+}
+
 static void rotary(int type, int64_t rows) {
     const int heads = (int)draw(1, 6), kv = (int)draw(1, 3), size = 2 * (int)draw(1, 70);
     const int width = draw(0, 1) ? size : 2 * (int)draw(1, size / 2), norm_type = (int)draw(0, 1);
-    const int64_t all = (int64_t)(heads + 2 * kv) * size, slot = 2 * (int64_t)kv * size;
-    void *qkv = values(rows * all, type), *store = values((rows + 3) * slot, type);
+    const int rounded = draw(0, 1) != 0, kept = size + (rounded ? FT_SCALE_BYTES : 0);
+    const int64_t all = (int64_t)(heads + 2 * kv) * size, slot = 2 * (int64_t)kv * kept;
+    const size_t item = type == FT_BFLOAT16 ? 2 : 4, stored = rounded ? 1 : item;
+    void *qkv = values(rows * all, type);
+    char *store = malloc((size_t)((rows + 3) * slot) * stored);
+    if (!store) abort();
     void *cos = values(rows * width, type), *sin = values(rows * width, type);
     void *query = values(size, norm_type), *key = values(size, norm_type);
     const int normed = draw(0, 1) != 0;
@@ -79,12 +98,14 @@ static void rotary(int type, int64_t rows) {
                                  .key_norm = normed ? key : NULL, .first_slot = 3, .rows = rows,
                                  .qkv_stride = all, .kv_stride = slot, .num_heads = heads,
                                  .num_kv_heads = kv, .head_dim = size, .width = width,
-                                 .type = type, .norm_type = norm_type, .eps = 1e-5f};
+                                 .type = type, .kv_type = rounded ? FT_INT8 : type,
+                                 .norm_type = norm_type, .eps = 1e-5f};
     ft_rotary(&call);
-    const size_t item = type == FT_BFLOAT16 ? 2 : 4;
-    same((char *)store + (size_t)((rows + 2) * slot) * item,
-         (char *)qkv + (size_t)((rows - 1) * all + (int64_t)heads * size) * item,
-         (size_t)slot * item, "rotary");
+    const char *from = (char *)qkv + (size_t)((rows - 1) * all + (int64_t)heads * size) * item;
+    const char *to = store + (size_t)((rows + 2) * slot) * stored;
+    if (!rounded) same(to, from, (size_t)slot * item, "rotary");
+    for (int h = 0; rounded && h < 2 * kv; h++)
+        near(to + h * kept, from + (size_t)(h * size) * item, size, type);
     free(qkv), free(store), free(cos), free(sin), free(query), free(key);
 }
 

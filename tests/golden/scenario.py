@@ -9,6 +9,7 @@ from torch import Tensor
 
 from foretoken.models import LoadOptions
 from foretoken.models.tensors import SpanLayout
+from foretoken.ops.stored_kv import stored
 from foretoken.runtime.runner import Runner
 
 PAGE = 4
@@ -20,6 +21,7 @@ def open_runner(
     *,
     dtype: torch.dtype = torch.float32,
     batch_invariant: bool = False,
+    kv_dtype: torch.dtype | None = None,
     max_model_len: int | None = None,
 ) -> Runner:
     """A runner whose pages already hold what somebody else left behind."""
@@ -28,6 +30,7 @@ def open_runner(
         device=torch.device("cpu"),
         batch_invariant=batch_invariant,
         page_size=PAGE,
+        kv_dtype=kv_dtype,
         max_model_len=max_model_len,
     )
     runner = Runner.load(folder, options, num_pages=NUM_PAGES)
@@ -37,9 +40,11 @@ def open_runner(
 
 def leave_garbage(runner: Runner) -> None:
     generator = torch.Generator().manual_seed(7)
+    size = runner.model.shape.head_dim
     for layer in runner.store.layers:
         used = layer[: NUM_PAGES * PAGE]
-        used.copy_(torch.randn(used.shape, generator=generator) * 50)
+        numbers = torch.randn((*used.shape[:2], size), generator=generator) * 50
+        used.copy_(stored(numbers, layer.dtype))
 
 
 def tables(draw: random.Random, lengths: Sequence[int], *, together: bool) -> list[list[int]]:

@@ -32,13 +32,18 @@ def with_features(runner: Runner, points: list[int]) -> FeatureStore:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+KINDS = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.int8)]
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS, ids=str)
 @pytest.mark.parametrize("case", OWN)
-def test_bits_are_those_of_the_parts(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_bits_are_those_of_the_parts(
+    case: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, tmp_path: Path
+) -> None:
     if find_library() is None:
         pytest.skip("no kernels here")
     write_checkpoint(tmp_path, *OWN[case])
-    runner = open_runner(tmp_path, dtype=dtype, batch_invariant=True)
+    runner = open_runner(tmp_path, dtype=dtype, batch_invariant=True, kv_dtype=kv_dtype)
     model = runner.model
     assert isinstance(model, Decoder) and model.compiled is not None
     parts = Runner(replace(model, compiled=None), runner.store)

@@ -36,7 +36,9 @@ SHAPES = {
 }
 
 
-def runners(shape: Eagle3Shape) -> tuple[HeadRunner, HeadRunner]:
+def runners(
+    shape: Eagle3Shape, kv_dtype: torch.dtype | None = None
+) -> tuple[HeadRunner, HeadRunner]:
     """The same head with kernels and without."""
     torch.manual_seed(2)
     net = Eagle3(shape)
@@ -48,9 +50,8 @@ def runners(shape: Eagle3Shape) -> tuple[HeadRunner, HeadRunner]:
     view = FeatureView(store, [FINAL])
 
     def runner() -> HeadRunner:
-        return HeadRunner(
-            net, view, target_logits=nn.Identity(), vocab_size=VOCAB, pages=HeadPages(10, PAGE)
-        )
+        pages = HeadPages(10, PAGE, kv_dtype)
+        return HeadRunner(net, view, target_logits=nn.Identity(), vocab_size=VOCAB, pages=pages)
 
     compiled, plain = runner(), runner()
     plain.kernels = None
@@ -58,10 +59,11 @@ def runners(shape: Eagle3Shape) -> tuple[HeadRunner, HeadRunner]:
 
 
 @pytest.mark.skipif(find_library() is None, reason="no compiled kernels here")
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
 @pytest.mark.parametrize("name", SHAPES)
 @torch.inference_mode()
-def test_the_same_outputs(name: str) -> None:
-    compiled, plain = runners(SHAPES[name])
+def test_the_same_outputs(name: str, kv_dtype: torch.dtype | None) -> None:
+    compiled, plain = runners(SHAPES[name], kv_dtype)
     assert compiled.kernels is not None
     tables = [[3, 1, 4], [7, 2, 9]]
     fed = [

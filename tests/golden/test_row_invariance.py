@@ -46,6 +46,8 @@ KINDS: dict[str, tuple[dict[str, Any] | str, torch.dtype]] = {
     "cohere2": ("cohere2", torch.bfloat16),
 }
 """Sizes of a tiny Llama, or the name of a family's case."""
+INT8_KV = ("narrow bfloat16", "wide float32", "gemma2", "gpt2")
+"""Kinds that are run with keys and values in int8 too."""
 
 
 def _params() -> list[Any]:
@@ -53,7 +55,9 @@ def _params() -> list[Any]:
     found = []
     for kind, (what, _) in KINDS.items():
         marks = [pytest.mark.full] if isinstance(what, str) else []
-        found += [pytest.param((kind, 1)), pytest.param((kind, 2), marks=marks)]
+        found += [pytest.param((kind, None, 1)), pytest.param((kind, None, 2), marks=marks)]
+        if kind in INT8_KV:
+            found.append(pytest.param((kind, torch.int8, 1)))
     return found
 
 
@@ -62,7 +66,7 @@ def opened(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Runner]:
     """Each kind of model, with one thread and with two."""
-    kind, num_threads = request.param
+    kind, kv_dtype, num_threads = request.param
     what, dtype = KINDS[kind]
     folder = tmp_path_factory.mktemp("model")
     if isinstance(what, str):
@@ -73,7 +77,7 @@ def opened(
         write_tiny_llama(folder, **what)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    yield open_runner(folder, dtype=dtype, batch_invariant=True)
+    yield open_runner(folder, dtype=dtype, batch_invariant=True, kv_dtype=kv_dtype)
     torch.set_num_threads(before)
 
 

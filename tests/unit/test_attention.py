@@ -2,17 +2,20 @@
 another sequence or of a page's unused end, a row attributed to another token."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from foretoken.ops.attention import Geometry, SpanWindow
+from foretoken.ops.attention import Geometry, SpanWindow, choose
 from foretoken.ops.attention.base import Attention, contiguous_start
 from foretoken.ops.attention.choose import choose_attention
+from foretoken.ops.attention.compiled import CompiledAttention
 from foretoken.ops.attention.reference import ReferenceAttention
 from foretoken.ops.attention.tiled import TiledAttention, Tiling
+from foretoken.ops.stored_kv import multiplied_out, stored
 
 NUM_PAGES = 96
 KINDS: dict[str, dict[str, Any]] = {
@@ -196,3 +199,27 @@ def test_chosen_attention_keeps_bits_at_long_contexts(kind: str, dtype: torch.dt
 )
 def test_contiguous_start(table: list[int], count: int, expected: int | None) -> None:
     assert contiguous_start(table, count) == expected
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_int8_has_the_bits_of_its_numbers_multiplied_out(
+    dtype: torch.dtype, tiling: Tiling
+) -> None:
+    draw = random.Random(str(tiling))
+    for kind in ("plain", "all"):
+        shape = geometry((6, 2, 8), 4, dtype, **KINDS[kind])
+        kept = stored(random_store(shape), torch.int8)
+        wide = multiplied_out(kept, dtype)
+        rounded = replace(shape, kv_dtype=torch.int8)
+        for count in (1, 1, 4):
+            spans = random_spans(draw, 4, count)
+            q_THh = torch.randn(sum(span.num_tokens for span in spans), 6, 8).to(dtype)
+            found = run(TiledAttention(rounded, tiling), spans, q_THh, kept)
+            assert torch.equal(found, run(TiledAttention(shape, tiling), spans, q_THh, wide))
+
+
+def test_int8_is_probed_like_other_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "find_library", lambda: None)
+    shape = geometry((4, 2, 16), 8, torch.bfloat16, kv_dtype=torch.int8)
+    assert not isinstance(choose_attention(shape, batch_invariant=True), CompiledAttention)

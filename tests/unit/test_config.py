@@ -27,6 +27,41 @@ def test_unknown_key_is_an_error_with_a_hint() -> None:
     assert caught.value.field == "LLM.max_num_seq"
 
 
+def test_kv_cache_dtype_of_target_and_draft() -> None:
+    draft = {"model": "demo-draft", "kv_cache_dtype": "int8"}
+    config = EngineConfig.from_kwargs(
+        model="demo", kv_cache_dtype="int8", speculative_config={**draft, "kv_cache_dtype": None}
+    )
+    assert config.kv_cache_dtype == "int8" and config.speculative_config is not None
+    assert config.speculative_config.kv_cache_dtype == "auto"
+    for method, model in (("draft_model", "demo-draft"), ("eagle3", "demo-eagle3")):
+        given = {**draft, "method": method, "model": model}
+        assert SpeculativeConfig.from_dict(given).kv_cache_dtype == "int8"
+    with pytest.raises(NotYetError, match="auto, int8"):
+        SpeculativeConfig.from_dict({**draft, "kv_cache_dtype": "fp8"})
+    with pytest.raises(ConfigError, match="auto, int8"):
+        EngineConfig.from_kwargs(model="demo", kv_cache_dtype="int7")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "ngram"},
+        {"method": "suffix"},
+        {"method": "mlp", "model": "demo-mlp"},
+        {"method": "medusa", "model": "demo-medusa"},
+        {"method": "custom_class", "model": "a.b.C"},
+    ],
+    ids=str,
+)
+def test_no_keys_of_its_own_no_type_of_keys(given: dict[str, str]) -> None:
+    SpeculativeConfig.from_dict({**given, "kv_cache_dtype": "auto"})
+    with pytest.raises(ConfigError, match="keeps no keys and values of its own"):
+        SpeculativeConfig.from_dict({**given, "kv_cache_dtype": "int8"})
+    with pytest.raises(ConfigError, match="inside one of the drafters"):
+        SpeculativeConfig.from_dict({"drafters": [given], "kv_cache_dtype": "int8"})
+
+
 def test_a_part_not_built_says_so() -> None:
     with pytest.raises(NotYetError, match="not yet built"):
         EngineConfig.from_kwargs(model="demo", kv_cache_dtype="fp8")

@@ -23,7 +23,7 @@ from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear
 from foretoken.quant import quantized_linear, round_weights, rounded_linear, scheme_of
 from foretoken.shape import ModelShape
-from foretoken.shape.memory import engine_storage, speculation_cost
+from foretoken.shape.memory import KeptNumbers, engine_storage, speculation_cost
 from foretoken.shape.memory import weight_bytes as formula
 
 MIB = 1 << 20
@@ -124,6 +124,38 @@ def test_a_drafter_costs_weights_and_keys_and_slots() -> None:
     assert both.cost.share == pytest.approx(both.cost.tokens / in_the_same_memory, rel=1e-3)
     plain = budget_of(facts(drafting=Drafting()))
     assert speculation_cost(plain.need, plain.num_tokens) == (0, 0.0)
+
+
+def test_int8_keys_and_values_make_room_for_more() -> None:
+    rounded = replace(ModelMemory(shape=DEMO), kv_cache_dtype="int8")
+    draft = replace(ModelMemory(shape=DRAFT), kv_cache_dtype="int8")
+    open_end = {"kv_bytes": 8 * MIB, "max_model_len_given": False, "max_num_seqs": 64}
+    wide = budget_of(facts(**open_end))
+    target = budget_of(facts(**open_end, target=rounded))
+    both = budget_of(
+        facts(**open_end, target=rounded, drafting=Drafting(models=(draft,), lookahead=4))
+    )
+    heads = 2 * DEMO.num_hidden_layers * DEMO.num_key_value_heads
+    assert target.need.kv_per_token == heads * (DEMO.head_dim + 4)
+    assert target.need.draft_kv_per_token == wide.need.draft_kv_per_token
+    assert both.need.draft_kv_per_token < target.need.draft_kv_per_token
+    assert both.num_tokens > target.num_tokens > 1.6 * wide.num_tokens
+
+
+def test_int8_of_a_head_counts_its_scales() -> None:
+    kept = KeptNumbers(2 * 4 * 64, 64, "int8")
+    assert (kept.bytes(2), replace(kept, kv_cache_dtype="auto").bytes(2)) == (8 * 68, 8 * 128)
+    drafting = Drafting(head_kv=(kept,), features_per_token=192, head_parameters=1000)
+    assert budget_of(facts(drafting=drafting)).need.draft_kv_per_token == 8 * 68 + 2 * 192
+
+
+def test_a_shortage_names_int8_keys_and_values_where_they_help() -> None:
+    plain = facts(drafting=Drafting(), max_model_len=2048, max_num_seqs=1, kv_share=1.0)
+    need = budget_of(plain).need
+    page = plain.page_size * need.per_token
+    asked = replace(plain, free=need.fixed + 40 * page)
+    assert 'kv_cache_dtype="int8"' in str(refused(asked))
+    accepted(replace(asked, target=replace(asked.target, kv_cache_dtype="int8")))
 
 
 def test_pages_end_where_all_sequences_are_full() -> None:
