@@ -4,7 +4,8 @@
 
 Shapes of a 1 B model (32 query heads on 8 key heads of 64, bfloat16), pages of 16 in disorder, as
 many layers' stores as do not fit a cache. Spans of one row (plain decoding) and of six (k=5). The
-floor is the same bytes read by the same threads, nothing computed. `tiled` is the PyTorch twin that
+floor is the same bytes read by the same threads, nothing computed. `int8` keeps keys and values in
+int8 and reads about half the bytes; its own floor is beside it. `tiled` is the PyTorch twin that
 serves without kernels. Wanted: <= 1.4 floors at batch 16, context 1,024. With one thread its
 processor time is taken, which leaves out the time that other processes had the core.
 """
@@ -33,6 +34,7 @@ from foretoken.kernels.library import Library, find_library
 from foretoken.ops.attention import Attention, Geometry, SpanWindow, TiledAttention
 from foretoken.ops.attention.choose import choose_attention
 from foretoken.ops.attention.tiled import Tiling
+from foretoken.ops.stored_kv import stored
 
 HEADS, KV_HEADS, SIZE, PAGE = 32, 8, 64, 16
 CASES = ((1, 128), (1, 1024), (1, 8192), (16, 128), (16, 1024))
@@ -58,7 +60,9 @@ class Setting:
     tables: tuple[list[int], ...]
 
     @classmethod
-    def make(cls, batch: int, context: int, least_bytes: int) -> "Setting":
+    def make(
+        cls, batch: int, context: int, least_bytes: int, kv_dtype: torch.dtype | None = None
+    ) -> "Setting":
         """Random numbers, pages in random order."""
         geometry = Geometry(
             num_heads=HEADS,
@@ -67,11 +71,13 @@ class Setting:
             page_size=PAGE,
             dtype=torch.bfloat16,
             device=torch.device("cpu"),
+            kv_dtype=kv_dtype,
         )
         each = -(-context // PAGE)
         pages = random.Random(0).sample(range(batch * each), batch * each)
         slots = batch * each * PAGE
-        one = torch.randn(slots + 1024, 2 * KV_HEADS, SIZE).bfloat16()
+        numbers = torch.randn(slots + 1024, 2 * KV_HEADS, SIZE).bfloat16()
+        one = stored(numbers, geometry.stored_dtype)
         count = max(1, -(-least_bytes // one.nbytes))
         return cls(
             batch=batch,
@@ -84,7 +90,7 @@ class Setting:
     @property
     def kv_bytes(self) -> int:
         """Of one layer's tokens."""
-        return self.batch * self.context * 2 * KV_HEADS * SIZE * 2
+        return self.batch * self.context * self.layers[0][0].nbytes
 
     def attend(self, attention: Attention, rows: int) -> Callable[[], float]:
         """Seconds per layer of spans of `rows` rows at the end of each sequence."""
@@ -115,13 +121,17 @@ class Setting:
         return measure
 
 
-def compare(setting: Setting, repeats: int, library: Library) -> dict[str, Ratio | float]:
-    """Milliseconds and ratios of one batch and context."""
+def compare(
+    setting: Setting, rounded: Setting, repeats: int, library: Library
+) -> dict[str, Ratio | float]:
+    """Milliseconds and ratios of one batch and context, with 16-bit and int8 keys and values."""
     compiled = choose_attention(setting.geometry, batch_invariant=True)
     tiled = TiledAttention(setting.geometry, Tiling(8, 64))
-    arms = {"floor": setting.read(library)}
+    int8 = choose_attention(rounded.geometry, batch_invariant=True)
+    arms = {"floor": setting.read(library), "int8 floor": rounded.read(library)}
     for rows in ROWS:
         arms[f"compiled {rows}"] = setting.attend(compiled, rows)
+        arms[f"int8 {rows}"] = rounded.attend(int8, rows)
         arms[f"tiled {rows}"] = setting.attend(tiled, rows)
     times = interleave(arms, repeats)
     found: dict[str, Ratio | float] = {
@@ -131,6 +141,12 @@ def compare(setting: Setting, repeats: int, library: Library) -> dict[str, Ratio
     for rows in ROWS:
         ratio = ratio_of_medians(times[f"compiled {rows}"], times["floor"])
         found[f"compiled {rows} / floor"] = ratio
+        found[f"int8 {rows} / compiled"] = ratio_of_medians(
+            times[f"int8 {rows}"], times[f"compiled {rows}"]
+        )
+        found[f"int8 {rows} / int8 floor"] = ratio_of_medians(
+            times[f"int8 {rows}"], times["int8 floor"]
+        )
         found[f"tiled {rows} / compiled"] = ratio_of_medians(
             times[f"tiled {rows}"], times[f"compiled {rows}"]
         )
@@ -157,7 +173,8 @@ def main() -> None:
     where = announce(settings)
     results = {}
     for case in cases:
-        results[case] = compare(Setting.make(*case, least), settings.repeats, library)
+        wide, rounded = (Setting.make(*case, least, dtype) for dtype in (None, torch.int8))
+        results[case] = compare(wide, rounded, settings.repeats, library)
         show(case, results[case])
     goals = []
     for rows in ROWS if not settings.quick else ():

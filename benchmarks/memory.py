@@ -24,7 +24,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "16-bit": {},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "16-bit, int8 KV": {"kv_cache_dtype": "int8"},
     "16-bit, int8 draft": {"draft": "int8"},
+    "int8 KV, int8 draft with int8 KV": {
+        "draft": "int8",
+        "kv_cache_dtype": "int8",
+        "draft_kv_cache_dtype": "int8",
+    },
 }
 
 
@@ -78,6 +84,7 @@ def run_arm(settings: Mapping[str, Any]) -> dict[str, int]:
         llm.generate(prompts, params, use_tqdm=False)
     budget = config.budget
     return {
+        "tokens": budget.num_tokens,
         "predicted": budget.total,
         "measured": running.value - idle,
         "predicted_weights": budget.need.weights + budget.need.draft_weights,
@@ -92,14 +99,19 @@ def measure(model: str, draft: str | None, arm: Mapping[str, Any], quick: bool) 
     settings = {
         "model": model,
         "quantization": arm.get("quantization"),
+        "kv_cache_dtype": arm.get("kv_cache_dtype", "auto"),
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64 if quick else 256,
         "max_model_len": 512,
         "kv_cache_memory_bytes": (8 if quick else 128) * MIB,
     }
     if draft is not None:
-        speculative = {"model": draft, "num_speculative_tokens": 4}
-        settings["speculative_config"] = {**speculative, "quantization": arm.get("draft")}
+        settings["speculative_config"] = {
+            "model": draft,
+            "num_speculative_tokens": 4,
+            "quantization": arm.get("draft"),
+            "kv_cache_dtype": arm.get("draft_kv_cache_dtype", "auto"),
+        }
     command = [sys.executable, __file__, "--child", json.dumps(settings)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -123,8 +135,8 @@ def show(name: str, one: Mapping[str, int]) -> None:
     """One line."""
     error = one["predicted"] / one["measured"] - 1
     print(
-        f"{name}: predicted {one['predicted'] / MIB:.0f} MiB, measured "
-        f"{one['measured'] / MIB:.0f} MiB ({error:+.1%}); after loading {one['loaded'] / MIB:.0f}, "
+        f"{name}: {one['tokens']} tokens of KV, predicted {one['predicted'] / MIB:.0f} MiB, "
+        f"measured {one['measured'] / MIB:.0f} MiB ({error:+.1%}); after loading {one['loaded'] / MIB:.0f}, "
         f"peak while loading {one['loading_peak'] / MIB:.0f} "
         f"(a layer: {one['layer'] / MIB:.0f} MiB)",
         flush=True,
