@@ -137,7 +137,8 @@ def show(name: str, one: Mapping[str, int]) -> None:
     print(
         f"{name}: {one['tokens']} tokens of KV, predicted {one['predicted'] / MIB:.0f} MiB, "
         f"measured {one['measured'] / MIB:.0f} MiB ({error:+.1%}); "
-        f"after loading {one['loaded'] / MIB:.0f}, peak while loading {one['loading_peak'] / MIB:.0f} "
+        f"after loading {one['loaded'] / MIB:.0f}, "
+        f"peak while loading {one['loading_peak'] / MIB:.0f} "
         f"(a layer: {one['layer'] / MIB:.0f} MiB)",
         flush=True,
     )
