@@ -3,8 +3,9 @@
     python benchmarks/kv_cache.py [--prompts 12] [--tokens 96]
 
 Bits per byte of held-out code, and the share of drafts that are accepted, greedy and at temperature
-0.8 with a seed, k=5: keys and values in 16 bit and in int8, of target and draft. Times play no part,
-so the machine may be busy. `benchmarks/attention.py` has the times, `benchmarks/memory.py` the bytes.
+0.8 with a seed, k=5: keys and values in 16 bit and in int8, of target and draft. Times play no
+part, so the machine may be busy. `benchmarks/attention.py` has the times, `benchmarks/memory.py`
+the bytes.
 """
 
 import argparse
