@@ -85,9 +85,13 @@ def generate(
         if sys.stdout.isatty():
             _write_painted(text, outputs, llm.get_tokenizer())
         else:
-            for output in outputs:
-                print(output.text, end="", flush=True)
-            print()
+            _write_plain(outputs)
+
+
+def _write_plain(outputs: Iterator[Output]) -> None:
+    for output in outputs:
+        print(output.text, end="", flush=True)
+    print()
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:

@@ -149,11 +149,7 @@ def resolve(
     _check_length(max_model_len, shape)
     tokens = config.max_num_batched_tokens or 2048
     facts = MemoryFacts(
-        target=ModelMemory(
-            shape=shape,
-            quantization=config.quantization,
-            kv_cache_dtype=config.kv_cache_dtype,
-        ),
+        target=_target(config, shape),
         drafting=drafting or Drafting(),
         dtype_bytes=DTYPE_BYTES[dtype],
         packs=packs and device == "cpu" and dtype != "float16",
@@ -175,6 +171,12 @@ def resolve(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=tokens,
         budget=budget_of(facts),
+    )
+
+
+def _target(config: EngineConfig, shape: ModelShape) -> ModelMemory:
+    return ModelMemory(
+        shape=shape, quantization=config.quantization, kv_cache_dtype=config.kv_cache_dtype
     )
 
 
