@@ -24,11 +24,32 @@ def test_faster_beyond_the_noise_pays() -> None:
     assert not pays([0.6] * 9, plain)
 
 
-def test_only_draft_models_are_rounded() -> None:
+def test_only_draft_models_are_rounded_if_that_pays() -> None:
     given = {"model": "demo-draft", "quantization": "auto"}
     assert SpeculativeConfig.from_dict(given).quantization == "auto"
     with pytest.raises(ForetokenError, match="quantization"):
         SpeculativeConfig.from_dict({"method": "ngram", "quantization": "auto"})
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mlp", "medusa"])
+def test_heads_are_rounded_at_load_or_not_at_all(method: str) -> None:
+    given = {"method": method, "model": f"demo-{method}", "num_speculative_tokens": 2}
+    assert SpeculativeConfig.from_dict({**given, "quantization": "int8"}).quantization == "int8"
+    for other in ("auto", "gptq"):
+        with pytest.raises(ForetokenError, match="quantization"):
+            SpeculativeConfig.from_dict({**given, "quantization": other})
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mlp", "medusa"])
+def test_a_rounded_head_says_the_same(method: str) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [1, 2, 3, 4]}]
+    tokens = []
+    for config in (None, {"method": method, "num_speculative_tokens": 3, "quantization": "int8"}):
+        with LLM("demo", speculative_config=config) as llm:
+            [output] = llm.generate(prompts, params, use_tqdm=False)
+        tokens.append(output.outputs[0].token_ids)
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.skipif(find_library() is None, reason="without kernels nothing is timed")

@@ -11,6 +11,8 @@ _KV_METHODS = ("draft_model", "parallel", "eagle", "eagle3")
 """Drafters with keys and values of their own."""
 _KV_NOT_YET = ("bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla")
 _READY_MADE = ("compressed-tensors", "fp8", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin")
+_DRAFT_MODELS = ("draft_model", "parallel")
+_HEADS = ("eagle", "eagle3", "mlp", "medusa")
 _SUCCESSORS = {
     "bitsandbytes": "int8 or int4 at load",
     "quanto": "int8 or int4 at load",
@@ -23,15 +25,17 @@ def check_draft_quantization(method: str, given: object) -> None:
     """Raise unless `given` can be done to the drafters of `method`.
 
     Raises:
-        NotYetError: as for `check_quantization`, and for heads.
-        ConfigError: a drafter without weights, or an unknown name.
+        NotYetError: as for `check_quantization`.
+        ConfigError: a drafter without weights, or what cannot be done to its weights.
     """
     field = "speculative_config.quantization"
-    if given != AUTO:
-        check_quantization(field, given)
-    if given is not None and method not in ("draft_model", "parallel"):
-        allowed = f"None: only draft models are quantized so far, not {method}"
-        raise NotYetError(field, given, allowed)
+    if given is None or method in _DRAFT_MODELS:
+        if given != AUTO:
+            check_quantization(field, given)
+        return
+    require(field, given, method in _HEADS, f"None: {method} has no weights")
+    allowed = "None, " + ", ".join(QUANTIZATIONS) + f": {method} heads are rounded at load"
+    require(field, given, given in QUANTIZATIONS, allowed)
 
 
 def check_draft_kv_cache(method: str, given: object) -> None:

@@ -74,9 +74,12 @@ class FeatureView:
         self.slots_SF = store.slots_SF
 
     @property
-    def takes_whole_rows(self) -> bool:
-        """Whether the drafter's features are the rows of the store as they lie."""
-        return self._all
+    def rows_SF(self) -> Tensor | None:
+        """The drafter's features of all slots as rows of the store, perhaps far apart; None: they
+        do not lie side by side."""
+        if self._all:
+            return self.slots_SF
+        return self.slots_SF[:, self._columns[0]] if len(self._columns) == 1 else None
 
     def read(self, slots_N: Tensor | slice) -> Tensor:
         """Features of these slots, [N, F]; perhaps a view where slots are neighbours."""

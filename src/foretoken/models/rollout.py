@@ -37,7 +37,10 @@ class _Model(ctypes.Structure):
     _fields_ = [
         *((name, _PTR) for name in ("decoder", "embedding", "norm", "head", "ids")),
         *((name, _PTR) for name in ("mixer", "features", "shape", "cos", "sin", "kv")),
-        *((name, _I64) for name in ("feature_bytes", "width", "kv_stride", "vocabulary")),
+        *(
+            (name, _I64)
+            for name in ("feature_bytes", "feature_stride", "width", "kv_stride", "vocabulary")
+        ),
         ("num_layers", _I32),
     ]
 
@@ -108,11 +111,12 @@ class CompiledRollout:
 
     def read_features(self, mixer: KernelLinear, slots_SF: Tensor) -> None:
         """From now on the stream begins with what `mixer` makes of the features of fed slots."""
-        assert slots_SF.is_contiguous() and slots_SF.dtype == mixer.dtype, slots_SF.stride()
+        assert slots_SF.stride(1) == 1 and slots_SF.dtype == mixer.dtype, slots_SF.stride()
         assert slots_SF.shape[1] == mixer.packed.inputs, (slots_SF.shape, mixer.packed.inputs)
         self._mixing = mixer, slots_SF
         self._model.mixer, self._model.features = mixer.address, slots_SF.data_ptr()
         self._model.feature_bytes = slots_SF.shape[1] * slots_SF.element_size()
+        self._model.feature_stride = slots_SF.stride(0) * slots_SF.element_size()
         self._buffers = self._buffers.grown(1, 8)
 
     @property

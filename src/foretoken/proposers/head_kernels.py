@@ -28,7 +28,8 @@ from foretoken.models.rollout import CompiledRollout, RolloutParts, compile_roll
 from foretoken.models.tensors import ModelInput
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Attention, Geometry
-from foretoken.ops.linear import KernelLinear, Linear, make_linear
+from foretoken.ops.linear import KernelLinear, Linear
+from foretoken.proposers.head_linears import HeadLinears
 
 
 @final
@@ -73,6 +74,7 @@ class HeadSite:
     features: FeatureView
     vocab_size: int
     """Of the target."""
+    make: HeadLinears
 
 
 def compile_head(net: nn.Module, site: HeadSite) -> HeadKernels | None:
@@ -82,14 +84,14 @@ def compile_head(net: nn.Module, site: HeadSite) -> HeadKernels | None:
     table_VD = net.embed_tokens.weight if net.shape.own_embedding else net.embedding_VD
     if table_VD.device.type != "cpu":
         return None
-    build = _Builder(net.shape.layer, site.geometry)
+    build = _Builder(net.shape.layer, site.geometry, site.make)
     modules = [module for module in net.layers if isinstance(module, Eagle3Layer)]
     kind = LayerKind(site.attention, site.rotary)
     layers = compile_layers([build.layer(m) for m in modules], [kind])
     parts = RolloutParts(
         embedding_VD=table_VD.detach(),
         norm=build.norm(net.norm),
-        head=make_linear(net.lm_head.weight.detach(), probe=None, wide=True),
+        head=site.make(net.lm_head.weight.detach(), top=True),
         ids_N=net.target_ids.contiguous(),
         vocab_size=site.vocab_size,
         takes_beside=True,
@@ -97,10 +99,10 @@ def compile_head(net: nn.Module, site: HeadSite) -> HeadKernels | None:
     rollout = compile_rollout(layers, parts)
     if layers is None or rollout is None:
         return None
-    mixer = make_linear(net.fc.weight.detach(), probe=None)
-    takes_rows = site.features.takes_whole_rows and not net.norms_features
-    if isinstance(mixer, KernelLinear) and takes_rows:
-        rollout.read_features(mixer, site.features.slots_SF)
+    mixer = site.make(net.fc.weight.detach())
+    rows_SF = site.features.rows_SF
+    if isinstance(mixer, KernelLinear) and rows_SF is not None and not net.norms_features:
+        rollout.read_features(mixer, rows_SF)
     return HeadKernels(
         norm_features=net.normed_features,
         mixer=mixer,
@@ -118,6 +120,7 @@ class _Builder:
 
     shape: HeadShape
     geometry: Geometry
+    make: HeadLinears
 
     def norm(self, module: HeadNorm) -> RMSNorm:
         return RMSNorm(module.weight.detach(), module.eps)
@@ -147,7 +150,7 @@ class _Builder:
         )
 
     def _linear(self, weight_NK: Tensor, *, adds_residual: bool = False) -> Linear:
-        return make_linear(weight_NK.detach(), probe=None, adds_residual=adds_residual)
+        return self.make(weight_NK.detach(), adds_residual=adds_residual)
 
     def _group_major(self, rows: Tensor) -> Tensor:
         heads = (self.shape.num_key_value_heads, -1, self.shape.head_dim)

@@ -1,35 +1,81 @@
 """The linears of a head network, put on the project's kernels.
 
-Owns the exchange only; a network that runs after it is for serving, not for training. Drafts need
-no promise about bits, so nothing is probed.
+Owns the exchange, and how weights are rounded where that was asked for; a network that runs after
+it is for serving, not for training. Drafts need no promise about bits, so nothing is probed.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor, nn
 
-from foretoken.ops.linear import make_linear
+from foretoken.ops.linear import KernelLinear, Linear, make_linear
+from foretoken.quant import rounded_linear, scheme_of
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HeadLinears:
+    """Makes the linears of a head."""
+
+    quantization: str | None = None
+    """A name of `config.quantization.QUANTIZATIONS`; None: weights stay as they are."""
+
+    def __call__(
+        self,
+        weight_NK: Tensor,
+        bias_N: Tensor | None = None,
+        *,
+        adds_residual: bool = False,
+        top: bool = False,
+    ) -> Linear:
+        """The fastest for these weights; of a `top`, which makes logits, results are float32 where
+        that costs nothing, and weights never below 8 bits."""
+        if self.quantization is None:
+            return make_linear(
+                weight_NK, probe=None, bias_N=bias_N, adds_residual=adds_residual, wide=top
+            )
+        scheme = scheme_of(self.quantization)
+        scheme = (scheme.for_head() if top else scheme).fitted(weight_NK.shape[1])
+        return rounded_linear(
+            weight_NK, scheme, probe=None, bias_N=bias_N, adds_residual=adds_residual, wide=top
+        )
 
 
 @final
 class ServedLinear(nn.Module):
-    """x W^T + b by the fastest linear for these weights, which it packs and does not keep."""
+    """x W^T + b by a linear made of a trained one's weights, which it packs and does not keep."""
 
-    def __init__(self, trained: nn.Linear) -> None:
-        """Take over the weights of `trained`."""
+    def __init__(self, trained: nn.Linear, make: HeadLinears, *, top: bool) -> None:
+        """Take over the weights of `trained`; the rest as for `HeadLinears`."""
         super().__init__()
         bias_N = None if trained.bias is None else trained.bias.detach()
-        self._linear = make_linear(trained.weight.detach(), probe=None, bias_N=bias_N)
+        self.linear: Linear = make(trained.weight.detach(), bias_N, top=top)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., N]."""
         flat_TK = x.reshape(-1, x.shape[-1])
-        return self._linear(flat_TK).view(*x.shape[:-1], -1)
+        return self.linear(flat_TK).view(*x.shape[:-1], -1)
 
 
-def serve_linears(net: nn.Module) -> None:
-    """Exchange every linear of `net` for one that serves."""
+def serve_linears(
+    net: nn.Module, tops: Iterable[nn.Module] = (), make: HeadLinears | None = None
+) -> None:
+    """Exchange every linear of `net` for one that serves; those of `tops` make logits."""
+    make = make or HeadLinears()
+    highest = {id(module) for top in tops for module in top.modules()}
     for parent in list(net.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(parent, name, ServedLinear(child))
+                setattr(parent, name, ServedLinear(child, make, top=id(child) in highest))
+
+
+def kernel_of(
+    served: nn.Module | None, dtype: torch.dtype, out: torch.dtype
+) -> KernelLinear | None:
+    """The kernel behind a linear that serves, from `dtype` to `out`; None: it is another."""
+    linear = served.linear if isinstance(served, ServedLinear) else None
+    fits = isinstance(linear, KernelLinear) and (linear.dtype, linear.out_dtype) == (dtype, out)
+    return linear if fits and isinstance(linear, KernelLinear) else None

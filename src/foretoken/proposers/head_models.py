@@ -4,8 +4,8 @@ Two steps, as for draft models: `find_heads` reads what is on disk, since the si
 depends on it, and `build_head` puts a network to work on the target's runner.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -23,10 +23,12 @@ from foretoken.heads.medusa import Medusa
 from foretoken.heads.mlp import MLPSpeculator
 from foretoken.kv.features import FeatureView
 from foretoken.kv.pool import PagePool
+from foretoken.models.decoder import Decoder
+from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.eagle import EagleManner, EagleProposer
-from foretoken.proposers.head_linears import serve_linears
+from foretoken.proposers.head_linears import HeadLinears, serve_linears
 from foretoken.proposers.head_runner import HeadPages, HeadRunner
 from foretoken.proposers.head_trees import DepthSteps, MLPTreeSteps
 from foretoken.proposers.levels import TreeShape, TreeSteps
@@ -37,6 +39,7 @@ from foretoken.proposers.stateless import (
     StatelessManner,
     StatelessProposer,
 )
+from foretoken.proposers.stateless_kernels import compile_medusa, compile_mlp
 from foretoken.proposers.static_tree import StaticTree
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.runtime.batch import Span
@@ -121,13 +124,16 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
         around.verifier.sampler, around.verifier.rule, config.draft_sample_method
     )
     view = FeatureView(features, found.head.points)
+    make = HeadLinears(config.quantization)
     shape = tree_shape(config)
     confidence = Confidence(
         threshold=config.draft_confidence_threshold, least=config.min_speculative_tokens
     )
     if isinstance(net, MLPSpeculator | Medusa):
-        serve_linears(net)
-        manner = _stateless_manner(net, target, shape, confidence)
+        serve_linears(net, net.head if isinstance(net, MLPSpeculator) else net.lm_heads, make)
+        top = _target_head(net, target, make)
+        manner = _stateless_manner(net, top, view, shape)
+        manner = replace(manner, confidence=confidence)
         return StatelessProposer(
             config.method, manner, features=view, page_size=target.page_size, sampler=sampler
         )
@@ -144,6 +150,7 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
             page_size=target.page_size,
             kv_dtype=torch.int8 if config.kv_cache_dtype == "int8" else None,
         ),
+        make=make if config.quantization else None,
     )
     return EagleProposer(
         config.method,
@@ -162,8 +169,48 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _TargetHead:
+    """What makes logits of the states of heads that have none of their own."""
+
+    logits: Callable[[Tensor], Tensor]
+    linear: KernelLinear | None
+    """The kernel that does all of it; None: there is none."""
+
+
+def _target_head(net: MLPSpeculator | Medusa, target: Runner, make: HeadLinears) -> _TargetHead:
+    """The target's own, or a rounded copy if the network borrows it and is quantized.
+
+    Raises:
+        ConfigError: the target's head cannot be copied.
+    """
+    model = target.model
+    linear = model.head if isinstance(model, Decoder) else None
+    logits: Callable[[Tensor], Tensor] = model.logits
+    borrows = isinstance(net, Medusa) and net.shape.share_head
+    if borrows and make.quantization is not None:
+        if not model.shape.tie_word_embeddings or model.shape.logit_softcap is not None:
+            allowed = "None: this head uses the target's, which is not to be had in other bits"
+            raise ConfigError("speculative_config.quantization", make.quantization, allowed)
+        linear = make(model.embedding_VD, top=True)
+        logits = _Copy(linear)
+    whole = isinstance(linear, KernelLinear) and model.shape.logit_softcap is None
+    return _TargetHead(logits, linear if whole and isinstance(linear, KernelLinear) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Of the target's head."""
+
+    linear: Linear
+
+    def __call__(self, states_RD: Tensor) -> Tensor:
+        """float32 logits [R, V]."""
+        return self.linear(states_RD).float()
+
+
 def _stateless_manner(
-    net: MLPSpeculator | Medusa, target: Runner, shape: TreeShape | None, confidence: Confidence
+    net: MLPSpeculator | Medusa, top: _TargetHead, view: FeatureView, shape: TreeShape | None
 ) -> StatelessManner:
     """How such a head drafts.
 
@@ -177,11 +224,16 @@ def _stateless_manner(
         raise ConfigError(f"speculative_config.{field}", f"a depth of {shape.depth}", allowed)
     if isinstance(net, MLPSpeculator):
         return StatelessManner(
-            partial(MLPSteps, net), partial(MLPTreeSteps, net), most, shape, confidence
+            chains=partial(MLPSteps, net),
+            trees=partial(MLPTreeSteps, net),
+            most=most,
+            shape=shape,
+            kernels=compile_mlp(net, view.rows_SF),
         )
-    chains = partial(MedusaSteps, net, target.model.logits)
+    chains = partial(MedusaSteps, net, top.logits)
 
     def trees(hidden_BD: Tensor, spans: list[Span]) -> TreeSteps:
         return DepthSteps(chains(hidden_BD, spans).at, len(spans))
 
-    return StatelessManner(chains, trees, most, shape, confidence)
+    kernels = compile_medusa(net, view.rows_SF, top.linear)
+    return StatelessManner(chains=chains, trees=trees, most=most, shape=shape, kernels=kernels)

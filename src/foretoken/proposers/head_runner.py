@@ -24,6 +24,7 @@ from foretoken.ops.attention.base import Attend
 from foretoken.ops.logits import NEVER
 from foretoken.ops.stored_kv import stored
 from foretoken.proposers.head_kernels import HeadKernels, HeadSite, compile_head
+from foretoken.proposers.head_linears import HeadLinears, serve_linears
 from foretoken.runtime.runner import positions_of, slots_of
 from foretoken.shape import RopeShape
 
@@ -49,6 +50,7 @@ class HeadRunner:
         target_logits: Callable[[Tensor], Tensor],
         vocab_size: int,
         pages: HeadPages,
+        make: HeadLinears | None = None,
     ) -> None:
         """Run `net`, which must be in the type and on the device of `features`.
 
@@ -58,6 +60,7 @@ class HeadRunner:
             target_logits: the target's head, for networks that have none.
             vocab_size: of the target.
             pages: as many as the target has.
+            make: how its matrices become linears; default: as they are.
         """
         self.net = net.eval().requires_grad_(False)
         self.features = features
@@ -92,8 +95,11 @@ class HeadRunner:
             geometry=geometry,
             features=features,
             vocab_size=vocab_size,
+            make=make or HeadLinears(),
         )
         self.kernels: HeadKernels | None = compile_head(net, site)
+        if self.kernels is None and make is not None:
+            serve_linears(net, [net.lm_head] if isinstance(net, Eagle3) else [], make)
         self._target_logits = target_logits
         self._vocab_size = vocab_size
         self.max_positions = shape.max_position_embeddings

@@ -15,9 +15,10 @@ from foretoken.heads.mlp import MLPSpeculator
 from foretoken.kv.features import FeatureView
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.chain import ChainDraft, ChainSteps, draft_chain
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
+from foretoken.proposers.stateless_kernels import StatelessKernels
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 
@@ -39,6 +40,8 @@ class StatelessManner:
     """Of trees, none of which may be deeper; None: chains."""
     confidence: Confidence | None = None
     """Where chains stop before their budget; None: nowhere."""
+    kernels: StatelessKernels | None = None
+    """Drafts chains at once."""
 
 
 class StatelessProposer(Proposer):
@@ -67,11 +70,12 @@ class StatelessProposer(Proposer):
         if not wanted:
             return Draft.empty(len(context.spans))
         spans = [context.spans[i] for i in wanted]
-        slots_B = torch.tensor(
-            [self._newest_slot(span) for span in spans], device=self._features.slots_SF.device
-        )
-        hidden_BD = self._features.read(slots_B)
-        manner = self._manner
+        manner, slots = self._manner, [self._newest_slot(span) for span in spans]
+        if manner.shape is None:
+            drafted = self._at_once([span.clipped(manner.most) for span in spans], slots)
+            if drafted is not None:
+                return drafted.spread(wanted, len(context.spans), self.name)
+        hidden_BD = self._features.read(torch.tensor(slots, device=self._features.slots_SF.device))
         if manner.shape is not None:
             trees = planted(manner.shape, spans)
             found = draft_trees(manner.trees(hidden_BD, spans), self._sampler, trees)
@@ -84,6 +88,27 @@ class StatelessProposer(Proposer):
     def release(self, request_id: str) -> None:
         """Forget the request's sampling state; nothing else is kept."""
         self._sampler.release(request_id)
+
+    def _at_once(self, spans: list[Span], slots: list[int]) -> ChainDraft | None:
+        """All drafts in one foreign call; None: it cannot, or leaves a choice to the caller."""
+        kernels, budget = self._manner.kernels, spans[0].draft_budget
+        confidence = self._manner.confidence
+        if kernels is None or (confidence is not None and confidence.threshold > 0.0):
+            return None
+        if any(span.draft_budget != budget for span in spans):
+            return None
+        sequences = [span.sequence for span in spans]
+        plan = self._sampler.plan(sequences, [()] * len(spans), budget)
+        if plan is None:
+            return None
+        found = kernels(slots, [sequence.token_ids[-1] for sequence in sequences], plan)
+        if found.undecided_BV is not None:
+            return None
+        if found.logits_KV is None:
+            return ChainDraft(ids=found.ids, probs_KV=None)
+        probs_KV = self._sampler.distributions(found.logits_KV, sequences, found.ids)
+        order = [step * len(spans) + i for i in range(len(spans)) for step in range(budget)]
+        return ChainDraft(ids=found.ids, probs_KV=probs_KV[order])
 
     def _newest_slot(self, span: Span) -> int:
         """Where the newest computed token's features are: that of the one before the newest."""

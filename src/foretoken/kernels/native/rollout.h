@@ -16,11 +16,12 @@ typedef struct {
     const ft_linear *head;  // [outputs, hidden]; its results are float32
     const int64_t *ids;     // the token of each output, ascending; null: its number
     const ft_linear *mixer;  // from the features of a slot to x; or null
-    const void *features;    // [slots], feature_bytes apart, as the mixer wants them
+    const void *features;    // of the slots, as the mixer wants them, feature_stride bytes apart
     const ft_attention_shape *shape;
     const void *cos, *sin;  // tables of ft_rotary_call
     void *const *kv;        // the layers' stores
-    int64_t feature_bytes, width, kv_stride, vocabulary;  // width: of cos and sin
+    int64_t feature_bytes, feature_stride;
+    int64_t width, kv_stride, vocabulary;  // width: of cos and sin
     int32_t num_layers;
 } ft_rollout_model;
 

@@ -1,0 +1,134 @@
+"""MLP speculators and Medusa as one foreign call draft what the networks in PyTorch draft."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from foretoken.heads.medusa import Medusa, MedusaShape
+from foretoken.heads.mlp import MLPShape, MLPSpeculator
+from foretoken.kernels.library import find_library
+from foretoken.kv.features import FINAL, FeatureStore, FeatureView
+from foretoken.ops.linear import KernelLinear, make_linear
+from foretoken.proposers.base import Context
+from foretoken.proposers.head_linears import serve_linears
+from foretoken.proposers.stateless import (
+    MedusaSteps,
+    MLPSteps,
+    StatelessManner,
+    StatelessProposer,
+)
+from foretoken.proposers.stateless_kernels import compile_medusa, compile_mlp
+from foretoken.runtime.batch import Span
+from foretoken.runtime.draft_sampler import DraftSampler
+from foretoken.runtime.sampler import Sampler
+from foretoken.runtime.sequence import Sequence
+from foretoken.types import Request, SamplingParams
+
+VOCAB, HIDDEN, PAGE, SLOTS = 211, 48, 8, 64
+MLP = MLPShape(vocab_size=VOCAB, emb_dim=HIDDEN, inner_dim=32, n_predict=4)
+MEDUSA = MedusaShape(hidden_size=HIDDEN, vocab_size=VOCAB, medusa_num_heads=4)
+SHAPES: dict[str, MLPShape | MedusaShape] = {
+    "mlp": MLP,
+    "mlp tied": replace(MLP, tie_weights=True, scale_input=True, inner_dim=64),
+    "medusa": replace(MEDUSA, medusa_num_layers=2),
+    "medusa shared": replace(MEDUSA, share_head=True, rank=16),
+}
+PARAMS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"seed": 5, "top_p": 0.9},
+    "unseeded": {},
+}
+pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
+
+
+def manner(shape: MLPShape | MedusaShape, dtype: torch.dtype, view: FeatureView) -> StatelessManner:
+    torch.manual_seed(3)
+    net = MLPSpeculator(shape) if isinstance(shape, MLPShape) else Medusa(shape)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
+    net = net.to(dtype).eval().requires_grad_(False)
+    top = make_linear(torch.randn(VOCAB, HIDDEN).to(dtype), probe=None, wide=True)
+    assert isinstance(top, KernelLinear)
+    if isinstance(net, MLPSpeculator):
+        serve_linears(net, net.head)
+        kernels = compile_mlp(net, view.rows_SF)
+        mlp = net
+        return StatelessManner(lambda h, s: MLPSteps(mlp, h, s), no_trees, 4, kernels=kernels)
+    serve_linears(net, net.lm_heads)
+    medusa, kernels = net, compile_medusa(net, view.rows_SF, top)
+    return StatelessManner(
+        lambda h, s: MedusaSteps(medusa, top, h, s), no_trees, 4, kernels=kernels
+    )
+
+
+def no_trees(hidden_BD: Tensor, spans: list[Span]) -> Any:
+    raise AssertionError("chains are drafted here")
+
+
+def spans_of(kinds: list[str], trial: int, budget: int) -> tuple[Span, ...]:
+    spans = []
+    for row, kind in enumerate(kinds):
+        prompt = list(range(3 + trial, 6 + 3 * trial + row))
+        request = Request(
+            request_id=f"{trial} {row}",
+            prompt_token_ids=tuple(prompt),
+            params=SamplingParams(**{"temperature": 0.8, **PARAMS[kind]}),
+            seed=100 * trial + row,
+            max_tokens=9,
+        )
+        sequence = Sequence(request=request, token_ids=prompt, num_prompt=len(prompt))
+        sequence.page_table = [5 - row, row, 6]
+        start = len(prompt) - 1
+        spans.append(
+            Span(sequence=sequence, start=start, length=1, draft_budget=budget, samples=True)
+        )
+    return tuple(spans)
+
+
+def proposer(how: StatelessManner, view: FeatureView) -> StatelessProposer:
+    sampler = DraftSampler(Sampler(VOCAB))
+    return StatelessProposer("head", how, features=view, page_size=PAGE, sampler=sampler)
+
+
+@pytest.mark.parametrize("kinds", [["greedy"], ["seeded", "greedy"], ["unseeded", "unseeded"]])
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("points", [[FINAL], [3, FINAL]])
+def test_the_same_drafts(points: list[int], name: str, kinds: list[str]) -> None:
+    """Tokens and distributions, whether the features lie alone or beside others."""
+    torch.manual_seed(1)
+    cpu = torch.device("cpu")
+    store = FeatureStore(points, HIDDEN, SLOTS, dtype=torch.float32, device=cpu)
+    store.slots_SF.normal_()
+    view = FeatureView(store, [FINAL])
+    how = manner(SHAPES[name], torch.float32, view)
+    assert how.kernels is not None
+    at_once, one_by_one = proposer(how, view), proposer(replace(how, kernels=None), view)
+    for trial in range(4):
+        context = Context(spans_of(kinds, trial, budget=trial + 2))
+        found, expected = at_once.propose(context), one_by_one.propose(context)
+        assert found.ids == expected.ids, (trial, kinds)
+        assert [len(ids) for ids in found.ids] == [min(trial + 2, 4)] * len(kinds)
+        assert (found.probs_KV is None) == (expected.probs_KV is None)
+        if found.probs_KV is not None and expected.probs_KV is not None:
+            torch.testing.assert_close(found.probs_KV, expected.probs_KV, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@torch.inference_mode()
+def test_the_roundings_of_bfloat16(name: str) -> None:
+    """The first token's distribution is the network's, up to a step of bfloat16 in its state."""
+    torch.manual_seed(1)
+    cpu = torch.device("cpu")
+    store = FeatureStore([FINAL], HIDDEN, SLOTS, dtype=torch.bfloat16, device=cpu)
+    store.slots_SF.normal_()
+    view = FeatureView(store, [FINAL])
+    how = manner(SHAPES[name], torch.bfloat16, view)
+    assert how.kernels is not None
+    context = Context(spans_of(["unseeded", "unseeded"], 0, budget=2))
+    found = proposer(how, view).propose(context).probs_KV
+    expected = proposer(replace(how, kernels=None), view).propose(context).probs_KV
+    assert found is not None and expected is not None
+    torch.testing.assert_close(found[::2], expected[::2], rtol=0.2, atol=2e-3)
