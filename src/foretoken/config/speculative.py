@@ -143,9 +143,8 @@ class SpeculativeConfig:
     revision: str | None = None
     """Branch, tag or commit of the draft's Hugging Face id."""
     quantization: str | None = None
-    """`int8` or `int4`: round the weights of a draft model or head while loading. `auto`, for draft
-    models: int8 if draft steps, timed at load, are faster with it beyond the noise. What a draft
-    proposes is checked either way, so this never changes the output."""
+    """`int8` or `int4`: round a draft model's or head's weights while loading. `auto`, draft models:
+    int8 if draft steps, timed at load, are faster with it. It never changes the output."""
     kv_cache_dtype: str = "auto"
     """`int8`: the drafter's own keys and values (draft models, EAGLE) as LLM keeps the target's."""
 
