@@ -143,7 +143,7 @@ class SpeculativeConfig:
     revision: str | None = None
     """Branch, tag or commit of the draft's Hugging Face id."""
     quantization: str | None = None
-    """`int8` or `int4`: round a draft model's or head's weights while loading. `auto`, draft models:
+    """`int8` or `int4`: round a drafter's weights while loading. `auto`, draft models:
     int8 if draft steps, timed at load, are faster with it. It never changes the output."""
     kv_cache_dtype: str = "auto"
     """`int8`: the drafter's own keys and values (draft models, EAGLE) as LLM keeps the target's."""
