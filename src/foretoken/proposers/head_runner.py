@@ -13,6 +13,7 @@ from torch import Tensor
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.parts import Attend as HeadAttend
+from foretoken.heads.parts import HeadShape
 from foretoken.kernels.library import follow_threads
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore, write
@@ -75,15 +76,7 @@ class HeadRunner:
             dtype=pages.kv_dtype or like.dtype,
             device=like.device,
         )
-        geometry = Geometry(
-            num_heads=shape.num_attention_heads,
-            num_kv_heads=shape.num_key_value_heads,
-            head_dim=shape.head_dim,
-            page_size=pages.page_size,
-            dtype=like.dtype,
-            device=like.device,
-            kv_dtype=pages.kv_dtype,
-        )
+        geometry = _geometry(shape, pages, like)
         self._group = geometry.group
         self._attention = choose_attention(geometry, batch_invariant=False)
         rope = RopeShape(theta=shape.rope_theta, rotary_dim=shape.head_dim)
@@ -193,3 +186,16 @@ class HeadRunner:
             return back.reshape(rows, heads * size)
 
         return apply
+
+
+def _geometry(shape: HeadShape, pages: HeadPages, like: Tensor) -> Geometry:
+    """What attention needs to know, in the type and on the device of `like`."""
+    return Geometry(
+        num_heads=shape.num_attention_heads,
+        num_kv_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        page_size=pages.page_size,
+        dtype=like.dtype,
+        device=like.device,
+        kv_dtype=pages.kv_dtype,
+    )
