@@ -1,20 +1,18 @@
 """From two servers to a verdict and a page, on a mock and on the packaged pair."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from foretoken.assembly import build_engine
 from foretoken.cli.app import app
-from foretoken.config import EngineConfig
 from foretoken.lab.deciding.verdict import DO_NOT_SHIP, NOT_YET, SHIP
 from foretoken.lab.mock_engine import MockLaw
 from foretoken.lab.mock_run import mock_running
 from foretoken.lab.mock_server import MockServer
-from tests.e2e.serving import Serving, serving
 
 SLOW = MockLaw(step_s=0.004, prefill_s=0.004, seed=1)
 FAST = MockLaw(step_s=0.004, prefill_s=0.004, k=3, alpha=0.8, draft_s=0.0002, seed=1)
@@ -98,13 +96,12 @@ def test_a_known_gain_is_decided(tmp_path: Path, prompts: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_packaged_pair_is_measured_and_decided(
-    tmp_path: Path, prompts: Path, server: Serving
-) -> None:
+def test_the_packaged_pair_is_measured_and_decided(tmp_path: Path, prompts: Path) -> None:
     """Which verdict depends on the machine; that every rule found its numbers does not."""
-    plain = EngineConfig.from_kwargs(model="demo", max_num_seqs=8, kv_cache_memory_bytes=64 << 20)
-    with serving(build_engine(plain)) as off:
-        measure(tmp_path / "ab", prompts, off.url, server.url)
+    serve = f"{sys.executable} -m foretoken serve demo --port {{port}} --max-num-seqs 8"
+    serve += f" --kv-cache-memory-bytes {64 << 20} --no-adaptive-speculation"
+    serve += " --per-request-spec-decode-metrics detailed"
+    measure(tmp_path / "ab", prompts, f"{serve} --speculative-config none", serve)
     document, rules = decided(tmp_path / "ab", *QUICK)
     assert document["verdict"] in (SHIP, DO_NOT_SHIP, NOT_YET)
     assert rules["outputs"]["outcome"] == "pass", rules["outputs"]["says"]

@@ -112,5 +112,5 @@ def test_other_names(given: object, error: type[ConfigError], said: str) -> None
 
 
 def test_drafters_without_weights_are_not_quantized() -> None:
-    with pytest.raises(NotYetError, match="only draft models"):
+    with pytest.raises(ConfigError, match="ngram has no weights"):
         SpeculativeConfig.from_dict({"method": "ngram", "quantization": "int8"})

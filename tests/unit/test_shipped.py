@@ -16,7 +16,7 @@ HEADS = {
     "demo-eagle3": {"speculators_model_type": "eagle3"},
     "demo-mlp": {"model_type": "mlp_speculator", "n_predict": 3},
     "demo-medusa": {"medusa_num_heads": 4},
-    "demo-parallel": {"model_type": "llama", "pard_token": 1},
+    "demo-parallel": {"speculators_model_type": "peagle_anchored"},
 }
 PACKAGED = Path(foretoken.__file__).parent / "packaged"
 MEGABYTE = 10**6
@@ -45,8 +45,8 @@ def _drafter(target: str, **given: Any) -> tuple[str, str | None]:
         ({"method": "mlp_speculator"}, "mlp", "demo-mlp"),
         ({"method": "eagle3"}, "eagle3", "demo-eagle3"),
         ({"method": "medusa"}, "medusa", "demo-medusa"),
-        ({"method": "pard"}, "parallel", "demo-parallel"),
-        ({"method": "draft_model", "parallel_drafting": True}, "parallel", "demo-parallel"),
+        ({"method": "peagle"}, "eagle3", "demo-parallel"),
+        ({"method": "eagle3", "parallel_drafting": True}, "eagle3", "demo-parallel"),
         ({"method": "draft_model"}, "draft_model", "demo-draft"),
         ({"method": "mlp", "model": "other"}, "mlp", "other"),
         ({"method": "ngram"}, "ngram", None),
@@ -91,7 +91,7 @@ def test_nothing_ships_for_another_target(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", HEADS)
 def test_packaged_names_resolve_and_name_their_method(shipped: Path, name: str) -> None:
     assert checkpoint.find_model(name) == shipped / name
-    assert head_method(name) == name.removeprefix("demo-")
+    assert head_method(name) == ("eagle3" if "parallel" in name else name.removeprefix("demo-"))
     assert checkpoint.installed() == tuple(n for n in checkpoint.PACKAGED if n in HEADS)
 
 
