@@ -76,7 +76,7 @@ def medusa(config: Config, out: Out = None, target: Target = None) -> None:
 
 @train_app.command()
 def pard(config: Config, out: Out = None, target: Target = None) -> None:
-    """Train a draft model that guesses all its tokens in one pass, PARD (demo-parallel)."""
+    """Train a draft model that guesses all its tokens in one pass, PARD (demo-pard)."""
     _run("parallel", config, out, target)
 
 

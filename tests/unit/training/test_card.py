@@ -60,7 +60,7 @@ def test_cards_of_heads(tmp_path: Path, kind: str) -> None:
     command = "pard" if kind == "parallel" else kind
     for piece in (
         f"# Model card: demo-{kind}",
-        f"train {command} demo-{kind}",
+        f"train {command} demo-{command}",
         "| 0 | 2.03 | 0.61 0.42 |",
         "| 2 | 4.00 | 1.00 | 1.52 |",
         "0.712 | 0.533",

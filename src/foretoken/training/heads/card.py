@@ -47,7 +47,7 @@ def head_card(card: CardInput, name: str) -> str:
     if kind not in ABOUT:
         raise ConfigError("run folder", kind, f"a run of {', '.join(ABOUT)}")
     parameters = sum(t.numel() for t in state["model"].values() if t.is_floating_point())
-    depth = state["head"]["depth"]
+    depth, command = state["head"]["depth"], COMMANDS.get(kind, kind)
     about = ABOUT[kind] + (ANCHORED if state["head"].get("anchored") else "")
     columns = {"loss": "divergence", "tokens_a_step": f"tokens a step, k = {depth}"}
     columns |= {f"depth_{i + 1}": f"depth {i + 1}" for i in range(depth)}
@@ -61,7 +61,7 @@ fast text comes, never which.
 
 ## Training
 
-`foretoken train {COMMANDS.get(kind, kind)} {name} --target DEMO`, {progress["step"]} steps,
+`foretoken train {command} demo-{command} --target DEMO`, {progress["step"]} steps,
 {progress["tokens"] / 1e6:.1f} M tokens, {progress["seconds"] / 60:.0f} minutes on two shared CPU
 cores. {versions()}. A rollout guesses {depth} tokens; each depth counts
 {state["head"]["depth_decay"]:g} times the one before. The loss is half forward KL divergence and
