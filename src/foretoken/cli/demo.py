@@ -15,6 +15,7 @@ import typer
 
 from foretoken.checkpoint import installed
 from foretoken.cli.interleave import Arm, Run, Workload, interleave, warm_up
+from foretoken.cli.options import DEMO_SPECULATION
 from foretoken.cli.summary import ArmSummary, summarize
 from foretoken.types import SamplingParams
 
@@ -25,11 +26,11 @@ BASELINE = "none"
 METHODS: dict[str, dict[str, Any] | None] = {
     BASELINE: None,
     "ngram": {"method": "ngram", "num_speculative_tokens": 10},
-    "draft_model": {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 5},
+    "draft_model": dict(DEMO_SPECULATION),
     "eagle3": {"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 5},
     "mlp": {"method": "mlp", "model": "demo-mlp", "num_speculative_tokens": 3},
     "medusa": {"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 4},
-    "parallel": {"model": "demo-parallel", "num_speculative_tokens": 5},
+    "parallel": {"model": "demo-parallel", "num_speculative_tokens": 3},
 }
 SHOWN = (BASELINE, "draft_model")
 """Whose writing is shown."""

@@ -11,7 +11,13 @@ import typer
 
 from foretoken.errors import ConfigError
 
-DEMO_SPECULATION = {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 5}
+DEMO_SPECULATION = {
+    "method": "draft_model",
+    "model": "demo-draft",
+    "num_speculative_tokens": 4,
+    "quantization": "int8",
+}
+"""What was fastest on the packaged pair, `benchmarks/methods.py`."""
 
 SpeculativeOption = Annotated[
     str | None,
