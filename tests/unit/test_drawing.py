@@ -63,7 +63,7 @@ def test_what_is_decided_is_what_the_twin_decides(how: tuple[float, int, float] 
         if trial % 4 == 2:
             logits_RV = (2 * logits_RV).round() / 2
         keys = [rng.getrandbits(64) for _ in range(5)]
-        temperature = rng.choice([0.05, 0.7, 0.8, 1.0, 1.7])
+        temperature = rng.choice([0.05, 0.7, 0.8, 1.0, 1.7, 1e-300, 1e300])
         found = kernel()(logits_RV, pack_rows(keys, Drawing.of(temperature, how)))
         expected = twin(logits_RV, keys, temperature, how)
         left = [i for i, token in enumerate(found) if token == UNDECIDED]

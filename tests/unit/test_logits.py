@@ -149,4 +149,6 @@ def test_temperatures_do_not_overflow() -> None:
     scaled = scale(logits_RV, [1e-300, 0.5])
     assert bool(scaled[0].isfinite().all())
     assert scaled.softmax(dim=-1).tolist() == [[1.0, 0.0], [1.0, 0.0]]
+    for hot in (scale(logits_RV, [1e300, 1e300]), scale(logits_RV, [1e300, 0.5])):
+        assert hot[0].softmax(dim=-1).tolist() == [0.5, 0.5]
     assert torch.equal(scale(logits_RV, [0.7, 0.7])[1:], scale(logits_RV, [1.0, 0.7])[1:])

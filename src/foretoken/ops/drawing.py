@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.library import Library, find_library
-from foretoken.ops.logits import COLDEST, NEVER
+from foretoken.ops.logits import NEVER, bounded
 
 UNDECIDED = -1
 _ROW = Struct("=Qfffi")
@@ -36,7 +36,7 @@ class Drawing(NamedTuple):
         """Draw at a temperature, through (min_p, top_k, top_p) in the sense of SamplingParams."""
         min_p, top_k, top_p = filters or (0.0, 0, 1.0)
         return cls(
-            max(temperature, COLDEST),
+            bounded(temperature),
             math.log(min_p) if min_p > 0 else NEVER,
             top_p if top_p < 1 else 2.0,
             max(top_k, 0),

@@ -20,6 +20,8 @@ _SORT_AT_ONCE = 1 << 22
 """Elements sorted together, to bound memory."""
 COLDEST = 1e-30
 """Below this, a logit divided by the temperature could overflow; it is greedy long before."""
+HOTTEST = 1e30
+"""Above this, a temperature could overflow float32; every id is as likely as any long before."""
 
 
 class Penalties(NamedTuple):
@@ -48,12 +50,17 @@ def penalise(logits_RU: Tensor, counts_RU: Tensor, prompt_U: Tensor, by: Penalti
     return logits_RU - by.frequency * counts_RU - by.presence * present_RU
 
 
+def bounded(temperature: float) -> float:
+    """A temperature above 0 as it is divided by."""
+    return min(max(temperature, COLDEST), HOTTEST)
+
+
 def scale(logits_RV: Tensor, temperatures_R: Sequence[float]) -> Tensor:
     """Logits over temperature, a new tensor; temperatures are > 0."""
     first = temperatures_R[0]
     if all(t == first for t in temperatures_R):
-        return logits_RV / max(first, COLDEST)
-    clipped = [max(t, COLDEST) for t in temperatures_R]
+        return logits_RV / bounded(first)
+    clipped = [bounded(t) for t in temperatures_R]
     return logits_RV / torch.tensor(clipped, device=logits_RV.device).unsqueeze(1)
 
 
