@@ -5,6 +5,7 @@ a tokenizer without one, and chat templates, go through `transformers`, imported
 """
 
 import json
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ class Tokenizer:
         self.eos_token_id = self._special("eos_token")
         self.bos_token_id = self._special("bos_token")
         self._chat: Any = None
+        self._making_chat = threading.Lock()
 
     @classmethod
     def of_folder(cls, folder: Path) -> "Tokenizer | None":
@@ -110,8 +112,9 @@ class Tokenizer:
         """
         import jinja2
 
-        if self._chat is None:
-            self._chat = _transformers_tokenizer(self.path)
+        with self._making_chat:  # requests ask from several threads at once
+            if self._chat is None:
+                self._chat = _transformers_tokenizer(self.path)
         if self._chat.chat_template is None:
             raise PromptError("messages", messages, "a model with a chat template")
         try:
