@@ -92,7 +92,10 @@ def run(command: list[str], timeout_s: float) -> None:
 
 def version_of(python: Path, package: str) -> str:
     """Of a package in the environment of `python`."""
-    code = f"from importlib.metadata import version; print(version({package!r}))"
+    code = (
+        "from importlib.metadata import packages_distributions as found, version; "
+        f"print(version(found()[{package!r}][0]))"
+    )
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 
