@@ -77,5 +77,6 @@ def kernel_of(
 ) -> KernelLinear | None:
     """The kernel behind a linear that serves, from `dtype` to `out`; None: it is another."""
     linear = served.linear if isinstance(served, ServedLinear) else None
-    fits = isinstance(linear, KernelLinear) and (linear.dtype, linear.out_dtype) == (dtype, out)
-    return linear if fits and isinstance(linear, KernelLinear) else None
+    if isinstance(linear, KernelLinear) and (linear.dtype, linear.out_dtype) == (dtype, out):
+        return linear
+    return None

@@ -5,7 +5,7 @@ depends on it, and `build_head` puts a network to work on the target's runner.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -132,10 +132,13 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
     if isinstance(net, MLPSpeculator | Medusa):
         serve_linears(net, net.head if isinstance(net, MLPSpeculator) else net.lm_heads, make)
         top = _target_head(net, target, make)
-        manner = _stateless_manner(net, top, view, shape)
-        manner = replace(manner, confidence=confidence)
         return StatelessProposer(
-            config.method, manner, features=view, page_size=target.page_size, sampler=sampler
+            config.method,
+            _stateless_manner(net, top, view, shape),
+            features=view,
+            page_size=target.page_size,
+            sampler=sampler,
+            confidence=confidence,
         )
     assert isinstance(net, Eagle | Eagle3), type(net)
     net.use_embedding(like)
@@ -194,8 +197,9 @@ def _target_head(net: MLPSpeculator | Medusa, target: Runner, make: HeadLinears)
             raise ConfigError("speculative_config.quantization", make.quantization, allowed)
         linear = make(model.embedding_VD, top=True)
         logits = _Copy(linear)
-    whole = isinstance(linear, KernelLinear) and model.shape.logit_softcap is None
-    return _TargetHead(logits, linear if whole and isinstance(linear, KernelLinear) else None)
+    if isinstance(linear, KernelLinear) and model.shape.logit_softcap is None:
+        return _TargetHead(logits, linear)
+    return _TargetHead(logits, None)
 
 
 @dataclass(frozen=True, slots=True)

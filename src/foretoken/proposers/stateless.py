@@ -15,7 +15,7 @@ from foretoken.heads.mlp import MLPSpeculator
 from foretoken.kv.features import FeatureView
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainDraft, ChainSteps, draft_chain
+from foretoken.proposers.chain import ChainSteps, Rolled, draft_chain, take_rolled
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
 from foretoken.proposers.stateless_kernels import StatelessKernels
@@ -38,8 +38,6 @@ class StatelessManner:
     """Most drafts on a branch."""
     shape: TreeShape | None = None
     """Of trees, none of which may be deeper; None: chains."""
-    confidence: Confidence | None = None
-    """Where chains stop before their budget; None: nowhere."""
     kernels: StatelessKernels | None = None
     """Drafts chains at once."""
 
@@ -55,13 +53,18 @@ class StatelessProposer(Proposer):
         features: FeatureView,
         page_size: int,
         sampler: DraftSampler,
+        confidence: Confidence | None = None,
     ) -> None:
-        """Draft in this manner from the features of a store with pages of `page_size`."""
+        """Draft in this manner from the features of a store with pages of `page_size`.
+
+        `confidence` says where chains stop before their budget; None: nowhere.
+        """
         self.name = name
         self._manner = manner
         self._features = features
         self._page_size = page_size
         self._sampler = sampler
+        self._confidence = confidence
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
@@ -70,51 +73,75 @@ class StatelessProposer(Proposer):
         if not wanted:
             return Draft.empty(len(context.spans))
         spans = [context.spans[i] for i in wanted]
-        manner, slots = self._manner, [self._newest_slot(span) for span in spans]
-        if manner.shape is None:
-            drafted = self._at_once([span.clipped(manner.most) for span in spans], slots)
-            if drafted is not None:
-                return drafted.spread(wanted, len(context.spans), self.name)
-        hidden_BD = self._features.read(torch.tensor(slots, device=self._features.slots_SF.device))
+        manner, count = self._manner, len(context.spans)
         if manner.shape is not None:
             trees = planted(manner.shape, spans)
-            found = draft_trees(manner.trees(hidden_BD, spans), self._sampler, trees)
-            return spread(found, wanted, len(context.spans), self.name)
+            steps = manner.trees(self.newest_states(spans), spans)
+            return spread(draft_trees(steps, self._sampler, trees), wanted, count, self.name)
         spans = [span.clipped(manner.most) for span in spans]
-        steps = manner.chains(hidden_BD, spans)
-        drafted = draft_chain(steps, self._sampler, spans, manner.confidence)
-        return drafted.spread(wanted, len(context.spans), self.name)
+        chains = _Chains(self, manner, self._sampler, spans)
+        drafted = draft_chain(chains, self._sampler, spans, self._confidence)
+        return drafted.spread(wanted, count, self.name)
 
     def release(self, request_id: str) -> None:
         """Forget the request's sampling state; nothing else is kept."""
         self._sampler.release(request_id)
 
-    def _at_once(self, spans: list[Span], slots: list[int]) -> ChainDraft | None:
-        """All drafts in one foreign call; None: it cannot, or leaves a choice to the caller."""
-        kernels, budget = self._manner.kernels, spans[0].draft_budget
-        confidence = self._manner.confidence
-        if kernels is None or (confidence is not None and confidence.threshold > 0.0):
+    def newest_slots(self, spans: Sequence[Span]) -> list[int]:
+        """Where the newest computed tokens' features are: those before the newest ones."""
+        slots = []
+        for span in spans:
+            position = span.sequence.num_tokens - 2
+            page = span.sequence.page_table[position // self._page_size]
+            slots.append(page * self._page_size + position % self._page_size)
+        return slots
+
+    def newest_states(self, spans: Sequence[Span]) -> Tensor:
+        """Hidden states of the newest computed tokens, [B, D]."""
+        slots_B = torch.tensor(self.newest_slots(spans), device=self._features.slots_SF.device)
+        return self._features.read(slots_B)
+
+
+class _Chains(ChainSteps):
+    """All drafts in one foreign call where it can; else the manner's steps, token by token."""
+
+    def __init__(
+        self,
+        proposer: StatelessProposer,
+        manner: StatelessManner,
+        sampler: DraftSampler,
+        spans: list[Span],
+    ) -> None:
+        self._proposer, self._manner, self._sampler = proposer, manner, sampler
+        self._spans = spans
+        self._steps: ChainSteps | None = None
+
+    def first(self) -> Tensor:
+        states_BD = self._proposer.newest_states(self._spans)
+        self._steps = self._manner.chains(states_BD, self._spans)
+        return self._steps.first()
+
+    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
+        assert self._steps is not None, "a rollout drafts everything or nothing"
+        return self._steps.after(active, drafted)
+
+    def roll_out(
+        self, active: list[int], drafted: list[list[int]], *, with_probs: bool
+    ) -> Rolled | None:
+        kernels, budget = self._manner.kernels, self._spans[0].draft_budget
+        if kernels is None or drafted[0]:
             return None
-        if any(span.draft_budget != budget for span in spans):
+        if any(span.draft_budget != budget for span in self._spans):
             return None
-        sequences = [span.sequence for span in spans]
-        plan = self._sampler.plan(sequences, [()] * len(spans), budget)
+        sequences = [span.sequence for span in self._spans]
+        plan = self._sampler.plan(sequences, drafted, budget)
         if plan is None:
             return None
-        found = kernels(slots, [sequence.token_ids[-1] for sequence in sequences], plan)
+        newest = [sequence.token_ids[-1] for sequence in sequences]
+        found = kernels(self._proposer.newest_slots(self._spans), newest, plan)
         if found.undecided_BV is not None:
             return None
-        if found.logits_KV is None:
-            return ChainDraft(ids=found.ids, probs_KV=None)
-        probs_KV = self._sampler.distributions(found.logits_KV, sequences, found.ids)
-        order = [step * len(spans) + i for i in range(len(spans)) for step in range(budget)]
-        return ChainDraft(ids=found.ids, probs_KV=probs_KV[order])
-
-    def _newest_slot(self, span: Span) -> int:
-        """Where the newest computed token's features are: that of the one before the newest."""
-        position = span.sequence.num_tokens - 2
-        page = span.sequence.page_table[position // self._page_size]
-        return page * self._page_size + position % self._page_size
+        return take_rolled(found, self._sampler, sequences, drafted)
 
 
 class MLPSteps(ChainSteps):

@@ -61,12 +61,6 @@ class DraftSampler:
         """Whether drafts of such a request need distributions: drawn, and weighed by the rule."""
         return self._method != "greedy" and wants_distribution(params, self._rule)
 
-    def takes_best(self, sequences: Seq[Sequence]) -> bool:
-        """Whether every draft of these is the draft's best token by its raw logits."""
-        profiles = [self.sampler.profile(s.request) for s in sequences]
-        drawn = any(self.draws(s.request.params) for s in sequences)
-        return not drawn and all(p.greedy and not p.edits for p in profiles)
-
     def plan(
         self, sequences: Seq[Sequence], drafted: Seq[Seq[int]], steps: int
     ) -> RolloutPlan | None:
