@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common import announce, at_most, finish, make_parser, use_threads
+from common import announce, at_most, finish, make_pair_parser, use_threads
 from quantization import bits_per_byte, rate
 from runs import build
 
@@ -54,11 +54,7 @@ def measure(texts: Sequence[str], settings: argparse.Namespace) -> list[Pairing]
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default="demo", help="default: %(default)s")
-    parser.add_argument("--draft", default="demo-draft", help="default: %(default)s")
-    parser.add_argument("--prompts", type=int, default=12, help="default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=96, help="new tokens; default: %(default)s")
+    parser = make_pair_parser(__doc__, tokens=96)
     settings = parser.parse_args()
     if settings.quick:
         settings.prompts, settings.tokens = 2, 16

@@ -29,7 +29,7 @@ from common import (
     at_least,
     copied_share,
     finish,
-    make_parser,
+    make_pair_parser,
     ratio_of_medians,
     repeated_share,
     rotated,
@@ -297,13 +297,9 @@ def head_goals(result: GroupResult) -> list[Goal]:
 
 def main() -> None:
     """Load every arm, measure the workloads, report."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default="demo", help="default: %(default)s")
-    parser.add_argument("--draft", default="demo-draft", help="default: %(default)s")
-    parser.add_argument("--prompts", type=int, default=12, help="default: %(default)s")
+    parser = make_pair_parser(__doc__, tokens=128)
     parser.add_argument("--edits", type=int, default=8, help="edit prompts; default: %(default)s")
     parser.add_argument("--mixed", type=int, default=8, help="of each kind; default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens; default: %(default)s")
     parser.add_argument("--draft-k", type=int, nargs="+", default=[2, 3, 5, 7])
     parser.add_argument(
         "--draft-quantization",

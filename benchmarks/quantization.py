@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from common import Goal, announce, at_least, finish, make_parser, use_threads
+from common import Goal, announce, at_least, finish, make_pair_parser, use_threads
 from runs import acceptance, build, run_once
 
 from foretoken import LLM, SamplingParams
@@ -140,11 +140,7 @@ def goals(pairings: Sequence[Pairing]) -> list[Goal]:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default="demo", help="default: %(default)s")
-    parser.add_argument("--draft", default="demo-draft", help="default: %(default)s")
-    parser.add_argument("--prompts", type=int, default=12, help="default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=96, help="new tokens; default: %(default)s")
+    parser = make_pair_parser(__doc__, tokens=96)
     parser.add_argument("--targets", nargs="+", choices=ARMS, default=ARMS, help="default: all")
     parser.add_argument("--folder", type=Path, help="keeps the calibrated models for other runs")
     parser.add_argument("--texts", type=int, default=24, help="for bits; default: %(default)s")

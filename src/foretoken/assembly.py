@@ -21,6 +21,7 @@ from foretoken.kernels.library import find_library
 from foretoken.kv.pool import PagePool
 from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
+from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.desk import Member
 from foretoken.proposers.draft_models import Surroundings, build_draft_model, find_draft_models
@@ -182,7 +183,7 @@ class _Assembly:
             batch_invariant=batch_invariant,
             quantization=quantization,
             page_size=self.config.page_size,
-            kv_dtype=torch.int8 if kv_cache_dtype == "int8" else None,
+            kv_dtype=kept_dtype(kv_cache_dtype),
             max_model_len=self.config.max_model_len,
         )
         return Runner.load(folder, options, num_pages=self.config.num_pages)

@@ -82,7 +82,7 @@ def chain_logits(
             masks = proposer._masks([len(drafted) + 1])
             steps = _ParallelSteps(proposer._runner, [span], [start], masks)
     else:
-        slot = torch.tensor([proposer._newest_slot(span)])
+        slot = torch.tensor(proposer.newest_slots([span]))
         steps = proposer._manner.chains(proposer._features.read(slot), [span])
     logits = steps.first()
     for count in range(1, len(drafted) + 1):

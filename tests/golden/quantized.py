@@ -15,6 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from foretoken.models.loader import Checkpoint
+from foretoken.quant.formats import format_of
+from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
 
 SIZES = {
@@ -201,3 +204,12 @@ def write_both(
     (target / "config.json").write_text(json.dumps(content))
     save_file({name: t.contiguous() for name, t in quantized.items()}, target / "model.safetensors")
     return target, folder / "floats"
+
+
+def open_both(both: tuple[Path, Path]) -> tuple[Checkpoint, Checkpoint]:
+    """A model that is quantized already, read in its format, and the floats that it stands for."""
+    stored = ModelShape.from_config(both[0]).stored
+    assert stored is not None
+    cpu = torch.device("cpu")
+    found = Checkpoint(both[0], dtype=torch.float32, device=cpu, stored=format_of(stored, both[0]))
+    return found, Checkpoint(both[1], dtype=torch.float32, device=cpu)

@@ -20,12 +20,11 @@ from foretoken.checkpoint import find_model
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.kernels.library import find_library
 from foretoken.models import LoadOptions, load_model
-from foretoken.models.loader import Checkpoint
 from foretoken.quant import IntWeights
-from foretoken.quant.formats import format_of
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
 from foretoken.tokenizer import Tokenizer
+from tests.golden.quantized import open_both
 from tests.golden.scenario import forward, in_pieces, open_runner
 
 Kind = gguf.GGMLQuantizationType
@@ -137,11 +136,7 @@ def both(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_matrices_are_those_of_the_package(both: tuple[Path, Path]) -> None:
-    stored = ModelShape.from_config(both[0]).stored
-    assert stored is not None
-    cpu = torch.device("cpu")
-    expected = Checkpoint(both[1], dtype=torch.float32, device=cpu)
-    found = Checkpoint(both[0], dtype=torch.float32, device=cpu, stored=format_of(stored, both[0]))
+    found, expected = open_both(both)
     for name in expected.names():
         wanted = expected.peek(name)
         if wanted.ndim == 1:

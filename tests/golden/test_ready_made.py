@@ -12,9 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.models.loader import Checkpoint
-from foretoken.quant.formats import format_of
-from foretoken.shape import ModelShape
 from tests.golden import quantized as q
 from tests.golden.scenario import cut, forward, in_pieces, open_runner, tables
 
@@ -98,11 +95,7 @@ def both(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_matrices_are_read_exactly(both: tuple[Path, Path]) -> None:
-    stored = ModelShape.from_config(both[0]).stored
-    assert stored is not None
-    cpu = torch.device("cpu")
-    expected = Checkpoint(both[1], dtype=torch.float32, device=cpu)
-    found = Checkpoint(both[0], dtype=torch.float32, device=cpu, stored=format_of(stored, both[0]))
+    found, expected = q.open_both(both)
     for name in expected.names():
         shape = expected.peek(name).shape
         if len(shape) == 2:

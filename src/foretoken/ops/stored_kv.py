@@ -19,6 +19,11 @@ _LARGEST: Final = 127
 _SMALLEST_SCALE: Final = torch.finfo(torch.float32).tiny
 
 
+def kept_dtype(kv_cache_dtype: str) -> torch.dtype | None:
+    """How a store keeps keys and values under this setting; None: in the model's type."""
+    return torch.int8 if kv_cache_dtype == "int8" else None
+
+
 def stored(kv_TKh: Tensor, kv_dtype: torch.dtype) -> Tensor:
     """What a store of `kv_dtype` keeps of these: [T, K, h] as they are, or int8 [T, K, h + 4].
 

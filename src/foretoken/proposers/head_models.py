@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from foretoken.checkpoint import find_model
@@ -25,6 +24,7 @@ from foretoken.kv.features import FeatureView
 from foretoken.kv.pool import PagePool
 from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear, Linear
+from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.eagle import EagleManner, EagleProposer
@@ -151,7 +151,7 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
         pages=HeadPages(
             num_pages=around.pool.num_pages,
             page_size=target.page_size,
-            kv_dtype=torch.int8 if config.kv_cache_dtype == "int8" else None,
+            kv_dtype=kept_dtype(config.kv_cache_dtype),
         ),
         make=make if config.quantization else None,
     )

@@ -16,7 +16,7 @@ from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
 from foretoken.tokenizer import Tokenizer
 from foretoken.training.corpus import Corpus, SourceFile
-from foretoken.training.quantize.gptq import Moments, gptq, output_error
+from foretoken.training.quantize.gptq import Moments, SeenInputs, gptq, output_error
 from foretoken.training.quantize.grid import best_grid
 from foretoken.training.quantize.settings import (
     CalibrationSettings,
@@ -59,7 +59,7 @@ def weights() -> Tensor:
 def test_outputs_change_less_than_by_rounding(scheme: Scheme, activation_order: bool) -> None:
     weight_NK, seen, held_out = weights(), moments_of(inputs(1)), moments_of(inputs(2))
     nearest = round_weights(weight_NK, scheme)
-    found = gptq(weight_NK, seen, scheme, activation_order=activation_order)
+    found = gptq(weight_NK, SeenInputs(seen, activation_order=activation_order), scheme)
     assert found.scale_NG.shape == nearest.scale_NG.shape
     for moments in (seen, held_out):
         before = output_error(nearest, weight_NK, moments)
@@ -80,7 +80,7 @@ def test_independent_inputs_are_rounded_to_the_grid(scheme: Scheme) -> None:
     weight_NK = weights()
     weight_NK[3] = 0
     diagonal = torch.diag(torch.linspace(0.1, 2, INPUTS))
-    found = gptq(weight_NK, diagonal, scheme, damping=1e-6)
+    found = gptq(weight_NK, SeenInputs(diagonal, damping=1e-6), scheme)
     grid = best_grid(weight_NK, diagonal.diagonal(), scheme)
     group = scheme.group or INPUTS
     levels = [grid.levels(weight_NK[:, k], k // group) for k in range(INPUTS)]
@@ -95,12 +95,13 @@ def test_few_rows_and_silent_inputs_are_no_trouble() -> None:
     x_TK = inputs(1, rows=5)
     x_TK[:, 40:60] = 0
     weight_NK = weights()
-    found = gptq(weight_NK, moments_of(x_TK), SCHEMES[0]).dequantized(torch.float32)
+    found = gptq(weight_NK, SeenInputs(moments_of(x_TK)), SCHEMES[0]).dequantized(torch.float32)
     assert found.isfinite().all()
     nearest = round_weights(weight_NK, SCHEMES[0]).dequantized(torch.float32)
     silent = (found - weight_NK)[:, 40:60].abs().mean()
     assert silent < 2 * (nearest - weight_NK)[:, 40:60].abs().mean()
-    none = gptq(weight_NK, torch.zeros(INPUTS, INPUTS), SCHEMES[0]).dequantized(torch.float32)
+    silence = SeenInputs(torch.zeros(INPUTS, INPUTS))
+    none = gptq(weight_NK, silence, SCHEMES[0]).dequantized(torch.float32)
     assert none.isfinite().all()
 
 

@@ -46,31 +46,39 @@ class Moments:
         return self.total_KK / self.rows
 
 
-def gptq(
-    weight_NK: Tensor,
-    moments_KK: Tensor,
-    scheme: Scheme,
-    *,
-    damping: float = 0.01,
-    activation_order: bool = True,
-) -> IntWeights:
+@final
+class SeenInputs:
+    """What matrices that read the same inputs share: the order of rounding, how errors spread."""
+
+    def __init__(
+        self, moments_KK: Tensor, *, damping: float = 0.01, activation_order: bool = True
+    ) -> None:
+        """Factorize the moments.
+
+        Args:
+            moments_KK: mean of x x^T over the inputs, float32.
+            damping: part of the mean of the diagonal that is added to it.
+            activation_order: round the inputs with the largest mean square first.
+        """
+        self.moments_KK = moments_KK
+        self.importance_K = moments_KK.diagonal()
+        self.order_K = torch.arange(moments_KK.shape[0])
+        if activation_order:
+            self.order_K = torch.argsort(self.importance_K, descending=True, stable=True)
+        self.factor_KK = _factor(moments_KK[self.order_K][:, self.order_K], damping)
+
+
+def gptq(weight_NK: Tensor, seen: SeenInputs, scheme: Scheme) -> IntWeights:
     """Round a matrix so that its outputs, not its weights, change least.
 
     Args:
         weight_NK: of a floating type; K a multiple of the scheme's group.
-        moments_KK: mean of x x^T over the layer's inputs, float32.
+        seen: the inputs that it reads.
         scheme: bits, groups and symmetry.
-        damping: part of the mean of the diagonal that is added to it.
-        activation_order: round the inputs with the largest mean square first.
     """
     weight_NK = weight_NK.float()
-    importance_K = moments_KK.diagonal()
-    grid = best_grid(weight_NK, importance_K, scheme)
-    inputs = weight_NK.shape[1]
-    order_K = torch.arange(inputs)
-    if activation_order:
-        order_K = torch.argsort(importance_K, descending=True, stable=True)
-    factor_KK = _factor(moments_KK[order_K][:, order_K], damping)
+    grid = best_grid(weight_NK, seen.importance_K, scheme)
+    inputs, order_K, factor_KK = weight_NK.shape[1], seen.order_K, seen.factor_KK
     left_KN = weight_NK.T[order_K].contiguous()
     level_KN = torch.empty_like(left_KN)
     groups = (order_K // (scheme.group or inputs)).tolist()

@@ -24,7 +24,7 @@ from foretoken.shape import ModelShape
 from foretoken.tokenizer import Tokenizer
 from foretoken.training.provenance import versions
 from foretoken.training.quantize.folder import Shards, copy_beside, new_folder
-from foretoken.training.quantize.gptq import gptq, output_error
+from foretoken.training.quantize.gptq import SeenInputs, gptq, output_error
 from foretoken.training.quantize.layers import Calibration
 from foretoken.training.quantize.settings import QuantizeSettings, check_fits
 from foretoken.training.quantize.text import CalibrationText, read_text_rows
@@ -118,11 +118,12 @@ class _Job:
             elif int(found[2]) < layers:
                 modules[int(found[2])].append(found[1])
         for index, names in enumerate(modules):
-            moments = None if calibration is None else calibration.moments(index)
+            seen = None if calibration is None else self._seen(calibration.moments(index))
             made = {}
             for name in sorted(names):
                 weight_NK = self._take(f"{name}.weight")
-                made[name] = self._rounded(name, weight_NK, moments)
+                read = None if seen is None else seen[name.rpartition(".")[2]]
+                made[name] = self._rounded(name, weight_NK, read)
                 self.shards.add(packed_tensors(name, made[name]))
             if calibration is not None:
                 calibration.advance(index, made)
@@ -134,24 +135,28 @@ class _Job:
         self.bytes_before += tensor.nbytes
         return tensor
 
-    def _rounded(
-        self, name: str, weight_NK: Tensor, moments: dict[str, Tensor] | None
-    ) -> IntWeights:
-        scheme, wanted = self._settings.as_scheme, self._settings.calibration
+    def _seen(self, moments: dict[str, Tensor]) -> dict[str, SeenInputs]:
+        """By the last part of a matrix's name; factorized once for those that share a tensor."""
+        wanted = self._settings.calibration
+        assert wanted is not None, "moments are taken for a calibration"
+        made = {
+            id(shared_KK): SeenInputs(
+                shared_KK, damping=wanted.damping, activation_order=wanted.activation_order
+            )
+            for shared_KK in {id(one_KK): one_KK for one_KK in moments.values()}.values()
+        }
+        return {module: made[id(moments_KK)] for module, moments_KK in moments.items()}
+
+    def _rounded(self, name: str, weight_NK: Tensor, seen: SeenInputs | None) -> IntWeights:
+        """`weight_NK` in integers, fitted to its inputs if they were seen."""
+        scheme = self._settings.as_scheme
         nearest = round_weights(weight_NK, scheme)
-        if moments is None or wanted is None:
+        if seen is None:
             return nearest
-        seen_KK = moments[name.rpartition(".")[2]]
-        calibrated = gptq(
-            weight_NK,
-            seen_KK,
-            scheme,
-            damping=wanted.damping,
-            activation_order=wanted.activation_order,
-        )
+        calibrated = gptq(weight_NK, seen, scheme)
         self.errors[name] = ModuleError(
-            calibrated=output_error(calibrated, weight_NK, seen_KK),
-            nearest=output_error(nearest, weight_NK, seen_KK),
+            calibrated=output_error(calibrated, weight_NK, seen.moments_KK),
+            nearest=output_error(nearest, weight_NK, seen.moments_KK),
         )
         return calibrated
 
