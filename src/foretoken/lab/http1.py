@@ -2,7 +2,8 @@
 
 A load generator must not be late because it parses: `buffer_updated` takes the time before anything
 else, and bodies are kept as (time, bytes) for whoever made the request. Parsing is httptools'. One
-connection carries one request at a time; idle ones are kept. Knows nothing of OpenAI's formats.
+connection carries one request at a time; idle ones are kept, and replaced where the server closed
+them unasked. Knows nothing of OpenAI's formats.
 """
 
 import asyncio
@@ -10,11 +11,10 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import httptools
 
-from foretoken.errors import ConfigError
+from foretoken.lab.origin import Origin
 
 now = time.perf_counter
 _BUFFER_BYTES = 1 << 16
@@ -27,39 +27,6 @@ class TransportError(Exception):
         """Say what broke and how."""
         self.kind = kind
         super().__init__(f"{kind}: {text}")
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where to connect, and what stands before every path."""
-
-    host: str
-    port: int
-    secure: bool
-    prefix: str
-
-    @classmethod
-    def parse(cls, url: str) -> "Origin":
-        """From a URL; a trailing /v1 is dropped, since paths bring it.
-
-        Raises:
-            ConfigError: it is not an http or https URL with a host.
-        """
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError("url", url, "such as http://127.0.0.1:8000")
-        try:
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-        except ValueError as error:
-            raise ConfigError("url", url, "a port from 1 to 65535") from error
-        prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, port, parts.scheme == "https", prefix)
-
-    @property
-    def url(self) -> str:
-        """The URL again."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.secure else 'http'}://{host}:{self.port}{self.prefix}"
 
 
 class Incoming:
@@ -116,6 +83,15 @@ class Answer:
     end_s: float
     broken: TransportError | None = None
     """Why the answer is not whole, if it is not."""
+
+    @property
+    def unread(self) -> bool:
+        """Whether the server closed the connection without a word.
+
+        Some close a kept connection right after an answer that promised to keep it; what was sent
+        there meanwhile may go over a new one.
+        """
+        return self.status == 0 and self.broken is not None and self.broken.kind == "connection"
 
     @property
     def body(self) -> bytes:
@@ -219,12 +195,29 @@ class HttpPool:
         Raises:
             TransportError: there was no answer at all.
         """
-        connection = await self._connect(min(timeout_s, 10.0))
+        request = self._head(method, path, len(body), headers) + body
+        answer = None
+        try:
+            if (idle := self._idle_connection()) is not None:
+                answer = await self._exchange(idle, request, timeout_s, incoming)
+            if answer is None or answer.unread:
+                fresh = await self._connect(min(timeout_s, 10.0))
+                answer = await self._exchange(fresh, request, timeout_s, incoming)
+        finally:
+            if incoming is not None:
+                incoming.put(None)
+        if answer.broken is not None and not answer.status:
+            raise answer.broken
+        return answer
+
+    async def _exchange(
+        self, connection: _Connection, request: bytes, timeout_s: float, incoming: Incoming | None
+    ) -> Answer:
         exchange = _Exchange(asyncio.get_running_loop().create_future(), incoming=incoming)
         connection.exchange = exchange
         exchange.sent_s = now()
         assert connection.transport is not None
-        connection.transport.write(self._head(method, path, len(body), headers) + body)
+        connection.transport.write(request)
         broken = None
         try:
             await asyncio.wait_for(exchange.done, timeout_s)
@@ -234,14 +227,10 @@ class HttpPool:
             broken = error
         finally:
             connection.exchange = None
-            if incoming is not None:
-                incoming.put(None)
             if exchange.complete and connection.usable:
                 self._idle.append(connection)
             else:
                 connection.close()
-        if broken is not None and not exchange.status:
-            raise broken
         pieces = tuple(exchange.pieces)
         end_s = pieces[-1][0] if pieces and not broken else now()
         head = (exchange.status, tuple(exchange.headers))
@@ -268,11 +257,14 @@ class HttpPool:
         lines += [f"{name}: {value}" for name, value in extra.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
-    async def _connect(self, timeout_s: float) -> _Connection:
+    def _idle_connection(self) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
+        return None
+
+    async def _connect(self, timeout_s: float) -> _Connection:
         loop = asyncio.get_running_loop()
         at = (self.origin.host, self.origin.port)
         try:

@@ -14,10 +14,11 @@ from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.arrivals import Load
 from foretoken.lab.client import Client, EndpointConfig, connect
 from foretoken.lab.driving import Stretch, drive
-from foretoken.lab.http1 import Origin, now
+from foretoken.lab.http1 import HttpPool, now
 from foretoken.lab.mock_engine import MockLaw
 from foretoken.lab.mock_run import mock_running
 from foretoken.lab.mock_server import MockFaults, MockServer
+from foretoken.lab.origin import Origin
 from foretoken.lab.results import RequestRecord
 from foretoken.lab.workload import Item, take
 
@@ -162,6 +163,30 @@ def test_an_unknown_model_is_refused_with_the_list() -> None:
     with mock_running(MockServer(MockLaw())) as url:
         with pytest.raises(ConfigError, match="one the server has: mock"):
             run(url, Load(), model="other")
+
+
+def test_a_server_that_closes_what_it_promised_to_keep() -> None:
+    """As llama.cpp does after a stream: a request that ran into it goes over a new connection."""
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nkeep-alive: timeout=5\r\n\r\nok"
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+
+        def serve() -> None:
+            for _ in range(3):
+                connection, _ = server.accept()
+                with connection:
+                    assert connection.recv(1000).endswith(b"\r\n\r\n")
+                    connection.sendall(answer)
+
+        async def ask() -> list[bytes]:
+            pool = HttpPool(f"http://127.0.0.1:{server.getsockname()[1]}")
+            return [(await pool.send("GET", "/", timeout_s=5.0)).body for _ in range(3)]
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert asyncio.run(ask()) == [b"ok"] * 3
+        thread.join()
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999"])

@@ -29,8 +29,8 @@ def record(
     Streams are passed on as they come. Headers x-class, x-tenant and x-conversation-id tag
     requests. With hashed prompts a replay has the lengths and repetitions, not the texts.
     """
-    from foretoken.lab.http1 import Origin
     from foretoken.lab.mock_run import bind, serve
+    from foretoken.lab.origin import Origin
     from foretoken.lab.record import RecordConfig, RecordingProxy
     from foretoken.lab.results_io import LineWriter
 
