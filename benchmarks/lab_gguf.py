@@ -1,6 +1,8 @@
 """Write a Llama checkpoint in bfloat16 as GGUF, for llama.cpp's server. Needs gguf and numpy.
 
-    python benchmarks/lab_gguf.py CHECKPOINT FILE.gguf
+    python benchmarks/lab_gguf.py CHECKPOINT FILE.gguf [Q8_0]
+
+Matrices stay in bfloat16, or become Q8_0: 8 bits a weight and a scale for every 32.
 
 Only what make_models.py writes: one safetensors file, a byte-level BPE tokenizer, plain rotary
 positions. llama.cpp pairs rotary dimensions that stand side by side, Hugging Face's format the
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf.quants import quantize
 
 LAYER = {
     "input_layernorm": "attn_norm",
@@ -80,8 +83,19 @@ def add_tokenizer(writer: GGUFWriter, checkpoint: Path, config: dict) -> None:
     writer.add_eos_token_id(config["eos_token_id"])
 
 
-def convert(checkpoint: Path, file: Path) -> None:
-    """The whole checkpoint."""
+def add_matrix(
+    writer: GGUFWriter, name: str, words: np.ndarray, kind: GGMLQuantizationType
+) -> None:
+    """A matrix of 16-bit words as `kind`."""
+    if kind == GGMLQuantizationType.BF16:
+        writer.add_tensor(name, words.view(np.uint8), raw_dtype=kind)
+        return
+    wide = (words.astype(np.uint32) << 16).view(np.float32)
+    writer.add_tensor(name, quantize(wide, kind), raw_dtype=kind)
+
+
+def convert(checkpoint: Path, file: Path, scheme: str = "BF16") -> None:
+    """The whole checkpoint, its matrices in `scheme`."""
     config = json.loads((checkpoint / "config.json").read_text())
     assert config["model_type"] == "llama", config["model_type"]
     writer = GGUFWriter(file, "llama")
@@ -105,7 +119,7 @@ def convert(checkpoint: Path, file: Path) -> None:
             writer.add_tensor(new_name(name), wide)
             continue
         own = side_by_side(words, heads[kind]) if kind in heads else words
-        writer.add_tensor(new_name(name), own.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
+        add_matrix(writer, new_name(name), own, GGMLQuantizationType[scheme])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -113,4 +127,4 @@ def convert(checkpoint: Path, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    convert(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -20,7 +20,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from typing import Any
 from common import announce, finish, make_parser
 from kept_servers import kept
 from known_answers import count_right
-from peer_setup import install, process_environment, python_of
+from peer_setup import convert_for_llama_cpp, install, process_environment, python_of
 
 from foretoken.errors import EndpointError, ForetokenError
 from foretoken.lab.ab import run_or_read
@@ -101,8 +100,8 @@ def vllm(models: Path, environment: Path, k: int, threads: int) -> Peer:
 
 def llama_cpp(models: Path, environment: Path, k: int, threads: int) -> Peer:
     """llama.cpp's own server, from a wheel."""
-    files = [gguf(models, name, environment) for name in (TARGET, *(
-        f"{DRAFT}-{share}" for share in (60, 80, 100)))]  # fmt: skip
+    names = (TARGET, *(f"{DRAFT}-{share}" for share in (60, 80, 100)))
+    files = [convert_for_llama_cpp(models / name, environment) for name in names]
     plain = [str(environment / "bin" / "llama-server-vulkan"), "-m", str(files[0])]
     plain += ["--port", "{port}", "-t", str(threads), "-c", str(CONTEXT * SLOTS), "-np", str(SLOTS)]
     plain += ["--metrics", "--device", "none", "--no-webui"]
@@ -115,19 +114,6 @@ def llama_cpp(models: Path, environment: Path, k: int, threads: int) -> Peer:
         dial=shlex.join([*plain, *spec, dial]),
         env={},
     )
-
-
-def gguf(models: Path, name: str, environment: Path) -> Path:
-    """A model's GGUF file, made once."""
-    file = models / "gguf" / f"{name}.gguf"
-    if not file.is_file():
-        file.parent.mkdir(exist_ok=True)
-        whole = file.with_suffix(".part")
-        script = Path(__file__).with_name("lab_gguf.py")
-        command = [str(python_of(environment)), str(script), str(models / name), str(whole)]
-        subprocess.run(command, check=True)
-        whole.replace(file)
-    return file
 
 
 def experiment(

@@ -1,6 +1,6 @@
 """Virtual environments of the peers, and their worker processes.
 
-Owns what is installed where, OpenVINO's conversion, and each peer's process environment. Knows
+Owns what is installed where, conversions of models, and each peer's process environment. Knows
 nothing of what is measured. Everything lives below the folders of the command line.
 """
 
@@ -25,7 +25,7 @@ PACKAGES = {
     "openvino-convert": ((TORCH,), ("optimum-intel[openvino]", TORCH)),
 }
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
-PEERS = ("transformers", "vllm", "openvino")
+PEERS = ("transformers", "vllm", "openvino", "llama-cpp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,8 @@ class Answer:
     """One generation of a worker."""
 
     seconds: float
-    token_ids: list[int]
+    token_ids: list[list[int]]
+    """One list for every prompt."""
 
 
 def python_of(environment: Path) -> Path:
@@ -74,6 +75,21 @@ def convert_for_openvino(model: Path, folder: Path, torch_index: str | None) -> 
     return converted
 
 
+def convert_for_llama_cpp(model: Path, environment: Path, scheme: str = "BF16") -> Path:
+    """`model` as a GGUF file beside the originals, made once."""
+    suffix = "" if scheme == "BF16" else f"-{scheme}"
+    file = model.parent / "gguf" / f"{model.name}{suffix}.gguf"
+    if not file.is_file():
+        print(f"converting {model.name} (once)", flush=True)
+        file.parent.mkdir(exist_ok=True)
+        whole = file.with_suffix(".part")
+        script = Path(__file__).with_name("lab_gguf.py")
+        command = [str(python_of(environment)), str(script), str(model), str(whole), scheme]
+        subprocess.run(command, check=True)
+        whole.replace(file)
+    return file
+
+
 def process_environment(peer: str, environment: Path | None, threads: int) -> dict[str, str]:
     """Variables that give an engine `threads` threads and keep it off the network."""
     variables = dict(os.environ, OMP_NUM_THREADS=str(threads), HF_HUB_OFFLINE="1")
@@ -96,7 +112,8 @@ class Worker:
 
     def __init__(self, script: str, python: Path, job: Job, variables: dict[str, str]) -> None:
         """Start `workers/run_<script>.py`; returns once the model is loaded."""
-        command = [str(python), str(WORKERS / f"run_{script}.py"), json.dumps(asdict(job))]
+        file = WORKERS / f"run_{script.replace('-', '_')}.py"
+        command = [str(python), str(file), json.dumps(asdict(job))]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -124,10 +141,10 @@ class Worker:
             self._process.wait()
         self._process.stdout.close()
 
-    def ask(self, prompt: list[int], tokens: int) -> Answer:
-        """Generate `tokens` tokens; seconds are measured inside the worker."""
+    def ask(self, prompts: list[list[int]], tokens: int) -> Answer:
+        """Generate `tokens` tokens for each prompt at once; seconds are the worker's own."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompt": prompt, "tokens": tokens}) + "\n")
+        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
         self._process.stdin.flush()
         return Answer(**self._read())
 

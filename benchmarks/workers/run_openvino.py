@@ -7,7 +7,7 @@ prompt would skip its prefill.
 import numpy as np
 import openvino
 import openvino_genai as genai
-from protocol import Job, Loaded, serve
+from protocol import Job, Loaded, one_by_one, serve
 
 
 def _scheduler(job: Job) -> genai.SchedulerConfig:
@@ -42,7 +42,7 @@ def load(job: Job) -> Loaded:
         return list(pipeline.generate(ids, config).tokens[0])
 
     versions = {"openvino": openvino.__version__, "openvino_genai": genai.__version__}
-    return Loaded(versions, generate)
+    return Loaded(versions, one_by_one(generate))
 
 
 if __name__ == "__main__":

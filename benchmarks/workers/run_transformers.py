@@ -6,7 +6,7 @@ work is the same as everyone's; its default schedule is slower on these models.
 
 import torch
 import transformers
-from protocol import Job, Loaded, serve
+from protocol import Job, Loaded, one_by_one, serve
 from transformers import AutoModelForCausalLM
 
 
@@ -45,7 +45,8 @@ def load(job: Job) -> Loaded:
             )
         return out[0, len(prompt) :].tolist()
 
-    return Loaded({"transformers": transformers.__version__, "torch": torch.__version__}, generate)
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+    return Loaded(versions, one_by_one(generate))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from vllm import LLM, SamplingParams
 
 
 def load(job: Job) -> Loaded:
-    """An LLM for one sequence, bfloat16, no prefix cache."""
+    """An LLM in bfloat16, no prefix cache."""
     speculative: dict[str, object] = {
         "method": job.method,
         "num_speculative_tokens": job.num_drafts,
@@ -20,17 +20,18 @@ def load(job: Job) -> Loaded:
         model=job.target,
         dtype="bfloat16",
         max_model_len=job.max_model_len,
-        max_num_seqs=1,
+        max_num_seqs=job.batch,
         enable_prefix_caching=False,
         speculative_config=speculative if job.method else None,
     )
 
-    def generate(prompt: list[int], tokens: int) -> list[int]:
+    def generate(prompts: list[list[int]], tokens: int) -> list[list[int]]:
         params = SamplingParams(
             temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
         )
-        [result] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
-        return list(result.outputs[0].token_ids)
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        results = llm.generate(asked, params, use_tqdm=False)
+        return [list(result.outputs[0].token_ids) for result in results]
 
     return Loaded({"vllm": vllm.__version__, "torch": torch.__version__}, generate)
 

@@ -1,0 +1,72 @@
+"""llama.cpp's server as a worker of `peers.py`: a wheel's build, on the CPU, asked over loopback.
+
+Models are GGUF files that `peers.py` has converted. Prompts go in as ids and nothing is cached. A
+build keeps back the end of a stream whose bytes are no text, so fewer ids may come than were made.
+"""
+
+import atexit
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from protocol import Job, Loaded, one_by_one, serve
+
+SERVER = Path(sys.prefix) / "bin" / "llama-server-vulkan"
+START_S = 120.0
+
+
+def command(job: Job, port: int) -> list[str]:
+    """Of a server with one slot."""
+    words = [str(SERVER), "-m", job.target, "--port", str(port), "-t", str(job.threads)]
+    words += ["-c", str(job.max_model_len), "-np", "1", "--device", "none", "--no-webui"]
+    if job.draft:
+        words += ["--spec-type", "draft-simple", "--spec-draft-n-max", str(job.num_drafts)]
+        words += ["--spec-draft-device", "none", "--spec-draft-model", job.draft]
+    return words
+
+
+def load(job: Job) -> Loaded:
+    """Start the server and wait until it is ready; it ends with this process."""
+    assert job.method in (None, "draft_model"), job.method
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    process = subprocess.Popen(command(job, port))
+    atexit.register(process.kill)
+    url, until = f"http://127.0.0.1:{port}", time.monotonic() + START_S
+    while not _ready(url):
+        if process.poll() is not None or time.monotonic() > until:
+            raise SystemExit("llama.cpp's server did not start")
+        time.sleep(0.2)
+
+    def generate(prompt: list[int], tokens: int) -> list[int]:
+        body = {"prompt": prompt, "n_predict": tokens, "temperature": 0.0, "ignore_eos": True,
+                "cache_prompt": False, "stream": True, "return_tokens": True}  # fmt: skip
+        request = urllib.request.Request(f"{url}/completion", json.dumps(body).encode())
+        found: list[int] = []
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    found += json.loads(line[6:]).get("tokens") or []
+        return found
+
+    version = subprocess.run([SERVER, "--version"], capture_output=True, text=True).stderr
+    versions = {"llama.cpp": " ".join(version.split("\n")[0].split())}
+    return Loaded(versions, one_by_one(generate))
+
+
+def _ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+if __name__ == "__main__":
+    serve(load)
