@@ -7,8 +7,9 @@ billion parameters, its draft agrees with it at four of five places. Every stage
 below --out; with --resume, finished ones are read and cut ones go on at the next block, so a run
 may be spread over several quiet hours. Servers start anew for every block, as `lab ab` does it.
 
-vLLM's dial forces acceptance (`synthetic`). The llama.cpp build on PyPI does not take its own
---spec-synth options, so there the dial is turned by drafts of known agreement: 60, 80 and 100 %.
+The dial is turned by drafts of known agreement, 60, 80 and 100 %: vLLM refuses `synthetic` where
+tokens are drawn on a CPU, and the llama.cpp build on PyPI does not take its own --spec-synth.
+Expected speed-ups are those of `lab plan` at 80 % and at the acceptance that was measured.
 
 A P99 needs a thousand requests, hours at a billion parameters on two cores, so the policy leaves
 out its two rules about P99 and says so; everything else is the default policy. Where a start takes
@@ -41,6 +42,7 @@ from foretoken.lab.fit import fit_arms
 from foretoken.lab.plain import to_plain
 from foretoken.lab.plan.build import build_plan
 from foretoken.lab.plan.setup import PlanSettings
+from foretoken.lab.plan.speed import alpha_of_length
 from foretoken.lab.results import RequestRecord
 from foretoken.lab.results_io import finished_ab, read_requests
 from foretoken.lab.segments import Segment
@@ -49,22 +51,20 @@ from foretoken.lab.summary import counted
 
 PEERS = ("vllm", "llama-cpp")
 TARGET, DRAFT = "cycle-target", "cycle-draft"
-AGREEMENTS = {"llama-cpp": (0.6, 0.8, 1.0), "vllm": (0.0, 0.4, 0.8)}
+AGREEMENTS = (0.6, 0.8, 1.0)
 CHANGES = ("p99_tpot=null", "ttft=null")
 CONTEXT, SLOTS = 512, 4
+AGREED = 0.8
 PORTS = {"off": 18711, "on": 18712}
-PROMPTS = tuple(
-    f"def {verb}_{noun}(values, limit={limit}):\n    "
-    for limit, verb in enumerate(
-        ("merge", "count", "split", "sort", "find", "join", "move", "read")
-    )
-    for noun in ("rows", "words", "paths", "keys")
-)
+VERBS = ("merge", "count", "split", "sort", "find", "join", "move", "read")
+ENDINGS = ("import", "class", "return", "for", "while", "if", "with", "raise")
+# What the cycle models write depends on a prompt's last token: many endings, many cycles.
+PROMPTS = tuple(f"def {verb}_all(values):\n    {end}" for verb in VERBS for end in ENDINGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A server's command lines, with {port}; `dial` has a placeholder for acceptance too."""
+    """A server's command lines, with {port}; `dial` has one for its draft's agreement too."""
 
     plain: str
     speculating: str
@@ -83,17 +83,14 @@ def vllm(models: Path, environment: Path, k: int, threads: int) -> Peer:
     plain += ["--no-enable-prefix-caching", "--max-num-batched-tokens", str(2 * CONTEXT)]
     config = {"method": "draft_model", "model": draft, "num_speculative_tokens": k}
     detail = ["--per-request-spec-decode-metrics", "detailed"]
-    # Placeholders of the dial must survive quoting, so its lists are put in after it.
-    forced = json.dumps({**config, "rejection_sample_method": "synthetic",
-                         "synthetic_acceptance_rates": "RATES"})  # fmt: skip
-    forced = forced.replace('"RATES"', f"{{rates:{k}}}")
+    speculating = shlex.join([*plain, *detail, "--speculative-config", json.dumps(config)])
     variables = process_environment("vllm", environment, threads)
     own = {n: v for n, v in variables.items() if os.environ.get(n) != v}
     own.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
     return Peer(
         plain=shlex.join(plain),
-        speculating=shlex.join([*plain, *detail, "--speculative-config", json.dumps(config)]),
-        dial=shlex.join([*plain, *detail, "--speculative-config", forced]),
+        speculating=speculating,
+        dial=speculating.replace(f"{DRAFT}-80", f"{DRAFT}-{{percent}}"),
         env=own,
     )
 
@@ -147,15 +144,15 @@ def check_answers(name: str, peer: Peer, given: argparse.Namespace) -> str:
     return text
 
 
-def predicted(name: str, given: argparse.Namespace, load: int) -> float:
-    """The speed-up that `lab plan` expects of a pair like this on a machine like this."""
+def predicted(name: str, given: argparse.Namespace, load: int, alpha: float) -> float:
+    """The speed-up that `lab plan` expects on a machine like this, of such an acceptance."""
     settings = PlanSettings(
         target=str(given.models / TARGET),
         draft=str(given.models / f"{DRAFT}-80"),
         engine={"vllm": "vllm", "llama-cpp": "llama.cpp"}[name],
         device="this",
         num_speculative_tokens=given.num_drafts,
-        acceptance="0.8:0.8",
+        acceptance=f"{alpha:.3f}:{alpha:.3f}",
         context=CONTEXT,
         concurrency=load,
     )
@@ -185,11 +182,14 @@ def judge(name: str, peer: Peer, given: argparse.Namespace) -> dict[str, Any]:
             decisions.append(decide(summary, policy, run=f"{name}, {load} in flight"))
             records = read_requests(folder)
             own = [counted(records, arm) for arm in (summary.baseline, summary.candidate)]
-            found["fits"][load] = to_plain(fit_arms(*own))
-            gain, expected = summary.gain("tpot_p50"), predicted(name, given, load)
+            fit, gain = fit_arms(*own), summary.gain("tpot_p50")
+            found["fits"][load] = to_plain(fit)
+            drafts = round(fit.k)
+            alpha = alpha_of_length(1.0 + fit.acceptance_rate * drafts, drafts)
+            expected = {f"at {a:.2f}": predicted(name, given, load, a) for a in (AGREED, alpha)}
             found["speedup"][load] = {"predicted": expected, "measured": to_plain(gain)}
             print(f"  {decisions[-1].verdict}: {decisions[-1].sentence}", flush=True)
-            print(f"  predicted {expected:.2f}x, measured {gain and gain.ratio}", flush=True)
+            print(f"  predicted {expected}, measured {gain and gain.ratio}", flush=True)
     best = best_decision(decisions)
     return {**found, "verdict": best.verdict, "sentence": best.sentence,
             "decisions": to_plain(decisions)}  # fmt: skip
@@ -202,7 +202,7 @@ def turn_dial(name: str, peer: Peer, given: argparse.Namespace) -> BreakEven:
     points = []
     with ExitStack() as stack:
         off = arm_of(name, peer, given, stack, "off")
-        for rate in given.levels or AGREEMENTS[name]:
+        for rate in given.levels or AGREEMENTS:
             on = turned(ArmConfig(name="on", command=peer.dial, env=peer.env), rate)
             own = folder / f"rate-{rate:g}"
             with ExitStack() as level:
