@@ -15,9 +15,11 @@ from foretoken.lab.mock_run import mock_running
 from foretoken.lab.mock_server import MockServer
 
 SLOW = MockLaw(step_s=0.004, prefill_s=0.004, seed=1)
-FAST = MockLaw(step_s=0.004, prefill_s=0.004, k=3, alpha=0.8, draft_s=0.0002, seed=1)
-QUICK = ("--set", "restarts.least_blocks=3", "--set", "p99_tpot=null", "--set", "ttft=null")
-"""Rules that a run of seconds cannot meet: a P99 needs a thousand requests."""
+FAST = MockLaw(step_s=0.004, prefill_s=0.004, k=5, alpha=0.9, draft_s=0.0002, seed=1)
+QUICK = ("--set", "restarts.least_blocks=3", "--set", "p99_tpot=null", "--set", "ttft=null",
+         "--set", "client_lag=null")  # fmt: skip
+"""Without the rules that a run of seconds cannot meet: a P99 needs a thousand requests, and on a
+busy machine the client is late for one of two dozen."""
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def assert_commands_read(out: Path) -> None:
     fit = CliRunner().invoke(app, ["lab", "fit", str(out), "--json"])
     assert fit.exit_code == 0, fit.output
     found = json.loads(fit.stdout)
-    assert 0.5 < found["acceptance_rate"] < 0.95 and found["k"] <= 3
+    assert 0.5 < found["acceptance_rate"] < 0.95 and found["k"] <= 5
     whatif = CliRunner().invoke(app, ["lab", "whatif", str(out), "-k", "1,3", "--json"])
     assert whatif.exit_code == 0, whatif.output
     one, three = json.loads(whatif.stdout)

@@ -20,14 +20,17 @@ from tests.e2e.serving import Serving, post, serving, start_server
 IDS = [1, 2, 3, 4]
 LONG = {"prompt": IDS, "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
 SHORT = {"prompt": IDS, "max_tokens": 3, "temperature": 0}
+GATE = threading.Event()
+GATE.set()
 
 
 class Slow(Proposer):
-    """Makes every step take a while, and one request fail."""
+    """Makes every step take a while, or wait at the gate, and one request fail."""
 
     name = "slow"
 
     def propose(self, context: Context) -> Draft:
+        assert GATE.wait(60)
         time.sleep(0.005)
         spans = context.spans
         assert all(s.sequence.request.prompt_token_ids[0] != 66 for s in spans), "66"
@@ -95,11 +98,17 @@ def test_limits(server: Serving, body: object, status: int, named: str | None) -
 def test_a_full_queue_is_429(server: Serving) -> None:
     found: list[httpx.Response] = []
     threads = [
-        threading.Thread(target=lambda: found.append(ask(server, {**LONG, "max_tokens": 60})))
+        threading.Thread(target=lambda: found.append(ask(server, {**LONG, "max_tokens": 8})))
         for _ in range(5)
     ]
-    for thread in threads:
-        thread.start()
+    GATE.clear()  # so that nothing ends before all have come, however late
+    try:
+        for thread in threads:
+            thread.start()
+        while len(found) < 3:
+            time.sleep(0.001)
+    finally:
+        GATE.set()
     for thread in threads:
         thread.join()
     statuses = sorted(answer.status_code for answer in found)

@@ -37,7 +37,23 @@ class Faulty(Proposer):
         """Nothing is kept."""
 
 
-@pytest.fixture(scope="module")
+@pytestclass InStep(Proposer):
+    """Lets no step begin before the loop has seen those before it, however busy the machine is."""
+
+    name = "in_step"
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+
+    def propose(self, context: Context) -> Draft:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result(60)
+        return Draft.empty(len(context.spans))
+
+    def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+
+.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("model"))
 
@@ -105,7 +121,9 @@ def test_an_engine_that_keeps_failing_is_lost_loudly(model: Path) -> None:
         for number in range(3):
             outputs = await read(opened(running, f"bad-{number}"))
             assert [o.finish_reason for o in outputs] == [FinishReason.ERROR]
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while not told:
+                await asyncio.sleep(0.005)
         assert told == [True] and not running.alive
         with pytest.raises(EngineLostError):
             opened(running, "late")
@@ -135,7 +153,8 @@ def test_closing_a_stream_frees_its_pages(model: Path) -> None:
 
 def test_nobody_reads_so_the_stream_is_cut_off(model: Path) -> None:
     async def main() -> None:
-        running = AsyncEngine(engine_of(model), max_buffered=10)
+        in_step = InStep(asyncio.get_running_loop())
+        running = AsyncEngine(engine_of(model, in_step), max_buffered=10)
         running.start()
         stream = opened(running, "a", 200)
         while running.num_open:

@@ -117,7 +117,7 @@ def _read_body(reading: _Reading, answer: Answer) -> str | None:
     headers = dict(answer.headers)
     try:
         if "event-stream" in headers.get("content-type", ""):
-            events, done = parse_events(answer.pieces)
+            events, done = parse_events(answer.pieces, torn=answer.broken is not None)
             for at, event in events:
                 reading.add(at, event)
             if answer.broken is not None:

@@ -37,6 +37,7 @@ class Incoming:
         self.head = asyncio.Event()
         self.status = 0
         self.headers: tuple[tuple[str, str], ...] = ()
+        self._arrived: list[tuple[float, bytes]] = []
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     @property
@@ -44,9 +45,10 @@ class Incoming:
         """Whether the head is there."""
         return self.head.is_set()
 
-    def begin(self, status: int, headers: list[tuple[str, str]]) -> None:
+    def begin(self, exchange: "_Exchange") -> None:
         """The head has come."""
-        self.status, self.headers = status, tuple(headers)
+        self.status, self.headers = exchange.status, tuple(exchange.headers)
+        self._arrived = exchange.pieces
         self.head.set()
 
     def put(self, piece: bytes | None) -> None:
@@ -57,6 +59,10 @@ class Incoming:
         """The body as it comes."""
         while (piece := await self._pieces.get()) is not None:
             yield piece
+
+    def cut_off(self, error: TransportError, sent_s: float) -> "Answer":
+        """What has come so far, as an answer that broke off."""
+        return Answer(self.status, self.headers, tuple(self._arrived), sent_s, now(), error)
 
 
 @dataclass(slots=True)
@@ -70,6 +76,8 @@ class _Exchange:
     sent_s: float = 0.0
     complete: bool = False
     incoming: Incoming | None = None
+    bodyless: bool = False
+    """Asked by HEAD: the lengths in its head are those of a body that does not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +138,18 @@ class _Connection(asyncio.BufferedProtocol):
 
     def on_headers_complete(self) -> None:
         self.keep = self._parser.should_keep_alive()
-        if self.exchange is not None:
-            self.exchange.status = self._parser.get_status_code()
-            if self.exchange.incoming is not None:
-                self.exchange.incoming.begin(self.exchange.status, self.exchange.headers)
+        exchange, status = self.exchange, self._parser.get_status_code()
+        if exchange is None:
+            return
+        if status < 200:  # such as 100: the answer itself is still to come
+            exchange.headers.clear()
+            return
+        exchange.status = status
+        if exchange.incoming is not None:
+            exchange.incoming.begin(exchange)
+        if exchange.bodyless:
+            self.keep = False
+            self.on_message_complete()
 
     def on_body(self, body: bytes) -> None:
         if self.exchange is not None:
@@ -213,7 +229,8 @@ class HttpPool:
     async def _exchange(
         self, connection: _Connection, request: bytes, timeout_s: float, incoming: Incoming | None
     ) -> Answer:
-        exchange = _Exchange(asyncio.get_running_loop().create_future(), incoming=incoming)
+        done = asyncio.get_running_loop().create_future()
+        exchange = _Exchange(done, incoming=incoming, bodyless=request.startswith(b"HEAD "))
         connection.exchange = exchange
         exchange.sent_s = now()
         assert connection.transport is not None

@@ -22,7 +22,9 @@ Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host",
-        "content-length", "proxy-authorization", "proxy-connection", "accept-encoding"}  # fmt: skip
+        "content-length", "proxy-authorization", "proxy-connection", "accept-encoding", "expect"}  # fmt: skip
+LEFT = "left"
+"""Kind of the error of a request whose client went before its answer ended."""
 _GENERATING = ("/v1/completions", "/v1/chat/completions")
 
 
@@ -62,9 +64,12 @@ class RecordingProxy:
         kept = {n: v for n, v in headers.items() if n not in _HOP}
         kept.setdefault("content-type", "application/json")
         answer = await self._pass_on(scope["method"], path, body, (kept, strip, receive), send)
-        if parsed is not None and answer is not None:
+        if parsed is not None:
             self._record(Seen(path=scope["path"], body=parsed, headers=headers, answer=answer,
                               arrived_s=arrived, start_s=self._start_s))  # fmt: skip
+        if answer.broken is not None and answer.status and answer.broken.kind != LEFT:
+            # Ending the body in order would tell the client that the answer is whole.
+            raise ConnectionResetError(str(answer.broken))
 
     async def _pass_on(
         self,
@@ -73,9 +78,10 @@ class RecordingProxy:
         body: bytes,
         how: tuple[dict[str, str], bool, Receive],
         send: Send,
-    ) -> Answer | None:
+    ) -> Answer:
+        """What came back, with `broken` set if the upstream or the client ended it early."""
         headers, strip, receive = how
-        incoming = Incoming()
+        incoming, began = Incoming(), now()
         asking = asyncio.create_task(
             self._pool.send(
                 method, path, body, timeout_s=self.config.timeout_s, headers=headers,
@@ -85,16 +91,14 @@ class RecordingProxy:
         leaving = asyncio.create_task(_wait_for_end(receive))
         leaving.add_done_callback(lambda _: asking.cancel())
         try:
-            await _forward(incoming, asking, strip, send)
-            return await asking
+            return await _forward(incoming, asking, strip, send)
         except TransportError as error:
-            if not incoming.started:
-                await _error(send, 502, f"upstream: {error}")
-            return None
+            await _error(send, 502, f"upstream: {error}")
+            return incoming.cut_off(error, began)
         except asyncio.CancelledError:
             if not leaving.done():
                 raise
-            return None  # the client has gone, and with it the reason to ask
+            return incoming.cut_off(TransportError(LEFT, "the client has gone"), began)
         finally:
             leaving.cancel()
 
@@ -129,8 +133,12 @@ def _ask_for_usage(parsed: dict[str, Any] | None, raw: bytes) -> tuple[bytes, bo
 
 async def _forward(
     incoming: Incoming, asking: "asyncio.Task[Answer]", strip: bool, send: Send
-) -> None:
-    """Pass head and pieces on; the upstream's error before a head is the caller's."""
+) -> Answer:
+    """Pass head and pieces on; an answer that broke off is not ended.
+
+    Raises:
+        TransportError: there was no answer at all.
+    """
     head = asyncio.create_task(incoming.head.wait())
     await asyncio.wait({head, asking}, return_when=asyncio.FIRST_COMPLETED)
     head.cancel()
@@ -144,10 +152,9 @@ async def _forward(
     async for piece in pieces:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     answer = await asking
-    if answer.broken is not None:
-        # Ending the body in order would tell the client that the answer is whole.
-        raise ConnectionResetError(str(answer.broken))
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    if answer.broken is None:
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    return answer
 
 
 async def _without_usage(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -70,7 +70,7 @@ def line_of(seen: Seen, prompts: Prompts) -> dict[str, Any]:
         "cluster": tags.get("conversation_id", ""),
         "observed": {
             "path": seen.path,
-            "status": seen.answer.status,
+            "status": seen.answer.status or None,
             "tags": tags,
             "ttft_s": record.ttft_s if record.first_s is not None else None,
             "e2e_s": record.e2e_s if record.last_s is not None else None,

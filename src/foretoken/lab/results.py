@@ -72,7 +72,8 @@ class RequestRecord:
     output_tokens: int | None = None
     finish_reason: str | None = None
     error: str | None = None
-    """`kind: text`; kinds are refused, connection, timeout, truncated, server and protocol."""
+    """`kind: text`; kinds are refused, connection, timeout, truncated, server, protocol, and
+    of recorded traffic left."""
     text: str | None = None
     text_hash: str | None = None
     acceptance: Acceptance | None = None

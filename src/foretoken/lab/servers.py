@@ -6,6 +6,7 @@ after a while; a server that dies while starting is an error with the end of its
 
 import asyncio
 import os
+import random
 import shlex
 import signal
 import socket
@@ -19,10 +20,23 @@ from foretoken.lab.experiments import ArmConfig
 from foretoken.lab.http1 import HttpPool, TransportError, now
 
 _PATIENCE_S = 15.0
+_PORTS = (20_000, 32_000)
 
 
 def free_port() -> int:
-    """A port that is free now."""
+    """A port that is free now.
+
+    It is below those that the system gives to outgoing connections: between now and the server's
+    start, one of them could take it.
+    """
+    for _ in range(50):
+        port = random.SystemRandom().randrange(*_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -32,16 +32,18 @@ def _data_of(frame: bytes) -> bytes | None:
 
 
 def parse_events(
-    pieces: Sequence[tuple[float, bytes]],
+    pieces: Sequence[tuple[float, bytes]], *, torn: bool = False
 ) -> tuple[list[tuple[float, dict[str, Any]]], bool]:
     """JSON objects with their arrivals, and whether the stream ended with [DONE].
+
+    Of a `torn` stream the last event may be cut in the middle, and is left out then.
 
     Raises:
         ValueError: an event is not a JSON object.
     """
     found: list[tuple[float, dict[str, Any]]] = []
     events, rest = split_events(pieces)
-    if rest.strip().startswith(b"data:"):
+    if not torn and rest.strip().startswith(b"data:"):
         events.append((pieces[-1][0], _data_of(rest.strip()) or b""))
     for at, data in events:
         if data.strip() == b"[DONE]":

@@ -3,16 +3,21 @@
 import asyncio
 import json
 import math
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foretoken.errors import EndpointError
-from foretoken.lab.http1 import Answer, HttpPool
+from foretoken.lab.http1 import Answer, HttpPool, Incoming
 from foretoken.lab.mock_engine import MockLaw
 from foretoken.lab.mock_run import mock_running
-from foretoken.lab.mock_server import MockFaults, MockServer
+from foretoken.lab.mock_server import MockFaults, MockServer, Receive, Scope, Send
 from foretoken.lab.record import RecordConfig, RecordingProxy
 from foretoken.lab.recording import Prompts, redact_secrets
 from foretoken.lab.results_io import LineWriter
@@ -40,7 +45,7 @@ def ask(url: str, body: dict[str, Any], **headers: str) -> Answer:
     async def main() -> Answer:
         pool = HttpPool(url, headers={"authorization": "Bearer sk-secret-of-the-client", **headers})
         data = json.dumps(body).encode()
-        answer = await pool.send("POST", "/v1/completions", data, timeout_s=5.0)
+        answer = await pool.send("POST", "/v1/completions", data, timeout_s=60.0)
         await pool.close()
         return answer
 
@@ -79,7 +84,6 @@ def test_a_stream_passes_and_is_recorded(tmp_path: Path) -> None:
     assert texts(through)[2]
     assert "usage" in texts(direct)[1], "the mock sends it always"
     assert "usage" not in texts(through)[1], "not asked for, so taken out"
-    assert len({at for at, _ in through.pieces}) > 2, "as it comes, not at once"
     (line,) = lines
     assert line["prompt"] == "my key is [redacted]"
     assert line["parameters"] == {"min_p": 0.1}
@@ -88,6 +92,52 @@ def test_a_stream_passes_and_is_recorded(tmp_path: Path) -> None:
     assert line["observed"]["acceptance"]["num_drafted"] > 0
     assert line["observed"]["output_tokens"] == 9
     assert "secret" not in json.dumps(lines)
+
+
+class OneByOne:
+    """An upstream that sends a piece only when the client has seen the one before."""
+
+    def __init__(self) -> None:
+        self.seen = threading.Semaphore(1)
+        self.waited: list[bool] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await MockServer(LAW)(scope, receive, send)
+            return
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for n in range(4):
+            self.waited.append(await asyncio.to_thread(self.seen.acquire, True, 30.0))
+            event = json.dumps({"choices": [{"text": f"{n}", "index": 0}]}).encode()
+            await send({"type": "http.response.body", "body": b"data: " + event + b"\n\n",
+                        "more_body": True})  # fmt: skip
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def test_pieces_pass_as_they_come(tmp_path: Path) -> None:
+    upstream = OneByOne()
+
+    async def main(url: str) -> list[bytes]:
+        pool, incoming, pieces = HttpPool(url), Incoming(), []
+        data = json.dumps(BODY).encode()
+        asking = asyncio.create_task(
+            pool.send("POST", "/v1/completions", data, timeout_s=200.0, incoming=incoming)
+        )
+        async for piece in incoming.pieces():
+            pieces.append(piece)
+            upstream.seen.release()
+        await asking
+        await pool.close()
+        return pieces
+
+    writer = LineWriter(tmp_path / "recorded.jsonl")
+    with mock_running(upstream) as behind:
+        with mock_running(RecordingProxy(RecordConfig(upstream=behind), writer)) as front:
+            pieces = asyncio.run(main(front))
+    writer.close()
+    assert upstream.waited == [True] * 4, "a piece was held back"
+    assert len(pieces) == 4
 
 
 def test_usage_stays_where_it_was_asked_for(tmp_path: Path) -> None:
@@ -125,6 +175,9 @@ def test_errors_and_broken_streams_pass_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "recorded.jsonl").unlink()
     _, through, lines = record(tmp_path, BODY, MockFaults(truncate_every=2))
     assert through.broken is not None, "a cut stream must not look whole"
+    (line,) = lines
+    assert line["observed"]["error"].startswith("truncated")
+    assert line["observed"]["ttft_s"] > 0 and line["arrival_s"] > 0, "arrivals of failures count"
 
 
 def test_a_missing_upstream_is_a_502(tmp_path: Path) -> None:
@@ -133,6 +186,98 @@ def test_a_missing_upstream_is_a_502(tmp_path: Path) -> None:
         answer = ask(front, BODY)
     writer.close()
     assert answer.status == 502 and b"upstream" in answer.body
+    line = json.loads((tmp_path / "r.jsonl").read_text())
+    assert line["observed"]["status"] is None
+    assert line["observed"]["error"].startswith("connection")
+
+
+def test_a_client_that_leaves_is_recorded_with_what_it_got(tmp_path: Path) -> None:
+    writer = LineWriter(tmp_path / "r.jsonl")
+    law = MockLaw(step_s=0.02, prefill_s=0.0)
+
+    async def leave(url: str) -> None:
+        pool, incoming = HttpPool(url), Incoming()
+        data = json.dumps({**BODY, "max_tokens": 10_000}).encode()
+        asking = asyncio.create_task(
+            pool.send("POST", "/v1/completions", data, timeout_s=200.0, incoming=incoming)
+        )
+        async for _ in incoming.pieces():
+            asking.cancel()
+        assert asking.cancelled() or await asyncio.wait([asking])
+
+    with mock_running(MockServer(law)) as upstream:
+        proxy = RecordingProxy(RecordConfig(upstream=upstream), writer)
+        with mock_running(proxy) as front:
+            asyncio.run(leave(front))
+            while not proxy.recorded:
+                time.sleep(0.005)
+    writer.close()
+    line = json.loads((tmp_path / "r.jsonl").read_text())
+    assert line["observed"]["error"].startswith("left")
+    assert line["observed"]["ttft_s"] > 0 and line["max_tokens"] == 10_000
+
+
+def test_an_upstream_that_closes_after_every_stream(tmp_path: Path) -> None:
+    """As llama.cpp does, though its answers promise to keep the connection."""
+    event = b'data: {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}\n\n'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+    head += b"transfer-encoding: chunked\r\nkeep-alive: timeout=5\r\n\r\n"
+    answer = head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
+    writer = LineWriter(tmp_path / "r.jsonl")
+    with answering([answer] * 4) as upstream:
+        proxy = RecordingProxy(RecordConfig(upstream=upstream), writer)
+        with mock_running(proxy) as front:
+            answers = [ask(front, BODY) for _ in range(4)]
+    writer.close()
+    assert [answer.status for answer in answers] == [200] * 4
+    assert all(answer.broken is None and answer.body == event for answer in answers)
+    assert (proxy.recorded, proxy.lost) == (4, 0)
+
+
+
+def answering(answers: list[bytes]) -> Iterator[str]:
+    """A server that answers each connection once and closes it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for answer in answers:
+                connection, _ = server.accept()
+                with connection:
+                    request = b""
+                    while not request.endswith((b"}", b"\r\n\r\n")):
+                        piece = connection.recv(65536)
+                        assert piece, "closed before it asked"
+                        request += piece
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        thread.join()
+
+
+def test_what_is_no_answer_yet_is_not_passed_on(tmp_path: Path) -> None:
+    """100 before the answer; and the answer to HEAD has lengths but no body."""
+    late = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+    empty = b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\nx-it: is\r\n\r\n"
+
+    async def main(url: str) -> tuple[Answer, Answer]:
+        pool = HttpPool(url)
+        data = json.dumps({**BODY, "stream": False}).encode()
+        first = await pool.send(
+            "POST", "/v1/completions", data, timeout_s=60.0, headers={"expect": "100-continue"}
+        )
+        second = await pool.send("HEAD", "/v1/models", timeout_s=60.0)
+        await pool.close()
+        return first, second
+
+    writer = LineWriter(tmp_path / "r.jsonl")
+    with answering([late, empty]) as upstream:
+        with mock_running(RecordingProxy(RecordConfig(upstream=upstream), writer)) as front:
+            first, second = asyncio.run(main(front))
+    writer.close()
+    assert (first.status, first.body) == (200, b"{}")
+    assert (second.status, second.body, dict(second.headers)["x-it"]) == (200, b"", "is")
 
 
 def test_a_full_disk_does_not_stop_the_traffic() -> None:
@@ -206,19 +351,19 @@ def test_a_server_is_watched(tmp_path: Path) -> None:
 
         async def main() -> list[Alarm]:
             pool = HttpPool(url)
-            config = WatchConfig(url=url, every_s=0.2, page=page, ticks=2,
+            config = WatchConfig(url=url, every_s=0.1, page=page, ticks=4,
                                  targets=Targets(break_even=0.99))  # fmt: skip
             watching = asyncio.create_task(
                 watch(config, lambda readings, alarms: seen.append((len(readings), alarms)))
             )
-            await asyncio.sleep(0.05)
             data = json.dumps(BODY).encode()
-            await pool.send("POST", "/v1/completions", data, timeout_s=5.0)
+            while not watching.done():
+                await pool.send("POST", "/v1/completions", data, timeout_s=60.0)
             await pool.close()
             return await watching
 
         fired = asyncio.run(main())
-    assert [count for count, _ in seen] == [1, 2]
+    assert [count for count, _ in seen] == [1, 2, 3, 4]
     assert [alarm.rule for alarm in fired] == ["break_even"]
     text = page.read_text()
     assert "<svg" in text and "<script" not in text
