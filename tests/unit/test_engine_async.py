@@ -37,7 +37,7 @@ class Faulty(Proposer):
         """Nothing is kept."""
 
 
-@pytestclass InStep(Proposer):
+class InStep(Proposer):
     """Lets no step begin before the loop has seen those before it, however busy the machine is."""
 
     name = "in_step"
@@ -53,7 +53,7 @@ class Faulty(Proposer):
         """Nothing is kept."""
 
 
-.fixture(scope="module")
+@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("model"))
 

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from foretoken.errors import ConfigError
 from foretoken.lab.answers import ReadingOptions
 from foretoken.lab.arrivals import Load, draw_arrivals
@@ -61,10 +63,11 @@ def instants(items: Sequence[Item], stretch: Stretch) -> Floats:
     given = [item.arrival_s for item in items if item.arrival_s is not None]
     if len(given) != len(items):
         raise ConfigError("load.kind", "trace", "a workload whose items all have arrivals")
-    import numpy as np
-
-    first = min(given, default=0.0)
-    return (np.asarray(given) - first) / stretch.load.speed
+    gaps_N = np.diff(np.asarray(given, np.float64))
+    # A workload that goes round begins again, a usual gap after its last request.
+    usual = float(np.mean(gaps_N[gaps_N >= 0])) if (gaps_N >= 0).any() else 0.0
+    gaps_N = np.where(gaps_N >= 0, gaps_N, usual)
+    return np.concatenate([[0.0], np.cumsum(gaps_N)])[: len(items)] / stretch.load.speed
 
 
 def _record(item: Item, stretch: Stretch, scheduled_s: float) -> RequestRecord:

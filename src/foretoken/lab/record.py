@@ -22,7 +22,8 @@ Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host",
-        "content-length", "proxy-authorization", "proxy-connection", "accept-encoding", "expect"}  # fmt: skip
+        "content-length", "proxy-authorization", "proxy-connection", "accept-encoding",
+        "expect"}  # fmt: skip
 LEFT = "left"
 """Kind of the error of a request whose client went before its answer ended."""
 _GENERATING = ("/v1/completions", "/v1/chat/completions")

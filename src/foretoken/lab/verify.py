@@ -2,36 +2,36 @@
 
 Greedy and seeded requests must give the same text with speculation on and off; where they first
 differ, a near-tie of the two likeliest tokens is an excuse that is counted by itself, never added
-to the equal ones. Sampling is compared as a whole: many short unseeded samples of each prompt from
-both arms, and a permutation test on their counts, per set of sampling parameters, Holm-corrected.
+to the equal ones. Sampling is compared as a whole, per set of sampling parameters: many short
+unseeded samples of each prompt from both arms. Knows two running servers, no files.
 """
 
 import asyncio
 import json
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from foretoken.errors import ConfigError
 from foretoken.lab.answers import ReadingOptions
 from foretoken.lab.client import Client
-from foretoken.lab.http1 import now
+from foretoken.lab.http1 import TransportError, now
 from foretoken.lab.results import RequestRecord
-from foretoken.lab.statistics_ratio import Ints
+from foretoken.lab.statistics_samples import compare_samples, holm_rejects
 from foretoken.lab.workload import Item
 
-PERMUTATIONS = 2000
 NEAR_TIE = 0.02
 """Difference of log-probabilities below which the order of two tokens may turn with the batch."""
+KINDS = ("greedy", "seeded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyPlan:
     """How much is asked."""
 
+    prompts: int = 20
+    """Whose texts are compared."""
     max_tokens: int = 48
     samples: int = 200
     """Per prompt, arm and set of parameters."""
@@ -44,7 +44,29 @@ class VerifyPlan:
         {"temperature": 1.0},
         {"temperature": 0.7, "top_p": 0.9},
         {"temperature": 1.0, "top_k": 5},
+        {"temperature": 1.0, "min_p": 0.1},
+        {"temperature": 0.8, "presence_penalty": 0.5, "frequency_penalty": 0.5},
     )
+
+    def __post_init__(self) -> None:
+        """Raise a ConfigError for what is out of range."""
+        names = ("prompts", "max_tokens", "samples", "sample_tokens", "sample_prompts")
+        for name in (*names, "concurrency"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"plan.{name}", getattr(self, name), "an integer >= 1")
+        if not 0 < self.error < 1:
+            raise ConfigError("plan.error", self.error, "a chance between 0 and 1")
+
+    def checks(self) -> list[tuple[str, int]]:
+        """Every check in its order, and how many answers it asks for."""
+        texts = [(kind, 2 * self.prompts) for kind in KINDS]
+        each = 2 * self.samples * min(self.sample_prompts, self.prompts)
+        return texts + [(describe(parameters), each) for parameters in self.parameters]
+
+
+def describe(parameters: Mapping[str, Any]) -> str:
+    """A set of parameters in words."""
+    return ", ".join(f"{name} {value}" for name, value in parameters.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +74,7 @@ class TextCheck:
     """Texts of requests that must be the same."""
 
     kind: str
-    """greedy or seeded."""
+    """One of KINDS."""
     compared: int
     equal: int
     excused: int
@@ -75,61 +97,109 @@ class DistributionCheck:
     expected: float
     p_value: float
     passed: bool
+    failed: int = 0
+    """Answers that did not come."""
     refused: str | None = None
-    """What an arm said, if it takes no such parameters."""
+    """What an arm said, if it takes no such parameters, or answers nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
     """The verdict of the kit."""
 
-    texts: tuple[TextCheck, ...]
-    distributions: tuple[DistributionCheck, ...]
+    texts: tuple[TextCheck, ...] = ()
+    distributions: tuple[DistributionCheck, ...] = ()
+
+    @property
+    def compared(self) -> int:
+        """Pairs of texts that there were."""
+        return sum(check.compared for check in self.texts)
 
     @property
     def lossless(self) -> bool:
         """Nothing differs that is not excused, and something was compared."""
-        compared = sum(check.compared for check in self.texts)
         texts = all(check.different == 0 for check in self.texts)
         done = all(check.passed for check in self.distributions if check.refused is None)
-        return compared > 0 and texts and done
+        return self.compared > 0 and texts and done
 
 
-async def verify(off: Client, on: Client, prompts: Sequence[str], plan: VerifyPlan) -> Verified:
-    """Both kinds of checks of two running servers."""
-    texts = [await _check_texts(off, on, prompts, plan, kind) for kind in ("greedy", "seeded")]
-    found = [await _check_distribution(off, on, prompts, plan, p) for p in plan.parameters]
-    return Verified(texts=tuple(texts), distributions=_holm(found, plan.error))
+def _ignore(*_: object) -> None:
+    """Say nothing."""
 
 
-async def _ask(client: Client, items: Sequence[Item], plan: VerifyPlan) -> list[RequestRecord]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follow:
+    """Who is told how far it is."""
+
+    began: Callable[[str, int], None] = _ignore
+    """A check begins: its name, and how many answers it asks for."""
+    answered: Callable[[], None] = _ignore
+    checked: Callable[[Verified], None] = _ignore
+    """A check has ended: all that there are so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kit:
+    off: Client
+    on: Client
+    prompts: Sequence[str]
+    plan: VerifyPlan
+    follow: Follow
+
+
+async def verify(
+    arms: tuple[Client, Client],
+    prompts: Sequence[str],
+    plan: VerifyPlan,
+    *,
+    done: Verified | None = None,
+    follow: Follow | None = None,
+) -> Verified:
+    """Both kinds of checks of two running servers, off and on; those in `done` are not repeated."""
+    kit = _Kit(*arms, list(prompts[: plan.prompts]), plan, follow or Follow())
+    found = done or Verified()
+    sizes = plan.checks()
+    for kind in KINDS[len(found.texts) :]:
+        kit.follow.began(*sizes[len(found.texts)])
+        found = replace(found, texts=(*found.texts, await _check_texts(kit, kind)))
+        kit.follow.checked(found)
+    for given in plan.parameters[len(found.distributions) :]:
+        kit.follow.began(*sizes[len(KINDS) + len(found.distributions)])
+        checks = (*found.distributions, await _check_distribution(kit, given))
+        found = replace(found, distributions=_corrected(checks, plan.error))
+        kit.follow.checked(found)
+    return found
+
+
+async def _ask(kit: _Kit, client: Client, items: Sequence[Item]) -> list[RequestRecord]:
     options = ReadingOptions(start_s=now(), keep_text=True)
-    gate = asyncio.Semaphore(plan.concurrency)
+    gate = asyncio.Semaphore(kit.plan.concurrency)
 
     async def one(item: Item) -> RequestRecord:
         async with gate:
-            return await client.complete(item, RequestRecord(index=item.index), options)
+            record = await client.complete(item, RequestRecord(index=item.index), options)
+        kit.follow.answered()
+        return record
 
     return list(await asyncio.gather(*(one(item) for item in items)))
 
 
-async def _check_texts(
-    off: Client, on: Client, prompts: Sequence[str], plan: VerifyPlan, kind: str
-) -> TextCheck:
+async def _check_texts(kit: _Kit, kind: str) -> TextCheck:
     settings: dict[str, Any] = (
         {"temperature": 0.0} if kind == "greedy" else {"temperature": 0.8, "seed": 1234}
     )
     items = [
-        Item(index=i, prompt=prompt, max_tokens=plan.max_tokens, **settings)
-        for i, prompt in enumerate(prompts)
+        Item(index=i, prompt=prompt, max_tokens=kit.plan.max_tokens, **settings)
+        for i, prompt in enumerate(kit.prompts)
     ]
-    pairs = list(zip(*[await _ask(arm, items, plan) for arm in (off, on)], strict=True))
+    pairs = list(zip(*[await _ask(kit, arm, items) for arm in (kit.off, kit.on)], strict=True))
     whole = [(a, b) for a, b in pairs if a.ok and b.ok]
     unequal = [(a, b) for a, b in whole if a.text != b.text]
-    excuses = [await _excuse(off, items[a.index], a, b) for a, b in unequal]
+    excuses = [await _excuse(kit.off, items[a.index], a, b) for a, b in unequal]
     examples = [
         f"prompt {a.index}: {text}" for (a, _), (text, _) in zip(unequal, excuses, strict=True)
     ]
+    broken = [r.error or "no text" for pair in pairs for r in pair if not r.ok]
     excused = sum(kind == "greedy" and near for _, near in excuses)
     return TextCheck(
         kind=kind,
@@ -138,7 +208,7 @@ async def _check_texts(
         excused=excused,
         different=len(unequal) - excused,
         failed=len(pairs) - len(whole),
-        examples=tuple(examples[:5]),
+        examples=(*examples[:5], *broken[:1]),
     )
 
 
@@ -162,40 +232,37 @@ async def top_gap(client: Client, prompt: str) -> float | None:
     body = {"model": client.info.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0,
             "logprobs": 2}  # fmt: skip
     payload = json.dumps(body).encode()
-    answer = await client.pool.send("POST", "/v1/completions", payload, timeout_s=60.0)
-    if answer.status != 200 or answer.broken is not None:
-        return None
     try:
+        answer = await client.pool.send("POST", "/v1/completions", payload, timeout_s=60.0)
         top = json.loads(answer.body)["choices"][0]["logprobs"]["top_logprobs"][0]
         values = sorted((float(v) for v in top.values()), reverse=True)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (TransportError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
     return values[0] - values[1] if len(values) > 1 else None
 
 
-async def _check_distribution(
-    off: Client, on: Client, prompts: Sequence[str], plan: VerifyPlan, given: Mapping[str, Any]
-) -> DistributionCheck:
+async def _check_distribution(kit: _Kit, given: Mapping[str, Any]) -> DistributionCheck:
     rest = {name: value for name, value in given.items() if name != "temperature"}
-    chosen = list(prompts[: plan.sample_prompts])
+    chosen = kit.prompts[: kit.plan.sample_prompts]
     items = [
         Item(
             index=i,
             prompt=prompt,
-            max_tokens=plan.sample_tokens,
+            max_tokens=kit.plan.sample_tokens,
             temperature=given.get("temperature", 1.0),
             parameters=rest,
         )
-        for i, prompt in enumerate(chosen * plan.samples)
+        for i, prompt in enumerate([*chosen] * kit.plan.samples)
     ]
-    arms = [await _ask(arm, items, plan) for arm in (off, on)]
-    errors = [r.error for records in arms for r in records if not r.ok]
-    if errors:
-        return _refused(given, str(errors[0]))
+    arms = [await _ask(kit, arm, items) for arm in (kit.off, kit.on)]
+    errors = [r.error or "no text" for records in arms for r in records if not r.ok]
+    refused = next((error for error in errors if error.startswith("refused")), None)
     counts = [
-        [[r.text or "" for r in records[i :: len(chosen)]] for records in arms]
+        [[r.text or "" for r in records[i :: len(chosen)] if r.ok] for records in arms]
         for i in range(len(chosen))
     ]
+    if refused is not None or not all(texts for pair in counts for texts in pair):
+        return _untested(given, refused or errors[0], len(errors))
     distance, expected, p_value = compare_samples(counts)
     return DistributionCheck(
         parameters=dict(given),
@@ -204,60 +271,21 @@ async def _check_distribution(
         expected=expected,
         p_value=p_value,
         passed=True,
+        failed=len(errors),
     )
 
 
-def _refused(given: Mapping[str, Any], error: str) -> DistributionCheck:
+def _untested(given: Mapping[str, Any], error: str, failed: int) -> DistributionCheck:
     return DistributionCheck(
         parameters=dict(given), samples=0, distance=math.nan, expected=math.nan, p_value=math.nan,
-        passed=False, refused=error,
+        passed=False, failed=failed, refused=error,
     )  # fmt: skip
 
 
-def compare_samples(
-    samples: Sequence[Sequence[Sequence[str]]], *, seed: int = 0
-) -> tuple[float, float, float]:
-    """Total variation between two arms' texts, what chance gives, and the permutation p-value.
-
-    `samples[prompt][arm]` are texts. Labels are shuffled within prompts, so that the p-value holds
-    whatever the distribution is (Good 2005).
-    """
-    rng = np.random.default_rng(seed)
-    tables = [_codes(pair) for pair in samples]
-    real = float(np.mean([_distance(codes, arms, size) for codes, arms, size in tables]))
-    shuffled = np.array(
-        [
-            np.mean([_distance(codes, rng.permutation(arms), size) for codes, arms, size in tables])
-            for _ in range(PERMUTATIONS)
-        ]
-    )
-    p_value = (1 + int((shuffled >= real - 1e-12).sum())) / (1 + PERMUTATIONS)
-    return real, float(shuffled.mean()), p_value
-
-
-def _codes(pair: Sequence[Sequence[str]]) -> tuple[Ints, Ints, int]:
-    """Texts as numbers, the arm of each, and how many different texts there are."""
-    names = {text: i for i, text in enumerate(Counter(pair[0]) | Counter(pair[1]))}
-    codes = np.array([names[text] for arm in pair for text in arm])
-    arms = np.repeat([0, 1], [len(pair[0]), len(pair[1])])
-    return codes, arms, len(names)
-
-
-def _distance(codes: Ints, arms: Ints, size: int) -> float:
-    one = np.bincount(codes[arms == 0], minlength=size)
-    other = np.bincount(codes[arms == 1], minlength=size)
-    return float(np.abs(one / max(one.sum(), 1) - other / max(other.sum(), 1)).sum() / 2)
-
-
-def _holm(found: Sequence[DistributionCheck], error: float) -> tuple[DistributionCheck, ...]:
-    """Holm's step-down procedure (1979) over the tests that were made."""
-    tested = sorted((c for c in found if c.refused is None), key=lambda c: c.p_value)
-    failed: list[int] = []
-    for place, check in enumerate(tested):
-        if check.p_value > error / (len(tested) - place):
-            break
-        failed.append(id(check))
+def _corrected(found: Sequence[DistributionCheck], error: float) -> tuple[DistributionCheck, ...]:
+    """Passed or not, over all tests that were made."""
+    rejected = iter(holm_rejects([c.p_value for c in found if c.refused is None], error))
     return tuple(
-        check if check.refused is not None else replace(check, passed=id(check) not in failed)
+        check if check.refused is not None else replace(check, passed=not next(rejected))
         for check in found
     )

@@ -14,7 +14,7 @@ import pytest
 from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.arrivals import Load
 from foretoken.lab.client import Client, EndpointConfig, connect
-from foretoken.lab.driving import Stretch, drive
+from foretoken.lab.driving import Stretch, drive, instants
 from foretoken.lab.http1 import HttpPool, now
 from foretoken.lab.mock_engine import MockLaw
 from foretoken.lab.mock_run import mock_running
@@ -115,6 +115,15 @@ def test_open_loops_send_on_time() -> None:
     gaps = np.diff([record.scheduled_s for record in records])
     assert gaps == pytest.approx(np.full(7, 0.02))
     assert all(r.sent_s is not None and r.sent_s >= r.scheduled_s for r in records)
+
+
+def test_a_trace_that_goes_round_keeps_its_pace() -> None:
+    """A block from near the end of a trace: its requests neither wait for nor chase the clock."""
+    trace = [Item(index=0, prompt="x", arrival_s=at) for at in (100.0, 101.0, 103.0, 106.0)]
+    stretch = Stretch(load=Load(kind="trace", speed=2.0), start_s=0.0)
+    assert instants(take(trace, 4), stretch).tolist() == [0.0, 0.5, 1.5, 3.0]
+    assert instants(take(trace, 4, 2), stretch).tolist() == [0.0, 1.5, 2.5, 3.0]
+    assert instants([], stretch).tolist() == []
 
 
 def test_chat_takes_its_endpoint() -> None:

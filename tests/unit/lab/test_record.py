@@ -234,7 +234,7 @@ def test_an_upstream_that_closes_after_every_stream(tmp_path: Path) -> None:
     assert (proxy.recorded, proxy.lost) == (4, 0)
 
 
-
+@contextmanager
 def answering(answers: list[bytes]) -> Iterator[str]:
     """A server that answers each connection once and closes it."""
     with socket.create_server(("127.0.0.1", 0)) as server:

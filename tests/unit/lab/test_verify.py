@@ -1,16 +1,23 @@
 """The losslessness kit: quiet about honest servers, loud about one that samples wrongly."""
 
 import asyncio
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
 
+from foretoken.cli.app import app
 from foretoken.lab.client import EndpointConfig, connect
 from foretoken.lab.mock_engine import MockLaw
 from foretoken.lab.mock_model import MockModel
 from foretoken.lab.mock_run import mock_running
 from foretoken.lab.mock_server import MockFaults, MockServer
-from foretoken.lab.verify import Verified, VerifyPlan, compare_samples, verify
+from foretoken.lab.statistics_samples import compare_samples, holm_rejects
+from foretoken.lab.verify import Verified, VerifyPlan, verify
 
 PROMPTS = [f"prompt {i}" for i in range(6)]
 QUICK = VerifyPlan(
@@ -25,7 +32,7 @@ def kit(on: MockServer, plan: VerifyPlan = QUICK) -> Verified:
 
     async def main(urls: tuple[str, str]) -> Verified:
         clients = [await connect(EndpointConfig(url=url)) for url in urls]
-        found = await verify(clients[0], clients[1], PROMPTS, plan)
+        found = await verify((clients[0], clients[1]), PROMPTS, plan)
         for client in clients:
             await client.close()
         return found
@@ -75,3 +82,61 @@ def test_the_permutation_test_keeps_its_level_and_has_power() -> None:
 @pytest.mark.parametrize("same", [["a"] * 5, ["a", "b"]])
 def test_equal_samples_are_no_evidence(same: list[str]) -> None:
     assert compare_samples([[same, same]])[2] == 1.0
+
+
+@given(st.lists(st.floats(0.0001, 1.0), min_size=1, max_size=8), st.floats(0.01, 0.2))
+def test_holm_is_between_bonferroni_and_none(p_values: list[float], error: float) -> None:
+    rejected = holm_rejects(p_values, error)
+    for p_value, no in zip(p_values, rejected, strict=True):
+        assert not (no and p_value > error)
+        assert no or p_value > error / len(p_values)
+    assert sorted(p_values)[: sum(rejected)] == sorted(
+        p for p, no in zip(p_values, rejected, strict=True) if no
+    ), "the smallest ones"
+
+
+def run(*options: str) -> Result:
+    """`foretoken lab verify`."""
+    return CliRunner().invoke(app, ["lab", "verify", *options])
+
+
+def test_the_command_saves_every_check_and_goes_on(tmp_path: Path) -> None:
+    prompts, file = tmp_path / "prompts.txt", tmp_path / "verify.yaml"
+    prompts.write_text("one\ntwo\nthree\n")
+    out = ["--out", str(tmp_path / "out"), "--json"]
+    with mock_running(MockServer(FAST)) as off, mock_running(MockServer(FAST)) as on:
+        file.write_text(
+            f"baseline: {{name: off, url: '{off}'}}\ncandidate: {{name: on, url: '{on}'}}\n"
+            f"workload: {{file: '{prompts}', max_tokens: 5}}\n"
+            "plan: {prompts: 3, samples: 4, parameters: [{temperature: 1.0}, {temperature: 0.5}]}\n"
+        )
+        planned = json.loads(run(str(file), "--dry-run", *out).stdout)["checks"]
+        assert not (tmp_path / "out").exists()
+        first = run(str(file), *out)
+    assert first.exit_code == 0, first.output
+    assert [(c["check"], c["answers"]) for c in planned] == [
+        ("greedy", 6), ("seeded", 6), ("temperature 1.0", 16), ("temperature 0.5", 16),
+    ]  # fmt: skip
+    assert "lossless as far as tested" in first.stderr
+    path = tmp_path / "out" / "verify.json"
+    saved = json.loads(path.read_text())
+    assert saved["found"] == {k: v for k, v in json.loads(first.stdout).items() if k != "lossless"}
+    assert run(str(file), *out).exit_code == 2, "there is a result already"
+    # Both servers are gone: what is whole is read.
+    assert run(str(file), *out, "--resume").stdout == first.stdout
+    other = run(str(file), *out, "--resume", "--samples", "9")
+    assert other.exit_code == 2 and "--resume: plan" in other.output
+    del saved["found"]["distributions"][1]
+    path.write_text(json.dumps(saved))
+    assert run(str(file), *out, "--resume").exit_code == 5, "one check is missing, and no server"
+
+
+def test_nothing_compared_is_not_called_different(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\n")
+    broken = MockServer(FAST, faults=MockFaults(error_every=1))
+    with mock_running(MockServer(FAST)) as off, mock_running(broken) as on:
+        found = run("--baseline", off, "--candidate", on, "--workload", str(prompts),
+                    "--samples", "2", "--out", str(tmp_path / "out"))  # fmt: skip
+    assert found.exit_code == 1 and "nothing could be compared" in found.stderr
+    assert "the mock broke" in found.stderr

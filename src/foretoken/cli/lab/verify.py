@@ -1,84 +1,106 @@
-"""`foretoken lab verify`: the black-box losslessness kit."""
+"""`foretoken lab verify`: options and printing of the black-box losslessness kit."""
 
-import asyncio
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.lab.options import JsonOption, resolve_workload
+from foretoken.cli.lab.options import BaselineOption, CandidateOption, arms_of, resolve_workload
+from foretoken.cli.lab.shared import Measuring, measuring
 
 if TYPE_CHECKING:
-    from foretoken.lab.experiments import ArmConfig
-    from foretoken.lab.verify import Verified, VerifyPlan
+    from foretoken.lab.verify import DistributionCheck, TextCheck, Verified, VerifyPlan
+
+EXIT_NOTHING, EXIT_DIFFERENT = 1, 4
 
 
+@measuring("lab-verify", "blocks", "requests", "load", "temperatures", "slo")
 def verify(
-    baseline: Annotated[str, typer.Option(help="A URL, or a command with {port}; off.")],
-    candidate: Annotated[str, typer.Option(help="A URL, or a command with {port}; on.")],
-    workload: Annotated[str, typer.Option(help="A file of prompts; `demo`: Python.")] = "demo",
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of logs.")] = Path("lab-verify"),
-    prompts: Annotated[int, typer.Option(help="How many prompts.", min=1)] = 20,
-    max_tokens: Annotated[int, typer.Option(help="Of the compared texts.", min=1)] = 48,
-    samples: Annotated[int, typer.Option(help="Per prompt, arm and set of parameters.")] = 200,
-    as_json: JsonOption = False,
+    shared: Measuring,
+    baseline: BaselineOption = None,
+    candidate: CandidateOption = None,
+    prompts: Annotated[
+        int | None, typer.Option(help="Whose texts are compared; default 20.", min=1)
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="Per prompt, arm and set of parameters; default 200.", min=1),
+    ] = None,
 ) -> None:
     """Compare two servers' outputs: equal texts, and equal distributions when sampling.
 
-    Exit code 0: nothing differs; 4: outputs differ; 5: no server.
+    Without a workload it asks for held-out Python; `--set plan.parameters=` takes other sets of
+    sampling parameters. Exit code 0: nothing differs; 4: outputs differ; 1: nothing could be
+    compared; 2: wrong settings; 5: no server.
     """
-    from foretoken.lab.bench import load_items
-    from foretoken.lab.experiments import ArmConfig, WorkloadConfig, arm_of
-    from foretoken.lab.plain import from_plain, to_plain
-    from foretoken.lab.verify import VerifyPlan
+    from foretoken.cli.lab.progress import answers_view
+    from foretoken.lab.plain import to_plain
+    from foretoken.lab.verifying import VerifyConfig, run_verify
 
-    file = resolve_workload(workload, out)
-    items = load_items(WorkloadConfig(file=file))[0]
-    texts = [item.prompt for item in items if item.prompt][:prompts]
-    arms = [
-        from_plain(ArmConfig, arm_of(given, name), name)
-        for given, name in ((baseline, "off"), (candidate, "on"))
-    ]
-    plan = VerifyPlan(max_tokens=max_tokens, samples=samples)
-    found = asyncio.run(_run((arms[0], arms[1]), texts, plan, out))
+    defaults: dict[str, Any] = {}
+    if shared.short.workload is None and shared.config is None:
+        defaults["workload"] = {"file": resolve_workload("demo", shared.out)}
+    given = {"plan.prompts": prompts, "plan.samples": samples}
+    own = [f"{name}={value}" for name, value in given.items() if value is not None]
+    settings = shared.settings(VerifyConfig, [*arms_of(baseline, candidate), *own], defaults)
+    if shared.dry_run:
+        _show_plan(settings.whole_plan, shared.as_json)
+        return
+    with answers_view(_show_last) as follow:
+        found = run_verify(settings, shared.out, resume=shared.resume, follow=follow)
     _show(found)
-    if as_json:
+    if shared.as_json:
         print(json.dumps({**to_plain(found), "lossless": found.lossless}))
-    raise typer.Exit(0 if found.lossless else 4)
+    if not found.compared:
+        raise typer.Exit(EXIT_NOTHING)
+    raise typer.Exit(0 if found.lossless else EXIT_DIFFERENT)
 
 
-async def _run(
-    arms: "tuple[ArmConfig, ArmConfig]", texts: list[str], plan: "VerifyPlan", out: Path
-) -> "Verified":
-    from foretoken.lab.servers import serving
-    from foretoken.lab.verify import verify as check
+def _show_plan(plan: "VerifyPlan", as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"checks": [{"check": n, "answers": a} for n, a in plan.checks()]}))
+        return
+    for name, answers in plan.checks():
+        typer.echo(f"{name}: {answers} answers", err=True)
 
-    off, on = arms
-    async with serving(off, out / "logs" / "off.log") as a:
-        async with serving(on, out / "logs" / "on.log") as b:
-            return await check(a, b, texts, plan)
+
+def _show_last(found: "Verified") -> str:
+    """The check that has just ended."""
+    return _sampled(found.distributions[-1]) if found.distributions else _text(found.texts[-1])
+
+
+def _text(check: "TextCheck") -> str:
+    lines = [
+        f"{check.kind}: {check.equal} of {check.compared} equal, {check.excused} at near-ties, "
+        f"{check.different} different, {check.failed} without an answer"
+    ]
+    return "\n  ".join([*lines, *check.examples])
+
+
+def _sampled(check: "DistributionCheck") -> str:
+    from foretoken.lab.verify import describe
+
+    name = describe(check.parameters)
+    if check.refused is not None:
+        return f"{name}: not tested: {check.refused}"
+    failed = f", {check.failed} without an answer" if check.failed else ""
+    return (
+        f"{name}: {'same' if check.passed else 'DIFFERENT'} distribution, distance "
+        f"{check.distance:.3f} (chance {check.expected:.3f}), p {check.p_value:.4f}, "
+        f"{check.samples} samples per arm{failed}"
+    )
 
 
 def _show(found: "Verified") -> None:
+    """What it comes to; a test that fails only beside the others is said here too."""
     from foretoken.cli.lab.tables import console
+    from foretoken.lab.verify import describe
 
     show = console()
-    for text in found.texts:
-        show.print(
-            f"{text.kind}: {text.equal} of {text.compared} equal, {text.excused} at near-ties, "
-            f"{text.different} different, {text.failed} without an answer"
-        )
-        for example in text.examples:
-            show.print(f"  {example}", style="dim", soft_wrap=True)
     for check in found.distributions:
-        names = ", ".join(f"{n} {v}" for n, v in check.parameters.items())
-        if check.refused is not None:
-            show.print(f"{names}: refused: {check.refused}", style="yellow", soft_wrap=True)
-            continue
-        show.print(
-            f"{names}: {'same' if check.passed else 'DIFFERENT'} distribution, distance "
-            f"{check.distance:.3f} (chance {check.expected:.3f}), p {check.p_value:.4f}, "
-            f"{check.samples} samples per arm"
-        )
-    show.print("lossless as far as tested" if found.lossless else "NOT LOSSLESS")
+        if check.refused is None and not check.passed:
+            show.print(f"differs: {describe(check.parameters)}", style="bold red")
+    if not found.compared:
+        show.print("nothing could be compared", style="bold red")
+    else:
+        show.print("lossless as far as tested" if found.lossless else "NOT LOSSLESS", style="bold")
