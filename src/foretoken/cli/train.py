@@ -81,6 +81,21 @@ def pard(config: Config, out: Out = None, target: Target = None) -> None:
 
 
 @train_app.command()
+def states(
+    config: Config,
+    out: Out = None,
+    target: Target = None,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Only say how many bytes; write nothing.")
+    ] = False,
+) -> None:
+    """Write the hidden states that a head of your own target learns from to disk, and no step."""
+    from foretoken.training.runs import store_states
+
+    store_states(config, out, target, typer.echo, only_estimate=estimate)
+
+
+@train_app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A run's folder, which holds step-*.pt files.")],
     to: Annotated[Path, typer.Argument(help="The folder of the model to write.")],

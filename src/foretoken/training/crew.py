@@ -16,6 +16,8 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
+from foretoken.training.schedule import Stage
+
 SLOWEST = 5.0
 FORGET = 0.9
 
@@ -23,8 +25,8 @@ FORGET = 0.9
 class Task(Protocol):
     """What a run optimizes."""
 
-    def loss(self, index: int, tokens: int, length: int) -> Tensor:
-        """The mean loss in nats of part `index`: `tokens` tokens in rows of `length`."""
+    def loss(self, index: int, tokens: int, stage: Stage) -> Tensor:
+        """The mean loss in nats of part `index`: `tokens` tokens in rows as `stage` says."""
         ...
 
     def evaluate(self) -> dict[str, float]:
@@ -42,7 +44,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One step: parts first..first+parts-1, each of `tokens` tokens in rows of `length`.
+    """One step: parts first..first+parts-1, each of `tokens` tokens in rows as `stage` says.
 
     Without parts it is a rehearsal: a helper compiles what it will need, and nobody waits.
     """
@@ -50,7 +52,7 @@ class Work:
     first: int
     parts: int
     tokens: int
-    length: int
+    stage: Stage
 
 
 class Counter:
@@ -86,7 +88,7 @@ def do_parts(me: int, task: Task, work: Work, counter: Counter) -> float:
     total = 0.0
     while (index := counter.take(me, work)) is not None:
         started = time.monotonic()
-        loss = task.loss(index, work.tokens, work.length) / work.parts
+        loss = task.loss(index, work.tokens, work.stage) / work.parts
         loss.backward()
         total += loss.item()
         counter.note(me, time.monotonic() - started)
@@ -115,7 +117,7 @@ def _helper(
         parameter.data = tensor
     while (work := pipe.recv()) is not None:
         if work.parts == 0:
-            job.task.loss(work.first, work.tokens, work.length).backward()
+            job.task.loss(work.first, work.tokens, work.stage).backward()
             job.model.zero_grad()
             pipe.send(0.0)
             continue
@@ -126,19 +128,20 @@ def _helper(
 
 
 class Member:
-    """A helper seen from outside; `length` is what it has rehearsed, or is about to."""
+    """A helper seen from outside; `stage` is what it has rehearsed, or is about to."""
 
     def __init__(self, pipe: Connection, gradients: Tensor) -> None:
         self.pipe, self.gradients = pipe, gradients
-        self.length, self.busy = 0, False
+        self.stage: Stage | None = None
+        self.busy = False
 
     def ready(self, work: Work) -> bool:
-        """Whether it can take parts of `work` now; asks for a rehearsal of a new length."""
+        """Whether it can take parts of `work` now; asks for a rehearsal of a new stage."""
         if self.busy and self.pipe.poll():
             self.pipe.recv()
             self.busy = False
-        if not self.busy and self.length != work.length:
-            self.length, self.busy = work.length, True
+        if not self.busy and self.stage != work.stage:
+            self.stage, self.busy = work.stage, True
             self.pipe.send(replace(work, parts=0))
         return not self.busy
 

@@ -18,6 +18,7 @@ from foretoken.training.distill_loss import Head, distillation_loss
 from foretoken.training.loop import autocast, prepare
 from foretoken.training.model import Block, Llama
 from foretoken.training.pool import SAMPLE_LENGTH, SamplePool, open_inputs
+from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
 
 
@@ -71,9 +72,9 @@ class Distillation:
         rest = self.data.batch(index, tokens - own * length, length).tokens
         return rest if own == 0 else torch.cat((self.pool.rows(own, length, index), rest))
 
-    def loss(self, index: int, tokens: int, length: int) -> Tensor:
+    def loss(self, index: int, tokens: int, stage: Stage) -> Tensor:
         """Mean divergence of part `index`, in nats."""
-        rows = self._tokens(index, tokens, length).to(self.device)
+        rows = self._tokens(index, tokens, stage.length).to(self.device)
         with autocast(self.device, self.precision):
             with torch.no_grad():
                 wanted = self.target(rows).hidden.flatten(0, 1)

@@ -19,6 +19,7 @@ from foretoken.training.loop import Progress, Trainer, autocast, pick_device, pr
 from foretoken.training.manifest import difference
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.provenance import write_provenance
+from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
 from foretoken.training.tokenizer import save_tokenizer, train_tokenizer
 
@@ -48,9 +49,9 @@ class LanguageModelling:
         self.model, self.data, self.held_out, self.per_token = model, data, held_out, per_token
         self.device, self.precision = next(model.parameters()).device, "bfloat16"
 
-    def loss(self, index: int, tokens: int, length: int) -> Tensor:
+    def loss(self, index: int, tokens: int, stage: Stage) -> Tensor:
         """Mean cross entropy of part `index`, in nats a token."""
-        batch = self.data.batch(index, tokens, length)
+        batch = self.data.batch(index, tokens, stage.length)
         with autocast(self.device, self.precision):
             return self.model.loss(batch.tokens.to(self.device), batch.targets.to(self.device))
 

@@ -21,7 +21,7 @@ from foretoken.training import checkpoints
 from foretoken.training.crew import Crew, Job, Work
 from foretoken.training.model import Llama
 from foretoken.training.optimizer import Optimizer
-from foretoken.training.schedule import stage_length
+from foretoken.training.schedule import current_stage
 from foretoken.training.settings import Settings
 
 
@@ -103,11 +103,11 @@ class Trainer:
     def step(self) -> float:
         """One optimizer step; returns its loss in nats."""
         share, done = self.share(), self.progress
-        length = stage_length(self.settings.stages, share)
+        stage = current_stage(self.settings.stages, share)
         started = time.monotonic()
-        tokens = max(length, self.settings.micro_tokens)
+        tokens = max(stage.length, self.settings.micro_tokens)
         parts = max(1, self.settings.batch_tokens // tokens)
-        work = Work(first=done.step * parts, parts=parts, tokens=tokens, length=length)
+        work = Work(first=done.step * parts, parts=parts, tokens=tokens, stage=stage)
         value = self._gradients(work)
         self.optimizer.step(self.settings.rates.scale(done.step, share))
         done.step += 1

@@ -12,9 +12,9 @@ from foretoken.training.distill import build_job
 from foretoken.training.heads.build import build_head_job
 from foretoken.training.lm import train_language_model
 from foretoken.training.loop import Progress
-from foretoken.training.own.job import train_own_head
+from foretoken.training.own.job import store_own_states, train_own_head
 from foretoken.training.pool import train_on_target
-from foretoken.training.settings import read_settings
+from foretoken.training.settings import Settings, read_settings
 
 
 def train(
@@ -29,9 +29,7 @@ def train(
     Goes on from the newest checkpoint in the run's folder, `out`. `target` replaces the config's.
     Raises ConfigError for a wrong config, or one that trains something else than `kind`.
     """
-    settings = read_settings(config)
-    if target is not None:
-        settings = replace(settings, target=str(target))
+    settings = _settings(config, target)
     if kind is not None and settings.kind != kind:
         raise ConfigError("CONFIG", f"{config} trains {settings.kind!r}", f"a config of {kind!r}")
     if settings.head is not None and settings.data is not None:
@@ -41,3 +39,27 @@ def train(
     if settings.target is None:
         return train_language_model(settings, out, report)
     return train_on_target(settings, out, report, build_job)
+
+
+def store_states(
+    config: str | Path,
+    out: Path | None,
+    target: Path | None,
+    report: Callable[[str], None],
+    *,
+    only_estimate: bool = False,
+) -> None:
+    """Write the hidden states that a head's run on data of one's own will read, and no step.
+
+    `only_estimate`: report how many bytes they take, and write nothing. Raises ConfigError for a
+    config without a head and data, or where the disk is too small.
+    """
+    settings = _settings(config, target)
+    if settings.head is None or settings.data is None:
+        raise ConfigError("CONFIG", str(config), "a config with [head] and [data]")
+    store_own_states(settings, out, report, only_estimate=only_estimate)
+
+
+def _settings(config: str | Path, target: Path | None) -> Settings:
+    settings = read_settings(config)
+    return settings if target is None else replace(settings, target=str(target))

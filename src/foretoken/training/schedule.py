@@ -58,9 +58,9 @@ class Stage:
     length: int
 
 
-def stage_length(stages: tuple[Stage, ...], progress: float) -> int:
-    """The sequence length in force at `progress`."""
+def current_stage(stages: tuple[Stage, ...], progress: float) -> Stage:
+    """The stage in force at `progress`."""
     for stage in stages:
         if progress < stage.until:
-            return stage.length
-    return stages[-1].length
+            return stage
+    return stages[-1]

@@ -12,7 +12,7 @@ from foretoken.errors import ConfigError
 from foretoken.training.data import Mix
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.model import LlamaShape
-from foretoken.training.own.settings import DataSettings
+from foretoken.training.own.settings import DataSettings, StateSettings
 from foretoken.training.schedule import Budget, Cosine, Stage, Wsd
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -27,6 +27,7 @@ class Settings:
     stages: tuple[Stage, ...]
     head: HeadSettings | None = None
     data: DataSettings | None = None
+    states: StateSettings | None = None
     target: str | None = None
     out: str | None = None
     max_steps: int = 2000
@@ -145,6 +146,9 @@ def read_settings(path: str | Path) -> Settings:
     if "data" in table:
         _require("data", table["data"], "head" in table, "a table beside [head] only")
         table["data"] = _build(DataSettings, table["data"], "data")
+    if "states" in table:
+        _require("states", table["states"], "data" in table, "a table beside [data] only")
+        table["states"] = _build(StateSettings, table["states"], "states")
     stages = table.get("stages", [{"until": 1.0, "length": 512}])
     table["stages"] = tuple(_build(Stage, stage, "stages") for stage in stages)
     settings: Settings = _build(Settings, table, "config")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -20,46 +19,17 @@ from foretoken.kv.features import FINAL
 from foretoken.testing import write_tiny_llama
 from foretoken.training import checkpoints
 from foretoken.training.heads.export import export_run
-from foretoken.training.own.answers import FILE, PackedRows, read_answers
+from foretoken.training.own.answers import FILE, read_answers
 from foretoken.training.own.job import build_own_job, prepare_own
 from foretoken.training.own.prompts import read_prompt_set
+from foretoken.training.own.rows import PackedRows
 from foretoken.training.own.settings import DataSettings
 from foretoken.training.own.target import OwnTarget
 from foretoken.training.runs import train
+from foretoken.training.schedule import Stage
 from foretoken.training.settings import read_settings
 from tests.unit.training import tiny
-
-CONFIG = """
-max_steps = {steps}
-batch_tokens = 64
-micro_tokens = 32
-warmup_steps = 2
-evaluate_steps = 4
-compile = false
-precision = "float32"
-checkpoint_minutes = 0.0
-{more}
-
-[head]
-kind = "{kind}"
-depth = 3
-inner_size = 24
-
-[data]
-prompts = "{prompts}"
-answer_tokens = 16
-held_out = 3
-batch = 5
-
-[[stages]]
-until = 1.0
-length = 32
-"""
-
-
-def _silent(_: str) -> None:
-    """Reports go nowhere."""
-
+from tests.unit.training.own_runs import silent, write_config
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -67,29 +37,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("own"), seed=2, num_hidden_layers=8)
 
 
-def _prompts(folder: Path, count: int = 12) -> Path:
-    rng = random.Random(1)
-    lines = [
-        json.dumps({"prompt_token_ids": [rng.randrange(2, 97) for _ in range(8)]})
-        for _ in range(count)
-    ]
-    path = folder / "prompts.jsonl"
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def _config(folder: Path, kind: str = "mlp", steps: int = 6, more: str = "") -> Path:
-    path = folder / "own.toml"
-    prompts = _prompts(folder)
-    path.write_text(CONFIG.format(kind=kind, steps=steps, prompts=prompts, more=more))
-    return path
-
-
 @pytest.mark.parametrize("kind", ["eagle3", "mlp"])
 def test_from_prompts_to_a_running_head(kind: str, target: Path, tmp_path: Path) -> None:
     """Answers, steps, provenance, export; the head drafts and changes no token."""
     run = tmp_path / "run"
-    done = train(_config(tmp_path, kind), run, target, _silent, kind=kind)
+    done = train(write_config(tmp_path, kind), run, target, silent, kind=kind)
     assert done.step == 6 and {"tokens_a_step", "depth_3"} <= set(done.history[-1])
     assert len(read_answers(run)) == 12
     [start] = json.loads((run / "provenance.json").read_text())
@@ -127,9 +79,9 @@ def test_captured_states_are_those_of_the_engine(target: Path) -> None:
 
 def test_answers_go_on_where_a_killed_run_stopped(target: Path, tmp_path: Path) -> None:
     """A half-written line is written anew; what is there is not answered twice."""
-    settings = read_settings(_config(tmp_path, more=f'target = "{target}"'))
+    settings = read_settings(write_config(tmp_path, more=f'target = "{target}"'))
     whole = tmp_path / "whole"
-    prepare_own(settings, whole, _silent)
+    prepare_own(settings, whole, silent)
     cut = tmp_path / "cut"
     cut.mkdir()
     text = (whole / FILE).read_bytes()
@@ -143,7 +95,7 @@ def test_answers_go_on_where_a_killed_run_stopped(target: Path, tmp_path: Path) 
 
 def test_a_killed_run_loses_one_interval_at_most(target: Path, tmp_path: Path) -> None:
     """kill -9 in the middle; the next start goes on from the newest checkpoint."""
-    config, run = _config(tmp_path, steps=100_000), tmp_path / "run"
+    config, run = write_config(tmp_path, steps=100_000), tmp_path / "run"
     command = [sys.executable, "-m", "foretoken.training", str(config), str(run), str(target)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=dict(os.environ))
     try:
@@ -158,8 +110,8 @@ def test_a_killed_run_loses_one_interval_at_most(target: Path, tmp_path: Path) -
     assert state is not None
     step = state["progress"]["step"]
     assert step >= 1
-    config = _config(tmp_path, steps=step + 2)
-    done = train(config, run, target, _silent)
+    config = write_config(tmp_path, steps=step + 2)
+    done = train(config, run, target, silent)
     assert done.step == step + 2
     assert len(json.loads((run / "provenance.json").read_text())) == 2
 
@@ -191,15 +143,18 @@ def test_too_few_prompts_and_wrong_files(tmp_path: Path) -> None:
         DataSettings(prompts="x", temperatures=())
 
 
-def test_packed_rows_repeat_and_count() -> None:
-    rows = PackedRows([[1, 2, 3], [3, 3, 4]], seed=0)
-    assert torch.equal(rows.rows(7, 4, 5), rows.rows(7, 4, 5))
-    assert rows.rows(0, 2, 10).shape == (2, 10)
+def test_packed_rows_cover_every_token_once_an_epoch() -> None:
+    rows = PackedRows([[1, 2, 3], [3, 3, 4, 5]], seed=0)
+    assert rows.rows([0, 1, 2], 3).tolist() == [[1, 2, 3], [3, 3, 4], [3, 4, 5]]
+    assert rows.rows([0], 10).tolist() == [[1, 2, 3, 3, 3, 4, 5, 1, 2, 3]]
+    assert sorted(rows.order(0, 3, 3)) == sorted(rows.order(1, 3, 3)) == [0, 1, 2]
+    assert rows.order(0, 2, 3) + rows.order(1, 2, 3)[:1] == rows.order(0, 3, 3)
+    assert len({tuple(rows.order(epoch, 3, 3)) for epoch in range(9)}) > 1
     assert rows.frequent_ids(6)[0] == 3
 
 
 def test_held_out_answers_do_not_choose_the_draft_vocabulary(target: Path, tmp_path: Path) -> None:
-    config = _config(tmp_path, "eagle3")
+    config = write_config(tmp_path, "eagle3")
     config.write_text(config.read_text().replace("depth = 3", "depth = 3\ndraft_vocab_size = 3"))
     answers = [[90] * 60] * 3 + [[5, 6, 7] * 4] * 2
     lines = [json.dumps({"ids": ids}) for ids in answers]
@@ -220,10 +175,10 @@ def test_a_run_that_cannot_go_on_keeps_its_checkpoint(failure: str, tmp_path: Pa
     kept = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     plain = trainer.task.loss
 
-    def broken(index: int, tokens: int, length: int) -> torch.Tensor:
+    def broken(index: int, tokens: int, stage: Stage) -> torch.Tensor:
         if failure == "memory":
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return plain(index, tokens, length) * float("nan")
+        return plain(index, tokens, stage) * float("nan")
 
     trainer.task.loss = broken  # type: ignore[method-assign]
     wanted = "memory" if failure == "memory" else "loss of nan"

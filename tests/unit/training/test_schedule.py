@@ -3,7 +3,7 @@
 import pytest
 
 from foretoken.errors import ConfigError
-from foretoken.training.schedule import Budget, Cosine, Stage, Wsd, stage_length
+from foretoken.training.schedule import Budget, Cosine, Stage, Wsd, current_stage
 from tests.unit.training.tiny import tiny_settings
 
 
@@ -49,4 +49,4 @@ def test_a_longer_budget_leaves_the_decay() -> None:
 
 def test_stages() -> None:
     stages = (Stage(until=0.5, length=256), Stage(until=0.9, length=512))
-    assert [stage_length(stages, share) for share in (0.0, 0.5, 0.95)] == [256, 512, 512]
+    assert [current_stage(stages, share).length for share in (0.0, 0.5, 0.95)] == [256, 512, 512]

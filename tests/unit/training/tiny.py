@@ -40,12 +40,12 @@ class CountingTask:
         starts = torch.randint(0, 64, (tokens // length, 1), generator=generator)
         return (starts + torch.arange(length + 1)) % 64
 
-    def loss(self, index: int, tokens: int, length: int) -> Tensor:
-        rows = self.rows(index, tokens, length)
+    def loss(self, index: int, tokens: int, stage: Stage) -> Tensor:
+        rows = self.rows(index, tokens, stage.length)
         return self.model.loss(rows[:, :-1], rows[:, 1:])
 
     def evaluate(self) -> dict[str, float]:
-        return {"nats": float(self.loss(999, 64, 16))}
+        return {"nats": float(self.loss(999, 64, Stage(until=1.0, length=16)))}
 
 
 def tiny_job() -> Job:

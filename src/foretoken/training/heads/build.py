@@ -37,6 +37,7 @@ from foretoken.training.heads.tasks import (
 )
 from foretoken.training.loop import autocast, prepare
 from foretoken.training.pool import open_inputs, read_target
+from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
 
 
@@ -68,6 +69,15 @@ def fresh_head(target: TargetParts, settings: Settings, frequent_ids: Tensor) ->
         "parallel": _parallel,
     }
     return makers[head.kind](target, settings, head, frequent_ids)
+
+
+def head_points(target: TargetParts, head: HeadSettings) -> tuple[int, ...]:
+    """Where a head of this kind reads hidden states.
+
+    Raises:
+        ConfigError: the target has too few layers.
+    """
+    return eagle3_points(target) if head.kind in ("eagle3", "peagle") else (FINAL,)
 
 
 def _mlp(target: TargetParts, _: Settings, head: HeadSettings, __: Tensor) -> FreshHead:
@@ -191,8 +201,8 @@ class Source(Protocol):
     """The target's output head."""
     device: torch.device
 
-    def batch(self, index: int, tokens: int, length: int) -> Captured:
-        """Part `index`: `tokens` tokens in rows of `length`; the same for the same part."""
+    def batch(self, index: int, tokens: int, stage: Stage) -> Captured:
+        """Part `index`: `tokens` tokens in rows as `stage` says; the same for the same part."""
         ...
 
     def held_out(self) -> Captured:
@@ -213,13 +223,13 @@ class HeadTraining:
         self.head, self.source = head, source
         self.depth_settings, self.tv_share = settings.head, settings.tv_share
         self._precision = settings.precision
-        length = settings.stages[0].length
-        head.rollout.begin(source.batch(0, max(settings.micro_tokens, length), length))
+        first = settings.stages[0]
+        head.rollout.begin(source.batch(0, max(settings.micro_tokens, first.length), first))
         self._held_out: Captured | None = None
 
-    def loss(self, index: int, tokens: int, length: int) -> Tensor:
+    def loss(self, index: int, tokens: int, stage: Stage) -> Tensor:
         """Mean divergence of part `index`, in nats."""
-        captured = self.source.batch(index, tokens, length)
+        captured = self.source.batch(index, tokens, stage)
         with autocast(self.source.device, self._precision):
             return rollout_loss(
                 self.head.rollout,

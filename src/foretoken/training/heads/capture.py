@@ -16,6 +16,7 @@ from foretoken.training.data import TrainingData
 from foretoken.training.loop import autocast
 from foretoken.training.model import Llama
 from foretoken.training.pool import SAMPLE_LENGTH, SamplePool
+from foretoken.training.schedule import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,9 @@ class CaptureSource:
         self.head_VD = target.embed.weight.detach()
         self.device = self.head_VD.device
 
-    def batch(self, index: int, tokens: int, length: int) -> Captured:
-        """Part `index`: `tokens` tokens in rows of `length`."""
+    def batch(self, index: int, tokens: int, stage: Stage) -> Captured:
+        """Part `index`: `tokens` tokens in rows as `stage` says."""
+        length = stage.length
         own = round(tokens // length * (self._share if length < SAMPLE_LENGTH else 0.0))
         rest = self._data.batch(index, tokens - own * length, length).tokens
         rows = rest if own == 0 else torch.cat((self._pool.rows(own, length, index), rest))

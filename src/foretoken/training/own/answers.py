@@ -6,15 +6,11 @@ first and greedy. A line that a killed run left half written is dropped and writ
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
 from foretoken.engine import Engine
+from foretoken.errors import ConfigError
 from foretoken.training.answers import answer_all
 from foretoken.training.own.prompts import PromptSet
 from foretoken.training.own.settings import DataSettings
@@ -24,7 +20,11 @@ FILE = "answers.jsonl"
 
 
 def read_answers(folder: Path) -> list[list[int]]:
-    """Prompt and answer of every whole line, as token ids; a cut-off last line is removed."""
+    """Prompt and answer of every whole line, as token ids; a cut-off last line is removed.
+
+    Raises:
+        ConfigError: a line is broken.
+    """
     path = folder / FILE
     if not path.exists():
         return []
@@ -33,7 +33,18 @@ def read_answers(folder: Path) -> list[list[int]]:
     if len(whole) < len(raw):
         with path.open("r+b") as file:
             file.truncate(len(whole))
-    return [json.loads(line)["ids"] for line in whole.splitlines()]
+    return [_ids(path, *numbered) for numbered in enumerate(whole.splitlines(), start=1)]
+
+
+def _ids(path: Path, number: int, line: bytes) -> list[int]:
+    try:
+        ids = json.loads(line)["ids"]
+    except (ValueError, KeyError, TypeError):
+        ids = None
+    if not isinstance(ids, list):
+        given, allowed = line[:120], '{"ids": [ID, ...]}; delete the file to have it written anew'
+        raise ConfigError(f"{path} line {number}", given, allowed)
+    return ids
 
 
 def write_answers(
@@ -43,9 +54,13 @@ def write_answers(
     folder: Path,
     report: Callable[[str], None],
 ) -> None:
-    """Let the target answer every prompt that has no answer in `folder` yet."""
+    """Let the target answer every prompt that has no answer in `folder` yet.
+
+    Raises:
+        ConfigError: `folder` holds answers to other prompts, or a broken line.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    done = len(read_answers(folder))
+    done = _count_done(folder, prompts)
     while done < len(prompts.ids):
         end = min(done + settings.batch, len(prompts.ids))
         if done < settings.held_out:
@@ -67,25 +82,11 @@ def write_answers(
         report(f"answered {done} prompts of {len(prompts.ids)}")
 
 
-class PackedRows:
-    """Answers laid end to end and cut into rows at random; the same for the same part."""
-
-    def __init__(self, answers: Sequence[Sequence[int]], seed: int) -> None:
-        """Pack `answers`, of which there must be at least one."""
-        assert answers, "nothing to pack"
-        self._tokens: NDArray[np.int64] = np.concatenate(
-            [np.asarray(ids, dtype=np.int64) for ids in answers]
-        )
-        self._seed = seed
-
-    def rows(self, index: int, count: int, length: int) -> Tensor:
-        """`count` rows of `length` tokens for part `index`, int64; short data repeats."""
-        rng = np.random.default_rng((self._seed, index))
-        starts = rng.integers(0, max(1, len(self._tokens) - length + 1), size=count)
-        cut = [np.resize(self._tokens[start : start + length], length) for start in starts]
-        return torch.from_numpy(np.stack(cut))
-
-    def frequent_ids(self, vocab_size: int) -> Tensor:
-        """All token ids, those that occur most often first, int64 [V]."""
-        counts = np.bincount(self._tokens, minlength=vocab_size)
-        return torch.from_numpy(np.argsort(-counts, kind="stable"))
+def _count_done(folder: Path, prompts: PromptSet) -> int:
+    """How many prompts have an answer; each answer must begin with its prompt."""
+    found = read_answers(folder)
+    for number, (ids, prompt) in enumerate(zip(found, prompts.ids, strict=False), start=1):
+        if ids[: len(prompt)] != list(prompt):
+            allowed = "answers to data.prompts; name another --out, or delete the file"
+            raise ConfigError(f"{folder / FILE} line {number}", "another prompt's answer", allowed)
+    return len(found)

@@ -1,95 +1,106 @@
 """Heads for a target of one's own: what a run reads, and the task that trains on it.
 
-Owns the order: prompts, answers, hidden states. The rollouts, losses and the loop are those of
-the packaged heads.
+Owns the order: prompts, answers, hidden states, steps. The rollouts, losses and the loop are those
+of the packaged heads.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
 from foretoken.training.crew import Job
-from foretoken.training.heads.build import HeadTraining, fresh_head
-from foretoken.training.heads.capture import Captured
-from foretoken.training.loop import Progress, Trainer, run_folder
-from foretoken.training.own.answers import PackedRows, read_answers, write_answers
+from foretoken.training.heads.build import HeadTraining, fresh_head, head_points
+from foretoken.training.loop import Progress, Trainer, pick_device, run_folder
+from foretoken.training.own.answers import write_answers
+from foretoken.training.own.keep import estimate_states, keep_states, states_folder
 from foretoken.training.own.prompts import PromptSet, read_prompt_set
+from foretoken.training.own.settings import StateSettings
+from foretoken.training.own.source import OnlineStates, OwnSource, packed_rows
+from foretoken.training.own.states import read_plan
+from foretoken.training.own.stored import StoredStates, read_parts
 from foretoken.training.own.target import OwnTarget
 from foretoken.training.provenance import write_provenance
 from foretoken.training.settings import Settings
 
 
-class OwnSource:
-    """Batches of a target's own answers with its hidden states, computed on the fly."""
-
-    def __init__(
-        self,
-        target: OwnTarget,
-        answers: list[list[int]],
-        settings: Settings,
-        points: tuple[int, ...],
-    ) -> None:
-        """Read hidden states at `points`; the first `data.held_out` answers are held out."""
-        assert settings.data is not None, "a run on data of one's own"
-        held = settings.data.held_out
-        self._target, self._points = target, points
-        self._rows = PackedRows(answers[held:], settings.seed)
-        self._held = PackedRows(answers[:held], settings.seed)
-        self._length = settings.stages[-1].length
-        self.head_VD = target.parts.head_VD
-        self.device = self.head_VD.device
-
-    def batch(self, index: int, tokens: int, length: int) -> Captured:
-        """Part `index`: `tokens` tokens in rows of `length`."""
-        return self._target.capture(self._rows.rows(index, tokens // length, length), self._points)
-
-    def held_out(self) -> Captured:
-        """Greedy answers to held-out prompts."""
-        return self._target.capture(self._held.rows(0, 8, self._length), self._points)
-
-    def logits(self, states: Tensor) -> Tensor:
-        """The target's own."""
-        return torch.nn.functional.linear(states.float(), self.head_VD)
-
-
-def prepare_own(settings: Settings, folder: Path, report: Callable[[str], None]) -> PromptSet:
-    """Read the prompts and let the target answer them, as far as `folder` has no answers yet.
+def open_target(settings: Settings) -> OwnTarget:
+    """The target of a run on own data.
 
     Raises:
-        ConfigError: as `read_prompt_set`; rows longer than the target's context.
+        ConfigError: there is none, or rows longer than its context.
+        ModelError: it cannot be run, or not by a family of our own.
     """
-    assert settings.data is not None and settings.target is not None, "a run on own data"
+    if settings.target is None:
+        raise ConfigError("target", None, "the folder, packaged name or hub id of the target")
+    assert settings.data is not None, "a run on own data"
     target = OwnTarget(find_model(settings.target))
     longest = max(stage.length for stage in settings.stages)
     if longest > target.max_length:
         raise ConfigError("stages.length", longest, f"at most the target's {target.max_length}")
-    room = target.max_length - settings.data.answer_tokens
-    if room < 1:
+    if settings.data.answer_tokens >= target.max_length:
         given, allowed = settings.data.answer_tokens, f"below the target's {target.max_length}"
         raise ConfigError("data.answer_tokens", given, allowed)
+    assert settings.head is not None, "a run of a head"
+    if settings.head.kind == "parallel":
+        allowed = "another kind: it copies layers of the target"
+        raise ConfigError("head.kind", settings.head.kind, allowed)
+    head_points(target.parts, settings.head)
+    return target
+
+
+def read_own_prompts(
+    settings: Settings, target: OwnTarget, report: Callable[[str], None]
+) -> PromptSet:
+    """The prompts of a run. Raises ConfigError as `read_prompt_set`."""
+    assert settings.data is not None, "a run on own data"
+    room = target.max_length - settings.data.answer_tokens
     found = read_prompt_set(settings.data, target.engine.parts.tokenizer, room)
     if found.skipped:
         report(f"left out {found.skipped} broken lines of {settings.data.prompts}")
+    return found
+
+
+def prepare_own(settings: Settings, folder: Path, report: Callable[[str], None]) -> PromptSet:
+    """Read the prompts, let the target answer them, and keep its hidden states if that is asked.
+
+    What `folder` has by now is not done again. Raises ConfigError and ModelError as `open_target`
+    and `read_prompt_set`; ConfigError, too, where the states do not fit the disk.
+    """
+    target = open_target(settings)
+    assert settings.data is not None, "a run on own data"
+    found = read_own_prompts(settings, target, report)
     write_answers(target.engine, found, settings.data, folder, report)
+    if settings.states is not None:
+        keep_states(target, settings, folder, report)
     return found
 
 
 def build_own_job(settings: Settings, folder: Path) -> Job:
-    """A fresh head and its task on the answers that `folder` holds."""
+    """A fresh head and its task on the answers that `folder` holds.
+
+    With states on disk the target is not loaded: its matrices are beside them.
+    """
     assert settings.target is not None and settings.data is not None, "checked before"
-    target = OwnTarget(find_model(settings.target))
-    answers = read_answers(folder)
+    assert settings.head is not None, "a run of a head"
+    rows = packed_rows(settings, folder)
+    if settings.states is None:
+        target = OwnTarget(find_model(settings.target))
+        parts, points = target.parts, head_points(target.parts, settings.head)
+        source = OwnSource(OnlineStates(target, rows, points), rows, parts.head_VD, settings)
+    else:
+        stored, device = states_folder(settings, folder), pick_device()
+        plan, parts = read_plan(stored), read_parts(stored, device)
+        assert plan is not None, f"{stored} was written before"
+        states = StoredStates(stored, plan, head_points(parts, settings.head), device)
+        source = OwnSource(states, rows, parts.head_VD, settings)
     torch.manual_seed(settings.seed)
-    seen = PackedRows(answers[settings.data.held_out :], settings.seed)
-    frequent = seen.frequent_ids(target.parts.vocab_size)
-    head = fresh_head(target.parts, settings, frequent)
-    head.net.to(target.parts.head_VD.device)
-    source = OwnSource(target, answers, settings, head.points)
+    head = fresh_head(parts, settings, rows["answers"].frequent_ids(parts.vocab_size))
+    head.net.to(parts.head_VD.device)
     return Job(head.net, HeadTraining(head, settings, source))
 
 
@@ -97,13 +108,27 @@ def train_own_head(settings: Settings, out: Path | None, report: Callable[[str],
     """Train a head of `settings.target` on its answers to `settings.data` until the budget ends.
 
     Raises:
-        ConfigError: no target, or as `prepare_own`.
-        ModelError: the target cannot be run, or not by a family of our own.
+        ConfigError, ModelError: as `prepare_own`.
     """
-    if settings.target is None:
-        raise ConfigError("target", None, "the folder, packaged name or hub id of the target")
     folder = run_folder(settings, out)
     found = prepare_own(settings, folder, report)
     write_provenance(folder, settings, found.digest)
     build = partial(build_own_job, settings, folder)
     return Trainer(build(), settings, folder, build).run(report)
+
+
+def store_own_states(
+    settings: Settings, out: Path | None, report: Callable[[str], None], *, only_estimate: bool
+) -> None:
+    """Answers and their hidden states for a run, without its steps; or only their size in bytes.
+
+    Raises:
+        ConfigError, ModelError: as `prepare_own`.
+    """
+    folder = run_folder(settings, out)
+    if only_estimate:
+        target = open_target(settings)
+        prompts = read_own_prompts(settings, target, report)
+        estimate_states(target, prompts, settings, folder, report)
+    else:
+        prepare_own(replace(settings, states=settings.states or StateSettings()), folder, report)

@@ -1,8 +1,10 @@
-"""The settings of data of one's own, the `[data]` table of a training config."""
+"""The settings of data of one's own: the tables `[data]` and `[states]` of a training config."""
 
 from dataclasses import dataclass
 
 from foretoken.errors import ConfigError
+
+DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +48,27 @@ class DataSettings:
         for name, (ok, allowed) in fine.items():
             if not ok:
                 raise ConfigError(f"data.{name}", getattr(self, name), allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSettings:
+    """Hidden states kept on disk, the `[states]` table: computed once, before the first step.
+
+    Raises:
+        ConfigError: a number out of range.
+    """
+
+    folder: str | None = None
+    """Where; None: `states` in the run's folder. Runs over the same answers may share one."""
+    dtype: str = "auto"
+    """`auto`: as the target computes them, so that nothing is lost; or one of DTYPES."""
+    shard_megabytes: int = 512
+    """Of a shard; a killed run loses at most the one that it was writing."""
+
+    def __post_init__(self) -> None:
+        """Check each field."""
+        known = ("auto", *DTYPES)
+        if self.dtype not in known:
+            raise ConfigError("states.dtype", self.dtype, ", ".join(known))
+        if self.shard_megabytes < 1:
+            raise ConfigError("states.shard_megabytes", self.shard_megabytes, "an integer >= 1")

@@ -1,0 +1,133 @@
+"""Hidden states of a run's answers, kept on disk before the first step: the `[states]` table.
+
+Owns the choice of what is kept for a run, and the estimate of its size before anything is done.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from foretoken.kv.features import FINAL
+from foretoken.training.heads.build import head_points
+from foretoken.training.own.answers import FILE as ANSWERS_FILE
+from foretoken.training.own.answers import read_answers
+from foretoken.training.own.prompts import PromptSet
+from foretoken.training.own.rows import count_rows
+from foretoken.training.own.settings import StateSettings
+from foretoken.training.own.source import ANSWERS, HELD_OUT, held_out_rows, packed_rows
+from foretoken.training.own.states import (
+    RowSet,
+    StatePlan,
+    agree,
+    require_room,
+    write_plan,
+    write_states,
+)
+from foretoken.training.own.stored import FILE as TARGET_FILE
+from foretoken.training.own.stored import save_parts, stored_tensors
+from foretoken.training.own.target import OwnTarget
+from foretoken.training.settings import Settings
+
+
+def states_folder(settings: Settings, folder: Path) -> Path:
+    """Where a run's hidden states are."""
+    asked = None if settings.states is None else settings.states.folder
+    return folder / "states" if asked is None else Path(asked).expanduser()
+
+
+def plan_states(
+    target: OwnTarget, settings: Settings, tokens: Mapping[str, int], source: str
+) -> StatePlan:
+    """What a run wants on disk.
+
+    Args:
+        target: whose hidden states.
+        settings: of the run, with a head.
+        tokens: how many there are, by set.
+        source: digest of the tokens.
+    """
+    assert settings.head is not None, "a run of a head"
+    asked = settings.states or StateSettings()
+    lengths = sorted({stage.length for stage in settings.stages})
+    last = settings.stages[-1].length
+    sets = [
+        RowSet(name=ANSWERS, length=length, count=count_rows(tokens[ANSWERS], length))
+        for length in lengths
+    ]
+    held = held_out_rows(tokens[HELD_OUT], last)
+    points = (*head_points(target.parts, settings.head), FINAL)
+    dtype = str(target.dtype).removeprefix("torch.") if asked.dtype == "auto" else asked.dtype
+    return StatePlan(
+        source=source,
+        sets=(RowSet(name=HELD_OUT, length=last, count=held), *sets),
+        points=tuple(dict.fromkeys(points)),
+        hidden_size=target.parts.hidden_size,
+        dtype=dtype,
+        shard_bytes=asked.shard_megabytes << 20,
+    )
+
+
+def keep_states(
+    target: OwnTarget, settings: Settings, folder: Path, report: Callable[[str], None]
+) -> None:
+    """Write the hidden states of the answers in `folder` that are not on disk yet.
+
+    Raises:
+        ConfigError: they do not fit, or the states folder holds others.
+        TrainingError: a shard cannot be written.
+    """
+    rows, kept = packed_rows(settings, folder), states_folder(settings, folder)
+    kept.mkdir(parents=True, exist_ok=True)
+    answers = (folder / ANSWERS_FILE).read_bytes()
+    digest = hashlib.sha256(answers + str(settings.target).encode()).hexdigest()[:16]
+    tokens = {name: packed.tokens for name, packed in rows.items()}
+    plan = agree(plan_states(target, settings, tokens, digest), kept)
+    matrices = 0 if (kept / TARGET_FILE).is_file() else _matrix_bytes(target)
+    needed = require_room(plan, kept, matrices)
+    report(_estimate(plan, matrices, needed))
+    write_plan(plan, kept)
+    if matrices:
+        save_parts(target.parts, kept)
+    write_states(
+        plan,
+        kept,
+        lambda of, number: rows[of.name].rows([number], of.length)[0],
+        lambda tokens_T: target.capture(tokens_T[None], plan.points).features_BTF[0],
+        report,
+    )
+
+
+def estimate_states(
+    target: OwnTarget,
+    prompts: PromptSet,
+    settings: Settings,
+    folder: Path,
+    report: Callable[[str], None],
+) -> int:
+    """Bytes that the hidden states of a run will take, at most; nothing is written.
+
+    A prompt without an answer yet counts with the longest that it may get.
+    """
+    assert settings.data is not None, "a run on own data"
+    known, longest = read_answers(folder), settings.data.answer_tokens
+    sizes = [len(ids) for ids in known]
+    sizes += [len(ids) + longest for ids in prompts.ids[len(known) :]]
+    held = settings.data.held_out
+    tokens = {ANSWERS: sum(sizes[held:]), HELD_OUT: sum(sizes[:held])}
+    plan, matrices = plan_states(target, settings, tokens, ""), _matrix_bytes(target)
+    needed = sum(plan.shard_size(*shard) for shard in plan.shards()) + matrices
+    if len(known) < len(prompts.ids):
+        report(f"{len(prompts.ids) - len(known)} prompts have no answer yet: at most")
+    report(_estimate(plan, matrices, needed))
+    return needed
+
+
+def _matrix_bytes(target: OwnTarget) -> int:
+    return sum(tensor.nbytes for tensor in stored_tensors(target.parts).values())
+
+
+def _estimate(plan: StatePlan, matrices: int, needed: int) -> str:
+    return (
+        f"hidden states: {needed:,} bytes to write in {len(plan.shards())} shards "
+        f"({plan.arithmetic()}; embedding and output head of the target: {matrices:,} bytes)"
+    )
