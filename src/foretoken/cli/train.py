@@ -28,8 +28,7 @@ Target = Annotated[Path | None, typer.Option(help="The target's folder, in place
 def _run(kind: str, config: str, out: Path | None, target: Path | None) -> None:
     from foretoken.training.runs import train
 
-    done = train(config, out, target, typer.echo, kind=kind)
-    typer.echo(f"done: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} minutes")
+    train(config, out, target, typer.echo, kind=kind)
 
 
 @train_app.command()

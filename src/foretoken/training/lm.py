@@ -19,6 +19,7 @@ from foretoken.training.loop import Progress, Trainer, autocast, pick_device, pr
 from foretoken.training.manifest import difference
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.provenance import write_provenance
+from foretoken.training.ranks import Ranks
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
 from foretoken.training.tokenizer import save_tokenizer, train_tokenizer
@@ -78,12 +79,17 @@ def build_job(settings: Settings, folder: Path) -> Job:
 
 
 def train_language_model(
-    settings: Settings, out: Path | None, report: Callable[[str], None]
+    settings: Settings, out: Path | None, report: Callable[[str], None], ranks: Ranks
 ) -> Progress:
     """Train from the run's newest checkpoint, or from nothing, until the budget ends."""
     folder = run_folder(settings, out)
-    make_tokenizer(folder, settings.shape)
-    report(f"{difference(load_corpus()) or 'no manifest is pinned for this version of Python'}")
-    write_provenance(folder, settings, corpus_digest())
+
+    def begin() -> None:
+        make_tokenizer(folder, settings.shape)
+        missing = "no manifest is pinned for this version of Python"
+        report(str(difference(load_corpus()) or missing))
+        write_provenance(folder, settings, corpus_digest(), ranks.size)
+
+    ranks.lead(begin)
     build = partial(build_job, settings, folder)
-    return Trainer(build(), settings, folder, build).run(report)
+    return Trainer(build(), settings, folder, build, ranks).run(report)

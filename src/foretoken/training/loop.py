@@ -21,6 +21,7 @@ from foretoken.training import checkpoints
 from foretoken.training.crew import Crew, Job, Work
 from foretoken.training.model import Llama
 from foretoken.training.optimizer import Optimizer
+from foretoken.training.ranks import Ranks
 from foretoken.training.schedule import current_stage
 from foretoken.training.settings import Settings
 
@@ -58,18 +59,29 @@ def autocast(device: torch.device, precision: str = "bfloat16") -> torch.autocas
 
 
 class Trainer:
-    """Runs a task's steps on a model, from the newest checkpoint in `folder` if there is one."""
+    """Runs a task's steps on a model, from the newest checkpoint in `folder` if there is one.
+
+    Each of several ranks does parts of its own and steps by the mean gradient of all; rank 0 alone
+    reads and writes files, measures and reports.
+    """
 
     def __init__(
-        self, job: Job, settings: Settings, folder: Path, build: Callable[[], Job] | None = None
+        self,
+        job: Job,
+        settings: Settings,
+        folder: Path,
+        build: Callable[[], Job] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = ranks or Ranks()
         self.model, self.task, self.settings, self.folder = *job, settings, folder
         self.optimizer = Optimizer(job.model, settings)
         self.progress = Progress(history=[])
         folder.mkdir(parents=True, exist_ok=True)
-        state = checkpoints.load_newest(folder)
+        state = self.ranks.lead(lambda: checkpoints.load_newest(folder))
         if state is not None:
             self._restore(state)
+        self.ranks.align(self.model)
         helpers = settings.helpers if build is not None else 0
         self.crew = Crew(job, helpers, build or (lambda: job))
 
@@ -79,8 +91,10 @@ class Trainer:
         self.progress = Progress(**state["progress"])
 
     def save(self) -> None:
-        """Write a checkpoint of everything the run needs to go on."""
+        """Write a checkpoint of everything the run needs to go on; rank 0 does."""
         done = self.progress
+        if not self.ranks.leads:
+            return
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -107,18 +121,21 @@ class Trainer:
         started = time.monotonic()
         tokens = max(stage.length, self.settings.micro_tokens)
         parts = max(1, self.settings.batch_tokens // tokens)
-        work = Work(first=done.step * parts, parts=parts, tokens=tokens, stage=stage)
+        place = done.step * self.ranks.size + self.ranks.rank
+        work = Work(first=place * parts, parts=parts, tokens=tokens, stage=stage)
         value = self._gradients(work)
         self.optimizer.step(self.settings.rates.scale(done.step, share))
         done.step += 1
-        done.tokens += parts * tokens
-        done.seconds += time.monotonic() - started
+        done.tokens += parts * tokens * self.ranks.size
+        done.seconds += self.ranks.mean(time.monotonic() - started)[0]
         return value
 
     def _gradients(self, work: Work) -> float:
         """Leave the gradient in the model; the loss. The last checkpoint stays what it is."""
         try:
             value = self.crew.run(work)
+            self.ranks.mean_gradients(self.model.parameters())
+            (value,) = self.ranks.mean(value)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise self._failed("out of memory", "fewer micro_tokens, shorter stages") from error
         except RuntimeError as error:
@@ -155,19 +172,21 @@ class Trainer:
             done = self.progress
             mean = last if mean == 0.0 else 0.95 * mean + 0.05 * last
             if done.step % 10 == 0:
-                report(self._line(mean, self.settings.batch_tokens / (done.seconds - before)))
-            if done.step % self.settings.evaluate_steps == 0:
+                report(self._line(mean, done.seconds - before))
+            if done.step % self.settings.evaluate_steps == 0 and self.ranks.leads:
                 report(f"  held out: {_numbers(self.evaluate(mean))}")
             if time.monotonic() - saved > 60 * self.settings.checkpoint_minutes:
                 self.save()
                 saved = time.monotonic()
-        report(f"  held out: {_numbers(self.evaluate(mean))}")
+        if self.ranks.leads:
+            report(f"  held out: {_numbers(self.evaluate(mean))}")
         self.save()
         self.crew.close()
         return self.progress
 
-    def _line(self, loss: float, rate: float) -> str:
+    def _line(self, loss: float, seconds: float) -> str:
         done, share = self.progress, self.share()
+        rate = self.ranks.size * self.settings.batch_tokens / seconds
         left = done.seconds * (1 - share) / max(share, 1e-9) / 60
         scale = self.settings.rates.scale(done.step, share)
         return (

@@ -23,6 +23,7 @@ from foretoken.training.export import copy_tokenizer, read_checkpoint, read_expo
 from foretoken.training.loop import Progress, Trainer, pick_device, run_folder
 from foretoken.training.model import Llama
 from foretoken.training.provenance import write_provenance
+from foretoken.training.ranks import Ranks
 from foretoken.training.sampling import Sampling, generate
 from foretoken.training.settings import Settings
 
@@ -112,6 +113,7 @@ def train_on_target(
     out: Path | None,
     report: Callable[[str], None],
     build_job: Callable[[Settings, Path, Path], Job],
+    ranks: Ranks,
 ) -> Progress:
     """Train what `build_job` makes until the budget ends; grows the pool of samples first.
 
@@ -122,8 +124,12 @@ def train_on_target(
         raise ConfigError("target", None, "the folder of the target that the drafter is for")
     source = Path(settings.target).expanduser()
     folder = run_folder(settings, out)
-    copy_tokenizer(source, folder)
-    grow_pool(settings, source, folder, report)
-    write_provenance(folder, settings, corpus_digest())
+
+    def begin() -> None:
+        copy_tokenizer(source, folder)
+        grow_pool(settings, source, folder, report)
+        write_provenance(folder, settings, corpus_digest(), ranks.size)
+
+    ranks.lead(begin)
     build = partial(build_job, settings, source, folder)
-    return Trainer(build(), settings, folder, build).run(report)
+    return Trainer(build(), settings, folder, build, ranks).run(report)

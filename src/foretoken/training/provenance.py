@@ -31,8 +31,10 @@ def versions() -> dict[str, str]:
     }
 
 
-def write_provenance(folder: Path, settings: Settings, data_digest: str | None) -> None:
-    """Add this start: time, command, versions, settings with the seed, digest of the data."""
+def write_provenance(
+    folder: Path, settings: Settings, data_digest: str | None, processes: int = 1
+) -> None:
+    """Add this start: time, command, versions, settings, data's digest, processes."""
     path = folder / FILE
     starts: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     starts.append(
@@ -41,6 +43,7 @@ def write_provenance(folder: Path, settings: Settings, data_digest: str | None) 
             "command": sys.argv,
             "versions": versions(),
             "seed": settings.seed,
+            "processes": processes,
             "data": data_digest,
             "settings": asdict(settings),
         }

@@ -14,6 +14,7 @@ from foretoken.training.lm import train_language_model
 from foretoken.training.loop import Progress
 from foretoken.training.own.job import store_own_states, train_own_head
 from foretoken.training.pool import train_on_target
+from foretoken.training.ranks import Ranks, joined
 from foretoken.training.settings import Settings, read_settings
 
 
@@ -28,17 +29,33 @@ def train(
 
     Goes on from the newest checkpoint in the run's folder, `out`. `target` replaces the config's.
     Raises ConfigError for a wrong config, or one that trains something else than `kind`.
+
+    Under torchrun all its processes train one model: rank 0 reports and writes the files.
     """
     settings = _settings(config, target)
     if kind is not None and settings.kind != kind:
         raise ConfigError("CONFIG", f"{config} trains {settings.kind!r}", f"a config of {kind!r}")
+    with joined() as ranks:
+        told = report if ranks.leads else _nothing
+        done = _run(settings, out, told, ranks)
+        told(f"done: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} minutes")
+    return done
+
+
+def _nothing(_: str) -> None:
+    """Ranks but the first say nothing."""
+
+
+def _run(
+    settings: Settings, out: Path | None, report: Callable[[str], None], ranks: Ranks
+) -> Progress:
     if settings.head is not None and settings.data is not None:
-        return train_own_head(settings, out, report)
+        return train_own_head(settings, out, report, ranks)
     if settings.head is not None:
-        return train_on_target(settings, out, report, build_head_job)
+        return train_on_target(settings, out, report, build_head_job, ranks)
     if settings.target is None:
-        return train_language_model(settings, out, report)
-    return train_on_target(settings, out, report, build_job)
+        return train_language_model(settings, out, report, ranks)
+    return train_on_target(settings, out, report, build_job, ranks)
 
 
 def store_states(

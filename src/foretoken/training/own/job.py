@@ -25,6 +25,7 @@ from foretoken.training.own.states import read_plan
 from foretoken.training.own.stored import StoredStates, read_parts
 from foretoken.training.own.target import OwnTarget
 from foretoken.training.provenance import write_provenance
+from foretoken.training.ranks import Ranks
 from foretoken.training.settings import Settings
 
 
@@ -104,17 +105,23 @@ def build_own_job(settings: Settings, folder: Path) -> Job:
     return Job(head.net, HeadTraining(head, settings, source))
 
 
-def train_own_head(settings: Settings, out: Path | None, report: Callable[[str], None]) -> Progress:
+def train_own_head(
+    settings: Settings, out: Path | None, report: Callable[[str], None], ranks: Ranks
+) -> Progress:
     """Train a head of `settings.target` on its answers to `settings.data` until the budget ends.
 
     Raises:
         ConfigError, ModelError: as `prepare_own`.
     """
     folder = run_folder(settings, out)
-    found = prepare_own(settings, folder, report)
-    write_provenance(folder, settings, found.digest)
+
+    def begin() -> None:
+        found = prepare_own(settings, folder, report)
+        write_provenance(folder, settings, found.digest, ranks.size)
+
+    ranks.lead(begin)
     build = partial(build_own_job, settings, folder)
-    return Trainer(build(), settings, folder, build).run(report)
+    return Trainer(build(), settings, folder, build, ranks).run(report)
 
 
 def store_own_states(

@@ -1,0 +1,86 @@
+"""Two processes under torchrun do what one does with the doubled batch."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.testing import write_tiny_llama
+from foretoken.training import checkpoints
+from foretoken.training.own.answers import read_answers
+from foretoken.training.ranks import Ranks, joined
+from foretoken.training.runs import train
+from tests.unit.training import two_ranks
+from tests.unit.training.own_runs import silent, write_config
+
+ROOT = Path(__file__).parents[3]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+
+
+def _torchrun(*words: str) -> str:
+    """What two ranks of a module print."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, *TORCHRUN, "-m", *words]
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    assert found.returncode == 0, found.stderr[-3000:]
+    return found.stdout
+
+
+def _close(one: Path, two: Path) -> None:
+    """Newest checkpoints hold the same weights, but for the order of sums."""
+    first, second = (checkpoints.newest_state(folder)["model"] for folder in (one, two))
+    for name, weight in first.items():
+        assert torch.allclose(weight, second[name], rtol=1e-3, atol=1e-4), name
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one_with_the_doubled_batch(tmp_path: Path) -> None:
+    """Weights, counted tokens and history; clipped by the mean gradient; resumed half way."""
+    printed = _torchrun("tests.unit.training.two_ranks", str(tmp_path / "two"), "64")
+    two_ranks.main(tmp_path / "one", 128)
+    _close(tmp_path / "one", tmp_path / "two")
+    assert {path.name for path in (tmp_path / "two").iterdir()} == {
+        path.name for path in (tmp_path / "one").iterdir()
+    }
+    ends = sorted(re.findall(r"rank (\d) of 2: (\d+) (\d+)", printed))
+    assert ends == [("0", "4", "512"), ("0", "8", "1024"), ("1", "4", "512"), ("1", "8", "1024")]
+    states = [checkpoints.newest_state(tmp_path / name)["progress"] for name in ("one", "two")]
+    losses = [[record["loss"] for record in state["history"]] for state in states]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.full
+def test_a_head_is_trained_by_two_ranks(tmp_path: Path) -> None:
+    """From prompts on: rank 0 answers and writes, both step; the files are those of one process."""
+    target = write_tiny_llama(tmp_path / "target", seed=2, num_hidden_layers=8)
+    states = "\n[states]\n"
+    config = write_config(tmp_path, "eagle3", tables=states)
+    printed = _torchrun("foretoken.training", str(config), str(tmp_path / "two"), str(target))
+    assert printed.count("done: 6 steps") == 1 and printed.count("answered 12 prompts") == 1
+    config = write_config(tmp_path, "eagle3", tables=states)
+    config.write_text(config.read_text().replace("batch_tokens = 64", "batch_tokens = 128"))
+    train(config, tmp_path / "one", target, silent)
+    assert read_answers(tmp_path / "one") == read_answers(tmp_path / "two")
+    _close(tmp_path / "one", tmp_path / "two")
+    [start] = json.loads((tmp_path / "two" / "provenance.json").read_text())
+    assert start["processes"] == 2
+
+
+def test_alone_there_is_nothing_to_agree_on() -> None:
+    layer = torch.nn.Linear(2, 1)
+    layer.weight.grad = torch.ones(1, 2)
+    with joined() as ranks:
+        assert ranks == Ranks(rank=0, size=1) and ranks.leads
+        assert ranks.mean(2.0, 3.0) == (2.0, 3.0)
+        assert ranks.lead(lambda: 5) == 5
+        ranks.mean_gradients(layer.parameters())
+    assert layer.weight.grad.tolist() == [[1.0, 1.0]] and layer.bias.grad is None
