@@ -178,7 +178,8 @@ class Trainer:
             if time.monotonic() - saved > 60 * self.settings.checkpoint_minutes:
                 self.save()
                 saved = time.monotonic()
-        if self.ranks.leads:
+        measured = self.progress.history and self.progress.history[-1]["step"] == self.progress.step
+        if self.ranks.leads and not measured:
             report(f"  held out: {_numbers(self.evaluate(mean))}")
         self.save()
         self.crew.close()

@@ -31,6 +31,7 @@ from foretoken.training.settings import read_settings
 from tests.unit.training import tiny
 from tests.unit.training.own_runs import silent, write_config
 
+
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight layers, as EAGLE-3's three points ask for; no tokenizer."""

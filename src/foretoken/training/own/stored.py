@@ -95,8 +95,9 @@ def read_parts(folder: Path, device: torch.device) -> TargetParts:
     with safe_open(path, framework="pt") as file:
         sizes = json.loads(file.metadata()["sizes"])
     tensors = {name: t.float().to(device) for name, t in load_file(path).items()}
-    tensors.setdefault("head_VD", tensors["embedding_VD"])
-    return TargetParts(**sizes, **tensors)
+    embedding_VD = tensors["embedding_VD"]
+    head_VD = tensors.get("head_VD", embedding_VD)
+    return TargetParts(embedding_VD=embedding_VD, head_VD=head_VD, **sizes)
 
 
 def _narrow(tensor: Tensor) -> Tensor:

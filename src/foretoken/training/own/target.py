@@ -58,6 +58,11 @@ class OwnTarget:
         self._readers: dict[tuple[tuple[int, ...], int], Runner] = {}
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of its hidden states."""
+        return self.engine.parts.runner.model.embedding_VD.dtype
+
+    @property
     def max_length(self) -> int:
         """Most tokens of a row."""
         return self.engine.parts.config.max_model_len
