@@ -3,6 +3,7 @@
 # make check       lint, format, types, import layers; C kernels fuzzed under sanitizers
 # make test-without-kernels   tests of models and promises on PyTorch's operations alone
 # make test-full   the long versions of the losslessness tests too
+# make test-speculators   heads against the `speculators` package, in an environment of its own
 # make docs        write the generated documents again
 #
 # Variables: PYTHON (python3), VENV (.venv), TORCH_INDEX (another package index for PyTorch alone,
@@ -17,7 +18,7 @@ ARGS ?=
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test test-without-kernels test-full check docs format clean
+.PHONY: demo test test-without-kernels test-full test-speculators check docs format clean
 
 demo: $(VENV)/.installed
 	$(RUN) -m foretoken demo $(ARGS)
@@ -36,6 +37,18 @@ test-without-kernels: $(VENV)/.installed-dev
 test-full: $(VENV)/.installed-dev
 	$(RUN) -m pytest -n auto --dist loadfile -m "full or not full" --timeout=3600 $(ARGS)
 
+# The package wants other versions than we test with (and a CUDA build of PyTorch: 4 GB).
+SPECULATORS := .venv-speculators
+
+test-speculators: $(SPECULATORS)/.installed
+	$(SPECULATORS)/bin/python -m pytest tests/golden/test_speculators.py $(ARGS)
+
+$(SPECULATORS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(SPECULATORS)
+	@echo "Installing the speculators package"
+	$(SPECULATORS)/bin/python -m pip install --quiet -e ".[speculators]"
+	@touch $@
+
 check: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -53,7 +66,7 @@ format: $(VENV)/.installed-dev
 	$(RUN) -m ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(SPECULATORS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \

@@ -91,6 +91,23 @@ def test_an_unsure_head_stops_early(
     assert len(lengths) > 1 and max(lengths) <= most and min(lengths) >= 1, lengths
 
 
+@pytest.mark.parametrize("name", HEADS)
+def test_stopping_where_no_gain_is_expected_changes_no_token(
+    name: str, model: Path, folders: dict[str, Path], plain: Any
+) -> None:
+    """Lengths follow measured times, tokens do not. Random heads promise little: one draft at
+    least."""
+    wary = {**HEADS[name], "draft_expected_gain": True, "min_speculative_tokens": 1}
+    with _open(model, wary, folders[name], **PRESSURES["calm"]) as llm:
+        for parameters in ("greedy", "filters"):
+            chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
+            assert generate(llm, make_prompts(COUNT, 3), chosen) == plain(parameters, COUNT)
+        counts = {m.name.rsplit(":")[-1]: m for m in llm.get_metrics()}
+    drafts, tokens = (counts[f"spec_decode_num_{name}"] for name in ("drafts", "draft_tokens"))
+    assert isinstance(drafts, Counter) and isinstance(tokens, Counter)
+    assert 100 < drafts.value <= tokens.value < drafts.value * wary["num_speculative_tokens"]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("parameters", PARAMETERS)
 @pytest.mark.parametrize("name", HEADS)

@@ -18,7 +18,9 @@ from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.desk import Member
 from foretoken.proposers.draft_model import DraftModelProposer
 from foretoken.proposers.drafters import Drafters
-from foretoken.proposers.policy import FirstPolicy, Policy, StepOutcome
+from foretoken.proposers.gain import Gain
+from foretoken.proposers.policy import FirstPolicy, Policy
+from foretoken.proposers.worth import StepOutcome
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
@@ -28,6 +30,8 @@ from tests.property.exact import LENGTH, VOCAB, assert_fits, chain_probs
 from tests.property.verifying import TableModel, sequence_of
 
 SAMPLES, AT_ONCE, BUDGET = 3000, 40, 3
+DEAR_ROW = 0.03
+"""Seconds of a row after a first second: about half of what a token takes in a group."""
 
 
 class TableRunner:
@@ -75,19 +79,19 @@ class Successor(Proposer):
         """Nothing is kept."""
 
 
-def make_drafters(policy: Policy, threshold: float, least: int) -> Drafters:
+def make_drafters(policy: Policy, confidence: Confidence) -> Drafters:
     model = DraftModelProposer(
         TableRunner(TableModel(2, VOCAB)),
         DraftSampler(Sampler(VOCAB)),
         [0] * SAMPLES,
         max_model_len=64,
         max_num_batched_tokens=10 * SAMPLES,
-        confidence=Confidence(threshold=threshold, least=least),
+        confidence=confidence,
     )
     return Drafters(
         {
             "successor": Member(proposer=Successor(), most=2),
-            "model": Member(proposer=model, most=BUDGET, least=least),
+            "model": Member(proposer=model, most=BUDGET, least=confidence.least),
         },
         policy,
     )
@@ -108,32 +112,39 @@ def step(drafters: Drafters, verifier: Verifier, target: TableModel, spans: list
         if span.num_drafts:
             request_id = span.sequence.request.request_id
             outcomes.append((request_id, span.drafter, result.num_accepted))
-    drafters._policy.observe(
-        StepOutcome(
-            num_rows=batch.num_tokens,
-            num_prefilled=0,
-            seconds=1.0 + 1e-5 * batch.num_tokens,
-            drafts=tuple(outcomes),
-        )
+    row_s = 1e-5 if drafters.members["model"].proposer.gain is None else DEAR_ROW
+    outcome = StepOutcome(
+        num_rows=batch.num_tokens,
+        num_prefilled=0,
+        num_sampled=len(spans),
+        num_output=sum(len(result.new_ids) for result in found.spans if result is not None),
+        seconds=1.0 + row_s * batch.num_tokens,
+        drafting_s=0.0,
+        drafts=tuple(outcomes),
     )
+    drafters._policy.observe(outcome)
+    for name, gain in drafters._gains.items():
+        gain.observe(outcome, name)
     return batch
 
 
 @pytest.mark.parametrize(
-    ("policy", "threshold", "least"),
+    ("policy", "confidence"),
     [
-        (FirstPolicy, 0.0, 0),
-        (FirstPolicy, 0.7, 0),
-        (FirstPolicy, 0.8, 2),
-        (BestPolicy, 0.0, 0),
-        (BestPolicy, 0.8, 1),
+        (FirstPolicy, Confidence()),
+        (FirstPolicy, Confidence(threshold=0.7)),
+        (FirstPolicy, Confidence(threshold=0.8, least=2)),
+        (FirstPolicy, Confidence(gain=Gain())),
+        (BestPolicy, Confidence()),
+        (BestPolicy, Confidence(threshold=0.8, least=1)),
+        (BestPolicy, Confidence(gain=Gain(), least=1)),
     ],
 )
 def test_unseeded_outputs_have_the_targets_distribution(
-    policy: type[Policy], threshold: float, least: int
+    policy: type[Policy], confidence: Confidence
 ) -> None:
     params, target = SamplingParams(temperature=0.9), TableModel(1, VOCAB)
-    drafters, verifier = make_drafters(policy(), threshold, least), Verifier(VOCAB)
+    drafters, verifier = make_drafters(policy(), confidence), Verifier(VOCAB)
     requests = [
         Request(request_id=str(i), prompt_token_ids=(0, 1), params=params, seed=i, max_tokens=9)
         for i in range(SAMPLES)
@@ -154,7 +165,7 @@ def test_unseeded_outputs_have_the_targets_distribution(
             used.update(span.drafter for span in batch.spans)
             lengths.update(span.num_drafts for span in batch.spans if span.drafter == "model")
     assert used["model"] > SAMPLES / 20 and used["successor"] > 0, used
-    if threshold:
+    if confidence.threshold or confidence.gain is not None:
         assert used[""] or min(lengths) < BUDGET, (used, lengths)
     counts = Counter(tuple(s.output_ids[:LENGTH]) for s in sequences)
     assert_fits(counts, chain_probs(target, params))

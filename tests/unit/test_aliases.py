@@ -8,7 +8,7 @@ import pytest
 from foretoken.config import EngineConfig, SpeculativeConfig
 from foretoken.config.acceptance import RULES
 from foretoken.config.aliases import ALIASES, FLAGS
-from foretoken.config.speculative import KEYS
+from foretoken.config.foreign import KEYS
 from foretoken.errors import ConfigError, NotYetError
 
 

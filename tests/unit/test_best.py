@@ -8,8 +8,7 @@ from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.best import BestPolicy
 from foretoken.proposers.desk import Desk, Member
-from foretoken.proposers.policy import StepOutcome
-from foretoken.proposers.worth import Ratio, StepCost, Trust
+from foretoken.proposers.worth import Ratio, StepCost, StepOutcome, Trust
 from foretoken.runtime.sequence import Sequence
 from tests.unit.proposing import make_context, make_sequence
 
@@ -79,7 +78,15 @@ class World:
             if ids
         )
         self.policy.observe(
-            StepOutcome(num_rows=rows, num_prefilled=0, seconds=1 + 0.02 * rows, drafts=drafts)
+            StepOutcome(
+                num_rows=rows,
+                num_prefilled=0,
+                num_sampled=1,
+                num_output=1,
+                seconds=1 + 0.02 * rows,
+                drafting_s=0.0,
+                drafts=drafts,
+            )
         )
         return list(draft.names)
 

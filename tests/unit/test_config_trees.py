@@ -75,6 +75,7 @@ def test_dynamic_trees() -> None:
         ("tree_depth", {"tree_top_k": 2, "tree_depth": 0}),
         ("choices", {"tree_top_k": 2, "choices": [[0]], "num_speculative_tokens": 1}),
         ("draft_confidence_threshold", {"tree_top_k": 2, "draft_confidence_threshold": 0.2}),
+        ("draft_expected_gain", {"tree_top_k": 2, "draft_expected_gain": True}),
         ("speculative_num_draft_tokens", {"tree_top_k": 2, "speculative_num_draft_tokens": 9}),
     ],
 )

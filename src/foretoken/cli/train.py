@@ -99,11 +99,19 @@ def export(
     run: Annotated[Path, typer.Argument(help="A run's folder, which holds step-*.pt files.")],
     to: Annotated[Path, typer.Argument(help="The folder of the model to write.")],
     verifier: Annotated[str, typer.Option(help="For a head: its target's name.")] = "demo",
+    embedding: Annotated[
+        bool,
+        typer.Option(
+            "--embedding",
+            help="Of EAGLE-3 and P-EAGLE: put the target's embedding into the file, which the "
+            "speculators package needs to read it back.",
+        ),
+    ] = False,
 ) -> None:
     """Write the newest checkpoint in bfloat16: a Llama folder, or a head in its own format."""
     from foretoken.training.heads.export import export_run
 
-    export_run(run, to, verifier=verifier)
+    export_run(run, to, verifier=verifier, embedding=embedding)
     typer.echo(f"wrote {to}")
 
 

@@ -64,6 +64,17 @@ def check_lengths(
     require(where, confidence, confidence == 0 or has_weights, f"0; use {other}")
 
 
+def check_gain(method: str, given: object, has_weights: bool) -> None:
+    """Check draft_expected_gain.
+
+    Raises:
+        ConfigError: it is not a boolean, or the method has no probabilities of its own.
+    """
+    where = WHERE + "draft_expected_gain"
+    require(where, given, isinstance(given, bool), "True or False")
+    require(where, given, not given or has_weights, f"False: {method} has no weights")
+
+
 def read_schedule(given: Any, most: int | None) -> Schedule:
     """num_speculative_tokens_per_batch_size as (first, last, drafts) triples.
 

@@ -21,6 +21,7 @@ OWN_KEYS = (
     "suffix_decoding_min_token_prob",
     "min_speculative_tokens",
     "draft_confidence_threshold",
+    "draft_expected_gain",
     "draft_sample_method",
     "kv_cache_dtype",
     "use_heterogeneous_vocab",

@@ -6,8 +6,9 @@ from typing import Any, Self
 
 from foretoken.config import acceptance, drafting, several, trees
 from foretoken.config.aliases import with_our_names
+from foretoken.config.foreign import KEYS
 from foretoken.config.heads import head_method, shipped_drafter
-from foretoken.config.keys import KeyTable, is_int, require
+from foretoken.config.keys import is_int, require
 from foretoken.config.quantization import check_draft_kv_cache, check_draft_quantization
 from foretoken.errors import ConfigError, NotYetError
 
@@ -18,34 +19,6 @@ SEVERAL = "drafters"
 METHODS_NOT_YET = ("mtp", "dflash", "dspark", "ngram_gpu", "extract_hidden_states")
 DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
 POLICIES = ("first", "best")
-
-KEYS = KeyTable(
-    where="speculative_config",
-    neutral={
-        "enable_adaptive_verification": (False,),
-        "draft_tensor_parallel_size": (None, 1),
-        "moe_backend": (None, "auto"),
-        "attention_backend": (None, "auto"),
-        "draft_load_config": (None,),
-        "code_revision": (None,),
-        "enforce_eager": (None, True, False),
-        "fly_window_size": (None,),
-        "fly_entropy_threshold": (0.3,),
-        "fly_entropy_top_k": (3,),
-        "disable_padded_drafter_batch": (False,),
-        "disable_eagle_block_drop": (False,),
-        "disable_lookahead_block_hashes": (False,),
-        "draft_lm_head_quantization": (None,),
-        "use_local_argmax_reduction": (False,),
-    },
-    removed={
-        "tensor_parallel_size": "draft_tensor_parallel_size",
-        "synthetic_acceptance_rate": "synthetic_acceptance_rates",
-        "speculative_num_draft_tokens": "num_speculative_tokens, one less: SGLang counts the root",
-        "disable_mqa_scorer": "leave it out: drafts are always checked in one pass",
-        "disable_logprobs": "leave it out: logprobs are always exact",
-    },
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +50,10 @@ class SpeculativeConfig:
     draft_confidence_threshold: float = 0.0
     """Draft no further where the drafter gives its best next token less probability than this
     (chains of draft models and heads); a token that was drawn is always checked. In [0, 1)."""
+    draft_expected_gain: bool = False
+    """Draft no further where one more draft is expected to take more time than it saves: by the
+    drafter's probabilities so far, and by accepted shares and times as measured (chains of draft
+    models and heads). It may stand beside a threshold."""
     num_speculative_tokens_per_batch_size: drafting.Schedule | None = None
     """Draft length by load: (first, last, drafts) for each range of running sequences, 0 drafts
     allowed; sizes between and beyond the ranges keep the drafts of the range before."""
@@ -242,8 +219,7 @@ class SpeculativeConfig:
         return max(len(path) for path in self.choices)
 
     def _check_drafting(self) -> None:
-        chains = ("draft_confidence_threshold", "min_speculative_tokens", "use_string_matching")
-        unset = {name: getattr(self, name) for name in chains}
+        unset = {name: getattr(self, name) for name in trees.OF_CHAINS}
         own = {**unset, "choices": self.choices}
         trees.check_dynamic(self.method, self.tree_top_k, self.tree_depth, own)
         if self.choices is not None:
@@ -259,6 +235,7 @@ class SpeculativeConfig:
         most = self.num_speculative_tokens
         least, confidence = self.min_speculative_tokens, self.draft_confidence_threshold
         drafting.check_lengths(self.method, most, least, confidence, self.method in WITH_WEIGHTS)
+        drafting.check_gain(self.method, self.draft_expected_gain, self.method in WITH_WEIGHTS)
         drafting.check_off_from(self.disable_by_batch_size)
         schedule = self.num_speculative_tokens_per_batch_size
         if schedule is not None:

@@ -12,6 +12,13 @@ from foretoken.config.keys import is_int, require
 _WHERE = "speculative_config."
 _MOST_NODES = 128
 _METHODS = ("draft_model", "eagle", "eagle3", "mlp", "medusa")
+OF_CHAINS = (
+    "draft_confidence_threshold",
+    "draft_expected_gain",
+    "min_speculative_tokens",
+    "use_string_matching",
+)
+"""Settings that trees do not go with."""
 
 
 def read_choices(given: Any) -> tuple[tuple[int, ...], ...]:

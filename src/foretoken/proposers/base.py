@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from foretoken.models.tensors import Draft
+from foretoken.proposers.gain import Gain
 from foretoken.runtime.batch import Span
 
 
@@ -42,6 +43,8 @@ class Proposer(ABC):
     looks_up: ClassVar[bool] = False
     """Whether drafts cost next to nothing and follow from known text alone, with no draw: such a
     draft may be made, looked at, and set aside for another drafter's."""
+    gain: Gain | None = None
+    """What it decides by how far to draft, which wants to know what became of each step."""
 
     @property
     def num_bytes(self) -> int:

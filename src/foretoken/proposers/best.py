@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import NamedTuple, final
 
 from foretoken.proposers.desk import Desk, Offer
-from foretoken.proposers.policy import Policy, StepOutcome
-from foretoken.proposers.worth import Ratio, StepCost, Trust
+from foretoken.proposers.policy import Policy
+from foretoken.proposers.worth import Ratio, StepCost, StepOutcome, Trust
 
 _ROUNDS = 3
 _TRY_AGAIN = 80

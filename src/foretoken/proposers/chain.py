@@ -93,7 +93,7 @@ def draft_chain(
     confidence: Confidence | None = None,
 ) -> ChainDraft:
     """Draft every span up to its budget, or to where `confidence` ends; default: never before."""
-    sure = confidence or Confidence()
+    stopping = None if confidence is None else confidence.begin(len(spans))
     drafted: list[list[int]] = [[] for _ in spans]
     rows: list[Tensor] = []
     owners: list[int] = []
@@ -102,7 +102,7 @@ def draft_chain(
     while active:
         before = [drafted[i] for i in active]
         rolled = None
-        if not sure.threshold:
+        if stopping is None:
             rolled = steps.roll_out(active, before, with_probs=draws)
         if rolled is None:
             logits_BV = steps.after(active, before) if before[0] else steps.first()
@@ -114,11 +114,12 @@ def draft_chain(
                 active = _open(active, spans, drafted)
                 continue
             logits_BV = rolled.logits_BV
-        kept = sure.keeps(logits_BV, [len(drafted[i]) for i in active])
-        if len(kept) < len(active):
-            logits_BV, active = logits_BV[kept], [active[i] for i in kept]
-        if not active:
-            break
+        if stopping is not None:
+            kept = stopping.keeps(logits_BV, active, [len(tokens) for tokens in before])
+            if len(kept) < len(active):
+                logits_BV, active = logits_BV[kept], [active[i] for i in kept]
+            if not active:
+                break
         sequences = [spans[i].sequence for i in active]
         before = [drafted[i] for i in active]
         chosen = sampler.choose(logits_BV, sequences, before, with_probs=draws)
@@ -128,6 +129,8 @@ def draft_chain(
             rows.append(chosen.probs_BV)
             owners.extend(active)
         active = _open(active, spans, drafted)
+        if stopping is not None:
+            active = stopping.goes_on(active, [len(drafted[i]) for i in active])
     if not rows:
         return ChainDraft(ids=drafted, probs_KV=None)
     order = sorted(range(len(owners)), key=owners.__getitem__)

@@ -1,14 +1,20 @@
-"""When a chain drafter stops before its budget: where it is unsure of the next token.
+"""When a chain drafter stops before its budget: where it is unsure of the next token, or where one
+more draft is expected to take more time than it saves.
 
-Knows logits and counts only. Invariant: decided on the distribution before its token is drawn, and
-a token that was drawn is always checked; what is dropped is never dropped for what it turned out
-to be.
+Knows logits, counts and seconds only. Invariant: decided on the distribution before its token is
+drawn, and a token that was drawn is always checked; what is dropped is never dropped for what it
+turned out to be.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self, final
 
 from torch import Tensor
+
+from foretoken.config import SpeculativeConfig
+from foretoken.proposers.gain import Gain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +26,66 @@ class Confidence:
     aside; 0: never."""
     least: int = 0
     """Never stop before this many drafts."""
+    gain: Gain | None = None
+    """Stop where no gain is expected; None: go on."""
 
-    def keeps(self, logits_BV: Tensor, counts: Sequence[int]) -> list[int]:
-        """Rows that draft on, given how many drafts each has: the first of them may be none."""
-        if self.threshold == 0.0:
-            return list(range(len(counts)))
-        best_B = (logits_BV.amax(dim=-1) - logits_BV.logsumexp(dim=-1)).exp()
-        sure = (best_B >= self.threshold).tolist()
-        return [i for i, count in enumerate(counts) if sure[i] or count < self.least]
+    @classmethod
+    def of(cls, config: SpeculativeConfig) -> Self:
+        """What a drafter's settings say."""
+        return cls(
+            threshold=config.draft_confidence_threshold,
+            least=config.min_speculative_tokens,
+            gain=Gain() if config.draft_expected_gain else None,
+        )
+
+    def begin(self, num_spans: int) -> "Stopping | None":
+        """One step's drafts of so many spans; None: no reason to stop will be found."""
+        if self.gain is not None:
+            self.gain.begin(num_spans)
+        return Stopping(self, num_spans) if self.threshold or self.gain is not None else None
+
+
+@final
+class Stopping:
+    """Which spans of a step draft on. Asked before each draft and before each pass."""
+
+    def __init__(self, how: Confidence, num_spans: int) -> None:
+        """Nothing drafted yet; `Confidence.begin` makes it."""
+        self._how = how
+        self._reach = [1.0] * num_spans
+        self._since: float | None = None
+
+    def keeps(self, logits_BV: Tensor, active: Sequence[int], counts: Sequence[int]) -> list[int]:
+        """Rows whose next token is to be drafted: before the first one, this may be none.
+
+        Args:
+            logits_BV: float32, of that token.
+            active: the span of each row.
+            counts: the drafts that each has.
+        """
+        how, gain, now = self._how, self._how.gain, time.perf_counter()
+        best_B = (logits_BV.amax(dim=-1) - logits_BV.logsumexp(dim=-1)).exp().tolist()
+        if gain is not None and self._since is not None:
+            gain.add_pass(now - self._since)
+        kept = []
+        for row, (span, count, sure) in enumerate(zip(active, counts, best_B, strict=True)):
+            reach = self._reach[span] * sure
+            goes_on = sure >= how.threshold and (gain is None or gain.judges(sure, reach))
+            if goes_on or count < how.least:
+                kept.append(row)
+                self._reach[span] = reach
+                if gain is not None:
+                    gain.promise(reach)
+        self._since = time.perf_counter()
+        return kept
+
+    def goes_on(self, active: list[int], counts: Sequence[int]) -> list[int]:
+        """Spans that are worth another pass of the drafter, given how many drafts each has."""
+        gain = self._how.gain
+        if gain is None or not active:
+            return active
+        saved = {i: gain.of_next(self._reach[i]) for i in active}
+        must = {i for i, count in zip(active, counts, strict=True) if count < self._how.least}
+        if not must and not gain.allows_pass(sum(max(s, 0.0) for s in saved.values())):
+            return []
+        return [i for i in active if i in must or saved[i] > 0.0]

@@ -71,6 +71,7 @@ class DraftModelProposer(Proposer):
             confidence: when to stop before the budget; default: never.
         """
         self._confidence = confidence or Confidence()
+        self.gain = self._confidence.gain
         self._runner = runner
         self._sampler = sampler
         self._progress = DraftProgress(generations, runner.page_size)

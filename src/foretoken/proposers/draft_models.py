@@ -115,9 +115,7 @@ def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
         max_num_batched_tokens=around.max_num_batched_tokens,
     )
     drafts = DraftSampler(sampler, around.verifier.rule, config.draft_sample_method)
-    confidence = Confidence(
-        threshold=config.draft_confidence_threshold, least=config.min_speculative_tokens
-    )
+    confidence = Confidence.of(config)
     if config.method == "parallel":
         assert isinstance(runner, Runner), "another vocabulary is refused by SpeculativeConfig"
         return ParallelProposer(

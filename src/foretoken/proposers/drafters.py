@@ -12,8 +12,9 @@ from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.desk import GRAMMAR, OWN, PREDICTION, Desk, Member
 from foretoken.proposers.forced import ForcedProposer
-from foretoken.proposers.policy import Policy, StepOutcome
+from foretoken.proposers.policy import Policy
 from foretoken.proposers.prediction import PredictionProposer
+from foretoken.proposers.worth import StepOutcome
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.verifier import Verification
@@ -45,6 +46,8 @@ class Drafters(Proposer):
         if grammars is not None:
             own[GRAMMAR] = Member(proposer=ForcedProposer(grammars), most=MOST_PREDICTED)
         self._everyone = {**self.members, **own}
+        gains = {name: member.proposer.gain for name, member in members.items()}
+        self._gains = {name: gain for name, gain in gains.items() if gain is not None}
 
     def use_only(self, name: str | None) -> None:
         """Ask this drafter alone from now on; None: as at the start."""
@@ -76,22 +79,28 @@ class Drafters(Proposer):
         return sum(member.proposer.num_bytes for member in self._everyone.values())
 
     def observe(self, batch: Batch, verification: Verification, stats: StepStats) -> None:
-        """Tell the policy what became of a step."""
-        if len(self._names) < 2:
+        """Tell all that learn what became of a step."""
+        several = len(self._names) > 1
+        if not several and not self._gains:
             return
         checked = zip(batch.spans, verification.spans, strict=True)
-        self._policy.observe(
-            StepOutcome(
-                num_rows=stats.num_tokens,
-                num_prefilled=stats.num_prefilled,
-                seconds=stats.total_s - stats.drafting_s,
-                drafts=tuple(
-                    (span.sequence.request.request_id, span.drafter, found.num_accepted)
-                    for span, found in checked
-                    if found is not None and found.num_drafted
-                ),
-            )
+        outcome = StepOutcome(
+            num_rows=stats.num_tokens,
+            num_prefilled=stats.num_prefilled,
+            num_sampled=stats.num_sampled,
+            num_output=stats.num_output_tokens,
+            seconds=stats.total_s - stats.drafting_s,
+            drafting_s=stats.drafting_s,
+            drafts=tuple(
+                (span.sequence.request.request_id, span.drafter, found.num_accepted)
+                for span, found in checked
+                if found is not None and found.num_drafted
+            ),
         )
+        if several:
+            self._policy.observe(outcome)
+        for name, gain in self._gains.items():
+            gain.observe(outcome, name)
 
     def release(self, request_id: str) -> None:
         """Tell everybody."""

@@ -101,6 +101,7 @@ class EagleProposer(Proposer):
         self._progress = progress
         manner = manner or EagleManner()
         self._manner, self._shape = manner, manner.shape
+        self.gain = None if manner.confidence is None else manner.confidence.gain
         self._max_model_len = min(limits.max_model_len, runner.max_positions)
         self._max_tokens = limits.max_num_batched_tokens
 

@@ -126,9 +126,7 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
     view = FeatureView(features, found.head.points)
     make = HeadLinears(config.quantization)
     shape = tree_shape(config)
-    confidence = Confidence(
-        threshold=config.draft_confidence_threshold, least=config.min_speculative_tokens
-    )
+    confidence = Confidence.of(config)
     if isinstance(net, MLPSpeculator | Medusa):
         serve_linears(net, net.head if isinstance(net, MLPSpeculator) else net.lm_heads, make)
         top = _target_head(net, target, make)

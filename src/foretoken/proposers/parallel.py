@@ -53,6 +53,7 @@ class ParallelProposer(Proposer):
         self._progress = progress
         self._mask = mask_token_id
         self._confidence = confidence
+        self.gain = None if confidence is None else confidence.gain
         self._max_model_len = limits.max_model_len
         self._max_tokens = limits.max_num_batched_tokens
 

@@ -1,24 +1,10 @@
 """What a policy over several drafters is, and the one that goes by their order."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import final
 
 from foretoken.proposers.desk import Desk
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutcome:
-    """What became of one step, for policies that learn."""
-
-    num_rows: int
-    """Tokens of the target's forward, drafts included."""
-    num_prefilled: int
-    """Prompt tokens among them."""
-    seconds: float
-    """Of the whole step but drafting."""
-    drafts: tuple[tuple[str, str, int], ...]
-    """Request id, drafter and accepted tokens of each draft that was checked."""
+from foretoken.proposers.worth import StepOutcome
 
 
 class Policy(ABC):

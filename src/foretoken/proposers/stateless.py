@@ -65,6 +65,7 @@ class StatelessProposer(Proposer):
         self._page_size = page_size
         self._sampler = sampler
         self._confidence = confidence
+        self.gain = None if confidence is None else confidence.gain
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:

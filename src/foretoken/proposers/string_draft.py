@@ -56,6 +56,7 @@ class StringDraftProposer(Proposer):
             draft: cuts text into the draft's.
         """
         self._inner = inner
+        self.gain = inner.gain
         self._pool = pool
         self._target = target
         self._draft = draft

@@ -20,6 +20,27 @@ _PRIOR = 6.0
 _RANGE = 10.0
 """A sequence is at most this much better or worse than usual."""
 _BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0)
+_LEAST_SHARE = 0.1
+"""Nothing is believed to be more than ten times as fast as plain decoding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What became of one step, for those that learn."""
+
+    num_rows: int
+    """Tokens of the target's forward, drafts included."""
+    num_prefilled: int
+    """Prompt tokens among them."""
+    num_sampled: int
+    """Sequences that got a token."""
+    num_output: int
+    """Tokens that they got."""
+    seconds: float
+    """Of the whole step but drafting."""
+    drafting_s: float
+    drafts: tuple[tuple[str, str, int], ...]
+    """Request id, drafter and accepted tokens of each draft that was checked."""
 
 
 @dataclass(slots=True)
@@ -96,6 +117,29 @@ class Ratio:
     def value(self, usual: float) -> float:
         """Accepted per promised token."""
         return (self._accepted + _PRIOR * usual) / (self._promised + _PRIOR)
+
+
+class Spent:
+    """Faded seconds that tokens took, against what plain steps would have taken for them."""
+
+    __slots__ = ("_plain_s", "_seconds")
+
+    def __init__(self) -> None:
+        """Nothing measured yet."""
+        self._seconds = 0.0
+        self._plain_s = 0.0
+
+    def add(self, seconds: float, plain_s: float) -> None:
+        """One step."""
+        self._seconds = _FADE * self._seconds + seconds
+        self._plain_s = _FADE * self._plain_s + plain_s
+
+    @property
+    def share(self) -> float:
+        """Of a plain token's time, what a token takes; 1 at most."""
+        if self._plain_s <= 0.0:
+            return 1.0
+        return min(max(self._seconds / self._plain_s, _LEAST_SHARE), 1.0)
 
 
 class Trust:

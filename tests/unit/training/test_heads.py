@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from foretoken.errors import ConfigError
 from foretoken.heads.checkpoint import read_head
@@ -285,3 +286,27 @@ def test_wrong_settings_name_the_field() -> None:
         HeadSettings(kind="mlp", depth=0)
     with pytest.raises(ConfigError, match="run folder"):
         export_head(Path("nowhere"), Path("out"), verifier="demo")
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_an_export_may_bring_the_embedding(kind: str, tmp_path: Path) -> None:
+    """As the speculators package wants it; the head computes the same."""
+    target = _target()
+    net, _, __ = _head(kind, target)
+    _save(tmp_path, kind, net)
+    weights = {"model.embed_tokens.weight": target.embed.weight.clone()}
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "config.json").write_text("{}")
+    save_file(weights, tmp_path / "target" / "model.safetensors")
+    verifier = str(tmp_path / "target")
+    export_head(
+        tmp_path / "run", tmp_path / "whole", verifier=verifier, dtype=torch.float32, embedding=True
+    )
+    facts = layer_shape(TargetParts.of_llama(target), 16, SHAPE.layers)
+    lent, own = (load_head(read_head(tmp_path / n), facts).net for n in ("head", "whole"))
+    assert isinstance(own, Eagle3) and torch.equal(own.embed_tokens.weight, target.embed.weight)
+    assert isinstance(lent, Eagle3) and not lent.shape.own_embedding
+    (tmp_path / "other").mkdir()
+    _save(tmp_path / "other", "medusa", _head("medusa", target)[0])
+    with pytest.raises(ConfigError, match="embedding"):
+        export_head(tmp_path / "other" / "run", tmp_path / "x", verifier=verifier, embedding=True)

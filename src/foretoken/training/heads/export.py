@@ -15,15 +15,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from foretoken.checkpoint import find_model
 from foretoken.config.heads import ANCHORED
-from foretoken.errors import ConfigError
+from foretoken.errors import CheckpointError, ConfigError
+from foretoken.models.files import open_files
 from foretoken.training import checkpoints
 from foretoken.training.export import export, read_checkpoint
 
 SPECULATORS_VERSION = "0.3.0"
+EMBEDDING = "embed_tokens.weight"
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
-def export_run(run: Path, folder: Path, *, verifier: str) -> None:
+def export_run(run: Path, folder: Path, *, verifier: str, embedding: bool = False) -> None:
     """Write the newest checkpoint of any kind of run to `folder`, in bfloat16.
 
     Raises:
@@ -31,13 +35,18 @@ def export_run(run: Path, folder: Path, *, verifier: str) -> None:
     """
     state = checkpoints.load_newest(run)
     if state is not None and state.get("head") is not None:
-        export_head(run, folder, verifier=verifier)
+        export_head(run, folder, verifier=verifier, embedding=embedding)
     else:
         export(read_checkpoint(run), run, folder)
 
 
 def export_head(
-    run: Path, folder: Path, *, verifier: str, dtype: torch.dtype = torch.bfloat16
+    run: Path,
+    folder: Path,
+    *,
+    verifier: str,
+    dtype: torch.dtype = torch.bfloat16,
+    embedding: bool = False,
 ) -> None:
     """Write the newest checkpoint of `run` to `folder`.
 
@@ -46,9 +55,11 @@ def export_head(
         folder: made if it is not there.
         verifier: name or path of the target, for the file's own record.
         dtype: of the weights.
+        embedding: of EAGLE-3 and P-EAGLE, put the target's token embedding into the file.
 
     Raises:
-        ConfigError: no checkpoint, or not one of a head.
+        ConfigError: no checkpoint, or not one of a head; an embedding for another kind.
+        ModelError: the verifier, whose embedding is wanted, cannot be read.
     """
     state = checkpoints.newest_state(run)
     kind, shape, tensors = state.get("kind"), state["shape"], state["model"]
@@ -65,10 +76,15 @@ def export_head(
     }
     if kind not in writers:
         raise ConfigError("run folder", kind, f"a run of {', '.join(writers)} or parallel")
-    prefix = "speculator." if kind == "mlp" else ""
-    _write(
-        folder, {prefix + n: t for n, t in tensors.items()}, writers[kind](shape, verifier), dtype
-    )
+    if embedding:
+        if kind not in ("eagle3", "peagle"):
+            raise ConfigError("embedding", True, f"False: {kind} heads always use the target's")
+        tensors = {**tensors, EMBEDDING: _embedding_of(verifier)}
+    if kind == "mlp":
+        tensors = {"speculator." + name: tensor for name, tensor in tensors.items()}
+    elif "d2t" in tensors:
+        tensors = _with_both_ways(tensors, shape["layer"]["vocab_size"])
+    _write(folder, tensors, writers[kind](shape, verifier), dtype)
 
 
 def _write(
@@ -85,6 +101,27 @@ def _write(
     part.replace(folder / "model.safetensors")
     config = {**config, "torch_dtype": str(dtype).removeprefix("torch.")}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _embedding_of(verifier: str) -> Tensor:
+    name = f"model.{EMBEDDING}"
+    for file in open_files(find_model(verifier)).values():
+        if name in file.keys():
+            return file.get_tensor(name)
+    raise CheckpointError("missing tensors", name, f"the embedding of {verifier}")
+
+
+def _with_both_ways(tensors: dict[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
+    """`t2d`, which target ids can be drafted, beside `d2t`; neither where all can be.
+
+    The `speculators` package does not load a reduced vocabulary without both.
+    """
+    offsets = tensors["d2t"]
+    if len(offsets) == vocab_size:
+        return {name: tensor for name, tensor in tensors.items() if name != "d2t"}
+    drafted_V = torch.zeros(vocab_size, dtype=torch.bool)
+    drafted_V[offsets + torch.arange(len(offsets))] = True
+    return {**tensors, "t2d": drafted_V}
 
 
 def _mark_parallel(folder: Path, mask_token_id: int) -> None:
@@ -142,7 +179,7 @@ def _eagle3_config(shape: dict[str, Any], verifier: str) -> dict[str, Any]:
         "speculators_version": SPECULATORS_VERSION,
         "draft_vocab_size": shape["draft_vocab_size"],
         "target_hidden_size": shape["target_hidden_size"],
-        "norm_before_residual": shape["norm_before_residual"],
+        **{name: shape[name] for name in NORMS},
         "transformer_layer_config": {"model_type": "llama", "hidden_act": "silu", **layer},
         "speculators_config": {
             "algorithm": "eagle3",

@@ -1,0 +1,156 @@
+"""Chains that stop where one more draft costs more than it saves."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.gain import Gain
+from foretoken.proposers.worth import StepOutcome
+from foretoken.runtime.draft_sampler import DraftSampler
+from foretoken.runtime.sampler import Sampler
+from tests.unit.proposing import make_sequence, make_span
+
+VOCAB = 8
+PLAIN = StepOutcome(
+    num_rows=1, num_prefilled=0, num_sampled=1, num_output=1, seconds=1.0, drafting_s=0.0, drafts=()
+)
+
+
+def learnt(*, row_s: float, pass_s: float, times: int = 60) -> Gain:
+    """One that saw steps of 1 s, more with drafts, of which all were accepted."""
+    gain = Gain()
+    for step in range(times):
+        drafts = step % 4
+        gain.begin(1)
+        for _ in range(drafts):
+            gain.promise(1.0)
+        gain.add_pass(pass_s)
+        outcome = replace(
+            PLAIN,
+            num_rows=1 + drafts,
+            num_output=1 + drafts,
+            seconds=1.0 + row_s * drafts,
+            drafting_s=drafts * 10.0,  # so that a token is worth a plain step
+            drafts=(("r", "head", drafts),) if drafts else (),
+        )
+        gain.observe(outcome, "head")
+    gain.begin(1)
+    return gain
+
+
+def test_a_row_pays_if_its_chance_is_above_its_share_of_a_step() -> None:
+    gain = learnt(row_s=0.25, pass_s=0.0)
+    assert gain.judges(1.0, 0.28) and not gain.judges(1.0, 0.22)
+    assert learnt(row_s=0.02, pass_s=0.0).judges(1.0, 0.05)
+
+
+def test_a_pass_pays_if_the_drafts_of_all_sequences_do() -> None:
+    gain = learnt(row_s=0.1, pass_s=0.3)
+    assert not gain.allows_pass(0.28) and gain.allows_pass(0.5)
+
+
+def test_a_token_is_worth_what_it_takes_now() -> None:
+    """Where drafts make tokens cheaper, the next one saves less."""
+    gain = Gain()
+    for _ in range(80):
+        gain.begin(1)
+        gain.observe(replace(PLAIN, num_output=4), "head")
+    gain.begin(1)
+    row = 0.04  # before rows are known
+    assert gain.judges(1.0, 4 * row * 1.1) and not gain.judges(1.0, 4 * row * 0.9)
+
+
+def test_promises_that_are_not_kept_count_less() -> None:
+    kept, broken = Gain(), Gain()
+    for gain, accepted in ((kept, 2), (broken, 0)):
+        for _ in range(80):
+            gain.begin(1)
+            gain.promise(1.0)
+            gain.promise(1.0)
+            gain.observe(replace(PLAIN, num_rows=3, drafts=(("r", "head", accepted),)), "head")
+        gain.begin(1)
+    assert kept.judges(1.0, 0.2) and not broken.judges(1.0, 0.2)
+    for _ in range(200):  # nothing is drafted any more, and what is known of drafts grows old
+        broken.observe(PLAIN, "head")
+        broken.begin(1)
+    assert broken.judges(1.0, 0.2)
+
+
+def test_a_pass_that_never_pays_is_timed_again() -> None:
+    """One that took long once, on a busy machine, does not end drafting for ever."""
+    gain = learnt(row_s=0.01, pass_s=50.0)
+    for _ in range(1000):
+        if gain.allows_pass(0.5):
+            break
+    else:
+        pytest.fail("no pass was tried again")
+
+
+class Flat(ChainSteps):
+    """A drafter whose best token has a chance that depends on how many were drafted alone."""
+
+    def __init__(self, chances: list[list[float]]) -> None:
+        self.chances, self.passes = chances, 1
+
+    def first(self) -> Tensor:
+        return torch.stack([self._row(i, 0) for i in range(len(self.chances))])
+
+    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
+        self.passes += 1
+        rows = [self._row(i, len(tokens)) for i, tokens in zip(active, drafted, strict=True)]
+        return torch.stack(rows)
+
+    def _row(self, span: int, count: int) -> Tensor:
+        best = self.chances[span][count]
+        probs_V = torch.full((VOCAB,), (1 - best) / (VOCAB - 1))
+        probs_V[3] = best
+        return probs_V.log()
+
+
+def lengths(gain: Gain, chances: list[list[float]], least: int = 0) -> tuple[list[int], int]:
+    steps, budget = Flat(chances), len(chances[0])
+    spans = [
+        make_span(make_sequence([1, 2], request_id=str(i)), budget) for i in range(len(chances))
+    ]
+    found = draft_chain(
+        steps, DraftSampler(Sampler(VOCAB)), spans, Confidence(gain=gain, least=least)
+    )
+    return [len(ids) for ids in found.ids], steps.passes
+
+
+def test_chains_end_where_their_chances_multiply_to_too_little() -> None:
+    gain = learnt(row_s=0.3, pass_s=1e-6)
+    chances = [[0.9] * 5, [0.9, 0.2, 0.9, 0.9, 0.9], [0.1] * 5]
+    found, passes = lengths(gain, chances)
+    assert found[1:] == [1, 0] and 1 < found[0] <= 5 and passes == found[0]
+    assert lengths(gain, chances, least=2)[0][1:] == [2, 2]
+
+
+def test_dear_passes_are_not_run() -> None:
+    """What the last pass gave is used, what another one would give is not worth it."""
+    found, passes = lengths(learnt(row_s=0.01, pass_s=2.0), [[0.9] * 5])
+    assert (found, passes) == ([1], 1)
+    found, passes = lengths(learnt(row_s=0.01, pass_s=0.2), [[0.9] * 5])
+    assert found[0] == passes > 1
+
+
+def test_what_was_drawn_decides_nothing() -> None:
+    """Lengths are the same whatever the tokens: the drafter's chances alone, known before them."""
+    chances = [[0.9, 0.6, 0.5, 0.4, 0.3]] * 2
+    seen, tokens = set(), set()
+    for seed in range(12):
+        sequences = [make_sequence([1, 2], request_id=str(i), seed=seed) for i in range(2)]
+        spans = [make_span(sequence, 5) for sequence in sequences]
+        gain = learnt(row_s=0.2, pass_s=0.0)
+        gain.add_pass = lambda seconds: None  # type: ignore[method-assign]
+        drafted = draft_chain(
+            Flat(chances), DraftSampler(Sampler(VOCAB)), spans, Confidence(gain=gain)
+        )
+        seen.add(tuple(len(ids) for ids in drafted.ids))
+        tokens.update(drafted.ids[0])
+    assert len(tokens) > 1
+    assert len(seen) == 1 and 0 < min(seen)[0] < 5, seen
