@@ -11,7 +11,8 @@ import torch
 
 from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
-from foretoken.config.memory import Drafting, ModelMemory
+from foretoken.config.memory import Drafting
+from foretoken.config.model_memory import ModelMemory
 from foretoken.control.budget import LoadLimit, RequestBudget
 from foretoken.control.live import LivePolicy
 from foretoken.control.measured import MeasuredLimit
@@ -93,7 +94,6 @@ class _Assembly:
 
     def _drafting(self) -> Drafting:
         """What the drafters will keep in memory."""
-        kept = (found.kept for found in self.heads.values())
         most = self.speculative.num_speculative_tokens if self.speculative else 0
         return Drafting(
             models=tuple(
@@ -104,8 +104,7 @@ class _Assembly:
                 )
                 for draft in self.draft_models.values()
             ),
-            head_parameters=sum(found.num_parameters for found in self.heads.values()),
-            head_kv=tuple(numbers for numbers in kept if numbers is not None),
+            heads=tuple(found.memory for found in self.heads.values()),
             features_per_token=len(self.points) * self.shape.hidden_size,
             lookahead=most,
         )

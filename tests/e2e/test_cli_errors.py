@@ -42,6 +42,11 @@ def test_unknown_model() -> None:
     assert_one_line(result, 3, "model", "no-such-folder", "config.json")
 
 
+@pytest.mark.parametrize("option", ["--quantization", "--kv-cache-dtype"])
+def test_kinds_that_info_does_not_know(option: str) -> None:
+    assert_one_line(run("info", "demo", option, "int3"), 2, option, "int8")
+
+
 def test_bad_speculative_json() -> None:
     result = run("generate", "x", "--speculative-config", "{oops")
     assert_one_line(result, 2, "--speculative-config", "{oops")

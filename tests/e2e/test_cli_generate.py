@@ -61,6 +61,18 @@ def test_info_says_what_the_model_is() -> None:
     assert facts["dtype"] == "bfloat16"
     assert facts["kv_bytes_per_token"] == facts["layers"] * per_layer
     assert facts["weight_bytes"] == 2 * facts["parameters"]
+    table = 2 * facts["vocabulary"] * facts["hidden_size"]
+    assert facts["weights_in_memory_bytes"] == facts["weight_bytes"] + table, "a packed head"
+
+
+def test_info_knows_smaller_weights_and_keys() -> None:
+    options = ["--quantization", "int4", "--kv-cache-dtype", "int8", "--json"]
+    result = CliRunner().invoke(app, ["info", "demo", *options])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    per_layer = 2 * facts["key_value_heads"] * (facts["head_dim"] + 4)
+    assert facts["kv_bytes_per_token"] == facts["layers"] * per_layer
+    assert facts["weights_in_memory_bytes"] < 0.6 * facts["weight_bytes"]
 
 
 def test_info_is_a_table_for_people() -> None:

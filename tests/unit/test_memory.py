@@ -11,19 +11,28 @@ import pytest
 import torch
 
 from foretoken.checkpoint import packaged_model
-from foretoken.config.memory import Budget, Drafting, MemoryFacts, ModelMemory, budget_of
+from foretoken.config.memory import Budget, Drafting, MemoryFacts, budget_of
+from foretoken.config.model_memory import HeadMemory, ModelMemory
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import find_library
 from foretoken.kernels.linear import Packed
 from foretoken.lab.plan.bits import find_quantization
+from foretoken.lab.plan.build import Plan, build_plan
 from foretoken.lab.plan.catalog import load_plan_model
 from foretoken.lab.plan.memory import kv_per_token, weight_bytes
+from foretoken.lab.plan.setup import PlanSettings
 from foretoken.models import LoadOptions, load_model
 from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear
 from foretoken.quant import quantized_linear, round_weights, rounded_linear, scheme_of
 from foretoken.shape import ModelShape
-from foretoken.shape.memory import KeptNumbers, engine_storage, speculation_cost
+from foretoken.shape.memory import (
+    RUNTIME_BYTES,
+    KeptNumbers,
+    WeightCounts,
+    engine_storage,
+    speculation_cost,
+)
 from foretoken.shape.memory import weight_bytes as formula
 
 MIB = 1 << 20
@@ -114,6 +123,67 @@ def test_the_planner_uses_the_same_formula(name: str, quantization: str) -> None
     assert kv_per_token(model, 2, 4096, "foretoken") == shape.kv_bytes_per_token(2)
 
 
+KEPT = [("auto", "auto"), ("int8", "auto"), ("auto", "int8"), ("int8", "int8")]
+
+
+def planned(**settings: object) -> Plan:
+    """The packaged pair in Foretoken."""
+    given = {"target": "demo", "draft": "demo-draft", "engine": "foretoken", "device": "this"}
+    return build_plan(PlanSettings.from_mapping({**given, **settings}))
+
+
+@pytest.mark.parametrize(("own", "drafts"), KEPT)
+def test_the_planner_knows_int8_keys_and_values(own: str, drafts: str) -> None:
+    plan = planned(kv_cache_dtype=own, draft_kv_cache_dtype=drafts)
+    draft = ModelMemory(shape=DRAFT, kv_cache_dtype=drafts)
+    target = ModelMemory(shape=DEMO, kv_cache_dtype=own)
+    need = budget_of(facts(target=target, drafting=Drafting(models=(draft,), lookahead=5))).need
+    found = plan.speculating
+    assert found.kv_bytes_per_token == need.kv_per_token
+    assert found.draft_kv_bytes_per_token == need.draft_kv_per_token
+    assert found.lookahead == need.lookahead
+    command = plan.commands["foretoken"]
+    assert ("--kv-cache-dtype int8" in command) == (own == "int8")
+    assert ('"kv_cache_dtype": "int8"' in command) == (drafts == "int8")
+
+
+def test_the_planner_counts_a_full_step_as_the_engine_does() -> None:
+    plan = planned(max_num_batched_tokens=512, peak_concurrency=8, num_speculative_tokens=4)
+    need = budget_of(facts()).need
+    assert plan.overhead_bytes == need.activations + RUNTIME_BYTES
+
+
+def test_the_planner_knows_what_look_up_holds_and_heads_read() -> None:
+    assert planned(method="ngram", num_speculative_tokens=7).speculating.lookahead == 7
+    layer = 2 * DEMO.num_key_value_heads * DEMO.head_dim * 2
+    head = planned(method="eagle3").speculating
+    assert head.draft_kv_bytes_per_token == layer + 3 * DEMO.hidden_size * 2
+    rounded = planned(method="eagle3", draft_kv_cache_dtype="int8").speculating
+    saved = 2 * DEMO.num_key_value_heads * (DEMO.head_dim - 4)
+    assert head.draft_kv_bytes_per_token - rounded.draft_kv_bytes_per_token == saved
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "said"),
+    [("foretoken", "fp8", "int8"), ("foretoken", "int3", "int8"), ("vllm", "int8", "fp8")],
+)
+def test_the_planner_refuses_keys_that_an_engine_does_not_have(
+    engine: str, kind: str, said: str
+) -> None:
+    for name in ("kv_cache_dtype", "draft_kv_cache_dtype"):
+        with pytest.raises(ConfigError, match=said) as caught:
+            planned(engine=engine, **{name: kind})
+        assert caught.value.field == f"plan.{name}"
+
+
+def test_commands_round_what_was_planned() -> None:
+    command = planned(quantization="int8", draft_quantization="int4").commands["foretoken"]
+    assert "--quantization int8" in command and '"quantization": "int4"' in command
+    assert "quantization" not in planned().commands["foretoken"]
+    assert planned(quantization="q8_0").commands["foretoken"].startswith("# name a checkpoint")
+    assert "does not read" in planned(quantization="mxfp4").commands["foretoken"]
+
+
 def test_a_drafter_costs_weights_and_keys_and_slots() -> None:
     both = budget_of(facts(kv_bytes=64 * MIB, max_model_len=100_000, max_model_len_given=False))
     need = both.need
@@ -145,7 +215,8 @@ def test_int8_keys_and_values_make_room_for_more() -> None:
 def test_int8_of_a_head_counts_its_scales() -> None:
     kept = KeptNumbers(2 * 4 * 64, 64, "int8")
     assert (kept.bytes(2), replace(kept, kv_cache_dtype="auto").bytes(2)) == (8 * 68, 8 * 128)
-    drafting = Drafting(head_kv=(kept,), features_per_token=192, head_parameters=1000)
+    head = HeadMemory(counts=WeightCounts(0, 0, 1000, 0), kept=kept)
+    drafting = Drafting(heads=(head,), features_per_token=192)
     assert budget_of(facts(drafting=drafting)).need.draft_kv_per_token == 8 * 68 + 2 * 192
 
 

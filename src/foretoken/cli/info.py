@@ -7,6 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.checkpoint import find_model
+from foretoken.config.keys import require
+from foretoken.config.model_memory import ModelMemory
+from foretoken.config.quantization import QUANTIZATIONS, check_kv_cache
 from foretoken.config.resolve import DTYPE_BYTES
 from foretoken.errors import ConfigError
 from foretoken.shape import ModelShape
@@ -17,15 +20,27 @@ def info(
     dtype: Annotated[
         str, typer.Option(help="auto (the checkpoint's), bfloat16, float16 or float32.")
     ] = "auto",
+    quantization: Annotated[
+        str, typer.Option(help="Of the weights in memory: none, int8 or int4.")
+    ] = "none",
+    kv_cache_dtype: Annotated[str, typer.Option(help="Keys and values: auto or int8.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Show a model's shape, its memory, and what a token of context costs."""
+    """Show a model's shape, its memory, and what a token of context costs.
+
+    The weights in memory are what the engine plans with: its output head is a packed copy.
+    """
     path = find_model(model)
     shape = ModelShape.from_config(path)
     used = shape.dtype if dtype == "auto" else dtype
     if used not in DTYPE_BYTES:
         raise ConfigError("--dtype", dtype, "auto, " + ", ".join(DTYPE_BYTES))
-    facts = _facts(shape, used)
+    rounded = None if quantization == "none" else quantization
+    allowed = ("none", *QUANTIZATIONS)
+    require("--quantization", quantization, quantization in allowed, ", ".join(allowed))
+    check_kv_cache("--kv-cache-dtype", kv_cache_dtype)
+    kept = ModelMemory(shape=shape, quantization=rounded, kv_cache_dtype=kv_cache_dtype)
+    facts = _facts(kept, used)
     if shape.stored is not None:
         facts["quantized"] = shape.stored.describe()
         facts["weight_bytes"] = sum(file.stat().st_size for file in _weight_files(path))
@@ -43,9 +58,9 @@ def _weight_files(path: Path) -> list[Path]:
     )
 
 
-def _facts(shape: ModelShape, dtype: str) -> dict[str, Any]:
-    size = DTYPE_BYTES[dtype]
-    kv_per_token = shape.kv_bytes_per_token(size)
+def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
+    shape, size = kept.shape, DTYPE_BYTES[dtype]
+    kv_per_token = kept.kv_per_token(size)
     return {
         "architecture": shape.model_type,
         "parameters": shape.parameter_count(),
@@ -59,6 +74,7 @@ def _facts(shape: ModelShape, dtype: str) -> dict[str, Any]:
         "context": shape.max_position_embeddings,
         "dtype": dtype,
         "weight_bytes": shape.weight_bytes(size),
+        "weights_in_memory_bytes": kept.weight_bytes(size),
         "run_by": "own model file" if shape.is_own else "transformers",
         "windows": sorted({window for window in shape.windows if window}) or None,
         "kv_bytes_per_token": kv_per_token,

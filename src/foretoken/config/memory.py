@@ -4,42 +4,24 @@ Applies `foretoken.shape.memory` to the engine's settings. Pure: the same facts 
 budget, so that a refusal can try what else would have worked. Sizes in bytes.
 """
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from foretoken.config.model_memory import HeadMemory, ModelMemory
 from foretoken.config.quantization import QUANTIZATIONS
 from foretoken.errors import ConfigError
 from foretoken.shape import ModelShape
 from foretoken.shape.memory import (
     RUNTIME_BYTES,
     Cost,
-    KeptNumbers,
     Need,
     StepSize,
-    Storage,
     Widths,
     activation_bytes,
-    engine_storage,
     speculation_cost,
-    weight_bytes,
 )
-from foretoken.shape.stored import StoredScheme
 
 _LEAST_KV_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelMemory:
-    """One model and how it is kept."""
-
-    shape: ModelShape
-    quantization: str | None = None
-    kv_cache_dtype: str = "auto"
-
-    def kv_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of a token's keys and values."""
-        return self.shape.kv_bytes_per_token(dtype_bytes, self.kv_cache_dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +29,7 @@ class Drafting:
     """What speculation keeps, as far as it is known before weights are read."""
 
     models: tuple[ModelMemory, ...] = ()
-    head_parameters: int = 0
-    head_kv: tuple[KeptNumbers, ...] = ()
+    heads: tuple[HeadMemory, ...] = ()
     features_per_token: int = 0
     """Numbers of hidden states that heads read, in the model's type."""
     lookahead: int = 0
@@ -57,7 +38,12 @@ class Drafting:
     @property
     def has_weights(self) -> bool:
         """Whether there is a draft model or a head."""
-        return bool(self.models) or self.head_parameters > 0
+        return bool(self.models or self.heads)
+
+    @property
+    def kept(self) -> tuple[ModelMemory | HeadMemory, ...]:
+        """Everything with weights."""
+        return (*self.models, *self.heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,22 +95,21 @@ class Budget:
 def need_of(facts: MemoryFacts) -> Need:
     """What this configuration keeps."""
     drafting = facts.drafting
-    drafts = [_weights(model, facts) for model in drafting.models]
     features = drafting.features_per_token * facts.dtype_bytes
-    heads = [kept.bytes(facts.dtype_bytes) for kept in drafting.head_kv]
-    models = [model.kv_per_token(facts.dtype_bytes) for model in drafting.models]
+    drafts = [one.weight_bytes(facts.dtype_bytes, packs=facts.packs) for one in drafting.kept]
+    drafts_kv = [one.kv_per_token(facts.dtype_bytes) for one in drafting.kept]
     tables = [_position_bytes(m.shape, facts) for m in (facts.target, *drafting.models)]
     rows = min(facts.max_num_seqs * (1 + drafting.lookahead), facts.max_num_batched_tokens)
     drawn = facts.max_num_seqs * drafting.lookahead if drafting.has_weights else 0
     step = StepSize(facts.max_num_batched_tokens, rows, drawn)
     activations = activation_bytes(step, _widths(facts.target.shape), facts.dtype_bytes)
     return Need(
-        weights=_weights(facts.target, facts),
-        draft_weights=sum(drafts) + drafting.head_parameters * facts.dtype_bytes,
+        weights=facts.target.weight_bytes(facts.dtype_bytes, packs=facts.packs),
+        draft_weights=sum(drafts),
         activations=activations,
         workspace=RUNTIME_BYTES + sum(tables),
         kv_per_token=facts.target.kv_per_token(facts.dtype_bytes),
-        draft_kv_per_token=sum(models) + sum(heads) + features,
+        draft_kv_per_token=sum(drafts_kv) + features,
         lookahead=drafting.lookahead,
         max_num_seqs=facts.max_num_seqs,
     )
@@ -199,20 +184,15 @@ def _alternatives(facts: MemoryFacts, budget: Budget) -> Iterator[tuple[str, Mem
         for count in (facts.max_num_seqs // 2, 1):
             yield f"max_num_seqs={count}", replace(facts, max_num_seqs=count)
     plain = replace(facts, drafting=Drafting())
-    smaller = [model for model in facts.drafting.models if model.quantization is None]
-    if smaller and facts.packs:
-        models = (replace(model, quantization="int8") for model in facts.drafting.models)
-        yield 'speculative_config["quantization"]="int8"', _with_drafts(facts, models)
-    if any(model.kv_cache_dtype == "auto" for model in facts.drafting.models):
-        models = (replace(model, kv_cache_dtype="int8") for model in facts.drafting.models)
-        yield 'speculative_config["kv_cache_dtype"]="int8"', _with_drafts(facts, models)
+    for words, smaller in _smaller_drafts(facts):
+        yield f"speculative_config{words}", replace(facts, drafting=smaller)
     if facts.drafting.has_weights:
         yield "no speculative_config", plain
     if facts.target.kv_cache_dtype == "auto":
         target = replace(facts.target, kv_cache_dtype="int8")
         yield 'kv_cache_dtype="int8"', replace(facts, target=target)
-    if facts.target.quantization is None and facts.packs:
-        for scheme in ("int8", "int4"):
+    if facts.packs:
+        for scheme in _fewer_bits(facts.target.quantization):
             target = replace(facts.target, quantization=scheme)
             yield f'quantization="{scheme}"', replace(facts, target=target)
             if facts.drafting.has_weights:
@@ -220,8 +200,29 @@ def _alternatives(facts: MemoryFacts, budget: Budget) -> Iterator[tuple[str, Mem
                 yield words, replace(plain, target=target)
 
 
-def _with_drafts(facts: MemoryFacts, models: Iterable[ModelMemory]) -> MemoryFacts:
-    return replace(facts, drafting=replace(facts.drafting, models=tuple(models)))
+def _fewer_bits(quantization: str | None) -> tuple[str, ...]:
+    """The schemes that keep weights in less, the widest first."""
+    if quantization not in QUANTIZATIONS:
+        return QUANTIZATIONS
+    return QUANTIZATIONS[QUANTIZATIONS.index(quantization) + 1 :]
+
+
+def _smaller_drafts(facts: MemoryFacts) -> Iterator[tuple[str, Drafting]]:
+    """Ways to keep drafters in less, as keys of speculative_config."""
+    drafting = facts.drafting
+    if facts.packs:
+        fewer = {scheme for one in drafting.kept for scheme in _fewer_bits(one.quantization)}
+        for scheme in sorted(fewer, key=QUANTIZATIONS.index):
+            models = tuple(replace(one, quantization=scheme) for one in drafting.models)
+            heads = tuple(replace(one, quantization=scheme) for one in drafting.heads)
+            yield f'["quantization"]="{scheme}"', replace(drafting, models=models, heads=heads)
+    narrow = replace(
+        drafting,
+        models=tuple(replace(one, kv_cache_dtype="int8") for one in drafting.models),
+        heads=tuple(one.with_int8_keys() for one in drafting.heads),
+    )
+    if narrow != drafting:
+        yield '["kv_cache_dtype"]="int8"', narrow
 
 
 def _arithmetic(facts: MemoryFacts, budget: Budget) -> str:
@@ -243,31 +244,6 @@ def _arithmetic(facts: MemoryFacts, budget: Budget) -> str:
 def show(count: float) -> str:
     """Bytes as MiB or GiB."""
     return f"{count / 2**30:.2f} GiB" if abs(count) >= 2**30 else f"{count / 2**20:.1f} MiB"
-
-
-def _weights(model: ModelMemory, facts: MemoryFacts) -> int:
-    given = model.quantization if facts.packs else None
-    quantization = given if given in QUANTIZATIONS else None
-    counts = model.shape.weight_counts()
-    if not facts.packs and model.shape.tie_word_embeddings:
-        counts = counts._replace(head=0)
-    stored = model.shape.stored
-    if stored is not None and facts.packs and quantization is None:
-        return int(weight_bytes(counts, _as_stored(stored, facts.dtype_bytes)))
-    return int(weight_bytes(counts, engine_storage(facts.dtype_bytes, quantization)))
-
-
-def _as_stored(stored: StoredScheme, dtype_bytes: int) -> Storage:
-    """Integers stay integers, with float32 scales and zero points; fp8 is taken for 16 bit."""
-    bits = {"int4": 0.5, "int8": 1.0}.get(stored.weights[:4])
-    if bits is None:
-        return engine_storage(dtype_bytes, None)
-    grouped = re.search(r"groups of (\d+)", stored.weights)
-    numbers = 8 if "asymmetric" in stored.weights else 4
-    group = int(grouped.group(1)) if grouped else 0
-    scales = numbers / group if group else 0.0
-    outputs = 0.0 if group else 4.0
-    return Storage(dtype_bytes, dtype_bytes, bits + scales, dtype_bytes, per_output=outputs)
 
 
 def _widths(shape: ModelShape) -> Widths:

@@ -72,10 +72,12 @@ def fill(
     rename: Callable[[str], str] = str,
     ignored: Iterable[str] = (),
 ) -> None:
-    """Copy `tensors` into `module`, each wanted one once and none left over.
+    """Give `module` these tensors, each wanted one once and none left over.
+
+    They are not copied: they keep their type, and lie in the file if they were mapped from it.
 
     Args:
-        module: its state dict says what is wanted.
+        module: its state dict says what is wanted; it may be on the `meta` device.
         tensors: by the file's names.
         rename: from the file's names to the module's.
         ignored: names (of the file) that may be there and are not used.
@@ -95,12 +97,14 @@ def fill(
         given[renamed] = tensor
     _refuse("missing tensors", set(wanted) - set(given), "all tensors of this kind of head")
     _refuse("unused tensors", set(given) - set(wanted), "only tensors of this kind of head")
+    fitting: dict[str, Tensor] = {}
     for name, place in wanted.items():
         tensor = given[name]
         if tensor.numel() != place.numel() or tensor.squeeze().shape != place.squeeze().shape:
             shown = f"{name} {list(tensor.shape)}"
             raise CheckpointError("tensor shape", shown, f"{list(place.shape)} from config.json")
-        place.copy_(tensor.reshape(place.shape))
+        fitting[name] = tensor.reshape(place.shape)
+    module.load_state_dict(fitting, assign=True)
 
 
 def _refuse(what: str, names: set[str], allowed: str) -> None:

@@ -51,7 +51,7 @@ class Eagle(nn.Module):
             for i in range(shape.num_hidden_layers)
         )
         self.embedding_VD: Tensor
-        self.register_buffer("embedding_VD", torch.empty(0), persistent=False)
+        self.register_buffer("embedding_VD", torch.empty(0, device="cpu"), persistent=False)
 
     def use_embedding(self, embedding_VD: Tensor) -> None:
         """Embed tokens with this table, shared and not trained."""

@@ -106,12 +106,17 @@ class Eagle3(nn.Module):
         if shape.own_embedding:
             self.embed_tokens = nn.Embedding(shape.layer.vocab_size, size)
         else:
-            self.register_buffer("embedding_VD", torch.empty(0), persistent=False)
+            self.register_buffer("embedding_VD", torch.empty(0, device="cpu"), persistent=False)
 
     def use_embedding(self, embedding_VD: Tensor) -> None:
         """Embed tokens with the target's table, shared and not trained, unless it has its own."""
         if not self.shape.own_embedding:
             self.embedding_VD = embedding_VD
+
+    def drop_matrices(self) -> None:
+        """Free all linear maps: from now on something else runs them. Norms, tables, masks and ids
+        stay."""
+        del self.layers, self.fc, self.lm_head
 
     @property
     def target_ids(self) -> Tensor:
@@ -129,10 +134,14 @@ class Eagle3(nn.Module):
         """Whether `normed_features` does anything."""
         return self.input_norm is not None or self.fc_norm is not None
 
-    def masks(self, count: int) -> Tensor:
-        """What stands for the features of the first `count` mask slots, mixed, [count, D]."""
+    def mask_features(self, count: int) -> Tensor:
+        """What stands for the features of the first `count` mask slots, [count, F]."""
         last = self.shape.mask_depths - 1
-        return self.mix(self.mask_hidden[0, [min(i, last) for i in range(count)]])
+        return self.mask_hidden[0, [min(i, last) for i in range(count)]]
+
+    def masks(self, count: int) -> Tensor:
+        """The same, mixed: [count, D]."""
+        return self.mix(self.mask_features(count))
 
     def normed_features(self, features: Tensor) -> Tensor:
         """Features as `fc` wants them, [..., F]."""

@@ -58,11 +58,12 @@ def read_eagle(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
     shape = _layer_shape(folder.config, target, _num_layers(names))
     check_fits("hidden_size", shape.hidden_size, target.hidden_size)
     check_fits("vocab_size", shape.vocab_size, target.vocab_size)
-    net = Eagle(
-        shape,
-        fc_bias="fc.bias" in names,
-        attention_bias="layers.0.self_attn.q_proj.bias" in names,
-    )
+    with torch.device("meta"):
+        net = Eagle(
+            shape,
+            fc_bias="fc.bias" in names,
+            attention_bias="layers.0.self_attn.q_proj.bias" in names,
+        )
     fill(net, names, ignored=("embed_tokens.weight",))
     return LoadedHead(kind="eagle", net=net, points=(FINAL,))
 
@@ -103,7 +104,8 @@ def read_eagle3(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
         attention_bias="layers.0.self_attn.q_proj.bias" in renamed,
     )
     check_fits("hidden_size", target_width, target.hidden_size)
-    net = Eagle3(shape)
+    with torch.device("meta"):
+        net = Eagle3(shape)
     if "d2t" not in renamed:
         check_fits("draft_vocab_size without d2t", shape.draft_vocab_size, target.vocab_size)
         names = {**names, "d2t": torch.zeros(shape.draft_vocab_size, dtype=torch.int64)}

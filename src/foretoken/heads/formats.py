@@ -72,7 +72,8 @@ def _mlp(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
     )
     check_fits("hidden_size", width, target.hidden_size)
     check_fits("vocab_size", shape.vocab_size, target.vocab_size)
-    net = MLPSpeculator(shape)
+    with torch.device("meta"):
+        net = MLPSpeculator(shape)
     wanted = net.state_dict()
     doubles = _tied_doubles(folder, wanted) if shape.tie_weights else ()
     fill(net, folder.tensors, rename=lambda name: name.removeprefix("speculator."), ignored=doubles)
@@ -128,6 +129,7 @@ def _medusa(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
         raise CheckpointError("missing tensors", "lm_heads.0.weight", "or medusa_share_head: true")
     check_fits("hidden_size", hidden, target.hidden_size)
     check_fits("vocab_size", shape.vocab_size, target.vocab_size)
-    net = Medusa(shape)
+    with torch.device("meta"):
+        net = Medusa(shape)
     fill(net, names, rename=rename)
     return LoadedHead(kind="medusa", net=net, points=(FINAL,))

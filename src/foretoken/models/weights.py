@@ -8,6 +8,7 @@ from foretoken.kernels.linear import BFLOAT16, FLOAT32, INT4, INT8
 from foretoken.models.base import LoadOptions
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe, make_linear
 from foretoken.quant import IntWeights, Weights, quantized_linear, rounded_linear, scheme_of
+from foretoken.quant.arrange import for_kernels
 from foretoken.shape import ModelShape
 
 _NAMES = {FLOAT32: "float32", BFLOAT16: "bfloat16", INT8: "int8", INT4: "int4"}
@@ -22,7 +23,7 @@ def linear_of(
     adds_residual: bool = False,
     wide: bool = False,
 ) -> Linear:
-    """Quantize if asked to and not done yet, and pack.
+    """Quantize if asked to and not done yet, and pack; integers that no kernel holds are floats.
 
     Args:
         weights: floats in the type of the options, or integers.
@@ -33,6 +34,8 @@ def linear_of(
         wide: the output head, whose results may be float32.
     """
     kept = probe if options.batch_invariant else None
+    if isinstance(weights, IntWeights) and options.quantization and for_kernels(weights) is None:
+        weights = weights.dequantized(options.dtype)
     if isinstance(weights, Tensor) and options.quantization is None:
         return make_linear(
             weights, probe=kept, bias_N=bias_N, adds_residual=adds_residual, wide=wide

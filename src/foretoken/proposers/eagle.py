@@ -261,7 +261,7 @@ class _ParallelSteps(ChainSteps):
         ends = [span.sequence.num_tokens - 1 for span in spans]
         known = _Feed.of(spans, starts, ends)
         true_TD = runner.mixed_features(known.layouts).split([s.num_tokens for s in known.layouts])
-        masks_KD, anchored = net.masks(max(counts) - 1), net.shape.anchored
+        masks_KD, anchored = runner.mixed_masks(max(counts) - 1), net.shape.anchored
         layouts, tokens, parts, rows = [], [], [], list[int]()
         at = row = 0
         for drafts, layout, hidden_TD in zip(counts, known.layouts, true_TD, strict=True):

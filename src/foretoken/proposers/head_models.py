@@ -12,6 +12,7 @@ from torch import Tensor
 
 from foretoken.checkpoint import find_model
 from foretoken.config import SpeculativeConfig
+from foretoken.config.model_memory import HeadMemory
 from foretoken.errors import ConfigError
 from foretoken.heads.checkpoint import read_head
 from foretoken.heads.eagle import Eagle
@@ -29,6 +30,7 @@ from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.eagle import EagleManner, EagleProposer
 from foretoken.proposers.head_linears import HeadLinears, serve_linears
+from foretoken.proposers.head_memory import head_memory, own_memory, tops_of
 from foretoken.proposers.head_runner import HeadPages, HeadRunner
 from foretoken.proposers.head_trees import DepthSteps, MLPTreeSteps
 from foretoken.proposers.levels import TreeShape, TreeSteps
@@ -47,7 +49,6 @@ from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.verifier import Verifier
 from foretoken.shape import ModelShape
-from foretoken.shape.memory import KeptNumbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +59,9 @@ class FoundHead:
     head: LoadedHead
 
     @property
-    def num_parameters(self) -> int:
-        """Weights of the network; tables that it shares with the target are not among them."""
-        return sum(parameter.numel() for parameter in self.head.net.parameters())
-
-    @property
-    def kept(self) -> KeptNumbers | None:
-        """Keys and values that it keeps for a token, if it has any."""
-        net = self.head.net
-        if not isinstance(net, Eagle | Eagle3):
-            return None
-        shape = net.shape.layer if isinstance(net, Eagle3) else net.shape
-        heads = 2 * shape.num_hidden_layers * shape.num_key_value_heads
-        return KeptNumbers(heads * shape.head_dim, shape.head_dim, self.config.kv_cache_dtype)
+    def memory(self) -> HeadMemory:
+        """What it will keep."""
+        return head_memory(self.head.net, self.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +111,7 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
     assert features is not None, "kept since the engine was put together"
     like = target.model.embedding_VD
     net = net.to(like.device, like.dtype).eval().requires_grad_(False)
+    own_memory(net)
     sampler = DraftSampler(
         around.verifier.sampler, around.verifier.rule, config.draft_sample_method
     )
@@ -128,7 +120,7 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
     shape = tree_shape(config)
     confidence = Confidence.of(config)
     if isinstance(net, MLPSpeculator | Medusa):
-        serve_linears(net, net.head if isinstance(net, MLPSpeculator) else net.lm_heads, make)
+        serve_linears(net, tops_of(net), make)
         top = _target_head(net, target, make)
         return StatelessProposer(
             config.method,
@@ -153,6 +145,8 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
         ),
         make=make if config.quantization else None,
     )
+    if isinstance(net, Eagle3) and runner.kernels is not None:
+        net.drop_matrices()
     return EagleProposer(
         config.method,
         runner,

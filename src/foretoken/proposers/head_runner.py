@@ -102,8 +102,16 @@ class HeadRunner:
 
     def mixed_features(self, layouts: Sequence[SpanLayout]) -> Tensor:
         """What the network makes of the target's features of these slots, [T, D]."""
+        return self._mix(self.features.read(slots_of(layouts, self.page_size, self.device)))
+
+    def mixed_masks(self, count: int) -> Tensor:
+        """The same of the first `count` mask slots of a P-EAGLE network, [count, D]."""
+        assert isinstance(self.net, Eagle3), "only EAGLE-3 networks have a mask"
+        return self._mix(self.net.mask_features(count))
+
+    def _mix(self, features_TF: Tensor) -> Tensor:
         mix = self.net.mix if self.kernels is None else self.kernels.mix
-        mixed_TD: Tensor = mix(self.features.read(slots_of(layouts, self.page_size, self.device)))
+        mixed_TD: Tensor = mix(features_TF)
         return mixed_TD
 
     def forward(

@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foretoken.quant.weights import GROUPS, IntWeights
+from foretoken.quant.weights import IntWeights
+from foretoken.shape.stored import GROUPS
 
 Weights = Tensor | IntWeights
 """A matrix [N, K]."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-GROUPS = (128, 64, 32)
+from foretoken.shape.stored import GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
-from foretoken.shape.stored import StoredScheme
+from foretoken.shape.memory import Held
+from foretoken.shape.stored import FLOATS, StoredScheme
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 _SIZES = {
@@ -25,6 +26,13 @@ _SIZES = {
     "rope_theta": "rope.freq_base",
     "sliding_window": "attention.sliding_window",
 }
+_HELD = {
+    "Q8_0": Held(1.0, 8, 32),
+    "Q4_0": Held(1.0, 4, 32),
+    "Q4_1": Held(1.0, 4, 32, True),
+    "Q4_K": Held(1.0, 4, 32, True),
+}
+"""What kernels make of ggml's types; all others are multiplied out (quant/formats/gguf_blocks)."""
 _LLAMA3 = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
@@ -95,9 +103,20 @@ def gguf_config(path: Path) -> dict[str, Any]:
 
 
 def gguf_scheme(path: Path) -> StoredScheme:
-    """The types of the file's matrices, the most frequent first."""
-    kinds = Counter(t.tensor_type.name for t in open_gguf(path).tensors if len(t.shape) > 1)
-    return StoredScheme(method="gguf", weights=", ".join(name for name, _ in kinds.most_common()))
+    """The types of the file's matrices, the most frequent first, and what kernels make of them."""
+    tensors = [tensor for tensor in open_gguf(path).tensors if len(tensor.shape) > 1]
+    kinds = Counter(tensor.tensor_type.name for tensor in tensors)
+    numbers, top = Counter[Held](), {tensor.name: tensor.tensor_type.name for tensor in tensors}
+    for tensor in tensors:
+        if tensor.name.startswith("blk."):
+            numbers[_HELD.get(tensor.tensor_type.name, FLOATS)] += int(tensor.n_elements)
+    head = top.get("output.weight", top.get("token_embd.weight", ""))
+    return StoredScheme(
+        method="gguf",
+        weights=", ".join(name for name, _ in kinds.most_common()),
+        held=tuple(one._replace(share=n / numbers.total()) for one, n in numbers.items()),
+        head=_HELD.get(head, FLOATS),
+    )
 
 
 def _value(reader: Any, name: str, default: Any) -> Any:

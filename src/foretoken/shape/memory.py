@@ -5,6 +5,7 @@ planner, so that no two of them disagree. Knows neither files nor machines; docs
 every term. Nothing here is measured; `benchmarks/memory.py` compares it with a process.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +38,10 @@ class Storage(NamedTuple):
     per_head_output: float = 0.0
 
 
+SCALE_BYTES = 4
+"""Of a float32 scale, and of a zero point."""
+
+
 def engine_storage(dtype_bytes: int, quantization: str | None) -> Storage:
     """How the engine's own layers store weights.
 
@@ -47,10 +52,55 @@ def engine_storage(dtype_bytes: int, quantization: str | None) -> Storage:
     """
     if quantization is None:
         return Storage(dtype_bytes, dtype_bytes, dtype_bytes, dtype_bytes)
+    scale = SCALE_BYTES
     if quantization == "int8":
-        return Storage(dtype_bytes, 1.0, 1.0, dtype_bytes, per_output=4.0, per_head_output=4.0)
+        return Storage(dtype_bytes, 1.0, 1.0, dtype_bytes, per_output=scale, per_head_output=scale)
     assert quantization == "int4", quantization
-    return Storage(dtype_bytes, 1.0, 0.5 + 4 / 32, dtype_bytes, per_head_output=4.0)
+    return Storage(dtype_bytes, 1.0, 0.5 + scale / 32, dtype_bytes, per_head_output=scale)
+
+
+class Held(NamedTuple):
+    """How the layers keep some of the matrices of a checkpoint that was quantized before."""
+
+    share: float
+    """Of all numbers in matrices."""
+    bits: int
+    """4 or 8; 0: multiplied out, so that they are floats."""
+    group: int = 0
+    """Inputs that share a scale; 0: all of them."""
+    asymmetric: bool = False
+    """Whether a group has a zero point."""
+
+
+def held_storage(
+    held: Iterable[Held], head: Held, dtype_bytes: int, quantization: str | None
+) -> Storage:
+    """How a checkpoint that was quantized before is stored: its integers stay what they are.
+
+    Args:
+        held: the matrices of its layers; the shares add up to 1.
+        head: its output head.
+        dtype_bytes: of the model's type.
+        quantization: what is done to its floats.
+    """
+    floats = engine_storage(dtype_bytes, quantization)
+    matrix = per_output = 0.0
+    for one in held:
+        each, scale = _number_bytes(one) if one.bits else (floats.matrix, floats.per_output)
+        matrix += one.share * each
+        per_output += one.share * scale
+    if head.bits:
+        each, scale = _number_bytes(head)
+        floats = floats._replace(head=each, per_head_output=scale)
+    return floats._replace(matrix=matrix, per_output=per_output)
+
+
+def _number_bytes(held: Held) -> tuple[float, float]:
+    """Bytes of an integer with its share of the group's numbers, and of the scale of an output."""
+    scales = SCALE_BYTES * (2 if held.asymmetric else 1)
+    if held.group:
+        return held.bits / 8 + scales / held.group, 0.0
+    return held.bits / 8, scales
 
 
 def weight_bytes(counts: WeightCounts, storage: Storage) -> float:

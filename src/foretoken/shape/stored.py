@@ -9,8 +9,12 @@ from dataclasses import dataclass
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.shape.fields import Config, refuse_unless
+from foretoken.shape.memory import Held
 
 READY_MADE = ("compressed-tensors", "gptq", "awq", "fp8", "gguf")
+GROUPS = (128, 64, 32)
+"""Inputs that share a scale, as kernels have them."""
+FLOATS = Held(1.0, 0)
 _INSTEAD = "or the 16-bit checkpoint with quantization='int8' or 'int4'"
 _SCHEMES = ("dense", "int-quantized", "pack-quantized", "float-quantized", "naive-quantized")
 _SCHEMES_ALLOWED = ", ".join((*_SCHEMES[1:], "mixed-precision"))
@@ -24,6 +28,10 @@ class StoredScheme:
     """One of READY_MADE."""
     weights: str
     """In words, such as `int4, groups of 128, asymmetric`."""
+    held: tuple[Held, ...] = (FLOATS,)
+    """What kernels make of the matrices of the layers, for the memory they take."""
+    head: Held = FLOATS
+    """The same of the output head, which most checkpoints leave alone."""
     zeros_less_one: bool = False
     """GPTQ's first format stores zero points less 1."""
     block: tuple[int, int] = (128, 128)
@@ -67,7 +75,7 @@ def _compressed_tensors(given: Config) -> StoredScheme:
     if given.get("kv_cache_scheme") is not None:
         scheme = given["kv_cache_scheme"]
         raise UnsupportedModelError("quantization_config.kv_cache_scheme", scheme, "none")
-    found, rounds, block = [], False, _block(None)
+    found, held, rounds, block = [], [], False, _block(None)
     for group in (given.get("config_groups") or {}).values():
         weights = group.get("weights")
         if weights is None:
@@ -84,10 +92,16 @@ def _compressed_tensors(given: Config) -> StoredScheme:
             block = _block(weights.get("block_structure"))
         name = f"fp{bits}" if kind == "float" else f"int{bits}"
         group_size = weights.get("group_size") if weights.get("strategy") == "group" else None
-        found.append(_words(name, group_size, symmetric=weights.get("symmetric", True)))
+        symmetric = weights.get("symmetric", True)
+        found.append(_words(name, group_size, symmetric=symmetric))
+        held.append(FLOATS if kind == "float" else _held(bits, group_size, symmetric=symmetric))
     words = "; ".join(dict.fromkeys(found)) or "floats"
     return StoredScheme(
-        method="compressed-tensors", weights=words, block=block, rounds_activations=rounds
+        method="compressed-tensors",
+        weights=words,
+        held=(max(held, key=lambda one: one.bits or 16, default=FLOATS),),
+        block=block,
+        rounds_activations=rounds,
     )
 
 
@@ -99,10 +113,13 @@ def _gptq(given: Config) -> StoredScheme:
     if layout not in ("gptq", "gptq_v2"):
         allowed = f"gptq or gptq_v2, {_INSTEAD}"
         raise UnsupportedModelError("quantization_config.checkpoint_format", layout, allowed)
-    words = _words(f"int{bits}", given.get("group_size"), symmetric=given.get("sym", True))
+    group, symmetric = given.get("group_size"), given.get("sym", True)
+    words, held = _words(f"int{bits}", group, symmetric=symmetric), FLOATS
     if given.get("desc_act"):
         words += ", in order of activations"
-    return StoredScheme(method="gptq", weights=words, zeros_less_one=layout == "gptq")
+    if not given.get("desc_act") or not _whole(group):
+        held = _held(bits, group, symmetric=symmetric)
+    return StoredScheme(method="gptq", weights=words, held=(held,), zeros_less_one=layout == "gptq")
 
 
 def _awq(given: Config) -> StoredScheme:
@@ -114,7 +131,8 @@ def _awq(given: Config) -> StoredScheme:
         raise UnsupportedModelError("quantization_config.version", layout, f"gemm, {_INSTEAD}")
     group = given.get("group_size", given.get("q_group_size"))
     symmetric = not given.get("zero_point", True)
-    return StoredScheme(method="awq", weights=_words("int4", group, symmetric=symmetric))
+    words, held = _words("int4", group, symmetric=symmetric), _held(4, group, symmetric=symmetric)
+    return StoredScheme(method="awq", weights=words, held=(held,))
 
 
 def _fp8(given: Config) -> StoredScheme:
@@ -142,6 +160,17 @@ def _block(given: object) -> tuple[int, int]:
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _held(bits: int, group: object, *, symmetric: bool) -> Held:
+    """Integers as kernels hold them: larger groups are cut, and what they do not have is floats."""
+    wide = group if isinstance(group, int) and group > 0 else 0
+    if bits == 8 and not symmetric:
+        return FLOATS
+    if bits == 8 and not wide:
+        return Held(1.0, 8)
+    fitting = [smaller for smaller in GROUPS if wide % smaller == 0]
+    return Held(1.0, bits, fitting[0], not symmetric) if fitting else FLOATS
 
 
 def _words(name: str, group: object, *, symmetric: bool) -> str:

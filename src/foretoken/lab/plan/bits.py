@@ -85,12 +85,13 @@ def find_quantization(name: str, field: str) -> Quantization:
 
 
 def kv_element_bytes(name: str, field: str) -> float:
-    """Bytes of one key or value element.
+    """Bytes of one key or value element, in any engine but Foretoken.
 
     Raises:
         ConfigError: nothing of that name.
     """
     known = _ALIASES.get(name.lower(), name.lower())
     if known not in KV_BYTES:
-        raise ConfigError(field, name, ", ".join(KV_BYTES))
+        only = "; int8 with --engine foretoken" if known == "int8" else ""
+        raise ConfigError(field, name, ", ".join(KV_BYTES) + only)
     return KV_BYTES[known]

@@ -6,6 +6,7 @@ from foretoken.lab.findings import Finding
 from foretoken.lab.plan.context import Check, PlanContext
 from foretoken.lab.plan.framework import nominal_billions
 from foretoken.lab.plan.memory import weight_bytes
+from foretoken.lab.plan.setup import Setup
 
 
 def _weights(context: PlanContext) -> Iterator[Finding]:
@@ -18,6 +19,11 @@ def _weights(context: PlanContext) -> Iterator[Finding]:
         message=f"the target's weights are {stored / 1e9:.1f} GB as {setup.quantization.name}; "
         f"size times bytes says {nominal / 1e9:.0f} GB (scales, and tables kept in 16 bit, differ)",
     )
+
+
+def _small_kv(setup: Setup) -> str:
+    """The type of keys and values of half the size that the engine has."""
+    return {"vllm": "fp8", "llama.cpp": "q8_0", "foretoken": "int8"}[setup.settings.engine]
 
 
 def _kv_budget(context: PlanContext) -> Iterator[Finding]:
@@ -36,7 +42,7 @@ def _kv_budget(context: PlanContext) -> Iterator[Finding]:
             level="error",
             message=f"room for {plan.tokens:,} tokens, but one request needs "
             f"{setup.settings.context + plan.lookahead:,}",
-            remedy="a shorter context, fp8 keys and values, or more memory",
+            remedy=f"a shorter context, {_small_kv(setup)} keys and values, or more memory",
         )
     elif plan.requests < setup.settings.peak_concurrency:
         yield Finding(
@@ -44,7 +50,7 @@ def _kv_budget(context: PlanContext) -> Iterator[Finding]:
             level="warning",
             message=f"{plan.requests} requests of {setup.settings.context:,} tokens fit at once; "
             f"the peak is {setup.settings.peak_concurrency}: the rest waits or is preempted",
-            remedy="fp8 keys and values, or speculation off at the peak",
+            remedy=f"{_small_kv(setup)} keys and values, or speculation off at the peak",
         )
     else:
         yield Finding(
@@ -145,11 +151,13 @@ def _lookahead(context: PlanContext) -> Iterator[Finding]:
     plan, setup = context.speculating, context.setup
     if plan.lookahead and plan.tokens:
         slots = plan.lookahead * min(setup.settings.peak_concurrency, max(1, plan.requests))
+        lent = setup.settings.engine == "foretoken"
+        how = "lent while drafts are checked" if lent else "reserved whatever is accepted"
         yield Finding(
             check="lookahead",
             level="note",
-            message=f"{plan.lookahead} slots per running request are reserved whatever is "
-            f"accepted: {slots:,} tokens at the peak ({slots / plan.tokens:.1%}). Fewer tokens in "
+            message=f"{plan.lookahead} slots per running request are {how}: "
+            f"{slots:,} tokens at the peak ({slots / plan.tokens:.1%}). Fewer tokens in "
             "the cache mean shorter contexts, smaller batches, and preemptions",
         )
 
@@ -175,14 +183,15 @@ def _long_context(context: PlanContext) -> Iterator[Finding]:
 
 def _kv_quantization(context: PlanContext) -> Iterator[Finding]:
     setup, plan = context.setup, context.speculating
-    if plan.requests < setup.settings.peak_concurrency and setup.kv_bytes > 1:
+    if plan.requests < setup.settings.peak_concurrency and setup.kv_bytes >= 2:
+        small = _small_kv(setup)
         yield Finding(
             check="kv_quantization",
             level="note",
-            message="fp8 keys and values would hold about twice the tokens; the draft's can be "
-            "set on their own",
+            message=f"{small} keys and values would hold about twice the tokens; the draft's can "
+            "be set on their own",
             where="kv_cache_dtype",
-            remedy="--kv-cache-dtype fp8, and measure acceptance again",
+            remedy=f"--kv-cache-dtype {small}, and measure acceptance again",
         )
 
 

@@ -11,8 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from foretoken.lab.plan.bits import Quantization
+from foretoken.lab.plan.models import PlanModel
 from foretoken.lab.plan.setup import Setup
 
+_FLOATS = ("bf16", "fp16", "fp32")
+_WITH_KEYS = ("draft_model", "eagle3")
+"""Drafters with keys and values of their own."""
 _VLLM_ONLINE = {"fp8": "fp8", "int8": "int8_per_channel_weight_only"}
 """Quantizations that vLLM applies while loading; others need a checkpoint made for them."""
 
@@ -58,11 +62,37 @@ def _foretoken(setup: Setup) -> str:
         return f"# Foretoken does not draft with {setup.method}"
     if setup.tp > 1:
         return "# Foretoken runs on one device"
+    weights, stored = setup.quantization.name, setup.target.quantization
+    if weights in ("mxfp4", "nvfp4"):
+        return f"# Foretoken does not read {weights}"
     parts = ["foretoken", "serve", setup.target.name]
+    rounded = _rounded_at_load(setup.quantization, setup.target)
+    if rounded:
+        parts += ["--quantization", weights]
+    if setup.settings.kv_cache_dtype == "int8":
+        parts += ["--kv-cache-dtype", "int8"]
     if setup.method != "none":
-        parts += ["--speculative-config", json.dumps(_speculative_config(setup))]
+        config = _speculative_config(setup) | _foretoken_draft(setup)
+        parts += ["--speculative-config", json.dumps(config)]
         parts += _TELL_ACCEPTANCE
-    return _join(parts)
+    there = rounded or weights == stored or weights in _FLOATS
+    return ("" if there else f"# name a checkpoint of the target in {weights}\n") + _join(parts)
+
+
+def _rounded_at_load(wanted: Quantization, model: PlanModel) -> bool:
+    """Whether Foretoken rounds the floats of this checkpoint so."""
+    return wanted.name in ("int8", "int4") and model.quantization in _FLOATS
+
+
+def _foretoken_draft(setup: Setup) -> dict[str, Any]:
+    """How the drafter is kept, where that was asked for."""
+    found: dict[str, Any] = {}
+    if setup.method == "draft_model" and setup.draft is not None:
+        if _rounded_at_load(setup.draft_quantization, setup.draft):
+            found["quantization"] = setup.draft_quantization.name
+    if setup.method in _WITH_KEYS and setup.settings.draft_kv_cache_dtype == "int8":
+        found["kv_cache_dtype"] = "int8"
+    return found
 
 
 _TELL_ACCEPTANCE = ("--per-request-spec-decode-metrics", "detailed")

@@ -15,9 +15,12 @@ from foretoken.shape import memory as formula
 
 GPU_RUNTIME_BYTES = 1 << 30
 """CUDA context, communication buffers and captured graphs of one device: an assumption."""
-_STORED = {"bf16": (2, None), "fp16": (2, None), "fp32": (4, None), "int8": (2, "int8"),
-           "int4": (2, "int4")}  # fmt: skip
-"""What Foretoken can store, as `engine_storage` takes it."""
+HEAD_FEATURES = 3
+"""Layers whose hidden states an EAGLE-3 head reads."""
+WITH_WEIGHTS = ("draft_model", "eagle3", "mtp")
+_STORED = {"bf16": (2, None), "fp16": (2, None), "fp32": (4, None), "fp8": (2, None),
+           "int8": (2, "int8"), "int4": (2, "int4")}  # fmt: skip
+"""What Foretoken can store, as `engine_storage` takes it; it multiplies fp8 out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +93,9 @@ def kv_per_token(
 def draft_load(setup: Setup) -> DraftLoad:
     """What the method of `setup` keeps beside the target.
 
-    A head (eagle3, mtp) is one more layer of the target's shape; it shares the tables. Look-up
-    methods keep nothing on the device.
+    A head (eagle3, mtp) is one more layer of the target's shape; it shares the tables. In Foretoken
+    the hidden states that a head reads are kept for every token, and look-up methods hold slots too
+    while drafts are checked; elsewhere they keep nothing on the device.
     """
     target, context, engine = setup.target, setup.settings.context, setup.settings.engine
     if setup.method == "draft_model":
@@ -105,12 +109,14 @@ def draft_load(setup: Setup) -> DraftLoad:
         layer = (target.dense_params + target.expert_params) / target.num_layers
         size = setup.quantization.stored_bytes if setup.method == "mtp" else 2.0
         elements = (target.kv_elements + target.window_elements) / target.num_layers
+        read = 2.0 * HEAD_FEATURES * target.hidden_size if engine == "foretoken" else 0.0
         return DraftLoad(
             weight_bytes=layer * size,
-            kv_bytes_per_token=elements * setup.draft_kv_bytes,
+            kv_bytes_per_token=elements * setup.draft_kv_bytes + read,
             lookahead=setup.k,
         )
-    return DraftLoad(weight_bytes=0.0, kv_bytes_per_token=0.0, lookahead=0)
+    slots = setup.k if engine == "foretoken" and setup.method != "none" else 0
+    return DraftLoad(weight_bytes=0.0, kv_bytes_per_token=0.0, lookahead=slots)
 
 
 def overhead_bytes(setup: Setup) -> float:
@@ -122,12 +128,23 @@ def overhead_bytes(setup: Setup) -> float:
     if setup.settings.engine == "foretoken":
         running = setup.settings.peak_concurrency
         rows = min(running * (1 + setup.k), tokens)
-        step = formula.StepSize(tokens, rows, running * setup.k if setup.draft else 0)
-        widths = formula.Widths(hidden, hidden, hidden, 4 * hidden, target.vocab_size)
-        return formula.RUNTIME_BYTES + formula.activation_bytes(step, widths, 2)
+        drawn = running * setup.k if setup.method in WITH_WEIGHTS else 0
+        step = formula.StepSize(tokens, rows, drawn)
+        return formula.RUNTIME_BYTES + formula.activation_bytes(step, _widths(target), 2)
     widest = 6 * hidden + 3 * 4 * hidden / setup.tp
     runtime = GPU_RUNTIME_BYTES if setup.device.kind == "gpu" else GPU_RUNTIME_BYTES / 4
     return runtime + 2 * widest * tokens
+
+
+def _widths(model: PlanModel) -> formula.Widths:
+    heads, key_heads = model.num_heads, model.num_kv_heads
+    return formula.Widths(
+        hidden=model.hidden_size,
+        query=heads * model.head_dim,
+        kv=key_heads * model.head_dim,
+        inner=model.intermediate_size,
+        vocabulary=model.vocab_size,
+    )
 
 
 def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:

@@ -31,6 +31,8 @@ class PlanModel:
     num_layers: int
     num_heads: int
     num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
     context: int
     table_params: int
     """Embedding and output head; once if they are tied."""
@@ -106,6 +108,8 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
         num_layers=layers,
         num_heads=reader.size("num_attention_heads"),
         num_kv_heads=reader.kv_heads,
+        head_dim=reader.head_dim,
+        intermediate_size=reader.size("intermediate_size", 0),
         context=reader.size("max_position_embeddings", 4096),
         table_params=reader.size("vocab_size") * hidden * (1 if tied else 2),
         dense_params=layers * (attention + norms)

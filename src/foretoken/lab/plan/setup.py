@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from foretoken.config.quantization import check_kv_cache
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.bits import Quantization, find_quantization, kv_element_bytes
 from foretoken.lab.plan.catalog import load_plan_model
 from foretoken.lab.plan.devices import Device, find_device
 from foretoken.lab.plan.models import PlanModel
+from foretoken.shape import memory as formula
 
 METHODS = ("draft_model", "ngram", "suffix", "eagle3", "mtp", "none")
 ENGINES = ("vllm", "llama.cpp", "foretoken")
@@ -183,18 +185,30 @@ def resolve_setup(settings: PlanSettings) -> Setup:
     drafts = settings.draft_quantization
     if drafts == "auto":
         drafts = draft.quantization if draft else "bf16"
+    weights = find_quantization(own, "plan.quantization")
+    draft_weights = find_quantization(drafts, "plan.draft_quantization")
     return Setup(
         settings=settings,
         target=target,
         draft=draft,
         method=method,
         device=find_device(settings.device),
-        quantization=find_quantization(own, "plan.quantization"),
-        draft_quantization=find_quantization(drafts, "plan.draft_quantization"),
-        kv_bytes=kv_element_bytes(settings.kv_cache_dtype, "plan.kv_cache_dtype"),
-        draft_kv_bytes=kv_element_bytes(settings.draft_kv_cache_dtype, "plan.draft_kv_cache_dtype"),
+        quantization=weights,
+        draft_quantization=draft_weights,
+        kv_bytes=_kv_bytes("kv_cache_dtype", settings, target, weights),
+        draft_kv_bytes=_kv_bytes("draft_kv_cache_dtype", settings, draft or target, draft_weights),
         tp=tp,
         draft_tp=settings.draft_tensor_parallel_size or tp,
         utilization=settings.utilization or DEFAULT_UTILIZATION[settings.engine],
         k=settings.num_speculative_tokens or USUAL_K[method],
     )
+
+
+def _kv_bytes(name: str, settings: PlanSettings, model: PlanModel, weights: Quantization) -> float:
+    """Of one element of the keys and values of `model`, kept as the setting `name` says."""
+    given, field = getattr(settings, name), f"plan.{name}"
+    if settings.engine != "foretoken":
+        return kv_element_bytes(given, field)
+    check_kv_cache(field, given)
+    dtype_bytes = 4 if weights.name == "fp32" else 2
+    return formula.kv_element_bytes(dtype_bytes, given, model.head_dim)

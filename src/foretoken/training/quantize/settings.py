@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from foretoken.config.quantization import QUANTIZATIONS
 from foretoken.errors import ConfigError, UnsupportedModelError
-from foretoken.quant.weights import GROUPS, Scheme
+from foretoken.quant.weights import Scheme
 from foretoken.shape import OWN_MODEL_TYPES, ModelShape
+from foretoken.shape.stored import GROUPS
 
 PYTHON_TEXT = "python"
 """In place of a file: the text that the packaged models were trained on."""

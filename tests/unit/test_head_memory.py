@@ -1,0 +1,73 @@
+"""What heads keep in memory, as counted and as built.
+
+The guarded bugs: matrices that stay beside their packed copies, a head read as float32, a file that
+stays mapped, rounded heads that are planned as 16 bit.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from foretoken import LLM
+from foretoken.checkpoint import packaged_model
+from foretoken.config import SpeculativeConfig
+from foretoken.config.memory import Drafting
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.kernels.library import find_library
+from foretoken.proposers.drafters import Drafters
+from foretoken.proposers.eagle import EagleProposer
+from foretoken.proposers.head_models import FoundHead, find_heads
+from foretoken.shape import ModelShape
+
+HEADS = {"eagle3": "demo-eagle3", "mlp": "demo-mlp", "medusa": "demo-medusa"}
+
+
+def found_head(method: str, model: str, quantization: str | None = None) -> FoundHead:
+    given = {"method": method, "model": model, "quantization": quantization}
+    config = SpeculativeConfig.from_dict(given)
+    [found] = find_heads(config, ModelShape.from_config(packaged_model("demo"))).values()
+    return found
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_weights_are_counted_as_they_lie_in_the_file(method: str) -> None:
+    found = found_head(method, HEADS[method])
+    net = found.head.net
+    numbers = sum(one.numel() for one in net.parameters())
+    assert found.memory.weight_bytes(2) == 2 * numbers
+    assert {one.dtype for one in net.parameters()} == {torch.bfloat16}
+    assert not any(one.is_meta for one in (*net.parameters(), *net.buffers()))
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_rounded_heads_are_planned_rounded(method: str) -> None:
+    plain, rounded = (found_head(method, HEADS[method], kind).memory for kind in (None, "int8"))
+    counts = rounded.counts
+    saved = counts.matrices + plain.counts.head - 4 * (counts.outputs + plain.counts.head_outputs)
+    borrowed = (counts.head - plain.counts.head) + 4 * (
+        counts.head_outputs - plain.counts.head_outputs
+    )
+    assert plain.weight_bytes(2) - rounded.weight_bytes(2) == saved - borrowed
+    assert (borrowed > 0) == (method == "medusa"), "a rounded copy of the target's head"
+    assert rounded.weight_bytes(2, packs=False) >= plain.weight_bytes(2)
+    assert Drafting(heads=(plain,)).has_weights
+
+
+@pytest.mark.skipif(find_library() is None, reason="without kernels nothing is packed")
+@pytest.mark.parametrize("model", ["demo-eagle3", "demo-parallel"])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_matrices_are_there_once(model: str, quantization: str | None) -> None:
+    config = {"method": "eagle3", "model": model, "quantization": quantization}
+    with LLM("demo", max_num_seqs=2, speculative_config=config) as llm:
+        drafters = llm._engine.parts.proposer
+        assert isinstance(drafters, Drafters)
+        proposer = drafters.members["eagle3"].proposer
+        assert isinstance(proposer, EagleProposer)
+        net = proposer._runner.net
+        assert isinstance(net, Eagle3)
+        assert not [one for one in net.modules() if isinstance(one, nn.Linear)]
+        mapped = Path("/proc/self/maps")
+        if mapped.is_file():
+            assert f"{model}/model.safetensors" not in mapped.read_text("utf-8")
