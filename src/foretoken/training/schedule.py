@@ -1,7 +1,7 @@
 """How far a run is, and what follows from it: learning rate and sequence length.
 
-Owns the warm-up, stable, decay schedule (WSD; Hu et al. 2024, MiniCPM) and the cosine (Loshchilov
-and Hutter 2017). It knows no optimizer.
+Owns the warm-up, stable, decay schedule (WSD; Hu et al. 2024, MiniCPM), the cosine (Loshchilov and
+Hutter 2017) and a rise and fall for each stage. It knows neither optimizer nor data.
 Invariant: the rate is a function of (step, progress) alone, so a resumed run repeats it.
 """
 
@@ -52,10 +52,17 @@ class Cosine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Rows of `length` tokens are used until `until` (a share of the budget)."""
+    """What is trained on until `until` (a share of the budget): rows of `length` tokens."""
 
     until: float
     length: int
+    rows: str | None = None
+    """Heads: `text`, or the target's own `answers`. None: answers; packaged targets: a mix."""
+    loss: str = "distributions"
+    """Heads: `distributions`, their distance from the target's, or `tokens`, the cross entropy of
+    the row's own tokens."""
+    rate: float = 1.0
+    """With schedule `stages`: the stage's peak, as a factor on the peak rates."""
 
 
 def current_stage(stages: tuple[Stage, ...], progress: float) -> Stage:
@@ -64,3 +71,30 @@ def current_stage(stages: tuple[Stage, ...], progress: float) -> Stage:
         if progress < stage.until:
             return stage
     return stages[-1]
+
+
+LONGEST_WARMUP, FLOOR = 0.05, 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Each stage rises along a parabola to its `rate`, and falls along a cosine to a tenth of it.
+
+    The rise takes `warmup_steps`, but at most a twentieth of the stage (the MLP speculator's two
+    stages in IBM's fms-fsdp).
+    """
+
+    stages: tuple[Stage, ...]
+    warmup_steps: int
+    max_steps: int
+
+    def scale(self, step: int, progress: float) -> float:
+        """The factor on the peak learning rate, 0..1."""
+        stage = current_stage(self.stages, progress)
+        begin = max((s.until for s in self.stages if s.until < stage.until), default=0.0)
+        steps = max(1.0, self.max_steps * (stage.until - begin))
+        share = min(1.0, (progress - begin) / (stage.until - begin))
+        warmup = max(1.0, min(self.warmup_steps, LONGEST_WARMUP * steps))
+        left = max(0.0, 1.0 - (share * steps + 1.0) / warmup)
+        fall = FLOOR + (1.0 - FLOOR) * 0.5 * (1.0 + math.cos(math.pi * share))
+        return stage.rate * min(1.0 - left * left, fall)

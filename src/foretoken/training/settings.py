@@ -5,6 +5,7 @@ Owns their names, defaults and checks. Invariant: a `Settings` that exists is us
 
 import tomllib
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from foretoken.training.data import Mix
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.model import LlamaShape
 from foretoken.training.own.settings import DataSettings, StateSettings
-from foretoken.training.schedule import Budget, Cosine, Stage, Wsd
+from foretoken.training.schedule import Budget, Cosine, Stage, Staged, Wsd
 
 CONFIGS = Path(__file__).parent / "configs"
+SCHEDULES = ("wsd", "cosine", "stages")
+ROWS = (None, "text", "answers")
+LOSSES = ("distributions", "tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ class Settings:
         """Check every number that can be wrong."""
         for name in ("max_steps", "batch_tokens", "micro_tokens", "warmup_steps", "evaluate_steps"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "an integer >= 1")
-        _require("schedule", self.schedule, self.schedule in ("wsd", "cosine"), "wsd or cosine")
+        _require("schedule", self.schedule, self.schedule in SCHEDULES, ", ".join(SCHEDULES))
         _require("clip_norm", self.clip_norm, self.clip_norm > 0, "a number above 0")
         known = ("bfloat16", "float32")
         _require("precision", self.precision, self.precision in known, " or ".join(known))
@@ -75,10 +79,31 @@ class Settings:
             _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0..1")
         _require("stages", self.stages, len(self.stages) > 0, "at least one stage")
         for stage in self.stages:
-            allowed = f"2..{self.shape.max_positions}, dividing batch_tokens"
-            fits = 2 <= stage.length <= self.shape.max_positions
+            # The context of a target of one's own is known when it is loaded.
+            most = self.shape.max_positions if self.data is None else self.batch_tokens
+            allowed = f"2..{most}, dividing batch_tokens"
+            fits = 2 <= stage.length <= most
             fits = fits and self.batch_tokens % stage.length == 0
             _require("stages.length", stage.length, fits, allowed)
+            self._check_stage(stage)
+        order = [0.0, *(stage.until for stage in self.stages)]
+        rising = all(a < b for a, b in pairwise(order))
+        _require("stages.until", order[1:], rising, "shares that rise from above 0")
+
+    def _check_stage(self, stage: Stage) -> None:
+        """What a stage of a head may ask for, and others may not."""
+        _require("stages.rows", stage.rows, stage.rows in ROWS, "text or answers")
+        _require("stages.loss", stage.loss, stage.loss in LOSSES, " or ".join(LOSSES))
+        _require("stages.rate", stage.rate, 0 < stage.rate <= 1, "above 0, at most 1")
+        if self.head is None:
+            _require(
+                "stages.rows", stage.rows, stage.rows is None, "no key where no head is trained"
+            )
+            _require("stages.loss", stage.loss, stage.loss == LOSSES[0], "no key without a head")
+        if self.schedule != "stages":
+            _require("stages.rate", stage.rate, stage.rate == 1.0, "1 but with schedule stages")
+        if self.data is not None and stage.rows == "text":
+            _require("data.text", self.data.text, self.data.text is not None, "a file or hf:NAME")
 
     @property
     def kind(self) -> str:
@@ -104,10 +129,14 @@ class Settings:
         return Budget(max_steps=self.max_steps, max_minutes=self.max_minutes)
 
     @property
-    def rates(self) -> Wsd | Cosine:
+    def rates(self) -> Wsd | Cosine | Staged:
         """The learning rate's course."""
         if self.schedule == "cosine":
             return Cosine(warmup_steps=self.warmup_steps)
+        if self.schedule == "stages":
+            return Staged(
+                stages=self.stages, warmup_steps=self.warmup_steps, max_steps=self.max_steps
+            )
         return Wsd(warmup_steps=self.warmup_steps, decay_share=self.decay_share)
 
 
@@ -151,5 +180,16 @@ def read_settings(path: str | Path) -> Settings:
         table["states"] = _build(StateSettings, table["states"], "states")
     stages = table.get("stages", [{"until": 1.0, "length": 512}])
     table["stages"] = tuple(_build(Stage, stage, "stages") for stage in stages)
+    given = table.get("decay_share")
+    fine = given is None or table.get("schedule", "wsd") == "wsd"
+    _require("decay_share", given, fine, "no key: only schedule wsd decays over a share")
     settings: Settings = _build(Settings, table, "config")
+    _check_text(settings)
     return settings
+
+
+def _check_text(settings: Settings) -> None:
+    """Text that no stage reads is a mistake."""
+    if settings.data is not None and settings.data.text is not None:
+        used = any(stage.rows == "text" for stage in settings.stages)
+        _require("data.text", settings.data.text, used, 'no key without a stage of rows = "text"')

@@ -145,7 +145,7 @@ def test_too_few_prompts_and_wrong_files(tmp_path: Path) -> None:
 
 
 def test_packed_rows_cover_every_token_once_an_epoch() -> None:
-    rows = PackedRows([[1, 2, 3], [3, 3, 4, 5]], seed=0)
+    rows = PackedRows.of([[1, 2, 3], [3, 3, 4, 5]], seed=0)
     assert rows.rows([0, 1, 2], 3).tolist() == [[1, 2, 3], [3, 3, 4], [3, 4, 5]]
     assert rows.rows([0], 10).tolist() == [[1, 2, 3, 3, 3, 4, 5, 1, 2, 3]]
     assert sorted(rows.order(0, 3, 3)) == sorted(rows.order(1, 3, 3)) == [0, 1, 2]

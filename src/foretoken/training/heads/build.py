@@ -21,7 +21,7 @@ from foretoken.heads.parts import HeadShape
 from foretoken.kv.features import FINAL
 from foretoken.training.crew import Job
 from foretoken.training.distill import begin_with, first_draft
-from foretoken.training.heads.capture import Captured, CaptureSource
+from foretoken.training.heads.capture import Captured, CaptureSource, require_answers
 from foretoken.training.heads.peagle import PEagleRollout, begin_with_eagle3
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import TargetParts
@@ -34,6 +34,7 @@ from foretoken.training.heads.tasks import (
     Rollout,
     rollout_loss,
     rollout_quality,
+    token_loss,
 )
 from foretoken.training.loop import autocast, prepare
 from foretoken.training.pool import open_inputs, read_target
@@ -228,9 +229,11 @@ class HeadTraining:
         self._held_out: Captured | None = None
 
     def loss(self, index: int, tokens: int, stage: Stage) -> Tensor:
-        """Mean divergence of part `index`, in nats."""
+        """Mean divergence, or cross entropy if `stage` says so, of part `index`, in nats."""
         captured = self.source.batch(index, tokens, stage)
         with autocast(self.source.device, self._precision):
+            if stage.loss == "tokens":
+                return token_loss(self.head.rollout, captured, self.depth_settings)
             return rollout_loss(
                 self.head.rollout,
                 captured,
@@ -254,6 +257,7 @@ class HeadTraining:
 def build_head_job(settings: Settings, source: Path, folder: Path) -> Job:
     """A fresh head and its task; the samples are those that `folder` holds by now."""
     given = open_inputs(settings, source, folder)
+    require_answers(settings.stages, given.pool)
     target = given.target
     torch.manual_seed(settings.seed)
     frequent = given.pool.frequent_ids(target.shape.vocab_size)

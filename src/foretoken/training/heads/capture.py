@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL
 from foretoken.training.acceptance import greedy_runs
 from foretoken.training.data import TrainingData
@@ -68,9 +69,13 @@ class CaptureSource:
     def batch(self, index: int, tokens: int, stage: Stage) -> Captured:
         """Part `index`: `tokens` tokens in rows as `stage` says."""
         length = stage.length
-        own = round(tokens // length * (self._share if length < SAMPLE_LENGTH else 0.0))
-        rest = self._data.batch(index, tokens - own * length, length).tokens
-        rows = rest if own == 0 else torch.cat((self._pool.rows(own, length, index), rest))
+        mixed = self._share if length < SAMPLE_LENGTH else 0.0
+        share = {"text": 0.0, "answers": 1.0}.get(stage.rows or "", mixed)
+        own = round(tokens // length * share)
+        parts = [] if own == 0 else [self._pool.rows(own, length, index)]
+        if tokens > own * length:
+            parts.append(self._data.batch(index, tokens - own * length, length).tokens)
+        rows = torch.cat(parts)
         with autocast(self.device, self._precision):
             return capture(self._target, rows.to(self.device), self._points)
 
@@ -82,3 +87,13 @@ class CaptureSource:
     def logits(self, states: Tensor) -> Tensor:
         """The target's logits of its final hidden states."""
         return self._target.logits(states)
+
+
+def require_answers(stages: tuple[Stage, ...], pool: SamplePool) -> None:
+    """Raise ConfigError for a stage of answers that the target's samples cannot fill."""
+    for stage in stages:
+        if stage.rows == "answers" and not pool.tokens:
+            raise ConfigError("stages.rows", stage.rows, "text, or pool_tokens above 0")
+        if stage.rows == "answers" and stage.length >= SAMPLE_LENGTH:
+            allowed = f"below {SAMPLE_LENGTH}, the length of the target's samples"
+            raise ConfigError("stages.length", stage.length, allowed)

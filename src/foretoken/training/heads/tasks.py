@@ -1,7 +1,8 @@
 """The losses of head networks: the target's distribution at every depth of a rollout.
 
 Each loss is the mean over depths of the divergence between the head's distribution and the
-target's for the same token, weighted by depth_decay ** depth. Position t's final hidden state
+target's for the same token, or of the cross entropy of the row's own token, weighted by
+depth_decay ** depth. Position t's final hidden state
 gives the target's distribution of token t + 1; a rollout from slot t guesses tokens t + 2, t + 3,
 ... from true tokens before each (teacher forcing), but from its own states.
 
@@ -24,6 +25,7 @@ from foretoken.heads.mlp import MLPSpeculator
 from foretoken.heads.parts import HeadShape
 from foretoken.layers.rope import RotaryTable
 from foretoken.shape import RopeShape
+from foretoken.training.attention import head_loss
 from foretoken.training.distill_loss import Head, distillation_loss
 from foretoken.training.heads.capture import Captured
 from foretoken.training.heads.depth_attention import DepthAttention
@@ -195,19 +197,56 @@ def rollout_loss(
     tv_share: float,
 ) -> Tensor:
     """The mean divergence over depths, in nats."""
-    total, weights = captured.final_BTD.new_zeros((), dtype=torch.float32), 0.0
     length = captured.tokens_BT.shape[1]
-    for depth, guess in enumerate(rollout.guesses(captured, settings.depth)):
-        rows = length - 1 - depth
-        weight = settings.depth_decay**depth
+
+    def divergence(guess: Guess, depth: int) -> Tensor:
         wanted = target_head_VD if guess.ids_V is None else target_head_VD[guess.ids_V]
-        states_BND, slots = guess.within(rows)
-        loss = distillation_loss(
+        states_BND, slots = guess.within(length - 1 - depth)
+        return distillation_loss(
             Head(states_BND.flatten(0, 1), guess.weight_VD),
             Head(captured.final_BTD[:, 1 + depth :][:, slots].flatten(0, 1), wanted),
             tv_share,
         )
-        total, weights = total + weight * loss, weights + weight
+
+    return _over_depths(rollout, captured, settings, divergence)
+
+
+def token_loss(rollout: Rollout, captured: Captured, settings: HeadSettings) -> Tensor:
+    """The mean cross entropy of the rows' own tokens over depths, in nats.
+
+    Tokens that the head cannot draft do not count. So Medusa heads and MLP speculators were
+    trained by their authors, the latter on text first and on the target's answers then.
+    """
+    tokens_BT = captured.tokens_BT
+    length = tokens_BT.shape[1]
+
+    def cross_entropy(guess: Guess, depth: int) -> Tensor:
+        states_BND, slots = guess.within(length - 2 - depth)
+        wanted = tokens_BT[:, 2 + depth :][:, slots].flatten()
+        return head_loss(states_BND.flatten(0, 1), guess.weight_VD, _columns(wanted, guess.ids_V))
+
+    return _over_depths(rollout, captured, settings, cross_entropy)
+
+
+def _columns(tokens_R: Tensor, ids_V: Tensor | None) -> Tensor:
+    """Where tokens stand among ascending `ids_V`; -1 for those that do not."""
+    if ids_V is None:
+        return tokens_R
+    place_R = torch.searchsorted(ids_V, tokens_R).clamp_(max=len(ids_V) - 1)
+    return torch.where(ids_V[place_R] == tokens_R, place_R, -1)
+
+
+def _over_depths(
+    rollout: Rollout,
+    captured: Captured,
+    settings: HeadSettings,
+    loss: Callable[[Guess, int], Tensor],
+) -> Tensor:
+    """The weighted mean of a loss of each depth's guess."""
+    total, weights = captured.final_BTD.new_zeros((), dtype=torch.float32), 0.0
+    for depth, guess in enumerate(rollout.guesses(captured, settings.depth)):
+        weight = settings.depth_decay**depth
+        total, weights = total + weight * loss(guess, depth), weights + weight
     return total / weights
 
 

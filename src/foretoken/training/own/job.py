@@ -24,6 +24,7 @@ from foretoken.training.own.source import OnlineStates, OwnSource, packed_rows
 from foretoken.training.own.states import read_plan
 from foretoken.training.own.stored import StoredStates, read_parts
 from foretoken.training.own.target import OwnTarget
+from foretoken.training.own.text import keep_text
 from foretoken.training.provenance import write_provenance
 from foretoken.training.ranks import Ranks
 from foretoken.training.settings import Settings
@@ -66,8 +67,10 @@ def read_own_prompts(
     return found
 
 
-def prepare_own(settings: Settings, folder: Path, report: Callable[[str], None]) -> PromptSet:
-    """Read the prompts, let the target answer them, and keep its hidden states if that is asked.
+def prepare_own(settings: Settings, folder: Path, report: Callable[[str], None]) -> str:
+    """Read prompts and text, let the target answer, keep its hidden states if that is asked.
+
+    Returns the digest of the data.
 
     What `folder` has by now is not done again. Raises ConfigError and ModelError as `open_target`
     and `read_prompt_set`; ConfigError, too, where the states do not fit the disk.
@@ -75,10 +78,15 @@ def prepare_own(settings: Settings, folder: Path, report: Callable[[str], None])
     target = open_target(settings)
     assert settings.data is not None, "a run on own data"
     found = read_own_prompts(settings, target, report)
+    text_digest = None
+    if settings.data.text is not None:
+        tokenizer = target.engine.parts.tokenizer
+        text_digest = keep_text(settings.data, tokenizer, folder, report)
     write_answers(target.engine, found, settings.data, folder, report)
     if settings.states is not None:
-        keep_states(target, settings, folder, report)
-    return found
+        keep_states(target, settings, folder, text_digest, report)
+    digests = [found.digest, *([text_digest] if text_digest else [])]
+    return " ".join(digests)
 
 
 def build_own_job(settings: Settings, folder: Path) -> Job:
@@ -116,8 +124,8 @@ def train_own_head(
     folder = run_folder(settings, out)
 
     def begin() -> None:
-        found = prepare_own(settings, folder, report)
-        write_provenance(folder, settings, found.digest, ranks.size)
+        digest = prepare_own(settings, folder, report)
+        write_provenance(folder, settings, digest, ranks.size)
 
     ranks.lead(begin)
     build = partial(build_own_job, settings, folder)

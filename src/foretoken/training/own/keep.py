@@ -14,7 +14,14 @@ from foretoken.training.own.answers import read_answers
 from foretoken.training.own.prompts import PromptSet
 from foretoken.training.own.rows import count_rows
 from foretoken.training.own.settings import StateSettings
-from foretoken.training.own.source import ANSWERS, HELD_OUT, held_out_rows, packed_rows
+from foretoken.training.own.source import (
+    ANSWERS,
+    HELD_OUT,
+    TEXT,
+    held_out_rows,
+    packed_rows,
+    rows_of,
+)
 from foretoken.training.own.states import (
     RowSet,
     StatePlan,
@@ -26,6 +33,7 @@ from foretoken.training.own.states import (
 from foretoken.training.own.stored import FILE as TARGET_FILE
 from foretoken.training.own.stored import save_parts, stored_tensors
 from foretoken.training.own.target import OwnTarget
+from foretoken.training.own.text import text_tokens
 from foretoken.training.settings import Settings
 
 
@@ -48,11 +56,11 @@ def plan_states(
     """
     assert settings.head is not None, "a run of a head"
     asked = settings.states or StateSettings()
-    lengths = sorted({stage.length for stage in settings.stages})
+    wanted = sorted({(rows_of(stage), stage.length) for stage in settings.stages})
     last = settings.stages[-1].length
     sets = [
-        RowSet(name=ANSWERS, length=length, count=count_rows(tokens[ANSWERS], length))
-        for length in lengths
+        RowSet(name=name, length=length, count=count_rows(tokens[name], length))
+        for name, length in wanted
     ]
     held = held_out_rows(tokens[HELD_OUT], last)
     points = (*head_points(target.parts, settings.head), FINAL)
@@ -68,9 +76,13 @@ def plan_states(
 
 
 def keep_states(
-    target: OwnTarget, settings: Settings, folder: Path, report: Callable[[str], None]
+    target: OwnTarget,
+    settings: Settings,
+    folder: Path,
+    text_digest: str | None,
+    report: Callable[[str], None],
 ) -> None:
-    """Write the hidden states of the answers in `folder` that are not on disk yet.
+    """Write the hidden states of the answers and text in `folder` that are not on disk yet.
 
     Raises:
         ConfigError: they do not fit, or the states folder holds others.
@@ -78,8 +90,8 @@ def keep_states(
     """
     rows, kept = packed_rows(settings, folder), states_folder(settings, folder)
     kept.mkdir(parents=True, exist_ok=True)
-    answers = (folder / ANSWERS_FILE).read_bytes()
-    digest = hashlib.sha256(answers + str(settings.target).encode()).hexdigest()[:16]
+    read = f"{settings.target} {text_digest}".encode() + (folder / ANSWERS_FILE).read_bytes()
+    digest = hashlib.sha256(read).hexdigest()[:16]
     tokens = {name: packed.tokens for name, packed in rows.items()}
     plan = agree(plan_states(target, settings, tokens, digest), kept)
     matrices = 0 if (kept / TARGET_FILE).is_file() else _matrix_bytes(target)
@@ -114,6 +126,8 @@ def estimate_states(
     sizes += [len(ids) + longest for ids in prompts.ids[len(known) :]]
     held = settings.data.held_out
     tokens = {ANSWERS: sum(sizes[held:]), HELD_OUT: sum(sizes[:held])}
+    if settings.data.text is not None:
+        tokens[TEXT] = len(text_tokens(settings.data, target.engine.parts.tokenizer)[0])
     plan, matrices = plan_states(target, settings, tokens, ""), _matrix_bytes(target)
     needed = sum(plan.shard_size(*shard) for shard in plan.shards()) + matrices
     if len(known) < len(prompts.ids):

@@ -42,7 +42,7 @@ def read_prompt_set(settings: DataSettings, tokenizer: Tokenizer | None, limit: 
     """
     found: list[tuple[int, ...]] = []
     skipped = 0
-    for where, record in _records(settings.prompts):
+    for where, record in records(settings.prompts, "data.prompts"):
         ids = token_ids(record, tokenizer)
         if ids is None and not settings.skip_broken:
             form = FORMS if tokenizer is not None else "prompt_token_ids: there is no tokenizer"
@@ -60,14 +60,14 @@ def read_prompt_set(settings: DataSettings, tokenizer: Tokenizer | None, limit: 
     return PromptSet(ids=tuple(found), skipped=skipped, digest=digest)
 
 
-def _records(source: str) -> Iterator[tuple[str, Any]]:
+def records(source: str, field: str) -> Iterator[tuple[str, Any]]:
     """Where each record stands, and the record; a line that is no JSON comes as it is."""
     if source.startswith(HUB):
-        yield from _hub_records(source)
+        yield from _hub_records(source, field)
         return
     path = Path(source).expanduser()
     if not path.is_file():
-        raise ConfigError("data.prompts", source, "a file that is there, or hf:NAME")
+        raise ConfigError(field, source, "a file that is there, or hf:NAME")
     with path.open("rb") as file:
         yield from json_lines(file, is_json=path.suffix == ".jsonl")
 
@@ -91,16 +91,16 @@ def json_lines(file: Iterable[bytes], *, is_json: bool = True) -> Iterator[tuple
         yield f"line {number}", record
 
 
-def _hub_records(source: str) -> Iterator[tuple[str, Any]]:
+def _hub_records(source: str, field: str) -> Iterator[tuple[str, Any]]:
     name, _, split = source.removeprefix(HUB).partition(":")
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise ConfigError("data.prompts", source, "`pip install foretoken[data]` first") from error
+        raise ConfigError(field, source, "`pip install foretoken[data]` first") from error
     try:
         rows = load_dataset(name, split=split or "train", streaming=True)
     except (OSError, ValueError) as error:
-        raise ConfigError("data.prompts", source, f"a data set and split ({error})") from error
+        raise ConfigError(field, source, f"a data set and split ({error})") from error
     for number, row in enumerate(rows, start=1):
         yield f"row {number}", row
 

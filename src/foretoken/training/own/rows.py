@@ -6,6 +6,7 @@ computed for a row stays true; an epoch has every row once, in an order of its o
 """
 
 from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,16 +20,19 @@ def count_rows(tokens: int, length: int) -> int:
 
 
 class PackedRows:
-    """Rows of some sequences; the last one ends with the last token."""
+    """Rows of some tokens; the last one ends with the last token."""
 
-    def __init__(self, sequences: Sequence[Sequence[int]], seed: int) -> None:
-        """Pack `sequences`, of which there must be at least one."""
-        assert sequences, "nothing to pack"
-        self._tokens: NDArray[np.int64] = np.concatenate(
-            [np.asarray(ids, dtype=np.int64) for ids in sequences]
-        )
+    def __init__(self, tokens: NDArray[Any], seed: int) -> None:
+        """Cut `tokens`, integers of any type, of which there must be at least one."""
+        assert len(tokens), "nothing to cut"
+        self._tokens = tokens
         self._seed = seed
         self._epoch: tuple[tuple[int, int], NDArray[np.int64]] | None = None
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]], seed: int) -> Self:
+        """Rows of `sequences` laid end to end."""
+        return cls(np.concatenate([np.asarray(ids, dtype=np.int64) for ids in sequences]), seed)
 
     @property
     def tokens(self) -> int:
@@ -40,7 +44,7 @@ class PackedRows:
         last = max(0, len(self._tokens) - length)
         starts = [min(number * length, last) for number in numbers]
         cut = [np.resize(self._tokens[start : start + length], length) for start in starts]
-        return torch.from_numpy(np.stack(cut))
+        return torch.from_numpy(np.stack(cut).astype(np.int64))
 
     def order(self, index: int, count: int, length: int) -> list[int]:
         """The numbers of the `count` rows of part `index`, the same for the same part."""

@@ -21,6 +21,10 @@ class DataSettings:
     """Leave out lines that cannot be read, and say how many; else they are an error."""
     most_prompts: int | None = None
     """Use the first so many; None: all."""
+    text: str | None = None
+    """For stages of rows = "text": as `prompts`; of conversations, all of them is read."""
+    most_texts: int | None = None
+    """Use the first so many; None: all."""
     answer_tokens: int = 256
     """Most tokens of an answer."""
     temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
@@ -33,10 +37,11 @@ class DataSettings:
     def __post_init__(self) -> None:
         """Check each field."""
         object.__setattr__(self, "temperatures", tuple(self.temperatures))
-        most = self.most_prompts
+        most, texts = self.most_prompts, self.most_texts
         fine = {
             "prompts": (isinstance(self.prompts, str) and bool(self.prompts), "a file or hf:NAME"),
             "most_prompts": (most is None or most >= 2, "an integer >= 2"),
+            "most_texts": (texts is None or texts >= 1, "an integer >= 1"),
             "answer_tokens": (self.answer_tokens >= 1, "an integer >= 1"),
             "temperatures": (
                 len(self.temperatures) > 0 and min(self.temperatures) >= 0,

@@ -1,4 +1,4 @@
-"""Batches of a target's own answers with its hidden states, computed as they are used or stored.
+"""Batches of a target's answers, or of text, with its hidden states, computed as used or stored.
 
 Owns which rows a part of a step has. Invariant: that does not depend on where hidden states come
 from, so that stored ones give the losses of computed ones.
@@ -15,10 +15,11 @@ from foretoken.training.heads.capture import Captured
 from foretoken.training.own.answers import read_answers
 from foretoken.training.own.rows import PackedRows, count_rows
 from foretoken.training.own.target import OwnTarget
+from foretoken.training.own.text import read_text
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
 
-ANSWERS, HELD_OUT = "answers", "held-out"
+ANSWERS, TEXT, HELD_OUT = "answers", "text", "held-out"
 HELD_OUT_ROWS = 8
 
 
@@ -62,8 +63,9 @@ class OwnSource:
 
     def batch(self, index: int, tokens: int, stage: Stage) -> Captured:
         """Part `index`: `tokens` tokens in rows as `stage` says."""
-        numbers = self._rows[ANSWERS].order(index, tokens // stage.length, stage.length)
-        return self._states.captured(ANSWERS, numbers, stage.length)
+        name = rows_of(stage)
+        numbers = self._rows[name].order(index, tokens // stage.length, stage.length)
+        return self._states.captured(name, numbers, stage.length)
 
     def held_out(self) -> Captured:
         """Greedy answers to held-out prompts."""
@@ -75,6 +77,11 @@ class OwnSource:
         return torch.nn.functional.linear(states.float(), self.head_VD)
 
 
+def rows_of(stage: Stage) -> str:
+    """The name of the set that a stage reads."""
+    return stage.rows or ANSWERS
+
+
 def held_out_rows(tokens: int, length: int) -> int:
     """How many rows of `length` are measured on, of `tokens` tokens."""
     return min(HELD_OUT_ROWS, count_rows(tokens, length))
@@ -84,7 +91,10 @@ def packed_rows(settings: Settings, folder: Path) -> dict[str, PackedRows]:
     """The rows that `folder` has by now, by the name of their set."""
     assert settings.data is not None, "a run on data of one's own"
     answers, held = read_answers(folder), settings.data.held_out
-    return {
-        ANSWERS: PackedRows(answers[held:], settings.seed),
-        HELD_OUT: PackedRows(answers[:held], settings.seed),
+    found = {
+        ANSWERS: PackedRows.of(answers[held:], settings.seed),
+        HELD_OUT: PackedRows.of(answers[:held], settings.seed),
     }
+    if settings.data.text is not None:
+        found[TEXT] = PackedRows(read_text(folder), settings.seed)
+    return found
