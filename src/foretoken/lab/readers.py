@@ -15,6 +15,7 @@ from foretoken.lab.acceptance import from_body
 from foretoken.lab.experiments import ServiceLevels
 from foretoken.lab.provenance import describe_client
 from foretoken.lab.results import Acceptance, RequestRecord, RunSummary, ServerInfo
+from foretoken.lab.results_io import REQUESTS, SUMMARY, LineWriter, write_json
 from foretoken.lab.summary import ArmData, summarize_arm
 
 
@@ -27,12 +28,19 @@ class Foreign:
     skipped: int
 
 
-def read_foreign(path: Path, arm: str) -> Foreign:
+def read_foreign(path: Path, arm: str, *, strict: bool = False) -> Foreign:
     """The requests of a file of AIPerf or guidellm.
 
     Raises:
-        ConfigError: it cannot be read, or is neither.
+        ConfigError: it cannot be read, is neither, or with `strict` has a broken entry.
     """
+    found = _read(path, arm)
+    if strict and found.skipped:
+        raise ConfigError("file", f"{found.skipped} broken entries", f"whole ones ({path})")
+    return found
+
+
+def _read(path: Path, arm: str) -> Foreign:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -48,7 +56,9 @@ def read_foreign(path: Path, arm: str) -> Foreign:
     raise ConfigError("file", str(path), "AIPerf's profile_export.jsonl or guidellm's JSON")
 
 
-def summarize_foreign(found: Foreign, path: Path) -> RunSummary:
+def summarize_foreign(
+    found: Foreign, path: Path, levels: ServiceLevels | None = None
+) -> RunSummary:
     """The summary of another tool's records."""
     ends: dict[int, float] = {}
     for record in found.records:
@@ -65,8 +75,25 @@ def summarize_foreign(found: Foreign, path: Path) -> RunSummary:
     return RunSummary(
         config={"read": str(path)},
         environment=describe_client(),
-        arm=summarize_arm(found.records, data, ServiceLevels()),
+        arm=summarize_arm(found.records, data, levels or ServiceLevels()),
     )
+
+
+def write_foreign(found: Foreign, summary: RunSummary, out: Path) -> None:
+    """The folder of a run, as if it had been measured here.
+
+    Raises:
+        ConfigError: there is a run already, or no room.
+    """
+    if (out / REQUESTS).exists() or (out / SUMMARY).exists():
+        raise ConfigError("--out", str(out), "a new folder")
+    try:
+        with LineWriter(out / REQUESTS) as writer:
+            for record in found.records:
+                writer.write(record)
+        write_json(out / SUMMARY, summary)
+    except OSError as error:
+        raise ConfigError("--out", str(out), f"a folder to write to ({error})") from error
 
 
 def _read_aiperf(text: str, arm: str) -> Foreign:

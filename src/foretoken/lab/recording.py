@@ -25,6 +25,11 @@ _SECRETS = re.compile(
 )
 _NOT_PARAMETERS = {"model", "prompt", "messages", "stream", "stream_options", "max_tokens",
                    "max_completion_tokens", "temperature", "seed", "user", "metadata"}  # fmt: skip
+_TEXTS = {"suffix", "tools", "functions"}
+"""Parameters that are part of what is asked: kept only where prompts are."""
+_OF_CHATS = {"tool_choice", "function_call", "parallel_tool_calls", "chat_template_kwargs",
+             "top_logprobs"}  # fmt: skip
+"""Of no use to the words that stand in for a conversation in a replay."""
 _TAGS = ("x-tenant", "x-class", "x-request-id", "x-conversation-id")
 
 
@@ -54,9 +59,12 @@ def line_of(seen: Seen, prompts: Prompts) -> dict[str, Any]:
     record = RequestRecord(index=0, scheduled_s=arrival)
     record = read_answer(record, seen.answer, options)
     tags = {
-        name[2:].replace("-", "_"): seen.headers[name] for name in _TAGS if name in seen.headers
+        name[2:].replace("-", "_"): redact_secrets(seen.headers[name])
+        for name in _TAGS
+        if name in seen.headers
     }
     body = seen.body
+    left_out = _NOT_PARAMETERS | (set() if prompts == "keep" else _TEXTS | _OF_CHATS)
     length = body.get("max_tokens") or body.get("max_completion_tokens")
     return {
         "kind": "recorded",
@@ -65,7 +73,7 @@ def line_of(seen: Seen, prompts: Prompts) -> dict[str, Any]:
         "max_tokens": length if length is not None else record.output_tokens or 128,
         "temperature": body.get("temperature"),
         "seed": body.get("seed"),
-        "parameters": {k: v for k, v in body.items() if k not in _NOT_PARAMETERS},
+        "parameters": {k: _clean(v) for k, v in body.items() if k not in left_out},
         "category": tags.get("class", ""),
         "cluster": tags.get("conversation_id", ""),
         "observed": {

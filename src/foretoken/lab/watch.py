@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from foretoken.errors import EndpointError
+from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http1 import HttpPool, now
 from foretoken.lab.results import Scrape
 from foretoken.lab.scraping import fetch_metrics, parse_metrics
@@ -19,6 +19,7 @@ from foretoken.lab.watching import (
     Alarm,
     Reading,
     Targets,
+    blank_reading,
     find_alarms,
     parse_buckets,
     read_window,
@@ -45,6 +46,7 @@ async def watch(config: WatchConfig, show: Shown) -> list[Alarm]:
 
     Raises:
         EndpointError: the server has no metrics at the start.
+        ConfigError: the page cannot be written.
     """
     pool = HttpPool(config.url)
     try:
@@ -61,21 +63,45 @@ async def _follow(config: WatchConfig, pool: HttpPool, show: Shown) -> list[Alar
     if text is None:
         raise EndpointError(f"{config.url}/metrics: no metrics to watch")
     before, buckets = Scrape(time_s=0.0, values=parse_metrics(text)), parse_buckets(text)
-    while config.ticks is None or len(readings) < config.ticks:
+    ticks = 0
+    while config.ticks is None or ticks < config.ticks:
         await asyncio.sleep(config.every_s)
-        text = await fetch_metrics(pool)
+        ticks += 1
+        text, at = await fetch_metrics(pool), now() - start
         if text is None:
-            continue
-        after = Scrape(time_s=now() - start, values=parse_metrics(text))
-        later = parse_buckets(text)
-        readings.append(read_window(before, after, (buckets, later)))
-        before, buckets = after, later
-        alarms = find_alarms(list(readings), config.targets)
+            # The window grows until the server answers again.
+            readings.append(blank_reading(at))
+            silent = f"no metrics since {at - before.time_s:.0f} s"
+            alarms = [Alarm(rule="unreachable", text=silent)]
+        else:
+            after, later = Scrape(time_s=at, values=parse_metrics(text)), parse_buckets(text)
+            readings.append(read_window(before, after, (buckets, later)))
+            before, buckets = after, later
+            alarms = find_alarms(list(readings), config.targets)
+        if config.page is not None:
+            _write_page(config, config.page, (list(readings), alarms), first=ticks == 1)
         fired.update({alarm.rule: alarm for alarm in alarms})
         show(list(readings), alarms)
-        if config.page is not None:
-            config.page.write_text(render_page(config, list(readings), alarms), "utf-8")
     return list(fired.values())
+
+
+def _write_page(
+    config: WatchConfig, page: Path, seen: tuple[list[Reading], list[Alarm]], *, first: bool
+) -> None:
+    """Replace the page whole; once it was there, what the disk says is one more alarm.
+
+    Raises:
+        ConfigError: it cannot be written the first time.
+    """
+    readings, alarms = seen
+    temporary = page.with_name(page.name + ".partial")
+    try:
+        temporary.write_text(render_page(config, readings, alarms), "utf-8")
+        temporary.replace(page)
+    except OSError as error:
+        if first:
+            raise ConfigError("--html", str(page), f"a file to write to ({error})") from error
+        alarms.append(Alarm(rule="page", text=f"the page is not up to date: {error}"))
 
 
 UNKNOWN = "-"

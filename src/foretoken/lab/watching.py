@@ -54,6 +54,13 @@ class Alarm:
     text: str
 
 
+def blank_reading(time_s: float) -> Reading:
+    """A moment at which the server told nothing."""
+    names = ("rate", "length", "tokens_per_s", "running", "waiting", "kv_usage", "preemptions",
+             "tpot_p50_s", "tpot_p99_s")  # fmt: skip
+    return Reading(time_s=time_s, by_position=(), **dict.fromkeys(names, math.nan))
+
+
 def read_window(
     before: Scrape, after: Scrape, buckets: tuple[Mapping[float, float], Mapping[float, float]]
 ) -> Reading:

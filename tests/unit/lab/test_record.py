@@ -1,9 +1,11 @@
-"""The recording proxy never breaks what it passes; the watcher tells what changes."""
+"""The recording proxy never breaks what it passes, and writes down all of it that it may."""
 
 import asyncio
 import json
-import math
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from foretoken.errors import EndpointError
 from foretoken.lab.http1 import Answer, HttpPool, Incoming
 from foretoken.lab.mock_engine import MockLaw
 from foretoken.lab.mock_run import mock_running
@@ -23,16 +24,6 @@ from foretoken.lab.recording import Prompts, redact_secrets
 from foretoken.lab.results_io import LineWriter
 from foretoken.lab.sse import parse_events
 from foretoken.lab.traces import load_workload
-from foretoken.lab.watch import WatchConfig, watch
-from foretoken.lab.watching import (
-    Alarm,
-    Reading,
-    Targets,
-    bucket_quantile,
-    drifting,
-    find_alarms,
-    parse_buckets,
-)
 
 LAW = MockLaw(step_s=0.002, prefill_s=0.002, k=3, alpha=0.7, seed=1)
 BODY: dict[str, Any] = {"prompt": "my key is sk-abcdefghijklmnop1234", "max_tokens": 9,
@@ -151,6 +142,16 @@ def test_prompts_need_not_be_kept(tmp_path: Path, prompts: Prompts) -> None:
     _, _, (line,) = record(tmp_path, BODY, prompts=prompts)
     assert "prompt" not in line and "my key" not in json.dumps(line)
     assert bool(line["prompt_hash"]) == (prompts == "hash")
+
+
+def test_parameters_tell_no_secrets_and_no_texts(tmp_path: Path) -> None:
+    """What comes after a hole to fill is as private as what comes before it."""
+    body = {**BODY, "suffix": "private words", "stop": ["sk-abcdefghijklmnop1234"]}
+    _, _, (line,) = record(tmp_path, body, prompts="hash")
+    assert line["parameters"] == {"min_p": 0.1, "stop": ["[redacted]"]}
+    (tmp_path / "recorded.jsonl").unlink()
+    _, _, (line,) = record(tmp_path, body, prompts="keep")
+    assert line["parameters"]["suffix"] == "private words"
 
 
 def test_what_was_recorded_can_be_replayed(tmp_path: Path) -> None:
@@ -303,69 +304,16 @@ def test_secrets_are_taken_out(text: str, left: str) -> None:
     assert redact_secrets(text) == left
 
 
-def a_reading(rate: float = 0.7, **changes: float) -> Reading:
-    """A quiet moment."""
-    values: dict[str, Any] = {
-        "time_s": 1.0, "rate": rate, "length": 2.0, "by_position": (0.8,), "tokens_per_s": 50.0,
-        "running": 2.0, "waiting": 0.0, "kv_usage": 0.3, "preemptions": 0.0,
-        "tpot_p50_s": 0.01, "tpot_p99_s": 0.02,
-    }  # fmt: skip
-    return Reading(**{**values, **changes})
-
-
-def rules(readings: list[Reading], targets: Targets) -> set[str]:
-    """Names of the rules that fire."""
-    return {alarm.rule for alarm in find_alarms(readings, targets)}
-
-
-def test_rules_fire_on_what_they_are_about() -> None:
-    targets = Targets(break_even=0.4, tpot_p50_s=0.02, tpot_p99_s=0.05)
-    assert rules([a_reading()], targets) == set()
-    assert rules([a_reading(0.3)], targets) == {"break_even"}
-    assert rules([a_reading(tpot_p99_s=0.09)], targets) == {"mixed_workload"}
-    assert rules([a_reading(kv_usage=0.99, preemptions=3.0)], targets) == {"kv_squeeze"}
-    calm = [0.70, 0.72, 0.69, 0.71, 0.70, 0.68, 0.71, 0.70, 0.72, 0.69]
-    fallen = [a_reading(rate) for rate in [*calm, *[0.62] * 6]]
-    assert rules(fallen, targets) == {"drift"}
-    assert drifting([*calm, *calm]) == ""
-    assert drifting([*calm, *[0.8] * 6]) == "risen"
-
-
-def test_quantiles_of_histograms() -> None:
-    page = "\n".join(
-        f'vllm:request_time_per_output_token_seconds_bucket{{engine="{e}",le="{edge}"}} {count}'
-        for e in "01"
-        for edge, count in (("0.01", 5), ("0.02", 10), ("+Inf", 10))
-    )
-    counts = parse_buckets(page)
-    assert counts == {0.01: 10.0, 0.02: 20.0, math.inf: 20.0}
-    assert bucket_quantile(counts, 0.5) == pytest.approx(0.01)
-    assert bucket_quantile(counts, 0.75) == pytest.approx(0.015)
-    assert math.isnan(bucket_quantile({}, 0.5))
-
-
-def test_a_server_is_watched(tmp_path: Path) -> None:
-    seen: list[tuple[int, list[Alarm]]] = []
-    page = tmp_path / "watch.html"
-    with mock_running(MockServer(LAW)) as url:
-
-        async def main() -> list[Alarm]:
-            pool = HttpPool(url)
-            config = WatchConfig(url=url, every_s=0.1, page=page, ticks=4,
-                                 targets=Targets(break_even=0.99))  # fmt: skip
-            watching = asyncio.create_task(
-                watch(config, lambda readings, alarms: seen.append((len(readings), alarms)))
-            )
-            data = json.dumps(BODY).encode()
-            while not watching.done():
-                await pool.send("POST", "/v1/completions", data, timeout_s=60.0)
-            await pool.close()
-            return await watching
-
-        fired = asyncio.run(main())
-    assert [count for count, _ in seen] == [1, 2, 3, 4]
-    assert [alarm.rule for alarm in fired] == ["break_even"]
-    text = page.read_text()
-    assert "<svg" in text and "<script" not in text
-    with pytest.raises(EndpointError, match="no metrics"):
-        asyncio.run(watch(WatchConfig(url="http://127.0.0.1:9"), lambda *_: None))
+def test_the_command_says_what_it_recorded_when_it_is_stopped(tmp_path: Path) -> None:
+    out = tmp_path / "recorded.jsonl"
+    command = [sys.executable, "-m", "foretoken", "lab", "record", "http://127.0.0.1:9", "--json"]
+    command += ["--port", "0", "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stderr is not None
+        url = run.stderr.readline().decode().split()[0]
+        assert ask(url, BODY).status == 502
+        run.send_signal(signal.SIGTERM)
+        said = run.communicate(timeout=200)
+    assert run.returncode == 0, said
+    assert json.loads(said[0]) == {"file": str(out), "recorded": 1, "lost": 0}
+    assert len(out.read_text().splitlines()) == 1

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner, Result
 
+from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.lab.acceptance import from_body, from_chunks, from_spec_details, from_timings
 from foretoken.lab.arrivals import Load, draw_arrivals
@@ -206,3 +208,27 @@ def test_other_tools_results(tmp_path: Path) -> None:
     assert found.records[0].tpot_s == pytest.approx(0.01)
     with pytest.raises(ConfigError, match="AIPerf"):
         read_foreign(write(tmp_path, "n.json", "{}"), "on")
+
+
+def test_bench_reads_another_tools_results(tmp_path: Path) -> None:
+    good = {"request_start_time": 100.0, "time_to_first_token_ms": 20.0, "request_latency": 0.12,
+            "output_tokens": 11}  # fmt: skip
+    slow = {**good, "time_to_first_token_ms": 80.0}
+    rows = {"benchmarks": [{"requests": {"successful": [good, slow, {"broken": 1}]}}]}
+    file = str(write(tmp_path, "g.json", json.dumps(rows)))
+
+    def bench(*options: str, out: str = "out") -> Result:
+        command = ["lab", "bench", "--read", file, "--out", str(tmp_path / out), "--json"]
+        return CliRunner().invoke(app, [*command, *options])
+
+    found = bench("--slo", "ttft=0.05")
+    assert found.exit_code == 0, found.output
+    arm = json.loads(found.stdout)["arm"]
+    assert arm["num_requests"] == 2 and arm["attained"]["estimate"] == 0.5
+    assert "1 broken entries skipped" in arm["notes"][0]
+    assert len((tmp_path / "out" / "requests.jsonl").read_text().splitlines()) == 2
+    assert "a new folder" in bench().output, "nothing is appended to a run"
+    assert "broken entries" in bench("--strict", out="other").output
+    for option in (["--server", "http://a"], ["--load", "closed:2"], ["--resume"]):
+        refused = bench(*option, out="other")
+        assert refused.exit_code == 2 and option[0] in refused.output, refused.output

@@ -19,11 +19,12 @@ from foretoken.cli.lab.lint import lint
 from foretoken.cli.lab.mock import mock
 from foretoken.cli.lab.plan import EPILOG as PLAN_EPILOG
 from foretoken.cli.lab.plan import plan
-from foretoken.cli.lab.record import record, watch
+from foretoken.cli.lab.record import record
 from foretoken.cli.lab.report import EPILOG as REPORT_EPILOG
 from foretoken.cli.lab.report import report
 from foretoken.cli.lab.sweep import dial, sweep
 from foretoken.cli.lab.verify import verify
+from foretoken.cli.lab.watch import watch
 
 lab_app = typer.Typer(
     help="Plan, measure and decide whether to speculate, for any OpenAI-style server.",

@@ -32,7 +32,8 @@ def bench(
     from foretoken.lab.plain import to_plain
 
     if read is not None:
-        _read_instead(read, shared.out, shared.as_json)
+        _refuse_beside_read(shared, server)
+        _read_instead(read, shared)
         return
     arm_text = [] if server is None else [f"arm={json.dumps(arm_of(server, 'server'))}"]
     settings = shared.settings(RunConfig, arm_text)
@@ -49,19 +50,32 @@ def bench(
     raise typer.Exit(1 if arm.num_requests and arm.num_errors == arm.num_requests else 0)
 
 
-def _read_instead(path: Path, out: Path, as_json: bool) -> None:
-    """The summary of what another load generator measured."""
-    from foretoken.cli.lab.tables import console, print_arms
-    from foretoken.lab.plain import to_plain
-    from foretoken.lab.readers import read_foreign, summarize_foreign
-    from foretoken.lab.results_io import REQUESTS, SUMMARY, LineWriter, write_json
+def _refuse_beside_read(shared: Measuring, server: str | None) -> None:
+    """Nothing is measured, so what says how to measure would be ignored."""
+    from dataclasses import asdict
 
-    found = read_foreign(path, "server")
-    summary = summarize_foreign(found, path)
-    with LineWriter(out / REQUESTS) as writer:
-        for record in found.records:
-            writer.write(record)
-    write_json(out / SUMMARY, summary)
+    from foretoken.errors import ConfigError
+
+    given = {**asdict(shared.short), "server": server, "config": shared.config}
+    given |= {"set": shared.setting, "resume": shared.resume, "dry-run": shared.dry_run}
+    for name, value in given.items():
+        if value and name not in ("slo", "strict"):
+            option = "CONFIG" if name == "config" else f"--{name.replace('_', '-')}"
+            raise ConfigError(option, value, "nothing beside --read, which measures nothing")
+
+
+def _read_instead(path: Path, shared: Measuring) -> None:
+    """The summary of what another load generator measured."""
+    from foretoken.cli.lab.options import parse_levels
+    from foretoken.cli.lab.tables import console, print_arms
+    from foretoken.lab.experiments import ServiceLevels
+    from foretoken.lab.plain import to_plain
+    from foretoken.lab.readers import read_foreign, summarize_foreign, write_foreign
+
+    levels = ServiceLevels(**parse_levels(shared.short.slo)) if shared.short.slo else None
+    found = read_foreign(path, "server", strict=shared.short.strict)
+    summary = summarize_foreign(found, path, levels)
+    write_foreign(found, summary, shared.out)
     print_arms(console(), (summary.arm,))
-    if as_json:
+    if shared.as_json:
         print(json.dumps(to_plain(summary)))
