@@ -31,6 +31,11 @@ LAYER = HeadShape(
 HEADS: dict[str, dict[str, Any]] = {
     "eagle": {"method": "eagle", "num_speculative_tokens": 4},
     "eagle3": {"method": "eagle3", "num_speculative_tokens": 4},
+    "padded": {
+        "method": "eagle3",
+        "num_speculative_tokens": 4,
+        "disable_padded_drafter_batch": False,
+    },
     "peagle": {"method": "peagle", "num_speculative_tokens": 3, "parallel_drafting": True},
     "anchored": {"method": "peagle", "num_speculative_tokens": 4},
     "mlp": {"method": "mlp_speculator", "num_speculative_tokens": 5},
@@ -73,6 +78,7 @@ def write_head(folder: Path, name: str, draft: Path) -> Path:
     """Write the head of one of HEADS; for `pard` a copy of `draft` with a mask token."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(5)
+    name = "eagle3" if name == "padded" else name
     if name == "pard":
         config = json.loads((draft / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "pard_token": 96}))

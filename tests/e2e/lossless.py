@@ -60,6 +60,7 @@ COMPOSED: dict[str, dict[str, Any]] = {
         "min_speculative_tokens": 2,
         "num_speculative_tokens_per_batch_size": [[1, 6, 4], [7, 12, 1], [13, 15, 0], [16, 99, 3]],
     },
+    "draft padded": {**SHORT_MODEL, "disable_padded_drafter_batch": False},
     "draft gain": {**SHORT_MODEL, "draft_expected_gain": True, "min_speculative_tokens": 1},
     "first": {
         "policy": "first",

@@ -13,6 +13,7 @@ from foretoken.models import LoadOptions
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.draft_model import DraftModelProposer
+from foretoken.proposers.progress import DraftLimits
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import Sampler
@@ -52,18 +53,18 @@ def make_proposer(folder: Path, generations: list[int]) -> DraftModelProposer:
     )
     runner = Runner.load(folder, options, num_pages=PAGES)
     sampler = DraftSampler(Sampler(VOCAB), "auto", "auto")
-    limits: dict[str, Any] = {"max_model_len": 256, "max_num_batched_tokens": 32}
-    return DraftModelProposer(runner, sampler, generations, **limits)
+    limits = DraftLimits(max_model_len=256, max_num_batched_tokens=32)
+    return DraftModelProposer(runner, sampler, generations, limits=limits)
 
 
 def audited(draft: Path, pool: Any) -> Audited:
     kept = make_proposer(draft, pool.generation)
     second = make_proposer(draft, pool.generation)
     runner, sampler = second._runner, second._sampler
-    limits: dict[str, Any] = {"max_model_len": 256, "max_num_batched_tokens": 10_000}
+    limits = DraftLimits(max_model_len=256, max_num_batched_tokens=10_000)
 
     def fresh() -> DraftModelProposer:
-        return DraftModelProposer(runner, sampler, pool.generation, **limits)
+        return DraftModelProposer(runner, sampler, pool.generation, limits=limits)
 
     return Audited(kept, fresh)
 

@@ -22,6 +22,7 @@ TOKENS, COUNT = 32, 12
 UNSURE = {
     "eagle": 0.05,
     "eagle3": 0.07,
+    "padded": 0.07,
     "peagle": 0.073,
     "anchored": 0.07,
     "mlp": 0.035,
@@ -149,7 +150,7 @@ class Audited(Proposer):
 
 
 @pytest.mark.parametrize("pressure", ["calm", "chunks", "shortage"])
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle", "anchored"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "padded", "peagle", "anchored"])
 def test_kept_kv_equals_kv_computed_anew(
     name: str, pressure: str, model: Path, folders: dict[str, Path]
 ) -> None:

@@ -12,6 +12,7 @@ from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Context
 from foretoken.proposers.draft_model import DraftModelProposer
+from foretoken.proposers.progress import DraftLimits
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
@@ -101,8 +102,7 @@ def _proposer(
         runner,
         DraftSampler(Sampler(vocab), rule),
         generations,
-        max_model_len=64,
-        max_num_batched_tokens=64,
+        limits=DraftLimits(max_model_len=64, max_num_batched_tokens=64),
     )
 
 

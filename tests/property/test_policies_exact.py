@@ -20,6 +20,7 @@ from foretoken.proposers.draft_model import DraftModelProposer
 from foretoken.proposers.drafters import Drafters
 from foretoken.proposers.gain import Gain
 from foretoken.proposers.policy import FirstPolicy, Policy
+from foretoken.proposers.progress import DraftLimits
 from foretoken.proposers.worth import StepOutcome
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.draft_sampler import DraftSampler
@@ -84,8 +85,7 @@ def make_drafters(policy: Policy, confidence: Confidence) -> Drafters:
         TableRunner(TableModel(2, VOCAB)),
         DraftSampler(Sampler(VOCAB)),
         [0] * SAMPLES,
-        max_model_len=64,
-        max_num_batched_tokens=10 * SAMPLES,
+        limits=DraftLimits(max_model_len=64, max_num_batched_tokens=10 * SAMPLES),
         confidence=confidence,
     )
     return Drafters(

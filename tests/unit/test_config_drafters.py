@@ -95,6 +95,11 @@ def test_wrong_schedules(schedule: object) -> None:
         ({**MODEL, "draft_confidence_threshold": "high"}, "draft_confidence_threshold"),
         ({**NGRAM, "draft_expected_gain": True}, "draft_expected_gain"),
         ({**MODEL, "draft_expected_gain": 1}, "draft_expected_gain"),
+        ({**MODEL, "disable_padded_drafter_batch": 0}, "disable_padded_drafter_batch"),
+        (
+            {"drafters": [NGRAM], "disable_padded_drafter_batch": False},
+            "disable_padded_drafter_batch",
+        ),
         ({**NGRAM, "disable_by_batch_size": 1}, "disable_by_batch_size"),
         ({**NGRAM, "suffix_decoding_max_tree_depth": 1}, "suffix_decoding_max_tree_depth"),
         ({**NGRAM, "suffix_decoding_min_token_prob": 1.5}, "suffix_decoding_min_token_prob"),

@@ -18,7 +18,6 @@ KEYS = KeyTable(
         "fly_window_size": (None,),
         "fly_entropy_threshold": (0.3,),
         "fly_entropy_top_k": (3,),
-        "disable_padded_drafter_batch": (False,),
         "disable_eagle_block_drop": (False,),
         "disable_lookahead_block_hashes": (False,),
         "draft_lm_head_quantization": (None,),

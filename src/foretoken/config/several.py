@@ -22,6 +22,7 @@ OWN_KEYS = (
     "min_speculative_tokens",
     "draft_confidence_threshold",
     "draft_expected_gain",
+    "disable_padded_drafter_batch",
     "draft_sample_method",
     "kv_cache_dtype",
     "use_heterogeneous_vocab",
@@ -30,6 +31,7 @@ OWN_KEYS = (
     "revision",
 )
 """Keys of one drafter: an error beside `drafters`."""
+TRUE_BY_DEFAULT = ("disable_padded_drafter_batch",)
 COMMON_KEYS = (
     "drafters",
     "policy",
@@ -55,7 +57,8 @@ def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     listed = isinstance(entries, Sequence) and not isinstance(entries, str) and len(entries) > 0
     require("speculative_config.drafters", entries, listed, allowed)
     for key in OWN_KEYS:
-        if given.get(key) not in (None, False):
+        unset = (None,) if key in TRUE_BY_DEFAULT else (None, False)
+        if given.get(key) not in unset:
             raise ConfigError(f"speculative_config.{key}", given[key], "inside one of the drafters")
     found = []
     for entry in entries or ():

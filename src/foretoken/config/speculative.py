@@ -65,6 +65,10 @@ class SpeculativeConfig:
     policy: str = "first"
     """Which of several drafters serves a sequence: `first`: the first in the list that has a
     draft; `best`: the one that promises most accepted tokens per second, as measured."""
+    disable_padded_drafter_batch: bool = True
+    """Before its first draft, a drafter with keys and values of its own feeds of each sequence what
+    it misses: one token, or as many as were accepted. False: equally many of all that decode, by
+    feeding some again, which was never faster. (vLLM pads by default.)"""
     choices: Sequence[Sequence[int]] | None = None
     """Draft a tree of this shape instead of a chain (draft_model and heads): paths of ranks, each
     with its beginnings, such as [[0], [0, 0], [1]]; num_speculative_tokens is their number."""
@@ -186,8 +190,9 @@ class SpeculativeConfig:
         drafting.check_vocabularies(self.method, shared, strings)
         check_draft_quantization(self.method, self.quantization)
         check_draft_kv_cache(self.method, self.kv_cache_dtype)
-        ok = self.parallel_drafting in (False, True)
-        require(where + "parallel_drafting", self.parallel_drafting, ok, "True or False")
+        for name in ("parallel_drafting", "disable_padded_drafter_batch"):
+            value = getattr(self, name)
+            require(where + name, value, isinstance(value, bool), "True or False")
         ok = not self.parallel_drafting or self.method in ("parallel", "eagle3")
         require(where + "parallel_drafting", True, ok, "False; only draft_model and eagle3 can")
         limit = self.max_model_len
@@ -249,6 +254,11 @@ class SpeculativeConfig:
     def each(self) -> "tuple[SpeculativeConfig, ...]":
         """The drafters: those of the list, or this one alone."""
         return self.drafters or (self,)
+
+    @property
+    def padded_to(self) -> int:
+        """As in `DraftLimits`: what verification can add to a sequence, or 0."""
+        return 0 if self.disable_padded_drafter_batch else self.num_speculative_tokens + 1
 
     @property
     def label(self) -> str:

@@ -18,7 +18,7 @@ from foretoken.models.tensors import Draft, RolledOut, RolloutPlan, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, Rolled, draft_chain, take_rolled
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.progress import DraftProgress, feed_ahead
+from foretoken.proposers.progress import DraftLimits, DraftProgress, feed_ahead
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
@@ -56,8 +56,7 @@ class DraftModelProposer(Proposer):
         sampler: DraftSampler,
         generations: Seq[int],
         *,
-        max_model_len: int,
-        max_num_batched_tokens: int,
+        limits: DraftLimits,
         confidence: Confidence | None = None,
     ) -> None:
         """Draft with `runner`, choosing tokens with `sampler`.
@@ -66,8 +65,7 @@ class DraftModelProposer(Proposer):
             runner: the draft model over its own KV store.
             sampler: turns draft logits into tokens and, under rejection, distributions.
             generations: the page pool's count of how often each page changed its contents.
-            max_model_len: no drafts for sequences that would outgrow the draft's context.
-            max_num_batched_tokens: most tokens of one draft forward.
+            limits: of sequences and passes.
             confidence: when to stop before the budget; default: never.
         """
         self._confidence = confidence or Confidence()
@@ -75,8 +73,7 @@ class DraftModelProposer(Proposer):
         self._runner = runner
         self._sampler = sampler
         self._progress = DraftProgress(generations, runner.page_size)
-        self._max_model_len = max_model_len
-        self._max_tokens = max_num_batched_tokens
+        self._limits = limits
 
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one."""
@@ -104,23 +101,27 @@ class DraftModelProposer(Proposer):
 
     def fits(self, span: Span) -> bool:
         """Whether the span's drafts would stay within the draft's context."""
-        return span.sequence.num_tokens + span.draft_budget <= self._max_model_len
+        return span.sequence.num_tokens + span.draft_budget <= self._limits.max_model_len
 
     def catch_up(self, spans: list[Span]) -> Tensor:
         """Feed every committed token without draft KV; logits after the newest of each span."""
-        ends = [span.sequence.num_tokens for span in spans]
-        starts = [self._first_missing(span.sequence) for span in spans]
+        starts, ends = self._stretch(spans)
 
         def feed(index: int, start: int, stop: int) -> None:
             self._feed([spans[index]], [start], [stop])
 
-        feed_ahead(starts, ends, self._max_tokens, feed)
+        feed_ahead(starts, ends, self._limits.max_num_batched_tokens, feed)
         return self._feed(spans, starts, ends)
 
     def missing(self, spans: list[Span]) -> tuple[list[SpanLayout], list[list[int]]]:
         """Where the committed tokens stand that the draft has not seen, and what they are."""
-        starts = [self._first_missing(span.sequence) for span in spans]
-        return _stretches(spans, starts, [span.sequence.num_tokens for span in spans])
+        return _stretches(spans, *self._stretch(spans))
+
+    def _stretch(self, spans: list[Span]) -> tuple[list[int], list[int]]:
+        """What each is to be fed before its first draft: first place and end."""
+        ends = [span.sequence.num_tokens for span in spans]
+        missing = [self._first_missing(span.sequence) for span in spans]
+        return self._limits.starts(missing, ends), ends
 
     def _first_missing(self, sequence: Sequence) -> int:
         """The newest token is always fed again."""

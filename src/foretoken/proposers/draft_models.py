@@ -113,6 +113,7 @@ def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
     limits = DraftLimits(
         max_model_len=min(limit, config.max_model_len or limit),
         max_num_batched_tokens=around.max_num_batched_tokens,
+        padded_to=config.padded_to,
     )
     drafts = DraftSampler(sampler, around.verifier.rule, config.draft_sample_method)
     confidence = Confidence.of(config)
@@ -130,8 +131,7 @@ def build_draft_model(draft: DraftModel, around: Surroundings) -> Proposer:
         runner,
         drafts,
         pool.generation,
-        max_model_len=limits.max_model_len,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
+        limits=limits,
         confidence=confidence,
     )
     shape = tree_shape(config)

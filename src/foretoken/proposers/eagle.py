@@ -103,7 +103,7 @@ class EagleProposer(Proposer):
         self._manner, self._shape = manner, manner.shape
         self.gain = None if manner.confidence is None else manner.confidence.gain
         self._max_model_len = min(limits.max_model_len, runner.max_positions)
-        self._max_tokens = limits.max_num_batched_tokens
+        self._limits = limits
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
@@ -153,15 +153,15 @@ class EagleProposer(Proposer):
 
     def _feed_all_but_last_pass(self, spans: list[Span]) -> list[int]:
         """Feed what does not fit one pass; first slot of each span that is still to be fed."""
-        starts = [self._first_missing(span.sequence) for span in spans]
         ends = [span.sequence.num_tokens - 1 for span in spans]
+        starts = self._limits.starts([self._first_missing(s.sequence) for s in spans], ends)
 
         def feed(index: int, start: int, stop: int) -> None:
             slots = _Feed.of([spans[index]], [start], [stop])
             hidden_TD = self._runner.mixed_features(slots.layouts)
             self._runner.forward(slots.layouts, slots.tokens, hidden_TD)
 
-        feed_ahead(starts, ends, self._max_tokens, feed)
+        feed_ahead(starts, ends, self._limits.max_num_batched_tokens, feed)
         return starts
 
     def _first_missing(self, sequence: TokenSequence) -> int:

@@ -153,7 +153,9 @@ def build_head(found: FoundHead, around: HeadSurroundings) -> Proposer:
         sampler,
         DraftProgress(around.pool.generation, target.page_size),
         limits=DraftLimits(
-            max_model_len=limit, max_num_batched_tokens=around.max_num_batched_tokens
+            max_model_len=limit,
+            max_num_batched_tokens=around.max_num_batched_tokens,
+            padded_to=config.padded_to,
         ),
         manner=EagleManner(
             parallel=found.head.parallel,

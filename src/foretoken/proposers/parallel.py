@@ -54,8 +54,7 @@ class ParallelProposer(Proposer):
         self._mask = mask_token_id
         self._confidence = confidence
         self.gain = None if confidence is None else confidence.gain
-        self._max_model_len = limits.max_model_len
-        self._max_tokens = limits.max_num_batched_tokens
+        self._limits = limits
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
@@ -76,16 +75,16 @@ class ParallelProposer(Proposer):
         self._sampler.release(request_id)
 
     def _fits(self, span: Span) -> bool:
-        return span.sequence.num_tokens + span.draft_budget <= self._max_model_len
+        return span.sequence.num_tokens + span.draft_budget <= self._limits.max_model_len
 
     def _pass(self, spans: list[Span]) -> Tensor:
         """Logits of all drafts, span after span, [sum of budgets, V]."""
-        starts = [self._first_missing(span.sequence) for span in spans]
         ends = [span.sequence.num_tokens for span in spans]
+        starts = self._limits.starts([self._first_missing(s.sequence) for s in spans], ends)
         feed_ahead(
             starts,
             ends,
-            self._max_tokens,
+            self._limits.max_num_batched_tokens,
             lambda i, start, stop: self._feed([spans[i]], [start], [stop], masks=[0]),
         )
         return self._feed(spans, starts, ends, masks=[span.draft_budget - 1 for span in spans])

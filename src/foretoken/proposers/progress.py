@@ -21,6 +21,17 @@ class DraftLimits:
     """No drafts for sequences that would outgrow this many tokens."""
     max_num_batched_tokens: int
     """Most tokens of one pass."""
+    padded_to: int = 0
+    """What is fed before the first draft is made equally long for all sequences that miss at most
+    so many places; 0: each feeds what it misses."""
+
+    def starts(self, starts: Seq[int], ends: Seq[int]) -> list[int]:
+        """Where the stretches to be fed begin, given those of what is missing: padding feeds
+        places before them again, as far as there are any."""
+        counts = [end - start for start, end in zip(starts, ends, strict=True)]
+        longest = max((n for n in counts if n <= self.padded_to), default=0)
+        padded = zip(starts, ends, counts, strict=True)
+        return [max(0, end - longest) if n < longest else start for start, end, n in padded]
 
 
 def feed_ahead(
