@@ -25,10 +25,22 @@ Out = Annotated[Path | None, typer.Option(help="The run's folder.")]
 Target = Annotated[Path | None, typer.Option(help="The target's folder, in place of CONFIG's.")]
 
 
-def _run(kind: str, config: str, out: Path | None, target: Path | None) -> None:
+Form = Annotated[
+    str | None,
+    typer.Option(
+        "--export",
+        help="Write the trained model to the folder `export` of the run's, too: speculators, "
+        "vllm or eagle, as far as its kind has the format.",
+    ),
+]
+
+
+def _run(
+    kind: str, config: str, out: Path | None, target: Path | None, form: str | None = None
+) -> None:
     from foretoken.training.runs import train
 
-    train(config, out, target, typer.echo, kind=kind)
+    train(config, out, target, typer.echo, kind=kind, export=form)
 
 
 @train_app.command()
@@ -38,45 +50,45 @@ def lm(config: Config, out: Out = None) -> None:
 
 
 @train_app.command()
-def draft(config: Config, out: Out = None, target: Target = None) -> None:
+def draft(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
     """Distil a draft model from a target (demo-draft)."""
-    _run("draft", config, out, target)
+    _run("draft", config, out, target, form)
 
 
 @train_app.command()
-def eagle(config: Config, out: Out = None, target: Target = None) -> None:
+def eagle(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
     """Train an EAGLE head (1 and 2) over the target's last features."""
-    _run("eagle", config, out, target)
+    _run("eagle", config, out, target, form)
 
 
 @train_app.command()
-def eagle3(config: Config, out: Out = None, target: Target = None) -> None:
+def eagle3(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
     """Train an EAGLE-3 head by its training-time test (demo-eagle3)."""
-    _run("eagle3", config, out, target)
+    _run("eagle3", config, out, target, form)
 
 
 @train_app.command()
-def peagle(config: Config, out: Out = None, target: Target = None) -> None:
+def peagle(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
     """Train a P-EAGLE head, an EAGLE-3 network that guesses all its tokens in one pass."""
-    _run("peagle", config, out, target)
+    _run("peagle", config, out, target, form)
 
 
 @train_app.command()
-def mlp(config: Config, out: Out = None, target: Target = None) -> None:
+def mlp(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
     """Train an MLP speculator (demo-mlp)."""
-    _run("mlp", config, out, target)
+    _run("mlp", config, out, target, form)
 
 
 @train_app.command()
-def medusa(config: Config, out: Out = None, target: Target = None) -> None:
+def medusa(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
     """Train Medusa heads over the target's own output head (demo-medusa)."""
-    _run("medusa", config, out, target)
+    _run("medusa", config, out, target, form)
 
 
 @train_app.command()
-def pard(config: Config, out: Out = None, target: Target = None) -> None:
+def pard(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
     """Train a draft model that guesses all its tokens in one pass, PARD (demo-pard)."""
-    _run("parallel", config, out, target)
+    _run("parallel", config, out, target, form)
 
 
 @train_app.command()
@@ -107,11 +119,18 @@ def export(
             "speculators package needs to read it back.",
         ),
     ] = False,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="speculators, vllm or eagle, as far as the kind has it; default: its own.",
+        ),
+    ] = None,
 ) -> None:
     """Write the newest checkpoint in bfloat16: a Llama folder, or a head in its own format."""
     from foretoken.training.heads.export import export_run
 
-    export_run(run, to, verifier=verifier, embedding=embedding)
+    export_run(run, to, verifier=verifier, embedding=embedding, form=form)
     typer.echo(f"wrote {to}")
 
 

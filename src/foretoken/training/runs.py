@@ -10,8 +10,10 @@ from pathlib import Path
 from foretoken.errors import ConfigError
 from foretoken.training.distill import build_job
 from foretoken.training.heads.build import build_head_job
+from foretoken.training.heads.export import export_run
+from foretoken.training.heads.layouts import require_form
 from foretoken.training.lm import train_language_model
-from foretoken.training.loop import Progress
+from foretoken.training.loop import Progress, run_folder
 from foretoken.training.own.job import store_own_states, train_own_head
 from foretoken.training.pool import train_on_target
 from foretoken.training.ranks import Ranks, joined
@@ -24,10 +26,12 @@ def train(
     target: Path | None,
     report: Callable[[str], None],
     kind: str | None = None,
+    export: str | None = None,
 ) -> Progress:
     """Run `config` (a TOML file or the name of a packaged one) to the end of its budget.
 
     Goes on from the newest checkpoint in the run's folder, `out`. `target` replaces the config's.
+    `export` names a format in which the model is written to the folder `export` of the run's.
     Raises ConfigError for a wrong config, or one that trains something else than `kind`.
 
     Under torchrun all its processes train one model: rank 0 reports and writes the files.
@@ -35,9 +39,15 @@ def train(
     settings = _settings(config, target)
     if kind is not None and settings.kind != kind:
         raise ConfigError("CONFIG", f"{config} trains {settings.kind!r}", f"a config of {kind!r}")
+    require_form(settings.kind, export)
     with joined() as ranks:
         told = report if ranks.leads else _nothing
         done = _run(settings, out, told, ranks)
+        if export is not None and ranks.leads:
+            folder = run_folder(settings, out)
+            verifier = settings.target or settings.name
+            export_run(folder, folder / "export", verifier=verifier, form=export)
+            told(f"wrote {folder / 'export'}")
         told(f"done: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} minutes")
     return done
 

@@ -124,7 +124,7 @@ def layer_shape(target: TargetParts, inner_size: int, layers: int = 1) -> HeadSh
 
 
 def _eagle(target: TargetParts, _: Settings, head: HeadSettings, __: Tensor) -> FreshHead:
-    net = Eagle(layer_shape(target, head.inner_size))
+    net = Eagle(layer_shape(target, head.inner_size), fc_bias=False)
     net.use_embedding(target.embedding_VD)
     net.to(target.embedding_VD.device)
     return FreshHead(net, EagleRollout(net, target.head_VD), (FINAL,))
