@@ -20,6 +20,8 @@ def _server(mock: App) -> uvicorn.Server:
         ws="none",
         lifespan="on",
         access_log=False,
+        server_header=False,
+        date_header=False,
         log_level="critical",
         timeout_graceful_shutdown=1,
     )

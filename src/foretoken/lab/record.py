@@ -9,6 +9,7 @@ and the failure is counted.
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgra
         "expect"}  # fmt: skip
 LEFT = "left"
 """Kind of the error of a request whose client went before its answer ended."""
+_FINISHED = re.compile(rb'"finish_reason":\s*"')
 _GENERATING = ("/v1/completions", "/v1/chat/completions")
 
 
@@ -159,8 +161,12 @@ async def _forward(
 
 
 async def _without_usage(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The events of a stream but those with usage and no choices."""
-    rest = b""
+    """The events of a stream but those with usage and no choices.
+
+    llama.cpp puts its `timings` there, which without usage are in the event before it: the last
+    one is held back for as long as it takes to know.
+    """
+    rest, held = b"", b""
     async for piece in pieces:
         rest += piece
         end = max(rest.rfind(b"\n\n"), rest.rfind(b"\r\n\r\n"))
@@ -168,9 +174,20 @@ async def _without_usage(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             continue
         width = 2 if rest[end : end + 2] == b"\n\n" else 4
         whole, rest = rest[: end + width], rest[end + width :]
-        yield b"".join(f for f in _frames(whole) if not _is_usage(f))
-    if rest:
-        yield rest
+        passed = []
+        for frame in _frames(whole):
+            if _is_usage(frame):
+                held = _with_timings(held, frame)
+                continue
+            passed.append(held)
+            held = frame
+            if not _FINISHED.search(frame):
+                passed.append(held)
+                held = b""
+        if any(passed):
+            yield b"".join(passed)
+    if held or rest:
+        yield held + rest
 
 
 def _frames(whole: bytes) -> list[bytes]:
@@ -178,11 +195,23 @@ def _frames(whole: bytes) -> list[bytes]:
     return [frame + mark for frame in whole.split(mark)[:-1]]
 
 
+def _event(frame: bytes) -> dict[str, Any] | None:
+    return _parse(frame.strip().removeprefix(b"data:").strip())
+
+
+def _with_timings(frame: bytes, usage: bytes) -> bytes:
+    """The frame with the timings of the usage frame that is left out, if it has any."""
+    event, timings = _event(frame), (_event(usage) or {}).get("timings")
+    if event is None or timings is None:
+        return frame
+    data = json.dumps({**event, "timings": timings}, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + data.encode() + frame[len(frame.rstrip()) :]
+
+
 def _is_usage(frame: bytes) -> bool:
-    data = frame.strip().removeprefix(b"data:").strip()
-    if b'"usage"' not in data:
+    if b'"usage"' not in frame:
         return False
-    event = _parse(data)
+    event = _event(frame)
     return event is not None and event.get("usage") is not None and not event.get("choices")
 
 

@@ -257,6 +257,31 @@ def answering(answers: list[bytes]) -> Iterator[str]:
         thread.join()
 
 
+def test_timings_stay_where_the_client_would_have_had_them(tmp_path: Path) -> None:
+    """llama.cpp moves them into the usage event, which is only there for the recording."""
+    events: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"completion_tokens": 1}, "timings": {"draft_n": 4,
+         "draft_n_accepted": 3}},
+    ]  # fmt: skip
+    frames = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]
+    body = b"".join(frames) + b"data: [DONE]\n\n"
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+    answer = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    writer = LineWriter(tmp_path / "r.jsonl")
+    with answering([answer]) as upstream:
+        with mock_running(RecordingProxy(RecordConfig(upstream=upstream), writer)) as front:
+            through = ask(front, BODY)
+    writer.close()
+    found, done = parse_events(through.pieces)
+    assert done and [event for _, event in found] == [
+        events[0], {**events[1], "timings": events[2]["timings"]},
+    ]  # fmt: skip
+    line = json.loads((tmp_path / "r.jsonl").read_text())
+    assert line["observed"]["acceptance"]["num_accepted"] == 3
+
+
 def test_what_is_no_answer_yet_is_not_passed_on(tmp_path: Path) -> None:
     """100 before the answer; and the answer to HEAD has lengths but no body."""
     late = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
