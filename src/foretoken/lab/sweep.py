@@ -17,12 +17,15 @@ from foretoken.lab.ab import run_or_read
 from foretoken.lab.bench import Watch, silent
 from foretoken.lab.experiments import AbConfig
 from foretoken.lab.plain import from_plain, to_plain
-from foretoken.lab.results import AbSummary
+from foretoken.lab.results import AbSummary, AcceptanceBucket
 from foretoken.lab.results_io import write_json
 from foretoken.lab.statistics import Interval, unknown
 
 Values = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]]
+FEWEST_STEPS = 200
+"""Verifications of a cell below which its acceptance is marked: a share of 0.5 is then known to
+about a tenth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +41,37 @@ class Cell:
         return found.ratio if found is not None else unknown()
 
     @property
+    def drafts(self) -> AcceptanceBucket | None:
+        """The candidate's acceptance over all its requests."""
+        return self.summary.arm(self.summary.candidate).all_drafts
+
+    @property
     def acceptance(self) -> Interval:
-        """The candidate's rate over all its requests."""
-        found = self.summary.arm(self.summary.candidate).all_drafts
-        return found.rate if found is not None else unknown()
+        """Its rate."""
+        return self.drafts.rate if self.drafts is not None else unknown()
+
+    @property
+    def p10(self) -> Interval:
+        """Of requests' rates, shrunk to what they share by as much as is noise."""
+        return self.drafts.p10 if self.drafts is not None else unknown()
+
+    @property
+    def num_steps(self) -> int:
+        """Verifications; where the server does not say, one per five drafts."""
+        found = self.drafts
+        if found is None:
+            return 0
+        return found.num_drafted // 5 if found.num_steps is None else found.num_steps
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are steps enough for the acceptance to mean something."""
+        return self.num_steps >= FEWEST_STEPS
+
+    @property
+    def dead(self) -> bool:
+        """Whether an arm answered nothing."""
+        return any(a.num_errors == a.num_requests for a in self.summary.arms)
 
 
 def cells_of(grid: Grid) -> list[Values]:
@@ -129,6 +159,8 @@ def describe(cell: Cell) -> dict[str, Any]:
     return {
         "values": cell.values,
         "gains": gains,
+        "num_steps": cell.num_steps,
+        "enough_steps": cell.enough,
         "acceptance": [
             to_plain(asdict(b)) for b in (*arm.buckets("all"), *arm.buckets("temperature"))
         ],

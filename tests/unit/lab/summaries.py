@@ -137,6 +137,7 @@ def requests_of(summary: AbSummary, blocks: int = 3, per_block: int = 30) -> lis
                 due = 0.4 * index
                 first = due + 0.08 * float(rng.lognormal(0, 0.4))
                 last = first + 127 * tpot * float(rng.lognormal(0, 0.15))
+                chunks = np.linspace(first, last, 33)
                 found.append(
                     RequestRecord(
                         index=block * per_block + index,
@@ -148,6 +149,7 @@ def requests_of(summary: AbSummary, blocks: int = 3, per_block: int = 30) -> lis
                         first_s=first,
                         last_s=last,
                         end_s=last,
+                        chunk_s=tuple(map(float, chunks)),
                         output_tokens=128,
                     )
                 )

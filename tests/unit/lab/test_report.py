@@ -23,6 +23,7 @@ from foretoken.lab.report.plots_load import crossing_load
 from foretoken.lab.report.plots_time import label
 from foretoken.lab.report.render import Stamp, write_report
 from foretoken.lab.results_io import write_json
+from foretoken.lab.statistics import Interval
 from tests.unit.lab.summaries import ab, arm, bucket, with_candidate, write_run
 
 STAMP = Stamp(version="1", when="then", policy="default")
@@ -55,7 +56,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("report")
     folders = []
     for load, speedup in ((1.0, 1.7), (8.0, 1.1)):
-        arms = tuple(replace(a, requests_per_s=load) for a in ab(speedup).arms)
+        good = Interval(0.9 * load, 0.8 * load, load)
+        arms = tuple(replace(a, requests_per_s=load, goodput_per_s=good) for a in ab(speedup).arms)
         nasty: dict[str, Any] = {
             "config": {"name": "<script>alert(1)</script>"},
             "notes": ("a < b & c",),
@@ -87,7 +89,8 @@ def test_every_plot_is_drawn_and_written(page: Path) -> None:
     names = {path.stem for path in (page / "plots").glob("*.png")}
     one = {f"load-1-{name}" for name, *_ in ONE_RUN}
     assert one <= names
-    assert {"crossover", "tpot_by_load", "ttft_by_load", "frontier"} <= names
+    over_load = {"crossover", "tpot_by_load", "ttft_by_load", "goodput_by_load", "frontier"}
+    assert over_load <= names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (page / "plots").iterdir())
 
 
@@ -152,5 +155,8 @@ def test_the_command_writes_and_names_the_page(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["lab", "report", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
     assert "report.html" in result.stdout
+    listed = CliRunner().invoke(app, ["lab", "report", str(tmp_path / "run"), "--json"])
+    files = json.loads(listed.stdout)["files"]
+    assert len(files) > 10 and all(Path(name).is_file() for name in files)
     assert (tmp_path / "run" / "report" / "report.html").is_file()
     assert CliRunner().invoke(app, ["lab", "report", str(tmp_path)]).exit_code == 2

@@ -59,6 +59,9 @@ def test_a_sweep_measures_every_cell(tmp_path: Path) -> None:
     # (0.7 + 0.7^2 + 0.7^3 + 0.7^4) / 4 = 0.44; its standard error over some 87 steps is 0.04.
     assert 0.24 < cells[1].acceptance.estimate < 0.64
     assert math.isnan(cells[0].acceptance.estimate)
+    assert cells[0].num_steps == 0 < cells[1].num_steps
+    assert not cells[1].enough, "three answers are too few to mean much"
+    assert cells[1].p10.estimate <= cells[1].acceptance.estimate
     again = run_sweep(config, {"k": [0, 4]}, tmp_path / "out", resume=True)
     assert again[1].summary == read_summary(tmp_path / "out" / "k-4")
 

@@ -16,7 +16,10 @@ def fit(
     out: Annotated[Path | None, typer.Option(help="Write the fit there as JSON.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit verify cost, draft cost, break-even acceptance and crossover to an A/B's step times."""
+    """Fit verify cost, draft cost, break-even acceptance and crossover to an A/B's step times.
+
+    Exit code 0: fitted; 2: no A/B there, or its answers tell neither steps nor drafts.
+    """
     from rich.table import Table
 
     from foretoken.cli.lab.tables import console, show_number
@@ -70,7 +73,10 @@ def whatif(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay other draft lengths and gates on the recorded accept stream."""
+    """Replay other draft lengths and gates on the recorded accept stream.
+
+    Exit code 0: replayed; 2: no A/B there, or no accept stream in it.
+    """
     from rich.table import Table
 
     from foretoken.cli.lab.options import parse_numbers

@@ -1,11 +1,13 @@
 """`foretoken lab report`: options of the report."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from foretoken.cli.lab.options import JsonOption
 from foretoken.errors import ConfigError
 
 EPILOG = "Exit code: 0: written; 2: no A/B there, a wrong policy, or matplotlib is missing."
@@ -26,6 +28,7 @@ def report(
     title: Annotated[str, typer.Option(help="The page's heading.")] = (
         "Should this server speculate?"
     ),
+    as_json: JsonOption = False,
 ) -> None:
     """One self-contained HTML page with the verdict and every plot, and PNG, CSV, JSON lines."""
     import foretoken
@@ -45,4 +48,7 @@ def report(
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     stamp = Stamp(version=foretoken.__version__, when=when, policy=rules.name, title=title)
     written = write_report(folder, read_runs(runs, rules), stamp)
+    if as_json:
+        print(json.dumps({"page": str(written[0]), "files": [str(path) for path in written]}))
+        return
     typer.echo(f"{written[0]} and {len(written) - 1} more files")

@@ -26,7 +26,11 @@ def sweep(
         typer.Option("--grid", metavar="NAME=VALUES", help="Such as k=1,3,5; several times."),
     ] = None,
 ) -> None:
-    """Run an A/B in every cell of a grid; temperatures 0, 0.4, 0.8 and 1 without one."""
+    """Run an A/B in every cell of a grid; temperatures 0, 0.4, 0.8 and 1 without one.
+
+    P10 is that of requests' acceptance rates, their sampling noise taken out. Exit code 0:
+    measured; 1: an arm of a cell answered nothing; 2: wrong settings; 5: no server.
+    """
     from rich.table import Table
 
     from foretoken.cli.lab.progress import live_view
@@ -44,16 +48,20 @@ def sweep(
         return
     with live_view() as watch:
         found = run_sweep(settings, axes, shared.out, resume=shared.resume, watch=watch)
-    table = Table(*axes, "acceptance", "TPOT P50 gain", "TPOT P99 gain", "tokens/s gain")
+    table = Table(*axes, "steps", "acceptance", "P10", "TPOT P50 gain", "TPOT P99 gain",
+                  "tokens/s gain")  # fmt: skip
     for cell in found:
         gains = (cell.gain(name) for name in ("tpot_p50", "tpot_p99", "tokens_per_s"))
+        few = "" if cell.enough or not cell.num_steps else " (too few)"
         table.add_row(
-            *(str(value) for value in cell.values.values()),
-            show_number(cell.acceptance), *(show_number(gain) for gain in gains),
+            *(str(value) for value in cell.values.values()), f"{cell.num_steps}{few}",
+            show_number(cell.acceptance), show_number(cell.p10),
+            *(show_number(gain) for gain in gains),
         )  # fmt: skip
     console().print(table)
     if shared.as_json:
         print(json.dumps({"cells": [describe(cell) for cell in found]}))
+    raise typer.Exit(1 if any(cell.dead for cell in found) else 0)
 
 
 @measuring("lab-dial", "load", "temperatures", "slo")
@@ -70,7 +78,12 @@ def dial(
     ] = None,
     metric: Annotated[str, typer.Option(help="The gain that has to reach 1.")] = "tpot_mean",
 ) -> None:
-    """Force acceptance and find the rate at which speculation breaks even, at every load."""
+    """Force acceptance and find the rate at which speculation breaks even, at every load.
+
+    `{rates:5}` in the candidate's command becomes a list of 5 rates, as Foretoken and vLLM take
+    them in synthetic_acceptance_rates. Exit code 0: measured; 1: at some load nothing was
+    answered; 2: wrong settings; 5: no server.
+    """
     from foretoken.cli.lab.progress import live_view
     from foretoken.cli.lab.tables import console, show_number
     from foretoken.lab.dial import DialPlan, levels_of, run_dial
@@ -100,6 +113,7 @@ def dial(
             show.print(f"  at {rate:.2f}: {row.metric} {show_number(gain)}", style="dim")
     if shared.as_json:
         print(json.dumps({"break_even": to_plain(found)}))
+    raise typer.Exit(0 if all(row.points for row in found) else 1)
 
 
 def parse_grid(texts: list[str]) -> dict[str, list[Any]]:

@@ -6,7 +6,13 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from foretoken.lab.report import plots_acceptance, plots_load, plots_server, plots_time
+from foretoken.lab.report import (
+    plots_acceptance,
+    plots_load,
+    plots_server,
+    plots_steps,
+    plots_time,
+)
 from foretoken.lab.report.canvas import as_png, as_svg, house_style
 from foretoken.lab.report.data import ReportRun
 
@@ -40,6 +46,8 @@ ONE_RUN: tuple[tuple[str, str, str, _One], ...] = (
      plots_acceptance.by_temperature),
     ("other_k", "Tokens per verification at another k", "Smaller k follow exactly from the "
      "recorded steps; larger ones are an estimate.", plots_acceptance.other_k),
+    ("steps", "What a verification costs", "A step of the candidate over one of the baseline is "
+     "V + k c; dots are medians, bars the middle half.", plots_steps.step_cost),
     ("timeline", "Timeline of the first block", "A line is a request.", plots_time.timeline),
     ("server", "The server over time", "Squeezed memory shows as preemptions.",
      plots_server.over_time),
@@ -52,6 +60,8 @@ ALL_RUNS: tuple[tuple[str, str, str, _Many], ...] = (
      partial(plots_load.latency, metric="tpot")),
     ("ttft_by_load", "Time to first token by load", "P50 solid, P99 dashed, 95 % bands.",
      partial(plots_load.latency, metric="ttft")),
+    ("goodput_by_load", "Goodput by load", "Requests within their service levels.",
+     plots_load.goodput),
     ("frontier", "Throughput against interactivity", "Up and right is better.",
      plots_load.frontier),
 )  # fmt: skip

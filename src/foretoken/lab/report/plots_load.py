@@ -5,10 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from foretoken.lab.report.canvas import BAD, BASELINE, CANDIDATE, GOOD, new_figure, plain_log
+from foretoken.lab.report.canvas import (
+    BAD,
+    BASELINE,
+    CANDIDATE,
+    FAINT,
+    GOOD,
+    new_figure,
+    plain_log,
+)
 from foretoken.lab.report.data import ReportRun
 from foretoken.lab.results import ArmSummary, Quantiles
-from foretoken.lab.statistics import Interval
+from foretoken.lab.statistics import Interval, unknown
 
 
 def latency(runs: Sequence[ReportRun], metric: str) -> Figure | None:
@@ -37,6 +45,32 @@ def latency(runs: Sequence[ReportRun], metric: str) -> Figure | None:
     axes.set_xlabel("requests per second")
     axes.set_ylabel(f"{metric.upper()}, ms")
     axes.legend(ncols=2)
+    return figure
+
+
+def goodput(runs: Sequence[ReportRun]) -> Figure | None:
+    """Requests per second within their service levels, both arms, against the load."""
+    runs = sorted(runs, key=lambda run: run.load)
+    pairs = [(run, [_arm(run, name).goodput_per_s for name in ("baseline", "candidate")])
+             for run in runs]  # fmt: skip
+    known = [(run, found) for run, found in pairs if None not in found]
+    if len(known) < 2:
+        return None
+    figure, axes = new_figure()
+    loads = [run.load for run, _ in known]
+    axes.plot(loads, loads, color=FAINT, linewidth=1.0, linestyle=":", label="all that was sent")
+    for arm, colour in enumerate((BASELINE, CANDIDATE)):
+        values = [found[arm] or unknown() for _, found in known]
+        summary = known[0][0].summary
+        axes.plot(loads, [v.estimate for v in values], "o-", color=colour,
+                  label=(summary.baseline, summary.candidate)[arm])  # fmt: skip
+        ends = np.array([[v.low, v.high] for v in values])
+        if np.isfinite(ends).all():
+            axes.fill_between(loads, ends[:, 0], ends[:, 1], color=colour, alpha=0.12, linewidth=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("requests per second")
+    axes.set_ylabel("good requests per second")
+    axes.legend()
     return figure
 
 

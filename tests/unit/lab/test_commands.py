@@ -1,0 +1,75 @@
+"""What every command of the lab promises: JSON, exit codes, settings files, and no PyTorch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+import typer.core
+
+from foretoken.cli.lab.app import lab_app
+from foretoken.lab.results_io import write_json
+from tests.unit.lab.summaries import ab, write_run
+
+GROUP = typer.main.get_command(lab_app)
+assert isinstance(GROUP, typer.core.TyperGroup)
+COMMANDS = {name: command for name, command in GROUP.commands.items() if name != "mock"}
+MEASURING = ("bench", "ab", "sweep", "dial", "verify")
+
+
+def options(name: str) -> set[str]:
+    """Everything that may stand behind the command."""
+    return {option for parameter in COMMANDS[name].params for option in parameter.opts}
+
+
+def test_all_commands_are_here() -> None:
+    assert set(COMMANDS) == {
+        "plan", "lint", "record", "bench", "ab", "sweep", "dial", "fit", "whatif", "decide",
+        "watch", "verify", "report",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_machines_can_use_it(name: str) -> None:
+    command = COMMANDS[name]
+    assert "--json" in options(name)
+    assert "Exit code" in f"{command.help} {command.epilog}"
+
+
+@pytest.mark.parametrize("name", MEASURING)
+def test_what_measures_takes_a_file_and_goes_on(name: str) -> None:
+    assert {"config", "--set", "--dry-run", "--resume", "--out"} <= options(name)
+
+
+def test_nothing_of_it_needs_torch(tmp_path: Path) -> None:
+    """Not only at import: PyTorch stays out while commands run too."""
+    write_run(tmp_path / "run", ab(1.6))
+    write_json(tmp_path / "requests.json", {"prompt": "x", "min_p": 0.1})
+    arms = ["--baseline", "http://127.0.0.1:9", "--candidate", "serve {port} {k} {rate}"]
+    demo = ["--workload", "demo", "--out", str(tmp_path / "out")]
+    calls = [
+        ["plan", "demo", "--draft", "demo-draft", "--device", "this"],
+        ["lint", "foretoken serve demo", str(tmp_path / "requests.json")],
+        ["decide", str(tmp_path / "run")],
+        ["report", str(tmp_path / "run")],
+        ["bench", "--server", "http://127.0.0.1:9", *demo],
+        ["watch", "http://127.0.0.1:9"],
+        *([name, *arms, *demo, "--dry-run"] for name in ("ab", "dial", "verify")),
+        ["sweep", *arms, *demo, "--grid", "k=1,3", "--dry-run"],
+        ["verify", *arms[:2], "--candidate", "http://127.0.0.1:9", *demo],
+    ]
+    code = (
+        "import json, sys\n"
+        "from typer.testing import CliRunner\n"
+        "from foretoken.cli.app import app\n"
+        f"codes = [CliRunner().invoke(app, ['lab', *call]).exit_code for call in {calls!r}]\n"
+        "print(json.dumps([codes, [n for n in ('torch', 'transformers') if n in sys.modules]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=250
+    )
+    codes, loaded = json.loads(done.stdout.splitlines()[-1])
+    assert loaded == []
+    assert codes == [0, 1, 0, 0, 5, 5, 0, 0, 0, 0, 5], "each of them got to its work"
