@@ -12,7 +12,7 @@ from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
-from foretoken.proposers.eagle import EagleProposer, _ParallelSteps, _RecurrentSteps
+from foretoken.proposers.eagle import EagleProposer, _RecurrentSteps
 from foretoken.proposers.stateless import StatelessProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.tree import tree_of
@@ -79,8 +79,7 @@ def chain_logits(
         if not proposer._manner.parallel:
             steps = _RecurrentSteps(proposer._runner, [span], [start], proposer._sampler)
         else:
-            masks = proposer._masks([len(drafted) + 1])
-            steps = _ParallelSteps(proposer._runner, [span], [start], masks)
+            steps = proposer._parallel([span], [start], [len(drafted) + 1])
     else:
         slot = torch.tensor(proposer.newest_slots([span]))
         steps = proposer._manner.chains(proposer._features.read(slot), [span])

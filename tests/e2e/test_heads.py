@@ -190,11 +190,50 @@ def test_wrong_heads_are_refused(model: Path, draft: Path, folders: dict[str, Pa
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("eagle3", "eagle3"), ("peagle", "eagle3"), ("medusa", "medusa"), ("pard", "parallel")],
+    [
+        ("eagle", "eagle"),
+        ("eagle3", "eagle3"),
+        ("peagle", "eagle3"),
+        ("mlp", "mlp"),
+        ("medusa", "medusa"),
+        ("pard", "parallel"),
+    ],
 )
 def test_the_method_follows_from_the_folder(
     name: str, method: str, folders: dict[str, Path]
 ) -> None:
-    """Left out, the method is what config.json says."""
+    """Left out, the method is what config.json says, or, of EAGLE's own format, the tensors."""
     config = SpeculativeConfig.from_dict({"model": str(folders[name])})
     assert config.method == method
+
+
+@pytest.mark.parametrize("policy", ["first", "best"])
+def test_heads_among_other_drafters(
+    policy: str, model: Path, folders: dict[str, Path], plain: Any
+) -> None:
+    """Several heads and a look-up take turns; a request may name one; no token changes."""
+    heads = [
+        {**HEADS[name], "model": str(folders[name]), "name": name}
+        for name in ("eagle3", "mlp", "medusa")
+    ]
+    lookup = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    config = {"policy": policy, "drafters": [lookup, *heads]}
+    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "max_num_seqs": 16}
+    with LLM(str(model), speculative_config=config, **settings) as llm:
+        for parameters in ("greedy", "filters"):
+            chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
+            assert generate(llm, make_prompts(COUNT, 3), chosen) == plain(parameters, COUNT)
+        wishes = ["mlp", "eagle3", "medusa"] * (COUNT // 3)
+        params = [
+            SamplingParams(
+                max_tokens=TOKENS, temperature=0.0, detokenize=False, speculation={"drafter": wish}
+            )
+            for wish in wishes
+        ]
+        found = llm.generate(make_prompts(COUNT, 3), params, use_tqdm=False)
+    ids = [out.outputs[0].token_ids for out in found]
+    assert ids == [result.token_ids for result in plain("greedy", COUNT)]
+    for wish, out in zip(wishes, found, strict=True):
+        metrics = out.outputs[0].metrics
+        assert metrics is not None and set(metrics.drafter_per_step) <= {wish, ""}
+        assert policy == "best" or wish in metrics.drafter_per_step, "best may choose none"

@@ -170,7 +170,7 @@ def our_logits(net: Eagle3, anchor: int) -> Tensor:
     known = SpanLayout(start=0, num_tokens=anchor + 1, page_table=paged_runner.TABLE)
     mixed_TD, fed = runner.mixed_features([known]), tokens[: anchor + 1]
     if net.shape.parallel:
-        hidden_TD = torch.cat((mixed_TD, net.masks(DEPTH - 1)))
+        hidden_TD = torch.cat((mixed_TD, runner.mixed_masks(DEPTH - 1)))
         outputs_KD = run(0, [*fed, *[MASK] * (DEPTH - 1)], hidden_TD)[anchor:]
     else:
         outputs = [run(0, fed, mixed_TD)[-1:]]

@@ -1,9 +1,11 @@
 """What a head's config.json says it is, and which drafters ship for which target.
 
-The one place that knows how published heads name themselves. Reads no weights and downloads
-nothing: for a hub id the method is the user's to say.
+The one place that knows how published heads name themselves. Reads no weights, only their names
+where a config.json says nothing, and downloads nothing: for a hub id the method is the user's to
+say.
 """
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ _BY_ARCHITECTURE = {
     "PEagleSpeculator": "eagle3",
     "MLPSpeculatorPreTrainedModel": "mlp",
 }
+_MOST_HEADER = 100_000_000
+"""As safetensors itself allows."""
 _SHIPPED = {
     "demo": {
         "draft_model": "demo-draft",
@@ -52,9 +56,43 @@ def head_method(model: str) -> str | None:
     """The method of a packaged or local head; None for everything else."""
     try:
         folder = packaged_model(model) if model in PACKAGED else Path(model)
-        return method_of_config(read_json(folder / "config.json"))
+        return method_of_config(read_json(folder / "config.json")) or _method_of_names(folder)
     except ModelError:
         return None
+
+
+def _method_of_names(folder: Path) -> str | None:
+    """Heads of the EAGLE repository are told from models by their tensors alone."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            names = _stored_names(folder / name)
+            if not _has(names, "fc.weight"):
+                return None
+            whole = _has(names, "norm.weight") and _has(names, "lm_head.weight")
+            return "eagle3" if whole or _has(names, "d2t") else "eagle"
+    return None
+
+
+def _stored_names(file: Path) -> bytes:
+    """Where the names of a file's tensors stand: safetensors' header, or the pickle of a `.bin`,
+    which is searched and not run; empty if it is of another kind."""
+    try:
+        if file.suffix == ".safetensors":
+            with file.open("rb") as opened:
+                size = int.from_bytes(opened.read(8), "little")
+                return opened.read(min(size, _MOST_HEADER))
+        with zipfile.ZipFile(file) as archive:
+            listed = [name for name in archive.namelist() if name.endswith("data.pkl")]
+            return archive.read(listed[0]) if listed else b""
+    except (OSError, zipfile.BadZipFile):
+        return b""
+
+
+def _has(names: bytes, name: str) -> bool:
+    """Whether a tensor of exactly this name is listed: quoted in JSON, after its length in a
+    pickle."""
+    pickled = len(name).to_bytes(4, "little") + name.encode()
+    return f'"{name}"'.encode() in names or pickled in names
 
 
 def shipped_drafter(target: str | None, given: Mapping[str, Any]) -> str | None:

@@ -23,7 +23,7 @@ WEIGHTS = (
     "pytorch_model.bin",
     "medusa_lm_head.pt",
 )
-"""Where heads keep their tensors, in order of preference."""
+"""Where heads keep their tensors, in order of preference; each whole or with an index of shards."""
 _SHOWN = 4
 
 
@@ -50,7 +50,22 @@ def read_head(folder: Path) -> HeadFolder:
     for name in WEIGHTS:
         if (folder / name).is_file():
             return HeadFolder(folder, config, _read_tensors(folder / name))
+        if (folder / f"{name}.index.json").is_file():
+            return HeadFolder(folder, config, _read_shards(folder, name))
     raise CheckpointError("weights", str(folder), " or ".join(WEIGHTS))
+
+
+def _read_shards(folder: Path, name: str) -> dict[str, Tensor]:
+    """The tensors of all files that the index of `name` lists."""
+    index = read_json(folder / f"{name}.index.json").get("weight_map")
+    if not isinstance(index, dict):
+        raise CheckpointError(f"{name}.index.json", index, "a weight_map")
+    found: dict[str, Tensor] = {}
+    for shard in sorted(set(map(str, index.values()))):
+        if not (folder / shard).is_file():
+            raise CheckpointError("missing shard", shard, f"the files that {name}.index.json names")
+        found.update(_read_tensors(folder / shard))
+    return found
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:

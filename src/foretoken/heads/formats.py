@@ -100,9 +100,11 @@ def _tied_doubles(folder: HeadFolder, wanted: Mapping[str, Any]) -> list[str]:
 def _medusa(folder: HeadFolder, target: TargetFacts) -> LoadedHead:
     names = folder.tensors
     published = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
+    vllms = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 
     def rename(name: str) -> str:
-        """`K.L.linear.weight` and `K.L.weight` of the published files."""
+        """`K.L.linear.weight` and `K.L.weight` of the published files; vLLM's names."""
+        name = vllms.sub(r"blocks.\1.\2.linear.\3", name)
         match = published.fullmatch(name)
         if match is None:
             return name

@@ -19,6 +19,7 @@ from foretoken.kernels.library import find_library
 from foretoken.kv.store import KVStore
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.compiled import CompiledLayers
+from foretoken.models.stopping import StopCall, cut
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention.compiled import UNIT_INTS
 from foretoken.ops.drawing import BEST, pack_rows
@@ -50,10 +51,12 @@ class _Call(ctypes.Structure):
 
     _fields_ = [
         *((name, _PTR) for name in ("spans", "pages", "fed", "units", "positions", "slots")),
-        *((name, _PTR) for name in ("x", "beside", "gathered")),
+        *((name, _PTR) for name in ("x", "beside", "gathered", "masks")),
         ("draws", ctypes.c_char_p),
         *((name, _PTR) for name in ("tokens", "logits", "own")),
         *((name, _I64) for name in ("num_spans", "rows", "steps", "keeps_logits")),
+        ("stop", _PTR),
+        ("anchored", _I64),
     ]
 
 
@@ -77,6 +80,16 @@ class RolloutParts:
     """Of those tokens; default: as many as the head has outputs."""
     takes_beside: bool = False
     """Whether the layers take embedded tokens beside a stream that goes on from token to token."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskSlots:
+    """What stands for features that are not known yet."""
+
+    rows_KD: Tensor
+    """Of the first such slot of a span, the second ..."""
+    anchored: bool
+    """Whether they are added to the newest known ones."""
 
 
 @final
@@ -131,6 +144,7 @@ class CompiledRollout:
         plan: RolloutPlan,
         store: KVStore,
         stream_TD: Tensor | None = None,
+        masks: MaskSlots | None = None,
     ) -> RolledOut:
         """Draft up to `plan.steps` tokens for each sequence.
 
@@ -142,6 +156,7 @@ class CompiledRollout:
             store: keys and values.
             stream_TD: where the stream of a head begins that continues its own outputs. None: with
                 the features, or, of models, the embedded tokens.
+            masks: draft all tokens in the first pass, whose spans end in that many mask slots.
         """
         spans, pages, rows = array("i"), array("i"), 0
         for layout in layouts:
@@ -152,9 +167,10 @@ class CompiledRollout:
         fed = array("q", chain.from_iterable(token_ids))
         assert len(fed) == rows <= MOST_ROWS, (len(fed), rows)
         call, steps, sequences = self._call, plan.steps, len(layouts)
-        buffers = self._buffers
-        if buffers.lacks(sequences, rows):
-            buffers = self._buffers = buffers.grown(sequences, rows)
+        self._put_masks(masks, steps)
+        buffers, states = self._buffers, sequences * (1 if masks is None else steps)
+        if buffers.lacks(states, rows):
+            buffers = self._buffers = buffers.grown(states, rows)
         tokens = array("q", bytes(8 * sequences * steps))
         logits_KV = buffers.logits_BV
         if plan.keeps_logits:
@@ -169,14 +185,25 @@ class CompiledRollout:
             self._store = store
             self._model.kv_stride = store.layers[0].stride(0)
         self._model.kv = self._layers.stores_of(store)
+        stop = None if plan.stop is None else StopCall(plan.stop, steps)
+        call.stop = None if stop is None else stop.address
         done = self._run(ctypes.addressof(self._model), ctypes.addressof(call))
+        ended, done = done < 0, done if done >= 0 else -1 - done
         made, at = tokens[: sequences * done], done * sequences if plan.keeps_logits else 0
-        return RolledOut(
+        found = RolledOut(
             ids=[made[row::sequences].tolist() for row in range(sequences)],
             logits_KV=logits_KV[:at] if plan.keeps_logits else None,
-            undecided_BV=None if done == steps else logits_KV[at : at + sequences],
+            undecided_BV=None if done == steps or ended else logits_KV[at : at + sequences],
             stream_BD=buffers.x_TD[:sequences] if self._parts.takes_beside else None,
         )
+        return found if stop is None else cut(found, stop.found(done, ended=ended))
+
+    def _put_masks(self, masks: MaskSlots | None, steps: int) -> None:
+        self._call.masks = None
+        if masks is not None:
+            assert masks.rows_KD.shape[0] == steps - 1 and masks.rows_KD.is_contiguous(), steps
+            self._call.masks = masks.rows_KD.data_ptr() or None
+            self._call.anchored = masks.anchored
 
     def _begin(self, buffers: "_Buffers", stream_TD: Tensor | None, *, best: bool) -> None:
         """What the stream begins with, and whether logits are those of all ids."""

@@ -47,6 +47,38 @@ class SpanLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopRule:
+    """Where drafts of a rollout end early: `foretoken.proposers.confidence` says why. A draft is
+    made if its chance is `least_sure` and `reach` times it times `token` above `row`."""
+
+    least_sure: float
+    token: float
+    """What an accepted draft saves."""
+    row: float
+    """What checking a draft takes."""
+    usual: float
+    """The chance of a next token before it is known."""
+    another: float
+    """What another pass takes: it must save more for all sequences together."""
+    least: int
+    """Drafts of each in any case."""
+    reach: list[float]
+    """Of each sequence, the chance that all drafts before these are accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """What became of a rule."""
+
+    lengths: list[int]
+    """How many drafts each sequence has."""
+    going: list[int]
+    """The sequences that did not end; none, where no other pass was worth it."""
+    sure: list[float]
+    """Step by step, B each: the chances of the best next tokens, also of those not drafted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlan:
     """Several draft tokens of B sequences to be chosen one after the other."""
 
@@ -58,6 +90,8 @@ class RolloutPlan:
     """Whether the logits are wanted too."""
     best: bool
     """Whether every one is the best by the raw logits."""
+    stop: StopRule | None = None
+    """None: all of them are drafted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +99,16 @@ class RolledOut:
     """What became of a plan."""
 
     ids: list[list[int]]
-    """Per sequence; all equally many, perhaps fewer than planned."""
+    """Per sequence; all equally many, perhaps fewer than planned, but where a rule ended them."""
     logits_KV: Tensor | None
     """float32, step by step, B rows each; None unless they are kept."""
     undecided_BV: Tensor | None = None
     """float32 logits after those tokens, valid until the next rollout, where the choice is left to
-    the caller; None: all that was planned was drafted."""
+    the caller (of those that did not end); None: all that was planned was drafted, or ended."""
     stream_BD: Tensor | None = None
     """The newest outputs of a head that continues them, valid until the next rollout."""
+    stopped: Stopped | None = None
+    """Of a plan with a rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.models.tensors import Draft, RolledOut
-from foretoken.proposers.confidence import Confidence
+from foretoken.models.tensors import Draft, RolledOut, Stopped
+from foretoken.proposers.confidence import Confidence, Stopping
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
@@ -36,9 +36,15 @@ class ChainSteps(ABC):
         """
 
     def roll_out(
-        self, active: list[int], drafted: list[list[int]], *, with_probs: bool
+        self,
+        active: list[int],
+        drafted: list[list[int]],
+        *,
+        with_probs: bool,
+        stopping: Stopping | None = None,
     ) -> "Rolled | None":
-        """Append drafts that can be had at once: those that one by one would give, or fewer.
+        """Append drafts that can be had at once: those that one by one would give, or fewer; and no
+        more than `stopping` allows.
 
         It is asked before `first`, with nothing drafted yet, and then before every `after`; what it
         drafts from the start on makes `first` needless. None: it appended none and changed nothing.
@@ -48,14 +54,16 @@ class ChainSteps(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """What was appended to the drafts of some spans at once, equally many to each."""
+    """What was appended to the drafts of some spans at once, equally many to each that goes on."""
 
     probs_NV: Tensor | None = None
     """Distributions if they were asked for: one row for each span and further token, token by
     token."""
     logits_BV: Tensor | None = None
     """float32 logits after those drafts, where the next ones are left to be chosen; None: what was
-    wanted by the span that wanted least was appended."""
+    wanted by the span that wanted least was appended, or ended."""
+    stopped: Stopped | None = None
+    """Which of the spans ended, and why; None: none did."""
 
 
 def take_rolled(
@@ -67,7 +75,7 @@ def take_rolled(
     probs_NV = None
     if found.logits_KV is not None and found.ids[0]:
         probs_NV = sampler.distributions(found.logits_KV, sequences, drafted)
-    return Rolled(probs_NV, found.undecided_BV)
+    return Rolled(probs_NV, found.undecided_BV, found.stopped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,21 +109,22 @@ def draft_chain(
     active = _open(list(range(len(spans))), spans, drafted)
     while active:
         before = [drafted[i] for i in active]
-        rolled = None
-        if stopping is None:
-            rolled = steps.roll_out(active, before, with_probs=draws)
+        rolled = steps.roll_out(active, before, with_probs=draws, stopping=stopping)
         if rolled is None:
             logits_BV = steps.after(active, before) if before[0] else steps.first()
         else:
             if rolled.probs_NV is not None:
                 rows.append(rolled.probs_NV)
                 owners.extend(active * (rolled.probs_NV.shape[0] // len(active)))
-            if rolled.logits_BV is None:
+            if rolled.stopped is not None and stopping is not None:
+                stopping.took(active, rolled.stopped)
+                active = [active[row] for row in rolled.stopped.going]
+            if rolled.logits_BV is None or not active:
                 active = _open(active, spans, drafted)
                 continue
             logits_BV = rolled.logits_BV
         if stopping is not None:
-            kept = stopping.keeps(logits_BV, active, [len(tokens) for tokens in before])
+            kept = stopping.keeps(logits_BV, active, [len(drafted[i]) for i in active])
             if len(kept) < len(active):
                 logits_BV, active = logits_BV[kept], [active[i] for i in kept]
             if not active:

@@ -8,12 +8,13 @@ turned out to be.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, final
 
 from torch import Tensor
 
 from foretoken.config import SpeculativeConfig
+from foretoken.models.tensors import RolloutPlan, Stopped, StopRule
 from foretoken.proposers.gain import Gain
 
 
@@ -78,6 +79,45 @@ class Stopping:
                     gain.promise(reach)
         self._since = time.perf_counter()
         return kept
+
+    def on(self, plan: RolloutPlan, active: Sequence[int], count: int) -> RolloutPlan | None:
+        """A rollout that ends where this says; None: it has to be drafted token by token.
+
+        Args:
+            plan: of the spans `active`.
+            count: the drafts that each of them has.
+        """
+        if plan.keeps_logits and len(active) > 1:
+            return None
+        gain = self._how.gain
+        token, row, usual, another = (1.0, 0.0, 1.0, -1.0) if gain is None else gain.rule()
+        rule = StopRule(
+            least_sure=self._how.threshold,
+            token=token,
+            row=row,
+            usual=usual,
+            another=another,
+            least=max(self._how.least - count, 0),
+            reach=[self._reach[span] for span in active],
+        )
+        self._since = time.perf_counter()
+        return replace(plan, stop=rule)
+
+    def took(self, active: Sequence[int], stopped: Stopped) -> None:
+        """Learn of what became of such a rollout."""
+        gain, count = self._how.gain, len(active)
+        for row, span in enumerate(active):
+            for sure in stopped.sure[row::count][: stopped.lengths[row]]:
+                self._reach[span] *= sure
+                if gain is not None:
+                    gain.promise(self._reach[span])
+        passes = len(stopped.sure) // count
+        if gain is not None and self._since is not None and passes:
+            gain.saw(stopped.sure)
+            gain.add_pass((time.perf_counter() - self._since) / passes)
+            if not stopped.going:
+                gain.doubt()
+        self._since = None
 
     def goes_on(self, active: list[int], counts: Sequence[int]) -> list[int]:
         """Spans that are worth another pass of the drafter, given how many drafts each has."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, Rolled, draft_chain, take_rolled
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.confidence import Confidence, Stopping
 from foretoken.proposers.progress import DraftLimits, DraftProgress, feed_ahead
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
@@ -160,7 +160,12 @@ class _ModelSteps(ChainSteps):
         return self._runner.forward_last(self._places(active, drafted), newest)
 
     def roll_out(
-        self, active: list[int], drafted: list[list[int]], *, with_probs: bool
+        self,
+        active: list[int],
+        drafted: list[list[int]],
+        *,
+        with_probs: bool,
+        stopping: Stopping | None = None,
     ) -> Rolled | None:
         counts = [len(tokens) for tokens in drafted]
         steps = min(self._spans[i].draft_budget - n for i, n in zip(active, counts, strict=True))
@@ -168,6 +173,10 @@ class _ModelSteps(ChainSteps):
         plan = self._sampler.plan(sequences, drafted, steps)
         if plan is None or plan.keeps_logits != with_probs:
             return None
+        if stopping is not None:
+            plan = stopping.on(plan, active, len(drafted[0]))
+            if plan is None:
+                return None
         if drafted[0]:
             places, fed = self._places(active, drafted), [tokens[-1:] for tokens in drafted]
         else:

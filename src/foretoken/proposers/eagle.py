@@ -9,17 +9,17 @@ come. P-EAGLE fills the places of unknown features with its mask and drafts in t
 Source: Li et al. 2024, 2025 (EAGLE to EAGLE-3); P-EAGLE (arXiv 2602.01469).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from foretoken.heads.eagle3 import Eagle3
 from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainDraft, ChainSteps, Rolled, draft_chain, take_rolled
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.confidence import Confidence, Stopping
+from foretoken.proposers.head_feed import HeadFeed
+from foretoken.proposers.head_parallel import ParallelSteps
 from foretoken.proposers.head_runner import HeadRunner
 from foretoken.proposers.head_trees import DepthSteps, EagleTreeSteps
 from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
@@ -27,35 +27,6 @@ from foretoken.proposers.progress import DraftLimits, DraftProgress, feed_ahead
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence as TokenSequence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Feed:
-    """Slots of several spans to be fed in one pass."""
-
-    layouts: list[SpanLayout]
-    tokens: list[int]
-
-    @classmethod
-    def of(cls, spans: Sequence[Span], starts: Sequence[int], ends: Sequence[int]) -> "_Feed":
-        """Slots [start, end) of each span, each with the token after it."""
-        layouts, tokens = [], []
-        for span, start, end in zip(spans, starts, ends, strict=True):
-            sequence = span.sequence
-            layouts.append(
-                SpanLayout(start=start, num_tokens=end - start, page_table=sequence.page_table)
-            )
-            tokens.extend(sequence.token_ids[start + 1 : end + 1])
-        return cls(layouts=layouts, tokens=tokens)
-
-    @property
-    def last_rows(self) -> list[int]:
-        """The row of each span's last slot."""
-        rows, end = [], 0
-        for layout in self.layouts:
-            end += layout.num_tokens
-            rows.append(end - 1)
-        return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +102,7 @@ class EagleProposer(Proposer):
     def _chains(self, spans: list[Span], starts: list[int]) -> ChainDraft:
         counts = [span.draft_budget for span in spans]
         if self._manner.parallel:
-            masked = _ParallelSteps(self._runner, spans, starts, self._masks(counts))
+            masked = self._parallel(spans, starts, counts)
             return draft_chain(masked, self._sampler, spans, self._manner.confidence)
         steps = _RecurrentSteps(self._runner, spans, starts, self._sampler)
         return draft_chain(steps, self._sampler, spans, self._manner.confidence)
@@ -142,11 +113,11 @@ class EagleProposer(Proposer):
             chain = _RecurrentSteps(self._runner, spans, starts, self._sampler)
             return EagleTreeSteps(self._runner, spans, chain.feed)
         counts = [min(span.draft_budget, self._shape.depth) for span in spans]
-        steps = _ParallelSteps(self._runner, spans, starts, self._masks(counts))
-        return DepthSteps(steps.at, len(spans))
+        return DepthSteps(self._parallel(spans, starts, counts).at, len(spans))
 
-    def _masks(self, counts: list[int]) -> tuple[int | None, list[int]]:
-        return self._manner.mask_token_id, counts
+    def _parallel(self, spans: list[Span], starts: list[int], counts: list[int]) -> ParallelSteps:
+        masks = self._manner.mask_token_id, counts
+        return ParallelSteps(self._runner, spans, starts, masks, self._sampler)
 
     def _fits(self, span: Span) -> bool:
         return span.sequence.num_tokens + span.draft_budget <= self._max_model_len
@@ -157,7 +128,7 @@ class EagleProposer(Proposer):
         starts = self._limits.starts([self._first_missing(s.sequence) for s in spans], ends)
 
         def feed(index: int, start: int, stop: int) -> None:
-            slots = _Feed.of([spans[index]], [start], [stop])
+            slots = HeadFeed.of([spans[index]], [start], [stop])
             hidden_TD = self._runner.mixed_features(slots.layouts)
             self._runner.forward(slots.layouts, slots.tokens, hidden_TD)
 
@@ -188,24 +159,33 @@ class _RecurrentSteps(ChainSteps):
 
     def feed(self) -> Tensor:
         """The outputs at the newest true slot of each span, [B, D]."""
-        feed = self._missing()
+        feed = HeadFeed.missing(self._spans, self._starts)
         hidden_TD = self._runner.mixed_features(feed.layouts)
         outputs_TD = self._runner.forward(feed.layouts, feed.tokens, hidden_TD)
         return outputs_TD[feed.last_rows]
 
     def roll_out(
-        self, active: list[int], drafted: list[list[int]], *, with_probs: bool
+        self,
+        active: list[int],
+        drafted: list[list[int]],
+        *,
+        with_probs: bool,
+        stopping: Stopping | None = None,
     ) -> Rolled | None:
         sequences = [self._spans[i].sequence for i in active]
         left = [self._spans[i].draft_budget - len(n) for i, n in zip(active, drafted, strict=True)]
         plan = self._sampler.plan(sequences, drafted, min(left))
         if plan is None or plan.keeps_logits != with_probs:
             return None
+        if stopping is not None:
+            plan = stopping.on(plan, active, len(drafted[0]))
+            if plan is None:
+                return None
         stream_BD = None
         if drafted[0]:
             layouts, tokens, stream_BD = self._next(active, drafted)
         else:
-            feed = self._missing()
+            feed = HeadFeed.missing(self._spans, self._starts)
             layouts, tokens = feed.layouts, feed.tokens
         found = self._runner.roll_out(layouts, [tokens], plan, stream_BD)
         if found is None:
@@ -221,10 +201,6 @@ class _RecurrentSteps(ChainSteps):
         layouts, newest, stream_BD = self._next(active, drafted)
         self._output_BD, self._rows = self._runner.forward(layouts, newest, stream_BD), active
         return self._runner.logits(self._output_BD)
-
-    def _missing(self) -> _Feed:
-        ends = [span.sequence.num_tokens - 1 for span in self._spans]
-        return _Feed.of(self._spans, self._starts, ends)
 
     def _next(
         self, active: list[int], drafted: list[list[int]]
@@ -243,54 +219,3 @@ class _RecurrentSteps(ChainSteps):
             for i, tokens in zip(active, drafted, strict=True)
         ]
         return layouts, [tokens[-1] for tokens in drafted], stream_BD
-
-
-class _ParallelSteps(ChainSteps):
-    """One pass over the true features and a mask slot for every further draft."""
-
-    def __init__(
-        self,
-        runner: HeadRunner,
-        spans: list[Span],
-        starts: list[int],
-        masks: tuple[int | None, Sequence[int]],
-    ) -> None:
-        """Run `masks`: the token (None: the newest), and how many drafts each span is to have."""
-        net, (mask_token_id, counts) = runner.net, masks
-        assert isinstance(net, Eagle3), "only EAGLE-3 networks have a mask"
-        ends = [span.sequence.num_tokens - 1 for span in spans]
-        known = _Feed.of(spans, starts, ends)
-        true_TD = runner.mixed_features(known.layouts).split([s.num_tokens for s in known.layouts])
-        masks_KD, anchored = runner.mixed_masks(max(counts) - 1), net.shape.anchored
-        layouts, tokens, parts, rows = [], [], [], list[int]()
-        at = row = 0
-        for drafts, layout, hidden_TD in zip(counts, known.layouts, true_TD, strict=True):
-            extra, count = drafts - 1, layout.num_tokens
-            layouts.append(
-                SpanLayout(
-                    start=layout.start, num_tokens=count + extra, page_table=layout.page_table
-                )
-            )
-            given = known.tokens[at : at + count]
-            tokens.extend(
-                [*given, *[given[-1] if mask_token_id is None else mask_token_id] * extra]
-            )
-            parts.append(hidden_TD)
-            parts.append(masks_KD[:extra] + hidden_TD[-1] if anchored else masks_KD[:extra])
-            rows.append(row + count - 1)
-            at, row = at + count, row + count + extra
-        outputs_TD = runner.forward(layouts, tokens, torch.cat(parts))
-        wanted = [row + i for row, n in zip(rows, counts, strict=True) for i in range(n)]
-        self._logits_KV = runner.logits(outputs_TD[wanted])
-        self._starts = [sum(counts[:i]) for i in range(len(counts))]
-
-    def first(self) -> Tensor:
-        return self._logits_KV[self._starts]
-
-    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        rows = [self._starts[i] + len(tokens) for i, tokens in zip(active, drafted, strict=True)]
-        return self._logits_KV[rows]
-
-    def at(self, spans: list[int], depth: int) -> Tensor:
-        """Logits after `depth` drafts of some spans, whatever those are."""
-        return self._logits_KV[[self._starts[i] + depth for i in spans]]

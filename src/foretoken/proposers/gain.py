@@ -4,6 +4,7 @@ Works on chances, counts and seconds of the past; knows neither tokens nor logit
 it is told about drafts is known before the draft that it judges is drawn.
 """
 
+from collections.abc import Sequence
 from typing import final
 
 from foretoken.proposers.worth import Ratio, Spent, StepCost, StepOutcome
@@ -45,7 +46,7 @@ class Gain:
 
     def judges(self, sure: float, reach: float) -> bool:
         """Whether checking a draft pays that has the chance `sure`, with all before it `reach`."""
-        self._sure += _SLOWLY * (sure - self._sure)
+        self.saw([sure])
         return reach * self._token_s > self._row_s
 
     def of_next(self, reach: float) -> float:
@@ -57,9 +58,22 @@ class Gain:
         """Whether drafts that save so much are worth a pass of the drafter."""
         if saved > (self._pass_s or 0.0):
             return True
+        self.doubt()
+        return False
+
+    def rule(self) -> tuple[float, float, float, float]:
+        """As in `StopRule`: token, row, usual, another."""
+        return self._token_s, self._row_s, self._sure, self._pass_s or 0.0
+
+    def saw(self, chances: Sequence[float]) -> None:
+        """Best next tokens had these chances."""
+        for sure in chances:
+            self._sure += _SLOWLY * (sure - self._sure)
+
+    def doubt(self) -> None:
+        """No pass was worth it."""
         if self._pass_s is not None:
             self._pass_s *= _DOUBT
-        return False
 
     def promise(self, reach: float) -> None:
         """A draft will be checked; it and all before it are accepted with this chance."""

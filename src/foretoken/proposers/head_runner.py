@@ -18,7 +18,7 @@ from foretoken.kernels.library import follow_threads
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore, write
 from foretoken.layers.rope import RotaryTable
-from foretoken.models.rollout import MOST_ROWS
+from foretoken.models.rollout import MOST_ROWS, MaskSlots
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention import Geometry, choose_attention
 from foretoken.ops.attention.base import Attend
@@ -93,6 +93,7 @@ class HeadRunner:
         self.kernels: HeadKernels | None = compile_head(net, site)
         if self.kernels is None and make is not None:
             serve_linears(net, [net.lm_head] if isinstance(net, Eagle3) else [], make)
+        self._masks_KD = like.new_empty(0, shape.hidden_size)
         self._target_logits = target_logits
         self._vocab_size = vocab_size
         self.max_positions = shape.max_position_embeddings
@@ -107,7 +108,9 @@ class HeadRunner:
     def mixed_masks(self, count: int) -> Tensor:
         """The same of the first `count` mask slots of a P-EAGLE network, [count, D]."""
         assert isinstance(self.net, Eagle3), "only EAGLE-3 networks have a mask"
-        return self._mix(self.net.mask_features(count))
+        if count > self._masks_KD.shape[0]:
+            self._masks_KD = self._mix(self.net.mask_features(count))
+        return self._masks_KD[:count]
 
     def _mix(self, features_TF: Tensor) -> Tensor:
         mix = self.net.mix if self.kernels is None else self.kernels.mix
@@ -177,6 +180,19 @@ class HeadRunner:
             stream_TD = self.mixed_features(layouts)
         follow_threads(torch.get_num_threads())
         return kernels.rollout(layouts, token_ids, plan, self._store, stream_TD)
+
+    def draft_at_once(
+        self, layouts: Sequence[SpanLayout], token_ids: Sequence[int], plan: RolloutPlan
+    ) -> RolledOut | None:
+        """As `roll_out`, by a P-EAGLE network in one pass; spans end in `plan.steps` - 1 mask slots
+        and the pages cover no more."""
+        net, kernels = self.net, self.kernels
+        assert isinstance(net, Eagle3), "only EAGLE-3 networks have a mask"
+        if kernels is None or not kernels.rollout.reads_features or len(token_ids) > MOST_ROWS:
+            return None
+        follow_threads(torch.get_num_threads())
+        masks = MaskSlots(self.mixed_masks(plan.steps - 1), net.shape.anchored)
+        return kernels.rollout(layouts, [token_ids], plan, self._store, masks=masks)
 
     def _paged(self, layer_SKh: Tensor, slots_T: Tensor | slice, attend: Attend) -> HeadAttend:
         """Attention over the store, which wants query heads group-major."""

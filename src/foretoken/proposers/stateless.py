@@ -16,7 +16,7 @@ from foretoken.kv.features import FeatureView
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, Rolled, draft_chain, take_rolled
-from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.confidence import Confidence, Stopping
 from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
 from foretoken.proposers.stateless_kernels import StatelessKernels
 from foretoken.runtime.batch import Span
@@ -127,10 +127,15 @@ class _Chains(ChainSteps):
         return self._steps.after(active, drafted)
 
     def roll_out(
-        self, active: list[int], drafted: list[list[int]], *, with_probs: bool
+        self,
+        active: list[int],
+        drafted: list[list[int]],
+        *,
+        with_probs: bool,
+        stopping: Stopping | None = None,
     ) -> Rolled | None:
         kernels, budget = self._manner.kernels, self._spans[0].draft_budget
-        if kernels is None or drafted[0]:
+        if kernels is None or drafted[0] or stopping is not None:
             return None
         if any(span.draft_budget != budget for span in self._spans):
             return None

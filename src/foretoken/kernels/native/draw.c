@@ -35,3 +35,11 @@ void ft_draw(const ft_draw_row *rows, int64_t count, const float *logits, int64_
     else
         ft_parallel(draw_item, &s, count);
 }
+
+void ft_sure(const float *logits, int64_t rows, int64_t vocabulary, float *chances) {
+    const ft_sure_one all[] = {ft_sure_portable, ft_sure_avx2, ft_sure_avx512, ft_sure_avx512,
+                               ft_sure_avx512};
+    int level = ft_level();
+    while (level > FT_PORTABLE && !all[level]) level--;
+    for (int64_t r = 0; r < rows; r++) chances[r] = all[level](logits + r * vocabulary, vocabulary);
+}

@@ -29,9 +29,13 @@ FT_EXPORT void ft_draw(const ft_draw_row *rows, int64_t count, const float *logi
 // One row; `room` holds FT_DRAW_ROOM(vocabulary) floats.
 typedef int64_t (*ft_draw_one)(const ft_draw_row *row, const float *logits, int64_t vocabulary,
                                float *room);
+// The chance of the best id of a row, temperature and filters aside.
+typedef float (*ft_sure_one)(const float *logits, int64_t vocabulary);
+void ft_sure(const float *logits, int64_t rows, int64_t vocabulary, float *chances);
 #define FT_DRAW_ROOM(vocabulary) (3 * ((size_t)(vocabulary) + 64))
 
 // Of an instruction set; null: this build has none.
 extern const ft_draw_one ft_draw_portable, ft_draw_avx2, ft_draw_avx512;
+extern const ft_sure_one ft_sure_portable, ft_sure_avx2, ft_sure_avx512;
 
 #endif

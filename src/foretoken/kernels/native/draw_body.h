@@ -1,4 +1,4 @@
-// The draw of draw.h, written once over vec.h. A file that includes this has defined NAME.
+// The draw of draw.h, written once over vec.h. A file that includes this has defined NAME and SURE.
 #include <float.h>
 #include <math.h>
 
@@ -203,4 +203,15 @@ static int64_t draw(const ft_draw_row *how, const float *logits, int64_t count, 
     return found;
 }
 
+static float sure(const float *logits, int64_t count) {
+    const vf peak = vf_set1(largest(logits, count)), rate = vf_set1(1.4426950408889634f);
+    vf sum = vf_set1(0.0f);
+    for (int64_t i = 0; i < count; i += W) {
+        const vf x = vf_sub(load_or(logits + i, count - i, -INFINITY), peak);
+        sum = vf_add(sum, vf_exp2(vf_mul(x, rate)));
+    }
+    return 1.0f / vf_sum(sum);
+}
+
 const ft_draw_one NAME = draw;
+const ft_sure_one SURE = sure;

@@ -4,26 +4,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "scalar.h"
+
 static size_t item_of(int32_t type) { return type == FT_BFLOAT16 ? 2 : 4; }
-
-static float value(const void *row, int64_t at, int32_t type) {
-    if (type != FT_BFLOAT16) return ((const float *)row)[at];
-    const uint32_t bits = (uint32_t)((const uint16_t *)row)[at] << 16;
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-
-// To nearest, ties to even; not for NaN.
-static void put(void *row, int64_t at, float x, int32_t type) {
-    if (type != FT_BFLOAT16) {
-        ((float *)row)[at] = x;
-        return;
-    }
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    ((uint16_t *)row)[at] = (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
 
 static void *row_of(const void *start, int64_t row, int64_t width, int32_t type) {
     return (char *)start + (size_t)(row * width) * item_of(type);
@@ -32,7 +15,7 @@ static void *row_of(const void *start, int64_t row, int64_t width, int32_t type)
 static float inverse_rms(const void *row, int64_t width, int32_t type) {
     float sum = 0.0f;
     for (int64_t i = 0; i < width; i++) {
-        const float x = value(row, i, type);
+        const float x = ft_value(row, i, type);
         sum += x * x;
     }
     return 1.0f / sqrtf(sum / (float)width + 1e-6f);
@@ -40,7 +23,7 @@ static float inverse_rms(const void *row, int64_t width, int32_t type) {
 
 static void normalise(void *row, int64_t width, int32_t type) {
     const float factor = inverse_rms(row, width, type);
-    for (int64_t i = 0; i < width; i++) put(row, i, value(row, i, type) * factor, type);
+    for (int64_t i = 0; i < width; i++) ft_put(row, i, ft_value(row, i, type) * factor, type);
 }
 
 static void read_states(const ft_head_call *call, int64_t hidden, int32_t type) {
@@ -57,7 +40,7 @@ static void begin(const ft_mlp *net, const ft_head_call *call) {
         void *row = row_of(call->state, r, net->hidden, type);
         normalise(row, net->hidden, type);
         for (int64_t i = 0; i < net->hidden; i++)
-            put(row, i, value(row, i, type) * 0.70710678118654752f, type);
+            ft_put(row, i, ft_value(row, i, type) * 0.70710678118654752f, type);
     }
 }
 
@@ -70,13 +53,13 @@ static void advance(const ft_mlp *net, const ft_mlp_stage *stage, const ft_head_
         void *mixed = row_of(call->room, r, inner, type), *state = row_of(call->state, r, inner, type);
         const void *token = row_of(stage->embedding, fed[r], inner, type);
         for (int64_t i = 0; i < inner; i++)
-            put(mixed, i, value(mixed, i, type) + net->token_scale * value(token, i, type), type);
+            ft_put(mixed, i, ft_value(mixed, i, type) + net->token_scale * ft_value(token, i, type), type);
         normalise(mixed, inner, type);
         for (int64_t i = 0; i < inner; i++) {
-            const float scaled = value(mixed, i, type) * value(stage->weight, i, type);
-            put(mixed, i, value(stage->bias, i, type) + scaled, type);
-            const float x = value(mixed, i, type);
-            put(state, i, 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)), type);
+            const float scaled = ft_value(mixed, i, type) * ft_value(stage->weight, i, type);
+            ft_put(mixed, i, ft_value(stage->bias, i, type) + scaled, type);
+            const float x = ft_value(mixed, i, type);
+            ft_put(state, i, 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)), type);
         }
     }
 }
@@ -108,9 +91,9 @@ static void run_blocks(const ft_medusa *net, const ft_medusa_block *blocks, void
         if (block->down) ft_linear_dense(block->down, z, inner, NULL, rows);
         ft_linear_dense(block->linear, block->down ? inner : z, room, NULL, rows);
         for (int64_t i = 0; i < rows * net->hidden; i++) {
-            const float x = value(room, i, type);
-            put(room, i, x / (1.0f + expf(-x)), type);
-            put(z, i, value(z, i, type) + value(room, i, type), type);
+            const float x = ft_value(room, i, type);
+            ft_put(room, i, x / (1.0f + expf(-x)), type);
+            ft_put(z, i, ft_value(z, i, type) + ft_value(room, i, type), type);
         }
     }
 }

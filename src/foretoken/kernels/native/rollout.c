@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "scalar.h"
+
 typedef struct {
     const ft_rollout_model *model;
     const ft_rollout_call *call;
@@ -63,23 +65,24 @@ static void keep_last_rows(const state *s) {
 }
 
 // Logits of all ids from those of the head's outputs.
-static void spread(const state *s, float *logits) {
+static void spread(const state *s, int64_t rows, float *logits) {
     const int64_t outputs = s->model->head->outputs, vocabulary = s->model->vocabulary;
-    for (int64_t i = 0; i < s->call->num_spans * vocabulary; i++) logits[i] = -INFINITY;
-    for (int64_t r = 0; r < s->call->num_spans; r++)
+    for (int64_t i = 0; i < rows * vocabulary; i++) logits[i] = -INFINITY;
+    for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < outputs; i++)
             logits[r * vocabulary + s->model->ids[i]] = s->call->own[r * outputs + i];
 }
 
-static void choose(const state *s, int64_t at, float *logits, int64_t *tokens) {
+// A token for each of `rows` states, which may lie where the normed ones go.
+static void choose(const state *s, const void *states, int64_t rows, const ft_draw_row *draws,
+                   float *logits, int64_t *tokens) {
     const ft_rollout_model *model = s->model;
     const ft_decoder *d = model->decoder;
-    const int64_t spans = s->call->num_spans;
     char *normed = s->step.beside ? s->step.beside : s->step.x;
-    const ft_norm_call norm = {.x = s->step.x,
+    const ft_norm_call norm = {.x = states,
                                .y = normed,
                                .weight = model->norm,
-                               .rows = spans,
+                               .rows = rows,
                                .width = d->hidden,
                                .x_stride = d->hidden,
                                .y_stride = d->hidden,
@@ -87,13 +90,70 @@ static void choose(const state *s, int64_t at, float *logits, int64_t *tokens) {
                                .weight_type = d->norm_type,
                                .eps = d->eps};
     ft_norm(&norm);
-    ft_linear_dense(model->head, normed, s->call->own ? s->call->own : logits, NULL, spans);
-    if (s->call->own) spread(s, logits);
+    ft_linear_dense(model->head, normed, s->call->own ? s->call->own : logits, NULL, rows);
+    if (s->call->own) spread(s, rows, logits);
     const int as_outputs = model->ids && !s->call->own;
-    ft_draw(s->call->draws + at * spans, spans, logits,
+    ft_draw(draws, rows, logits,
             as_outputs ? model->head->outputs : model->vocabulary, tokens);
-    for (int64_t r = 0; as_outputs && r < spans; r++)
+    for (int64_t r = 0; as_outputs && r < rows; r++)
         if (tokens[r] != FT_UNDECIDED) tokens[r] = model->ids[tokens[r]];
+}
+
+// Whether another pass is worth it after the tokens of step `at`.
+static int judge(const state *s, int64_t at) {
+    const ft_rollout_call *call = s->call;
+    const ft_rollout_model *model = s->model;
+    const int64_t spans = call->num_spans, outputs = model->head->outputs;
+    const float *logits = call->logits + (call->keeps_logits ? at * spans * model->vocabulary : 0);
+    if (call->own || model->ids)
+        ft_sure(call->own ? call->own : logits, spans, outputs, call->stop->sure + at * spans);
+    else
+        ft_sure(logits, spans, model->vocabulary, call->stop->sure + at * spans);
+    return ft_stop_after(call->stop, at, spans);
+}
+
+static void put_masks(const state *s) {
+    const ft_rollout_call *call = s->call;
+    const int64_t hidden = s->model->decoder->hidden;
+    const int32_t type = s->model->decoder->type;
+    for (int64_t i = 0; i < call->num_spans; i++) {
+        const ft_span *span = call->spans + i;
+        char *known = (char *)s->step.x + (size_t)(span->row + span->num_rows - call->steps) * s->row_bytes;
+        for (int64_t k = 0; k < call->steps - 1; k++) {
+            const char *mask = (const char *)call->masks + (size_t)k * s->row_bytes;
+            char *to = known + (size_t)(k + 1) * s->row_bytes;
+            if (!call->anchored) memcpy(to, mask, s->row_bytes);
+            for (int64_t j = 0; call->anchored && j < hidden; j++)
+                ft_put(to, j, ft_value(mask, j, type) + ft_value(known, j, type), type);
+        }
+    }
+}
+
+// The rows that tokens come from, step by step, where their norms go.
+static void gather_guesses(const state *s) {
+    const ft_rollout_call *call = s->call;
+    char *to = s->step.beside;
+    for (int64_t at = 0; at < call->steps; at++)
+        for (int64_t i = 0; i < call->num_spans; i++, to += s->row_bytes) {
+            const ft_span *span = call->spans + i;
+            const size_t row = (size_t)(span->row + span->num_rows - call->steps + at);
+            memcpy(to, (const char *)s->step.x + row * s->row_bytes, s->row_bytes);
+        }
+}
+
+static int64_t draft_at_once(state *s) {
+    const ft_rollout_call *call = s->call;
+    const int64_t all = call->steps * call->num_spans;
+    place(s, call->rows);
+    embed(s, call->fed);
+    if (call->gathered) mix_features(s);
+    put_masks(s);
+    ft_decoder_run(s->model->decoder, &s->step, 0, s->model->num_layers);
+    gather_guesses(s);
+    choose(s, s->step.beside, all, call->draws, call->logits, call->tokens);
+    for (int64_t i = 0; i < all; i++)
+        if (call->tokens[i] == FT_UNDECIDED) return i / call->num_spans;
+    return call->steps;
 }
 
 int64_t ft_rollout(const ft_rollout_model *model, const ft_rollout_call *call) {
@@ -115,6 +175,7 @@ int64_t ft_rollout(const ft_rollout_model *model, const ft_rollout_call *call) {
                        .kv_stride = model->kv_stride,
                        .kinds = &s.kind,
                        .beside = call->beside};
+    if (call->masks) return draft_at_once(&s);
     const int64_t *fed = call->fed, size = call->num_spans * model->vocabulary;
     for (int64_t at = 0; at < call->steps; at++) {
         int64_t *tokens = call->tokens + at * call->num_spans;
@@ -123,9 +184,13 @@ int64_t ft_rollout(const ft_rollout_model *model, const ft_rollout_call *call) {
         if (!at && call->gathered) mix_features(&s);
         ft_decoder_run(d, &s.step, 0, model->num_layers);
         keep_last_rows(&s);
-        choose(&s, at, call->logits + (call->keeps_logits ? at * size : 0), tokens);
+        choose(&s, s.step.x, call->num_spans, call->draws + at * call->num_spans,
+               call->logits + (call->keeps_logits ? at * size : 0), tokens);
         for (int64_t r = 0; r < call->num_spans; r++)
-            if (tokens[r] == FT_UNDECIDED) return at;
+            if (tokens[r] == FT_UNDECIDED && !(call->stop && call->stop->reach[r] == 0.0f)) return at;
+        if (call->stop && !judge(&s, at)) return -2 - at;
+        for (int64_t r = 0; r < call->num_spans; r++)
+            if (tokens[r] == FT_UNDECIDED) tokens[r] = fed[r];  // of one that ended: any token
         fed = tokens;
     }
     return call->steps;

@@ -1,4 +1,4 @@
-// Drafting token after token of several sequences in one call, first pass included.
+// Drafting several tokens of several sequences in one call, first pass included.
 //
 // Each step is what a caller would do token by token: feed what is new, run the layers, norm, head,
 // choose the token of each sequence, go on one position later with that token alone.
@@ -7,6 +7,7 @@
 
 #include "decoder.h"
 #include "draw.h"
+#include "stop.h"
 
 // Layers of one kind, what stands around them, and their keys and values.
 typedef struct {
@@ -34,17 +35,23 @@ typedef struct {
     void *x;       // [rows, hidden]: the residual stream, changed; row i ends as span i's newest
     void *beside;  // [rows, hidden], if the layers take the embedded tokens beside x; else null
     void *gathered;  // [rows], feature_bytes each; null: x is given, where it is not embedded here
+    const void *masks;  // [steps - 1, hidden]; or null
     const ft_draw_row *draws;  // [steps, spans]: how each token is chosen
     int64_t *tokens;           // [steps, spans], written
     float *logits;  // [steps, spans, vocabulary], or [spans, vocabulary] for all steps
     float *own;     // [spans, outputs], where logits are to be those of all ids; or null
     int64_t num_spans, rows, steps, keeps_logits;
+    const ft_stop *stop;  // or null
+    int64_t anchored;  // whether masks are added to what stands before the first of them
 } ft_rollout_call;
 
-// Returns how many steps were drafted: fewer than `steps` where a row was left undecided; the logits
-// of that step are in their place, and x is what they were made of.
+// Returns how many steps were drafted: fewer than `steps` where a row that counts was left undecided;
+// the logits of that step are in their place, and x is what they were made of. With `stop`, fewer
+// too where no other pass is worth it: then -1 minus their number.
 // With `beside`, x goes on from token to token: a head that continues its own outputs. Without `own`
 // and with `ids`, draws are to be of the best output, and logits hold the outputs.
+// With `masks`, all tokens come of the first pass: each span ends in `steps` - 1 rows whose features
+// are not known, for which the masks stand, and logits and own are [steps, spans, ...].
 FT_EXPORT int64_t ft_rollout(const ft_rollout_model *model, const ft_rollout_call *call);
 
 #endif

@@ -1,0 +1,22 @@
+// Where chains of drafts end before their number: the rules of foretoken.proposers.confidence.
+#ifndef FORETOKEN_STOP_H
+#define FORETOKEN_STOP_H
+
+#include <stdint.h>
+
+typedef struct {
+    float least_sure;  // chance of a best next token
+    float token, row;  // what an accepted draft saves, and what checking a draft takes
+    float usual;       // chance of a next token before it is known
+    float pass;        // what another pass takes
+    int64_t least;     // drafts in any case
+    float *sure;       // [steps, spans], written: the chances of best next tokens
+    float *reach;      // [spans], begun with 1: the chance that all drafts are accepted; 0: it ended
+    int64_t *lengths;  // [spans], begun with 0: how many drafts count
+} ft_stop;
+
+// After the chances of step `at` are known: counts the drafts of that step that stay, of spans that
+// did not end before. Returns whether another pass is worth it.
+int ft_stop_after(const ft_stop *stop, int64_t at, int64_t spans);
+
+#endif

@@ -1,0 +1,69 @@
+"""A rollout's rule of where to end early, in C's memory (native/stop.h), and what became of it."""
+
+import ctypes
+from array import array
+from dataclasses import replace
+from typing import final
+
+from foretoken.models.tensors import RolledOut, Stopped, StopRule
+
+_I64, _F32, _PTR = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+class _Stop(ctypes.Structure):
+    """ft_stop."""
+
+    _fields_ = [
+        *((name, _F32) for name in ("least_sure", "token", "row", "usual", "pass")),
+        ("least", _I64),
+        *((name, _PTR) for name in ("sure", "reach", "lengths")),
+    ]
+
+
+@final
+class StopCall:
+    """One rule for one call."""
+
+    def __init__(self, rule: StopRule, steps: int) -> None:
+        """Of a call of so many steps at most."""
+        count = len(rule.reach)
+        self._sure = array("f", bytes(4 * steps * count))
+        self._reach = array("f", rule.reach)
+        self._lengths = array("q", bytes(8 * count))
+        self._struct = _Stop(
+            least_sure=rule.least_sure,
+            token=rule.token,
+            row=rule.row,
+            usual=rule.usual,
+            least=rule.least,
+            sure=self._sure.buffer_info()[0],
+            reach=self._reach.buffer_info()[0],
+            lengths=self._lengths.buffer_info()[0],
+            **{"pass": rule.another},
+        )
+
+    @property
+    def address(self) -> int:
+        """Of its ft_stop; valid while this object lives."""
+        return ctypes.addressof(self._struct)
+
+    def found(self, done: int, *, ended: bool) -> Stopped:
+        """After `done` steps; `ended` if no other pass was worth it."""
+        lengths = self._lengths.tolist()
+        going = [row for row, reach in enumerate(self._reach) if reach > 0.0 and not ended]
+        return Stopped(
+            lengths=lengths, going=going, sure=self._sure.tolist()[: done * len(lengths)]
+        )
+
+
+def cut(found: RolledOut, stopped: Stopped) -> RolledOut:
+    """Less what a rule ended; distributions are of one sequence alone."""
+    undecided_BV, logits_KV = found.undecided_BV, found.logits_KV
+    assert logits_KV is None or len(stopped.lengths) == 1, len(stopped.lengths)
+    return replace(
+        found,
+        ids=[ids[:count] for ids, count in zip(found.ids, stopped.lengths, strict=True)],
+        logits_KV=None if logits_KV is None else logits_KV[: stopped.lengths[0]],
+        undecided_BV=None if undecided_BV is None else undecided_BV[stopped.going],
+        stopped=stopped,
+    )
