@@ -25,13 +25,16 @@ ARMS: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
     "16-bit, int8 KV": {"kv_cache_dtype": "int8"},
-    "16-bit, int8 draft": {"draft": "int8"},
-    "int8 KV, int8 draft with int8 KV": {
-        "draft": "int8",
+    "16-bit, 16-bit draft": {"draft": None},
+    "int8, int8 draft": {"quantization": "int8", "draft": "int8"},
+    "int4, int4 draft, both with int8 KV": {
+        "quantization": "int4",
         "kv_cache_dtype": "int8",
+        "draft": "int4",
         "draft_kv_cache_dtype": "int8",
     },
 }
+"""What differs from the defaults; only arms with `draft`, its quantization, have a drafter."""
 
 
 class Peak:
@@ -105,11 +108,11 @@ def measure(model: str, draft: str | None, arm: Mapping[str, Any], quick: bool) 
         "max_model_len": 512,
         "kv_cache_memory_bytes": (8 if quick else 128) * MIB,
     }
-    if draft is not None:
+    if "draft" in arm:
         settings["speculative_config"] = {
             "model": draft,
             "num_speculative_tokens": 4,
-            "quantization": arm.get("draft"),
+            "quantization": arm["draft"],
             "kv_cache_dtype": arm.get("draft_kv_cache_dtype", "auto"),
         }
     command = [sys.executable, __file__, "--child", json.dumps(settings)]

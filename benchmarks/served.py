@@ -12,7 +12,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+
+from foretoken.hardware import anonymous_memory
 
 START_S = 120.0
 STOP_S = 60.0
@@ -78,11 +79,10 @@ def anonymous_bytes(process: int | str = "self") -> int:
     Raises:
         SystemExit: this kernel does not say.
     """
-    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
-    found = re.search(r"RssAnon:\s+(\d+) kB", status)
+    found = anonymous_memory(process)
     if found is None:
         raise SystemExit("this kernel does not say RssAnon")
-    return int(found[1]) << 10
+    return found
 
 
 def pages_of(page: str) -> tuple[int, int]:

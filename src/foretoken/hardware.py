@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +52,13 @@ def usable_cores() -> int:
     if len(share) == 2 and share[0].isdigit():
         cores = min(cores, -(-int(share[0]) // int(share[1])))
     return max(1, cores)
+
+
+def anonymous_memory(process: int | str = "self") -> int | None:
+    """Bytes of memory of its own that a process has; None: this system does not say."""
+    status = Path(f"/proc/{process}/status")
+    found = re.search(r"RssAnon:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    return int(found[1]) << 10 if found else None
 
 
 @contextmanager

@@ -8,7 +8,10 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError, UnsupportedModelError
 from foretoken.testing import write_tiny_llama
+from foretoken.tokenizer import Tokenizer
 from tests.golden import quantized as ready
+from tests.golden.test_gguf import MIXED, Kind
+from tests.golden.test_gguf import write_both as write_gguf
 
 LENGTHS = (8, 13, 38)
 PROMPTS: list[Any] = [{"prompt_token_ids": [1 + n * i % 90 for i in range(n)]} for n in LENGTHS]
@@ -39,6 +42,11 @@ def test_same_tokens_with_any_draft(folder: Path, target: str, dtype: str) -> No
     for draft in (None, "int8", "int4"):
         speculative = {"model": str(folder), "num_speculative_tokens": 4, "quantization": draft}
         assert tokens(folder, speculative, quantization=target, dtype=dtype) == expected
+    look_up = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 6}
+    room = 60_000 if dtype == "float32" else 30_000
+    short = {"kv_cache_memory_bytes": room, "block_size": 8}
+    for config in (None, look_up):
+        assert tokens(folder, config, quantization=target, dtype=dtype, **short) == expected
     chunked = {"max_num_batched_tokens": 16, "max_num_seqs": 2}
     assert tokens(folder, None, quantization=target, dtype=dtype, **chunked) == expected
 
@@ -50,22 +58,55 @@ def test_a_quantized_draft_leaves_the_output_alone(folder: Path) -> None:
     assert tokens(folder, None, dtype="float32", quantization="int4") != plain
 
 
-READY_MADE: dict[str, tuple[dict[str, Any], ready.Writer]] = {
-    "gptq": ({"bits": 4, "group_size": 128, "sym": False}, ready.gptq(group=128, symmetric=False)),
-    "awq": ({"bits": 4, "group_size": 32, "zero_point": True}, ready.awq()),
-    "fp8": ({"weight_block_size": [48, 64]}, ready.fp8(per="block", suffix="weight_scale_inv")),
+def compressed(layout: str, bits: int, **weights: Any) -> dict[str, Any]:
+    group = {"weights": {"num_bits": bits, "type": "int", "strategy": "channel", **weights}}
+    return {"format": layout, "config_groups": {"group_0": {"targets": ["Linear"], **group}}}
+
+
+PACKED = "pack-quantized"
+FOUR = {"strategy": "group", "group_size": 32}
+READY_MADE: dict[str, tuple[str, dict[str, Any], ready.Writer]] = {
+    "gptq": (
+        "gptq",
+        {"bits": 4, "group_size": 128, "sym": False},
+        ready.gptq(group=128, symmetric=False),
+    ),
+    "awq": ("awq", {"bits": 4, "group_size": 32, "zero_point": True}, ready.awq()),
+    "fp8": (
+        "fp8",
+        {"weight_block_size": [48, 64]},
+        ready.fp8(per="block", suffix="weight_scale_inv"),
+    ),
+    "W8A16": ("compressed-tensors", compressed("int-quantized", 8), ready.plain_int8()),
+    "W4A16": ("compressed-tensors", compressed(PACKED, 4, **FOUR), ready.packed()),
+    "FP8, weights only": (
+        "compressed-tensors",
+        compressed("float-quantized", 8, type="float"),
+        ready.fp8(per="output"),
+    ),
+}
+GGUF: dict[str, dict[str, Any]] = {
+    "Q8_0": {"": Kind.Q8_0},
+    "Q4_K_M": {**MIXED, "": Kind.Q4_K},
 }
 
 
-@pytest.mark.parametrize("method", READY_MADE)
-def test_ready_made_same_tokens_with_any_draft(tmp_path: Path, method: str) -> None:
-    config, writer = READY_MADE[method]
-    model, _ = ready.write_both(tmp_path, {"quant_method": method, **config}, writer)
+@pytest.mark.parametrize("name", [*READY_MADE, *GGUF])
+def test_ready_made_same_tokens_with_any_draft(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name in GGUF:
+        monkeypatch.setattr(Tokenizer, "of_folder", lambda folder: None)
+        (model, _), method = write_gguf(tmp_path, GGUF[name]), "gguf"
+    else:
+        method, config, writer = READY_MADE[name]
+        model, _ = ready.write_both(tmp_path, {"quant_method": method, **config}, writer)
     expected = tokens(model, None)
     assert tokens(model, None, quantization=method) == expected
     for draft in (None, "int8"):
         speculative = {"model": str(model), "num_speculative_tokens": 4, "quantization": draft}
         assert tokens(model, speculative) == expected
+    assert tokens(model, {"method": "ngram", "prompt_lookup_min": 1}) == expected
     assert tokens(model, None, max_num_batched_tokens=16, max_num_seqs=2) == expected
 
 

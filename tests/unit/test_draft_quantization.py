@@ -3,6 +3,8 @@ the choice leaks into the output."""
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from foretoken.config import SpeculativeConfig
 from foretoken.errors import ForetokenError
 from foretoken.kernels.library import find_library
 from foretoken.proposers import draft_quantization
-from foretoken.proposers.draft_quantization import pays
+from foretoken.proposers.draft_quantization import load_cheaper, pays
 from foretoken.testing import write_tiny_llama
 
 
@@ -73,3 +75,54 @@ def test_the_choice_is_logged_and_leaves_the_output_alone(
     assert tokens[0] == tokens[1]
     assert ("int8 weights (auto)" in caplog.text) == wins
     assert torch.is_inference_mode_enabled() is False
+
+
+class _Draft:
+    """A runner whose steps take what its weights take, on a clock of its own."""
+
+    page_size = 16
+
+    def __init__(self, clock: "_Clock", seconds: float) -> None:
+        self.model = SimpleNamespace(embedding_VD=torch.zeros(1))
+        self._clock, self._seconds, self.steps = clock, seconds, 0
+
+    def roll_out(self, *_: object) -> None:
+        return None
+
+    def forward_last(self, *_: object) -> None:
+        self.steps += 1
+        self._clock.now += self._seconds
+
+
+class _Clock:
+    """Moves only when a draft runs."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("library", "int8_s", "wins"),
+    [(object(), 0.6, True), (object(), 0.99, False), (object(), 1.4, False), (None, 0.1, False)],
+)
+def test_auto_measures_and_says_so(
+    library: object,
+    int8_s: float,
+    wins: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = _Clock()
+    made: dict[str | None, Any] = {None: _Draft(clock, 1.0), "int8": _Draft(clock, int8_s)}
+    monkeypatch.setattr(draft_quantization, "time", clock)
+    monkeypatch.setattr(draft_quantization, "find_library", lambda: library)
+    monkeypatch.setattr(logging.getLogger("foretoken"), "propagate", True)
+    with caplog.at_level(logging.INFO, logger="foretoken"):
+        kept = load_cheaper(lambda folder, bits: made[bits], Path("some/draft"))
+    assert kept is made["int8" if wins else None]
+    [line] = [message for message in caplog.messages if "(auto)" in message]
+    assert line.startswith(f"draft draft: {'int8' if wins else 'unrounded'} weights")
+    assert (f"{int8_s:.2f}" in line) == (library is not None)
+    assert made["int8"].steps == made[None].steps == (0 if library is None else 80)

@@ -271,6 +271,24 @@ def test_weights_that_do_not_fit_show_the_arithmetic() -> None:
     accepted(replace(asked, drafting=Drafting(), max_model_len_given=False))
 
 
+ADVICE: dict[str, dict[str, object]] = {
+    "max_num_batched_tokens=512": {"max_num_batched_tokens": 512},
+    "max_num_seqs=4": {"max_num_seqs": 4},
+}
+
+
+@pytest.mark.parametrize("advice", ADVICE)
+def test_advice_is_given_where_it_helps_and_only_there(advice: str) -> None:
+    """A machine on which just this change is enough, and one on which it is not."""
+    asked = facts(max_num_batched_tokens=8192, max_model_len_given=False, kv_bytes=MIB)
+    least = budget_of(replace(asked, **ADVICE[advice])).total  # type: ignore[arg-type]
+    assert least < budget_of(asked).total
+    parts = str(refused(replace(asked, free=least))).split("What would work: ")[1].split("; ")
+    assert advice in parts
+    worse = str(refused(replace(asked, free=least - MIB))).split("What would work: ")[1].split("; ")
+    assert advice not in worse
+
+
 def test_keys_and_values_beyond_the_memory_are_refused() -> None:
     asked = facts(kv_bytes=4000 * MIB, max_model_len=400_000, max_model_len_given=False)
     error = refused(asked)

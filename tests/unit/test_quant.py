@@ -101,6 +101,8 @@ def test_names() -> None:
         (8, ConfigError, "None, int8, int4"),
         *((name, NotYetError, "int8 or int4 at load: None, int8, int4") for name in BY_OTHERS),
         ("hqq", NotYetError, "int4 at load"),
+        ("gptq_marlin_24", NotYetError, "gptq without sparsity"),
+        ("modelopt_fp4", NotYetError, "of the 16-bit checkpoint: None, int8, int4"),
         ("quip", ConfigError, "None, int8, int4"),
     ],
 )

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from foretoken.checkpoint import packaged_model
+from foretoken.hardware import anonymous_memory
+from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.ops.stored_kv import multiplied_out, stored
 from foretoken.shape import ModelShape
@@ -79,3 +81,21 @@ def test_a_fresh_store_is_finite_and_as_large_as_the_formula_says() -> None:
     per_slot = sum(layer[0].nbytes for layer in store.layers)
     assert per_slot == shape.kv_bytes_per_token(2, "int8")
     assert kv_element_bytes(2, "auto", 64) == 2 and kv_element_bytes(2, "int8", 64) == 1 + 4 / 64
+
+
+@pytest.mark.skipif(anonymous_memory() is None, reason="this system does not say")
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.int8])
+def test_pages_that_nobody_wrote_take_no_memory(kind: torch.dtype) -> None:
+    """A cache of 250 MB or more, made and written a little."""
+    before = anonymous_memory()
+    shape = ModelShape.from_config(packaged_model("demo"))
+    cpu = torch.device("cpu")
+    store = KVStore(shape, num_pages=2000, page_size=32, dtype=kind, device=cpu)
+    features = FeatureStore([0, 1], 192, store.num_slots, dtype=torch.bfloat16, device=cpu)
+    store.layers[-1][:64].fill_(3)
+    after = anonymous_memory()
+    assert before is not None and after is not None
+    held = sum(layer.nbytes for layer in store.layers) + features.slots_SF.nbytes
+    assert held > 200 << 20 and after - before < 16 << 20
+    assert bool((store.layers[-1][:64] == 3).all())
+    assert not store.layers[0][::997].any() and not features.slots_SF[::997].any()

@@ -22,6 +22,8 @@ from foretoken.shape.memory import (
 )
 
 _LEAST_KV_BYTES = 64 << 20
+_SHORT_STEP = 512
+"""Tokens of a step whose activations take little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +185,9 @@ def _alternatives(facts: MemoryFacts, budget: Budget) -> Iterator[tuple[str, Mem
     if facts.max_num_seqs > 1:
         for count in (facts.max_num_seqs // 2, 1):
             yield f"max_num_seqs={count}", replace(facts, max_num_seqs=count)
+    if facts.max_num_batched_tokens > _SHORT_STEP:
+        words = f"max_num_batched_tokens={_SHORT_STEP}"
+        yield words, replace(facts, max_num_batched_tokens=_SHORT_STEP)
     plain = replace(facts, drafting=Drafting())
     for words, smaller in _smaller_drafts(facts):
         yield f"speculative_config{words}", replace(facts, drafting=smaller)

@@ -13,12 +13,28 @@ _KV_NOT_YET = ("bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", 
 _READY_MADE = ("compressed-tensors", "fp8", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin")
 _DRAFT_MODELS = ("draft_model", "parallel")
 _HEADS = ("eagle", "eagle3", "mlp", "medusa")
+_FROM_16_BIT = (
+    "marlin aqlm squeezellm bitblas gptq_bitblas modelopt modelopt_fp4 mxfp4 nvfp4 petit_nvfp4 "
+    "quark auto-round inc ipex moe_wna16"
+)
 _SUCCESSORS = {
     "bitsandbytes": "int8 or int4 at load",
     "quanto": "int8 or int4 at load",
     "hqq": "int4 at load",
     "torchao": "int8 or int4 at load",
+    "rtn": "int8 or int4 at load, which is that",
+    "experts_int8": "int8 at load",
+    "tpu_int8": "int8 at load",
+    "ptpc_fp8": "int8 at load",
+    "fbgemm_fp8": "int8 at load",
+    "deepspeedfp": "int8 or int4 at load",
+    "gptq_marlin_24": "gptq without sparsity, or int4 at load",
+    **dict.fromkeys(
+        _FROM_16_BIT.split(),
+        "int8 or int4 at load, of the 16-bit checkpoint",
+    ),
 }
+"""What vLLM reads and Foretoken does not -> what to use instead."""
 
 
 def check_draft_quantization(method: str, given: object) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from foretoken.kv.untouched import untouched_zeros
+
 FINAL = -1
 """The point after the last norm; other points i are the residual stream before layer i."""
 
@@ -26,7 +28,7 @@ class FeatureStore:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate zeros; on Linux the memory is only taken as slots are written.
+        """Allocate zeros; on a CPU the memory is only taken as slots are written.
 
         Args:
             points: where hidden states are taken, FINAL or the index of a layer, in the order in
@@ -40,9 +42,8 @@ class FeatureStore:
         self.columns = {
             point: slice(i * hidden_size, (i + 1) * hidden_size) for i, point in enumerate(points)
         }
-        self.slots_SF = torch.zeros(
-            num_slots, len(points) * hidden_size, dtype=dtype, device=device
-        )
+        size = (num_slots, len(points) * hidden_size)
+        self.slots_SF = untouched_zeros(size, dtype=dtype, device=device)
 
     @property
     def bytes_per_token(self) -> int:

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from foretoken.kv.untouched import untouched_zeros
 from foretoken.shape.memory import KV_SCALE_BYTES
 
 SLACK = 1024
@@ -44,7 +45,7 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate zeros; on Linux the memory is only taken as pages are written.
+        """Allocate zeros; on a CPU the memory is only taken as pages are written.
 
         Args:
             shape: of the model.
@@ -59,7 +60,8 @@ class KVStore:
         width = shape.head_dim + (KV_SCALE_BYTES if dtype == torch.int8 else 0)
         size = (self.num_slots, 2 * shape.num_key_value_heads, width)
         self.layers = [
-            torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_hidden_layers)
+            untouched_zeros(size, dtype=dtype, device=device)
+            for _ in range(shape.num_hidden_layers)
         ]
         """Per layer [slots, 2 * KV, hd], hd + 4 in int8: the key heads, then the value heads."""
 

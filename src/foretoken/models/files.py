@@ -60,15 +60,19 @@ def _unpickle(path: Path) -> dict[str, Tensor]:
     return content
 
 
-def open_files(folder: Path) -> dict[Path, WeightFile]:
+def open_files(folder: Path, dtype: torch.dtype = torch.float32) -> dict[Path, WeightFile]:
     """The files that hold the folder's weights; safetensors where there are both kinds.
+
+    Args:
+        folder: of the files, or a GGUF file.
+        dtype: of matrices that are multiplied out of a GGUF file; others stay as they are stored.
 
     Raises:
         CheckpointError: no weights, a missing shard, a truncated or corrupt file, or a pickle
             that holds more than tensors.
     """
     if folder.suffix == ".gguf":
-        return {folder: GgufFile(folder)}
+        return {folder: GgufFile(folder, dtype)}
     for name in (_SAFETENSORS, _PICKLED):
         paths = _shards(folder, name)
         if paths:

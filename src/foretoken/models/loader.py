@@ -47,7 +47,7 @@ class Checkpoint:
         """
         self._dtype, self.device, self._stored = dtype, device, stored
         self._files: dict[str, Path] = {}
-        self._open = open_files(folder)
+        self._open = open_files(folder, dtype)
         for path, handle in self._open.items():
             for name in handle.keys():
                 if not name.endswith(_DERIVED):

@@ -28,6 +28,8 @@ def load_cheaper(load: Callable[[Path, str | None], Runner], folder: Path) -> Ru
     """
     whole = load(folder, None)
     if find_library() is None or whole.model.embedding_VD.device.type != "cpu":
+        why = "without kernels of ours integers are multiplied out, which saves no time"
+        logger.info("draft %s: unrounded weights (auto): %s", folder.name, why)
         return whole
     rounded = load(folder, "int8")
     times: tuple[list[float], list[float]] = ([], [])

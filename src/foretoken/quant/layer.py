@@ -10,11 +10,11 @@ from torch import Tensor
 from foretoken.kernels.library import Library, find_library
 from foretoken.kernels.linear import PANEL, TYPES, Packed, pack_int4, pack_int8, stack_packed
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe, make_linear
-from foretoken.quant.arrange import for_kernels
+from foretoken.quant.arrange import change_rows, for_kernels
 from foretoken.quant.rounding import round_weights
 from foretoken.quant.weights import IntWeights, Scheme
 
-_PIECE = 1 << 22
+_PIECE = 1 << 20
 
 
 def quantized_linear(
@@ -39,9 +39,12 @@ def quantized_linear(
             wide=wide,
         )
     library.use_threads(torch.get_num_threads())
+    rows = _rows_of_a_piece(weights.shape[1])
+    ends = range(0, weights.shape[0], rows)
+    pieces = (_pack(library, _rows(fitting, at, at + rows)) for at in ends)
     return KernelLinear(
         library,
-        _pack(library, fitting),
+        stack_packed(library, pieces, weights.shape[0]),
         dtype=dtype,
         out_dtype=torch.float32 if wide else None,
         bias_N=bias_N,
@@ -59,7 +62,7 @@ def rounded_linear(
 ) -> Linear:
     """Round and pack a matrix, in pieces of rows: no second copy of a large one is ever there."""
     library, dtype = find_library(), weight_NK.dtype
-    rows = max(1, _PIECE // weight_NK.shape[1] // PANEL) * PANEL
+    rows = _rows_of_a_piece(weight_NK.shape[1])
     if library is None or weight_NK.device.type != "cpu" or dtype not in TYPES:
         return quantized_linear(
             round_weights(weight_NK, scheme),
@@ -78,6 +81,17 @@ def rounded_linear(
         out_dtype=torch.float32 if wide else None,
         bias_N=bias_N,
     )
+
+
+def _rows_of_a_piece(inputs: int) -> int:
+    """Whole panels, a few million weights."""
+    return max(1, _PIECE // inputs // PANEL) * PANEL
+
+
+def _rows(weights: IntWeights, start: int, stop: int) -> IntWeights:
+    part = change_rows(weights, lambda rows: rows[start:stop])
+    assert isinstance(part, IntWeights), type(part)
+    return part
 
 
 def _pack(library: Library, weights: IntWeights) -> Packed:

@@ -6,20 +6,17 @@ system, so that the process's size says what it needs.
 
 import asyncio
 import ctypes
-import re
-from pathlib import Path
 
 import torch
 
-_STATUS = Path("/proc/self/status")
+from foretoken.hardware import anonymous_memory
 
 
 def device_bytes(device: str) -> int:
     """Bytes that PyTorch holds on a CUDA device; on a CPU the process's own (0 if unknown)."""
     if device.startswith("cuda"):
         return torch.cuda.memory_reserved(device)
-    found = re.search(r"RssAnon:\s+(\d+) kB", _STATUS.read_text()) if _STATUS.exists() else None
-    return int(found[1]) << 10 if found else 0
+    return anonymous_memory() or 0
 
 
 def trim() -> bool:

@@ -36,6 +36,8 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_PIECE = 1 << 20
+"""Numbers that are multiplied out at once."""
 _IN_CONFIG = "rope_freqs.weight"
 """Read with the metadata."""
 
@@ -44,12 +46,13 @@ _IN_CONFIG = "rope_freqs.weight"
 class GgufFile:
     """A weight file as `models.files` wants it."""
 
-    def __init__(self, path: Path) -> None:
-        """Map the file.
+    def __init__(self, path: Path, dtype: torch.dtype = torch.float32) -> None:
+        """Map the file; matrices are multiplied out in float32 and given in `dtype`.
 
         Raises:
             ConfigError, CheckpointError, UnsupportedModelError: as for `gguf_config`.
         """
+        self._dtype = dtype
         config, reader = gguf_config(path), open_gguf(path)
         self._tensors: dict[str, Any] = {
             _hugging_face(tensor.name): tensor
@@ -67,18 +70,29 @@ class GgufFile:
         return self._tensors.keys()
 
     def get_tensor(self, name: str) -> Tensor:
-        """One of them, in float32."""
-        from gguf.quants import dequantize
-
+        """One of them; matrices in pieces of rows, so that no float32 copy is ever there."""
         tensor = self._tensors[name]
         try:
-            floats = dequantize(tensor.data, tensor.tensor_type)
+            floats = self._floats(tensor)
         except NotImplementedError as error:
             given = f"{name}: {tensor.tensor_type.name}"
             raise CheckpointError("tensor type", given, "one that gguf multiplies out") from error
-        found = self._in_order(name, torch.tensor(floats, dtype=torch.float32))
+        found = self._in_order(name, floats)
         assert isinstance(found, Tensor), type(found)
         return found
+
+    def _floats(self, tensor: Any) -> Tensor:
+        from gguf.quants import dequantize
+
+        rows, kind = tensor.data, tensor.tensor_type
+        if rows.ndim == 1:
+            return torch.tensor(dequantize(rows, kind), dtype=torch.float32)
+        inputs = int(tensor.shape[0])
+        floats = torch.empty(rows.shape[0], inputs, dtype=self._dtype)
+        count = max(1, _PIECE // inputs)
+        for at in range(0, rows.shape[0], count):
+            floats[at : at + count] = torch.tensor(dequantize(rows[at : at + count], kind))
+        return floats
 
     def integers(self, name: str) -> Weights | None:
         """A matrix as kernels hold it; None: they do not hold its type."""

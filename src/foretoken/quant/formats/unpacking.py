@@ -14,8 +14,8 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 def unpack(words_XY: Tensor, bits: int, *, awq: bool = False) -> Tensor:
     """Values of each word's parts, lowest first: int32 [X, Y] -> uint8 [X, Y * 32 / bits]."""
     order = _AWQ_ORDER if awq else range(32 // bits)
-    parts = [words_XY >> (bits * at) & ((1 << bits) - 1) for at in order]
-    return torch.stack(parts, 2).flatten(1).to(torch.uint8)
+    parts = [(words_XY >> (bits * at) & ((1 << bits) - 1)).to(torch.uint8) for at in order]
+    return torch.stack(parts, 2).flatten(1)
 
 
 def bits_of(name: str, inputs: int, words: int) -> int:

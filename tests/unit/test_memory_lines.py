@@ -1,0 +1,98 @@
+"""The budget as it is printed at start, and the lines that docs/memory.md shows of it.
+
+The guarded bugs: a part that is not printed, lines that do not add up, a cost of speculation that
+is not the one that is planned with, a document that shows the lines of an older version.
+"""
+
+import logging
+import re
+
+import pytest
+
+from foretoken import LLM
+from foretoken.checkpoint import packaged_model
+from foretoken.config import EngineConfig, resolve
+from foretoken.config.memory import Drafting
+from foretoken.config.model_memory import ModelMemory
+from foretoken.config.resolve import ResolvedConfig
+from foretoken.errors import ConfigError
+from foretoken.hardware import Hardware
+from foretoken.shape import ModelShape
+from tests.guards.sources import ROOT
+
+DEMO, DRAFT = (ModelShape.from_config(packaged_model(n)) for n in ("demo", "demo-draft"))
+UNITS = {"MiB": 1.0, "GiB": 1024.0}
+
+
+def amounts(lines: list[str]) -> dict[str, float]:
+    """Name -> MiB of the lines that have an amount."""
+    found = (re.match(r"memory: (.+?)\s+([\d.]+) (MiB|GiB)", line) for line in lines)
+    return {m[1]: float(m[2]) * UNITS[m[3]] for m in found if m is not None}
+
+
+@pytest.mark.parametrize("method", [None, "ngram", "draft_model"])
+def test_the_engine_says_where_memory_goes(
+    method: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("foretoken"), "propagate", True)
+    config = None if method is None else {"method": method, "num_speculative_tokens": 4}
+    if method == "draft_model":
+        config = {**(config or {}), "model": "demo-draft", "kv_cache_dtype": "int8"}
+    with (
+        caplog.at_level(logging.INFO, logger="foretoken"),
+        LLM("demo", speculative_config=config, max_num_seqs=4, max_model_len=512) as llm,
+    ):
+        budget = llm._engine.parts.config.budget
+    lines = [line for line in caplog.messages if line.startswith("memory: ")]
+    found = amounts(lines)
+    drafts = {"draft weights", "draft KV cache"} if method == "draft_model" else set()
+    assert (
+        set(found) == {"weights", "KV cache", "activations", "workspace", "all together"} | drafts
+    )
+    total = found.pop("all together")
+    assert sum(found.values()) == pytest.approx(total, abs=0.3)
+    assert total == pytest.approx(budget.total / 2**20, abs=0.06)
+    said = re.search(r"costs (\d+) tokens of KV \(([\d.]+)% of what fits", lines[-1])
+    if method is None:
+        assert said is None
+        return
+    assert said is not None
+    assert int(said[1]) == budget.cost.tokens and int(said[1]) >= 4 * 4
+    assert float(said[2]) == pytest.approx(100 * budget.cost.share, abs=0.06)
+    assert "up to 16 of them look-ahead slots" in lines[-1]
+
+
+def resolved(free_gib: float, *, drafts: int = 0, **settings: object) -> ResolvedConfig:
+    """On a machine with so much memory."""
+    hardware = Hardware(
+        cpu_name="any",
+        num_cores=2,
+        free_memory=int(free_gib * 2**30),
+        cpu_flags=frozenset({"avx512_bf16"}),
+    )
+    drafting = Drafting(models=(ModelMemory(shape=DRAFT),), lookahead=drafts) if drafts else None
+    config = EngineConfig.from_kwargs(model="demo", **settings)
+    return resolve(config, hardware, DEMO, drafting=drafting)
+
+
+def shown(first: str) -> str:
+    """The block of docs/memory.md that begins so."""
+    blocks = re.findall(r"```\n(.*?)```", (ROOT / "docs/memory.md").read_text("utf-8"), re.DOTALL)
+    [found] = [str(block) for block in blocks if block.startswith(first)]
+    return found
+
+
+def test_the_document_shows_these_lines() -> None:
+    block = shown("memory: ")
+    free = re.search(r"of ([\d.]+) GiB free", block)
+    assert free is not None
+    assert block.splitlines() == resolved(float(free[1]), drafts=5).describe_memory()
+
+
+def test_the_document_shows_this_refusal() -> None:
+    block = " ".join(shown("max_model_len: ").split())
+    free = re.search(r"([\d.]+) GiB are free", block)
+    assert free is not None
+    with pytest.raises(ConfigError) as caught:
+        resolved(float(free[1]), max_model_len=500, kv_cache_memory_bytes=1_000_000)
+    assert str(caught.value) == block
