@@ -61,13 +61,12 @@ def test_tokens_have_the_colours_of_their_sources(server: Serving, browser: Any)
         assert page.locator(f"#output .{source}").count() > 0, source
     assert "drafter: draft_model" in page.locator("#output .accepted").first.get_attribute("title")
     assert "probability" in page.locator("#output .accepted").first.get_attribute("title")
-    page.wait_for_timeout(2500)
-    keep(page, "playground")
     inked = """id => { const c = document.getElementById(id);
         const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
         return d.some((v, i) => i % 4 === 3 && v > 0) }"""
     for chart in ("speed", "positions", "latency", "lengths", "kv"):
-        assert page.evaluate(inked, chart), chart
+        page.wait_for_function(inked, arg=chart)
+    keep(page, "playground")
     page.click("details summary")
     page.fill("#regex", r"\{\"name\": \"[a-z]{3,8}\", \"age\": \d{1,2}\}")
     page.click("#run")

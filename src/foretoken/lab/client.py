@@ -106,7 +106,8 @@ async def connect(config: EndpointConfig, *, command: str | None = None) -> Clie
 
 
 async def _identify(config: EndpointConfig, pool: HttpPool) -> ServerInfo:
-    listed = await get_json(pool, "/v1/models")
+    patience = min(10.0, config.timeout_s)
+    listed = await get_json(pool, "/v1/models", timeout_s=patience)
     entries = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
         raise EndpointError(f"{config.url}: /v1/models lists no model")

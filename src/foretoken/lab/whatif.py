@@ -1,19 +1,24 @@
-"""Other draft lengths and gates, replayed on the accept stream that a run recorded.
+"""Other draft lengths, gates and look-up methods, replayed on the accept stream that a run recorded.
 
 Each recorded step tells of target positions: its accepted drafts would be accepted again, and the
 one after them was rejected. Only the bonus token after a draft that was accepted whole is not known
 to match or not. A draft's guess is taken to depend on the text before it alone, which is so for
-draft models and n-grams at temperature 0; anything else is an estimate, and labelled so.
+draft models and n-grams at temperature 0; anything else is an estimate, and labelled so, as is every
+look-up method.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from foretoken.errors import ConfigError
-from foretoken.lab.results import RequestRecord
+from foretoken.lab.bench import load_items
+from foretoken.lab.experiments import WorkloadConfig
+from foretoken.lab.lookups import METHODS, Written, look_up
+from foretoken.lab.plain import from_plain
+from foretoken.lab.results import AbSummary, RequestRecord
 
 MATCH, MISS, OPEN = 1, 0, -1
 
@@ -33,6 +38,8 @@ class WhatIf:
 
     k: int
     gate: Gate
+    method: str = "recorded"
+    """The run's own drafter, or a look-up (see `lookups`)."""
     tokens_per_step: float
     least: float
     """If no open position matched."""
@@ -147,6 +154,59 @@ def what_if(
                 )
             )
     return tuple(found)
+
+
+def what_if_looked_up(
+    summary: AbSummary,
+    records: Sequence[RequestRecord],
+    ks: Sequence[int],
+    methods: Sequence[str],
+    *,
+    costs: Costs | None = None,
+) -> tuple[WhatIf, ...]:
+    """Look-up methods on the recorded texts, a prompt counted once; estimates, and drafts are free.
+
+    Raises:
+        ConfigError: an unknown method, no texts, or the prompts are gone.
+    """
+    for method in methods:
+        if method not in METHODS:
+            raise ConfigError("--method", method, ", ".join(METHODS))
+    answers = _written(summary, records)
+    found = []
+    for method in methods:
+        for k in ks:
+            seen = look_up(answers, k, method)
+            outcome = seen.tokens_per_step, seen.acceptance_rate, seen.draft_share
+            free = None if costs is None else replace(costs, draft=0.0)
+            found.append(
+                WhatIf(
+                    k=k,
+                    gate=Gate(),
+                    method=method,
+                    tokens_per_step=outcome[0],
+                    least=outcome[0],
+                    most=outcome[0],
+                    acceptance_rate=outcome[1],
+                    draft_share=outcome[2],
+                    speedup=_speedup(k, outcome, free),
+                    label="estimate",
+                )
+            )
+    return tuple(found)
+
+
+def _written(summary: AbSummary, records: Sequence[RequestRecord]) -> list[Written]:
+    texts = {record.index: record.text for record in records if record.text}
+    if not texts:
+        raise ConfigError("run", "no texts", "an A/B measured with --set keep_text=true")
+    items = load_items(from_plain(WorkloadConfig, summary.config["workload"], "workload"))[0]
+    prompts: dict[str, str] = {}
+    for index, text in texts.items():
+        item = items[index % len(items)]
+        said = "\n".join(str(message.get("content", "")) for message in item.messages)
+        prompts.setdefault(item.prompt or said, text)
+    return [Written(prompt=prompt, text=text) for prompt, text in prompts.items()]
 
 
 def _speedup(k: int, outcome: tuple[float, float, float], costs: Costs | None) -> float | None:

@@ -187,6 +187,12 @@ def test_half_dead_endpoints_are_told_apart() -> None:
         thread.join()
 
 
+def test_a_server_that_takes_requests_and_says_nothing_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as half_dead:
+        with pytest.raises(EndpointError, match="no whole answer within 0.2 s"):
+            run(f"http://127.0.0.1:{half_dead.getsockname()[1]}", Load(), timeout_s=0.2)
+
+
 def test_an_unknown_model_is_refused_with_the_list() -> None:
     with mock_running(MockServer(MockLaw())) as url:
         with pytest.raises(ConfigError, match="one the server has: mock"):

@@ -1,13 +1,25 @@
 """Break-even and crossover out of step times with a known law; replays with a known answer."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from foretoken.errors import ConfigError
 from foretoken.lab.fit import fit_arms
+from foretoken.lab.lookups import LookedUp, Written, look_up
 from foretoken.lab.results import Acceptance, RequestRecord
 from foretoken.lab.steps import merge_chunks, step_times
-from foretoken.lab.whatif import Costs, Gate, replay, streams_of, what_if
+from foretoken.lab.whatif import (
+    Costs,
+    Gate,
+    replay,
+    streams_of,
+    what_if,
+    what_if_looked_up,
+)
+from tests.unit.lab.summaries import ab
 
 K, RATE = 4, 0.5
 
@@ -154,3 +166,34 @@ def test_a_gate_saves_drafts() -> None:
 def test_without_steps_nothing_can_be_replayed() -> None:
     with pytest.raises(ConfigError, match="accept stream"):
         what_if([RequestRecord(index=0)], [3])
+
+
+def test_a_look_up_finds_what_was_written_before() -> None:
+    """The second line repeats the first: after two pieces of it the rest is looked up."""
+    line = "alpha beta gamma delta epsilon zeta. "
+    once = look_up([Written(prompt=line, text=line)], 4, "ngram")
+    assert once.tokens_per_step > 2 and once.acceptance_rate > 0.8
+    assert look_up([Written(prompt="", text="one two three four")], 4, "ngram") == LookedUp(
+        tokens_per_step=1.0, acceptance_rate=0.0, draft_share=0.0
+    )
+    others = [Written(prompt="a", text=line), Written(prompt="b", text=line)]
+    assert look_up(others, 4, "ngram").draft_share == 0.0, "its own text only"
+    assert look_up(others, 4, "suffix").draft_share > 0.2, "those of other requests too"
+
+
+def test_methods_are_replayed_on_recorded_texts(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one two three four five\nnothing\n")
+    summary = replace(ab(1.5), config={"workload": {"file": str(prompts)}})
+    texts = [RequestRecord(index=i, text="one two three four five") for i in (0, 2, 4)]
+    rows = what_if_looked_up(summary, texts, [1, 4], ["ngram"],
+                             costs=Costs(verify_per_draft=0.0, draft=9.0))  # fmt: skip
+    assert [(row.method, row.k, row.label) for row in rows] == [
+        ("ngram", 1, "estimate"), ("ngram", 4, "estimate"),
+    ]  # fmt: skip
+    assert rows[1].tokens_per_step > rows[0].tokens_per_step > 1
+    assert rows[1].speedup == pytest.approx(rows[1].tokens_per_step), "looking up is free"
+    with pytest.raises(ConfigError, match="keep_text"):
+        what_if_looked_up(summary, [RequestRecord(index=0)], [1], ["ngram"])
+    with pytest.raises(ConfigError, match="suffix"):
+        what_if_looked_up(summary, texts, [1], ["medusa"])

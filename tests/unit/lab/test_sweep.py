@@ -13,6 +13,9 @@ from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.lab.dial import _crossing, dial_config, turned
 from foretoken.lab.experiments import AbConfig, ArmConfig, Sizes, WorkloadConfig
+from foretoken.lab.lint.pairs import Machine
+from foretoken.lab.lint.run import lint
+from foretoken.lab.lint.source import read_source
 from foretoken.lab.results_io import read_summary
 from foretoken.lab.sweep import apply, cells_of, folder_of, run_sweep
 
@@ -72,6 +75,21 @@ def test_the_dial_turns_rates_and_fixes_lengths() -> None:
     with pytest.raises(ConfigError, match="rates"):
         turned(ArmConfig(name="on", command="serve"), 0.5)
     assert dial_config(CONFIG).workload.parameters == {"ignore_eos": True}
+
+
+def test_servers_take_what_the_dial_turns() -> None:
+    """The commands of docs/deciding.md: Foretoken's settings allow them, and so does vLLM's lint."""
+    text = (Path(__file__).parents[3] / "docs" / "deciding.md").read_text("utf-8")
+    chapter = text.split("### Turning the dial")[1].split("\n### ")[0].split("\n## ")[0]
+    commands = [line for line in chapter.splitlines() if "{rates:5}" in line or "{length:5}" in line]
+    assert len(commands) == 3
+    for line in commands:
+        command = line.strip(" |`").replace("{port}", "1")
+        for rate in (0.0, 0.3, 0.9):
+            told = turned(ArmConfig(name="on", command=command), rate).command
+            assert told is not None and "{" not in told.replace('{"', "")
+            found = lint(read_source(told, "auto"), Machine())
+            assert not [f for f in found if f.level == "error"], (told, found)
 
 
 def test_a_dial_measures_every_level(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.cli.lab.ab import ab
-from foretoken.cli.lab.options import Shortcuts
+from foretoken.cli.lab.options import Shortcuts, parse_prices
 from foretoken.cli.lab.sweep import dial
 from foretoken.errors import ConfigError
 from foretoken.lab.deciding import until
@@ -148,3 +148,10 @@ def test_shared_options_stand_behind_a_commands_own() -> None:
     assert {"workload", "load", "resume", "dry_run", "as_json"} <= set(names)
     assert not {"shared", "load", "slo"} & set(inspect.signature(dial).parameters)
     assert Shortcuts(strict=True).overrides(Path()) == ["workload.strict=true"]
+
+def test_a_price_is_for_both_arms_or_one_each() -> None:
+    assert parse_prices("2.5") == {"off": 2.5, "on": 2.5}
+    assert parse_prices("off=2,on=3.5") == {"off": 2.0, "on": 3.5}
+    for wrong in ("", "cheap", "off=2,3", "-1", "off="):
+        with pytest.raises(ConfigError, match="--price"):
+            parse_prices(wrong)

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.cli.lab.options import BaselineOption, CandidateOption, arms_of, show_plan
+from foretoken.cli.lab.options import (
+    BaselineOption,
+    CandidateOption,
+    arms_of,
+    parse_prices,
+    show_plan,
+)
 from foretoken.cli.lab.shared import Measuring, measuring
 
 if TYPE_CHECKING:
@@ -26,6 +32,10 @@ def ab(
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Run every class alone too, to explain a P99 loss.")
     ] = False,
+    price: Annotated[
+        str | None,
+        typer.Option(help="Of an hour of a server: 2.5, or off=2.5,on=3; gives costs."),
+    ] = None,
     until_decided: Annotated[
         bool, typer.Option("--until-decided", help="Add blocks until `decide` knows.")
     ] = False,
@@ -52,6 +62,8 @@ def ab(
     arms = arms_of(baseline, candidate)
     if diagnose:
         arms.append("diagnose=true")
+    if price is not None:
+        arms.append(f"price_per_hour={json.dumps(parse_prices(price))}")
     settings = shared.settings(AbConfig, arms, ENOUGH)
     if shared.dry_run:
         show_plan(plan_ab(settings, load_items(settings.workload)[0]), shared.as_json)

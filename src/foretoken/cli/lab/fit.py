@@ -71,11 +71,16 @@ def whatif(
         bool,
         typer.Option("--depth-free", help="The drafter is a model or n-gram, not a head."),
     ] = False,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="ngram or suffix too, on recorded texts; several times."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay other draft lengths and gates on the recorded accept stream.
+    """Replay other draft lengths and gates on the recorded accept stream, and look-up methods.
 
-    Exit code 0: replayed; 2: no A/B there, or no accept stream in it.
+    A look-up needs the texts, of an A/B with --set keep_text=true, and is replayed word by word:
+    an estimate. Exit code 0: replayed; 2: no A/B there, no accept stream in it, or no texts.
     """
     from rich.table import Table
 
@@ -84,7 +89,7 @@ def whatif(
     from foretoken.lab.plain import to_plain
     from foretoken.lab.results_io import read_ab, read_requests
     from foretoken.lab.summary import counted
-    from foretoken.lab.whatif import Costs, Gate, what_if
+    from foretoken.lab.whatif import Costs, Gate, WhatIf, what_if, what_if_looked_up
 
     summary = read_ab(run, "RUN")
     records = counted(read_requests(run), summary.candidate)
@@ -97,12 +102,17 @@ def whatif(
     if verify_per_draft is not None:
         costs = Costs(verify_per_draft=verify_per_draft, draft=draft_cost)
     lengths = [int(value) for value in parse_numbers(k, "-k")]
-    found = what_if(records, lengths, gates, costs=costs, depth_free=depth_free)
-    table = Table("k", "gate", "tokens/step", "between", "rate", "speed-up", "")
+    found: tuple[WhatIf, ...] = ()
+    if not methods or any(r.acceptance and r.acceptance.per_step_accepted for r in records):
+        found = what_if(records, lengths, gates, costs=costs, depth_free=depth_free)
+    if methods:
+        found += what_if_looked_up(summary, records, lengths, methods, costs=costs)
+    table = Table("method", "k", "gate", "tokens/step", "between", "rate", "speed-up", "")
     for row in found:
         rule = f"{row.gate.misses}:{row.gate.pause}" if row.gate.misses else "-"
         table.add_row(
-            str(row.k), rule, f"{row.tokens_per_step:.2f}", f"{row.least:.2f}-{row.most:.2f}",
+            row.method, str(row.k), rule, f"{row.tokens_per_step:.2f}",
+            f"{row.least:.2f}-{row.most:.2f}",
             f"{row.acceptance_rate:.2f}", f"{row.speedup:.2f}" if row.speedup else "-", row.label,
         )  # fmt: skip
     console().print(table)

@@ -1,0 +1,176 @@
+"""What holds of the statistics whatever is measured: units, orders, ends, and shares of error."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretoken.lab.statistics import Floats, quantile_interval, share_interval
+from foretoken.lab.statistics_ratio import (
+    Sample,
+    at_level,
+    clustered_interval,
+    level_of_look,
+    paired_ratio,
+    planned_levels,
+    weighted_mean,
+    weighted_quantile,
+)
+from foretoken.lab.statistics_shrink import (
+    Population,
+    fit_population,
+    request_quantiles,
+    shrink,
+    spread_out,
+    trust,
+)
+from foretoken.lab.statistics_steady import BATCH, is_steady, measure_drift, warm_up_length
+
+QUANTILES = st.sampled_from((0.1, 0.5, 0.9, 0.99))
+SCALES = st.floats(0.001, 1000.0)
+STATISTICS = st.sampled_from((weighted_mean, weighted_quantile(0.5), weighted_quantile(0.9)))
+SEEDS = st.integers(0, 10_000)
+
+
+def times(seed: int, count: int) -> Floats:
+    """Positive, skewed, as latencies are."""
+    return np.random.default_rng(seed).lognormal(0.0, 0.5, count)
+
+
+def in_blocks(seed: int, blocks: int, each: int) -> Sample:
+    """Times of some starts of a server."""
+    own = np.repeat(np.arange(blocks), each)
+    paces = np.random.default_rng(seed + 1).normal(1.0, 0.05, blocks)
+    return Sample(times(seed, blocks * each) * paces[own], own)
+
+
+@given(SEEDS, st.integers(1, 500), QUANTILES, SCALES)
+def test_intervals_of_quantiles_hold_the_estimate_in_any_unit(
+    seed: int, count: int, q: float, scale: float
+) -> None:
+    values = times(seed, count)
+    one, other = quantile_interval(values, q), quantile_interval(values * scale, q)
+    assert one.low <= one.estimate <= one.high
+    assert other.estimate == pytest.approx(one.estimate * scale)
+    assert other.low == pytest.approx(one.low * scale)
+    wide = quantile_interval(values, q, 0.99)
+    assert wide.low <= one.low and one.high <= wide.high
+
+
+@given(st.integers(1, 500), st.floats(0.0, 1.0))
+def test_intervals_of_shares_hold_the_share(n: int, part: float) -> None:
+    found = share_interval(round(part * n), n)
+    assert 0.0 <= found.low <= found.estimate <= found.high <= 1.0
+
+
+@given(SEEDS, SEEDS, st.integers(3, 8), STATISTICS, SCALES)
+def test_ratios_turn_round_and_have_no_unit(
+    one: int, other: int, blocks: int, statistic: object, scale: float
+) -> None:
+    top, bottom = in_blocks(one, blocks, 12), in_blocks(other, blocks, 12)
+    there = paired_ratio(top, bottom, statistic)  # type: ignore[arg-type]
+    back = paired_ratio(bottom, top, statistic)  # type: ignore[arg-type]
+    assert there.low <= there.estimate <= there.high
+    assert back.estimate == pytest.approx(1 / there.estimate)
+    assert back.low == pytest.approx(1 / there.high)
+    scaled = Sample(top.values_N * scale, top.blocks_N)
+    slow = paired_ratio(scaled, bottom, statistic)  # type: ignore[arg-type]
+    assert slow.high == pytest.approx(there.high * scale)
+    order = np.random.default_rng(0).permutation(top.values_N.size)
+    mixed = Sample(top.values_N[order], top.blocks_N[order])
+    again = paired_ratio(mixed, bottom, statistic)  # type: ignore[arg-type]
+    assert again.low == pytest.approx(there.low), "the order within blocks does not matter"
+
+
+@given(SEEDS, st.integers(3, 8), SCALES)
+def test_an_arm_against_itself_is_exactly_one(seed: int, blocks: int, scale: float) -> None:
+    own = in_blocks(seed, blocks, 10)
+    slower = Sample(own.values_N * scale, own.blocks_N)
+    for ratio, known in ((paired_ratio(own, own, weighted_mean), 1.0),
+                         (paired_ratio(slower, own, weighted_mean), scale)):  # fmt: skip
+        assert (ratio.low, ratio.estimate, ratio.high) == pytest.approx((known,) * 3)
+
+
+@given(SEEDS, st.integers(3, 8), st.integers(1, 10))
+def test_names_of_blocks_do_not_matter(seed: int, blocks: int, step: int) -> None:
+    own = in_blocks(seed, blocks, 10)
+    renamed = Sample(own.values_N, own.blocks_N * step + 7)
+    assert clustered_interval(renamed, weighted_mean) == clustered_interval(own, weighted_mean)
+
+
+@given(SEEDS, st.integers(3, 20), st.integers(1, 6))
+def test_later_looks_are_wider(seed: int, blocks: int, look: int) -> None:
+    found = paired_ratio(in_blocks(seed, blocks, 8), in_blocks(seed + 1, blocks, 8), weighted_mean)
+    now, later = (at_level(found, blocks, level_of_look(0.95, n)) for n in (look, look + 1))
+    assert later.low < now.low <= found.estimate <= now.high < later.high
+
+
+@given(st.floats(0.5, 0.999), st.integers(1, 400))
+def test_looks_without_end_share_one_error(level: float, looks: int) -> None:
+    spent = sum(1 - level_of_look(level, n) for n in range(1, looks + 1))
+    assert spent == pytest.approx((1 - level) * looks / (looks + 1))
+
+
+@given(st.lists(st.floats(0.05, 0.95), max_size=6, unique=True), st.floats(0.8, 0.99))
+def test_planned_looks_spend_the_error_and_no_more(fractions: list[float], level: float) -> None:
+    levels = planned_levels(level, (*sorted(fractions), 1.0))
+    assert sum(1 - own for own in levels) == pytest.approx(1 - level)
+    assert levels[-1] >= level
+
+
+@given(SEEDS, st.integers(0, 300), SCALES)
+def test_the_warm_up_is_whole_batches_of_the_first_half(
+    seed: int, count: int, scale: float
+) -> None:
+    values = times(seed, count)
+    cut = warm_up_length(values)
+    assert cut % BATCH == 0 and 0 <= cut <= max(count / 2, 0)
+    assert warm_up_length(values * scale) == cut or count < 4 * BATCH
+
+
+@given(SEEDS, st.integers(20, 300), SCALES)
+def test_drift_has_no_unit_and_turns_round(seed: int, count: int, scale: float) -> None:
+    values = times(seed, count)
+    there, back = measure_drift(values), measure_drift(values[::-1])
+    assert measure_drift(values * scale).change == pytest.approx(there.change)
+    if count % 10 == 0:  # batches are then the same from both ends
+        assert back.change == pytest.approx(-there.change)
+    assert is_steady(np.full(count, scale)), "what never changes is steady"
+
+
+@given(st.integers(40, 300), st.floats(1.0, 10.0))
+def test_what_grows_all_the_time_is_not_steady(count: int, growth: float) -> None:
+    assert not is_steady(np.linspace(1.0, 1.0 + growth, count))
+
+
+@given(SEEDS, st.integers(2, 60), st.floats(0.0, 4.0), st.floats(0.01, 4.0))
+def test_shrinking_pulls_towards_the_common_mean(
+    seed: int, count: int, between: float, within: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    means, steps = rng.normal(2.0, 1.0, count), rng.integers(1, 50, count).astype(float)
+    population = Population(mean=2.0, within=within, between=between)
+    shares = trust(population, steps)
+    assert ((shares >= 0) & (shares <= 1)).all()
+    own = np.abs(means - 2.0)
+    shrunk = np.abs(shrink(means, steps, population) - 2.0)
+    spread = np.abs(spread_out(means, steps, population) - 2.0)
+    assert (shrunk <= spread + 1e-12).all() and (spread <= own + 1e-12).all()
+    longer = trust(population, steps + 10)
+    assert (longer >= shares - 1e-12).all(), "more steps are trusted more"
+
+
+@given(SEEDS, st.integers(5, 60), SCALES)
+def test_quantiles_of_requests_are_ordered_in_any_unit(
+    seed: int, count: int, scale: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    means, steps = rng.normal(2.0, 0.5, count), rng.integers(2, 40, count).astype(float)
+    within = rng.uniform(0.5, 2.0, count)
+    low, high = request_quantiles(means, steps, within, (0.1, 0.9))
+    assert low.estimate <= high.estimate
+    assert low.low <= low.estimate <= low.high
+    [other] = request_quantiles(means * scale, steps, within * scale**2, (0.1,))
+    assert other.estimate == pytest.approx(low.estimate * scale, rel=1e-5, abs=1e-9)
+    same = fit_population(np.full(count, 2.0), steps, within)
+    assert same.between == 0.0 and same.mean == pytest.approx(2.0)
