@@ -89,14 +89,18 @@ class Client:
         await self.pool.close()
 
 
+def key_headers(key: str | None) -> dict[str, str]:
+    """What a server with keys wants with every request."""
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
 async def connect(config: EndpointConfig, *, command: str | None = None) -> Client:
     """A client of the server at `config.url`, once it is known who answers.
 
     Raises:
         EndpointError: nothing answers there, or not as an OpenAI-style server.
     """
-    headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
-    pool = HttpPool(config.url, headers=headers)
+    pool = HttpPool(config.url, headers=key_headers(config.api_key))
     try:
         info = await _identify(config, pool)
     except ForetokenError:

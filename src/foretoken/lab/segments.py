@@ -13,7 +13,7 @@ from pathlib import Path
 
 from foretoken.errors import ConfigError
 from foretoken.lab.arrivals import Load
-from foretoken.lab.client import Client
+from foretoken.lab.client import Client, key_headers
 from foretoken.lab.driving import Stretch, drive
 from foretoken.lab.experiments import ArmConfig
 from foretoken.lab.http1 import HttpPool, now
@@ -224,21 +224,24 @@ async def _warm_up(client: Client, segment: Segment, stretch: Stretch, folder: R
 async def _watch(
     client: Client, segment: Segment, start_s: float, folder: RunFolder, gauges: dict[str, float]
 ) -> None:
-    """Scrape now and then, on a connection of its own."""
-    pool = HttpPool(client.info.url)
+    """Scrape now and then, on a connection of its own; not where the first page is missing."""
+    pool = HttpPool(client.info.url, headers=key_headers(client.config.api_key))
+    answers = False
     try:
         while True:
             found = await scrape(pool)
-            if found is None:
+            if found is None and not answers:
                 return
+            answers, found = True, found or {}
             for name in GAUGES:
                 if name in found:
                     gauges[name] = max(found[name], gauges.get(name, 0.0))
             at = now() - start_s
             values = {n: v for n, v in found.items() if n.startswith("vllm:")}
-            folder.add_scrape(
-                Scrape(time_s=at, arm=segment.arm.name, block=segment.block, values=values)
-            )
+            if found:
+                folder.add_scrape(
+                    Scrape(time_s=at, arm=segment.arm.name, block=segment.block, values=values)
+                )
             await asyncio.sleep(segment.scrape_every_s)
     finally:
         await pool.close()

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from foretoken.errors import ConfigError, EndpointError
-from foretoken.lab.client import Client, EndpointConfig, connect
+from foretoken.lab.client import Client, EndpointConfig, connect, key_headers
 from foretoken.lab.experiments import ArmConfig
 from foretoken.lab.http1 import HttpPool, TransportError, now
 
@@ -77,7 +77,7 @@ async def serving(arm: ArmConfig, log: Path) -> AsyncIterator[Client]:
     process = await _start(command, arm, log)
     try:
         url = f"http://127.0.0.1:{port}"
-        pool = HttpPool(url)
+        pool = HttpPool(url, headers=key_headers(key))
         try:
             await _wait_ready(process, pool, arm.ready_timeout_s, log)
         finally:

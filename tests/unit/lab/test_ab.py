@@ -16,6 +16,7 @@ import pytest
 from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.ab import judge_mix, plan_ab, run_ab
 from foretoken.lab.arrivals import Load
+from foretoken.lab import servers
 from foretoken.lab.bench import load_items, run_bench
 from foretoken.lab.experiments import (
     AbConfig,
@@ -26,9 +27,11 @@ from foretoken.lab.experiments import (
     WorkloadConfig,
     load_settings,
 )
+from foretoken.lab.client import key_headers
+from foretoken.lab.http1 import HttpPool
 from foretoken.lab.mock_engine import MockLaw
 from foretoken.lab.mock_run import mock_running
-from foretoken.lab.mock_server import MockFaults, MockServer
+from foretoken.lab.mock_server import MockFaults, MockServer, Receive, Scope, Send
 from foretoken.lab.results import AbSummary, Diagnosis, Gain, RequestRecord
 from foretoken.lab.results_io import read_requests, read_scrapes, read_summary
 from foretoken.lab.segments import Segment
@@ -191,6 +194,49 @@ def test_sigterm_stops_the_servers_too(tmp_path: Path) -> None:
         assert run.returncode == 130 and "--resume goes on" in said, said
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+class Locked(MockServer):
+    """Wants a key for everything."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (b"authorization", b"Bearer sesame") not in scope["headers"]:
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b"{}", "more_body": False})
+            return
+        await super().__call__(scope, receive, send)
+
+
+def test_a_key_goes_with_every_request(
+    tmp_path: Path, workload: WorkloadConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a started server is ready is asked with it too, and it is written nowhere."""
+    monkeypatch.setenv("THE_KEY", "sesame")
+    sizes = Sizes(blocks=1, requests_per_block=4, warm_up=0)
+    with mock_running(Locked(SLOW)) as url:
+        arm = ArmConfig(name="m", url=url, api_key_env="THE_KEY")
+        out = tmp_path / "out"
+        summary = run_bench(RunConfig(arm=arm, workload=workload, sizes=sizes), out)
+
+        async def ready() -> None:
+            pool = HttpPool(url, headers=key_headers("sesame"))
+            sleeping = await asyncio.create_subprocess_exec("sleep", "60")
+            try:
+                await servers._wait_ready(sleeping, pool, 60.0, tmp_path / "log")
+            finally:
+                sleeping.kill()
+                await sleeping.wait()
+                await pool.close()
+
+        asyncio.run(ready())
+    assert summary.arm.num_errors == 0
+    assert not any("no /metrics" in note for note in summary.arm.notes)
+    assert not any(b"sesame" in path.read_bytes() for path in out.rglob("*") if path.is_file())
+    with pytest.raises(ConfigError, match="OTHER_KEY"):
+        run_bench(
+            RunConfig(arm=replace(arm, api_key_env="OTHER_KEY"), workload=workload, sizes=sizes),
+            tmp_path / "other",
+        )
 
 
 def test_a_server_that_dies_is_told_with_its_log(tmp_path: Path) -> None:

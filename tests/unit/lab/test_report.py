@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.lab.deciding.policy import load_policy
 from foretoken.lab.report.canvas import as_svg, house_style
-from foretoken.lab.report.data import read_runs
+from foretoken.lab.report.data import names_of, read_runs
 from foretoken.lab.report.plots import ONE_RUN, load_plots, run_plots
 from foretoken.lab.report.plots_acceptance import by_position, lengths_by_k
 from foretoken.lab.report.plots_load import crossing_load
@@ -120,6 +120,13 @@ def test_a_bare_summary_is_enough(tmp_path: Path) -> None:
     assert load_plots([run]) == ()
     write_report(tmp_path / "out", [run], STAMP)
     assert not (tmp_path / "out" / "requests.csv").exists()
+
+
+def test_runs_of_one_name_are_told_apart() -> None:
+    """Their plots would overwrite each other."""
+    assert names_of([Path("/x/a/run"), Path("/x/b/run")]) == ["a-run", "b-run"]
+    assert names_of([Path("/x/one"), Path("/x/two")]) == ["one", "two"]
+    assert names_of([Path("/x/one"), Path("/x/one")]) == ["1-x-one", "2-x-one"]
 
 
 def test_the_same_data_gives_the_same_page(tmp_path: Path) -> None:

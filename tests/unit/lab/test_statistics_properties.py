@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from foretoken.lab.statistics import Floats, quantile_interval, share_interval
 from foretoken.lab.statistics_ratio import (
     Sample,
+    Statistic,
     at_level,
     clustered_interval,
     level_of_look,
@@ -65,20 +66,20 @@ def test_intervals_of_shares_hold_the_share(n: int, part: float) -> None:
 
 @given(SEEDS, SEEDS, st.integers(3, 8), STATISTICS, SCALES)
 def test_ratios_turn_round_and_have_no_unit(
-    one: int, other: int, blocks: int, statistic: object, scale: float
+    one: int, other: int, blocks: int, statistic: Statistic, scale: float
 ) -> None:
     top, bottom = in_blocks(one, blocks, 12), in_blocks(other, blocks, 12)
-    there = paired_ratio(top, bottom, statistic)  # type: ignore[arg-type]
-    back = paired_ratio(bottom, top, statistic)  # type: ignore[arg-type]
+    there = paired_ratio(top, bottom, statistic)
+    back = paired_ratio(bottom, top, statistic)
     assert there.low <= there.estimate <= there.high
     assert back.estimate == pytest.approx(1 / there.estimate)
     assert back.low == pytest.approx(1 / there.high)
     scaled = Sample(top.values_N * scale, top.blocks_N)
-    slow = paired_ratio(scaled, bottom, statistic)  # type: ignore[arg-type]
+    slow = paired_ratio(scaled, bottom, statistic)
     assert slow.high == pytest.approx(there.high * scale)
     order = np.random.default_rng(0).permutation(top.values_N.size)
     mixed = Sample(top.values_N[order], top.blocks_N[order])
-    again = paired_ratio(mixed, bottom, statistic)  # type: ignore[arg-type]
+    again = paired_ratio(mixed, bottom, statistic)
     assert again.low == pytest.approx(there.low), "the order within blocks does not matter"
 
 

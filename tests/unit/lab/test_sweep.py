@@ -69,6 +69,13 @@ def test_a_sweep_measures_every_cell(tmp_path: Path) -> None:
     assert again[1].summary == read_summary(tmp_path / "out" / "k-4")
 
 
+def test_without_a_grid_temperatures_are_swept() -> None:
+    options = ["--baseline", "http://a", "--candidate", "http://b", "--workload", "x", "--dry-run"]
+    found = CliRunner().invoke(app, ["lab", "sweep", *options])
+    cells = json.loads(found.stdout)["cells"]
+    assert [cell["temperature"] for cell in cells] == [0, 0.4, 0.8, 1]
+
+
 def test_the_dial_turns_rates_and_fixes_lengths() -> None:
     arm = ArmConfig(name="on", command="serve --rates {rates:3} --length {length:3} --p {rate}")
     assert turned(arm, 0.5).command == ("serve --rates [0.5, 0.25, 0.125] --length 1.875 --p 0.5")

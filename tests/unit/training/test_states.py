@@ -159,12 +159,15 @@ def test_a_killed_writer_goes_on_at_the_next_shard(tmp_path: Path) -> None:
     """kill -9 between shards: what is there stays as it is, the rest is written, all is whole."""
     script = (
         "import sys, time, pathlib; from tests.unit.training import test_states as t\n"
-        "def slow(tokens): time.sleep(0.2); return t._states(tokens)\n"
-        "t.write_states(t.PLAN, pathlib.Path(sys.argv[1]), t._row, slow, t.silent)\n"
+        "out = pathlib.Path(sys.argv[1])\n"
+        "def stuck(tokens):\n"
+        "    while len(list(out.glob('*.safetensors'))) >= 2: time.sleep(0.05)\n"
+        "    return t._states(tokens)\n"
+        "t.write_states(t.PLAN, out, t._row, stuck, t.silent)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=_environment())
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while len(list(tmp_path.glob("*.safetensors"))) < 2 and time.monotonic() < deadline:
             assert process.poll() is None, "it ended by itself"
             time.sleep(0.01)

@@ -37,16 +37,27 @@ def read_runs(folders: Sequence[Path], policy: ShipPolicy) -> tuple[ReportRun, .
     Raises:
         ConfigError: a folder holds no A/B.
     """
-    return tuple(_read(folder, policy) for folder in folders)
+    names = names_of([f if f.is_dir() else f.parent for f in folders])
+    return tuple(_read(f, policy, name) for f, name in zip(folders, names, strict=True))
 
 
-def _read(folder: Path, policy: ShipPolicy) -> ReportRun:
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """A name per run, each different: as much of the end of its path as that takes."""
+    parts = [folder.resolve().parts[1:] for folder in folders]
+    for length in range(1, max(map(len, parts), default=1) + 1):
+        names = ["-".join(own[-length:]) for own in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{number}-{name}" for number, name in enumerate(names, start=1)]
+
+
+def _read(folder: Path, policy: ShipPolicy, name: str) -> ReportRun:
     summary = read_ab(folder)
     has_requests = folder.is_dir() and (folder / REQUESTS).is_file()
     return ReportRun(
-        name=folder.name if folder.is_dir() else folder.parent.name,
+        name=name,
         summary=summary,
-        decision=decide(summary, policy, run=folder.name),
+        decision=decide(summary, policy, run=name),
         requests=tuple(read_requests(folder)) if has_requests else (),
         scrapes=tuple(read_scrapes(folder)) if folder.is_dir() else (),
     )
