@@ -63,14 +63,15 @@ class _Index:
 def look_up(answers: Sequence[Written], k: int, method: str) -> LookedUp:
     """Replay one method at `k` drafts per step.
 
-    `ngram` looks for the last 5 to 2 pieces in the request's own text; `suffix` for up to LONGEST in
-    every request's so far, and drafts no more than it has matched. The first MOST_ANSWERS count.
+    `ngram` looks for the last 5 to 2 pieces in the request's own text; `suffix` for up to LONGEST
+    in every request's so far, and drafts no more than it matched. The first MOST_ANSWERS count.
     """
     assert method in METHODS, method
     steps = drafting = drafted = accepted = written = 0
     shared = _Index(1, LONGEST)
     for answer in answers[:MOST_ANSWERS]:
-        index, known = shared if method == "suffix" else _Index(2, 5), []
+        index = shared if method == "suffix" else _Index(2, 5)
+        known: list[str] = []
         for piece in PIECE.findall(answer.prompt):
             index.append(known, piece)
         text = PIECE.findall(answer.text)

@@ -129,4 +129,6 @@ def share_interval(successes: int, n: int, level: float = LEVEL) -> Interval:
     p = successes / n
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return Interval(p, max(0.0, middle - half), min(1.0, middle + half), level)
+    # At shares of 0 and 1 an end is the share itself, but for rounding.
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return Interval(p, min(p, low), max(p, high), level)

@@ -1,10 +1,10 @@
-"""Other draft lengths, gates and look-up methods, replayed on the accept stream that a run recorded.
+"""Other draft lengths, gates and look-up methods, replayed on what a run recorded.
 
 Each recorded step tells of target positions: its accepted drafts would be accepted again, and the
 one after them was rejected. Only the bonus token after a draft that was accepted whole is not known
 to match or not. A draft's guess is taken to depend on the text before it alone, which is so for
-draft models and n-grams at temperature 0; anything else is an estimate, and labelled so, as is every
-look-up method.
+draft models and n-grams at temperature 0; anything else is an estimate, and labelled so, as is
+every look-up method.
 """
 
 from collections.abc import Sequence

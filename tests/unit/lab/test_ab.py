@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from foretoken.errors import ConfigError, EndpointError
+from foretoken.lab import servers
 from foretoken.lab.ab import judge_mix, plan_ab, run_ab
 from foretoken.lab.arrivals import Load
-from foretoken.lab import servers
 from foretoken.lab.bench import load_items, run_bench
+from foretoken.lab.client import key_headers
 from foretoken.lab.experiments import (
     AbConfig,
     ArmConfig,
@@ -27,7 +28,6 @@ from foretoken.lab.experiments import (
     WorkloadConfig,
     load_settings,
 )
-from foretoken.lab.client import key_headers
 from foretoken.lab.http1 import HttpPool
 from foretoken.lab.mock_engine import MockLaw
 from foretoken.lab.mock_run import mock_running

@@ -116,7 +116,7 @@ def test_looks_without_end_share_one_error(level: float, looks: int) -> None:
 def test_planned_looks_spend_the_error_and_no_more(fractions: list[float], level: float) -> None:
     levels = planned_levels(level, (*sorted(fractions), 1.0))
     assert sum(1 - own for own in levels) == pytest.approx(1 - level)
-    assert levels[-1] >= level
+    assert levels[-1] >= level - 1e-12
 
 
 @given(SEEDS, st.integers(0, 300), SCALES)
@@ -162,9 +162,7 @@ def test_shrinking_pulls_towards_the_common_mean(
 
 
 @given(SEEDS, st.integers(5, 60), SCALES)
-def test_quantiles_of_requests_are_ordered_in_any_unit(
-    seed: int, count: int, scale: float
-) -> None:
+def test_quantiles_of_requests_are_ordered_in_any_unit(seed: int, count: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
     means, steps = rng.normal(2.0, 0.5, count), rng.integers(2, 40, count).astype(float)
     within = rng.uniform(0.5, 2.0, count)

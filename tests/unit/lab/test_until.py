@@ -149,6 +149,7 @@ def test_shared_options_stand_behind_a_commands_own() -> None:
     assert not {"shared", "load", "slo"} & set(inspect.signature(dial).parameters)
     assert Shortcuts(strict=True).overrides(Path()) == ["workload.strict=true"]
 
+
 def test_a_price_is_for_both_arms_or_one_each() -> None:
     assert parse_prices("2.5") == {"off": 2.5, "on": 2.5}
     assert parse_prices("off=2,on=3.5") == {"off": 2.0, "on": 3.5}
