@@ -7,7 +7,7 @@ import asyncio
 import html
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,29 +79,29 @@ async def _follow(config: WatchConfig, pool: HttpPool, show: Shown) -> list[Alar
             before, buckets = after, later
             alarms = find_alarms(list(readings), config.targets)
         if config.page is not None:
-            _write_page(config, config.page, (list(readings), alarms), first=ticks == 1)
+            earlier = [a for r, a in fired.items() if r not in {alarm.rule for alarm in alarms}]
+            page = render_page(config, list(readings), alarms, earlier)
+            alarms += _write_page(config.page, page, first=ticks == 1)
         fired.update({alarm.rule: alarm for alarm in alarms})
         show(list(readings), alarms)
     return list(fired.values())
 
 
-def _write_page(
-    config: WatchConfig, page: Path, seen: tuple[list[Reading], list[Alarm]], *, first: bool
-) -> None:
-    """Replace the page whole; once it was there, what the disk says is one more alarm.
+def _write_page(page: Path, text: str, *, first: bool) -> list[Alarm]:
+    """Replace the page whole; once it was there, what the disk says against it is an alarm.
 
     Raises:
         ConfigError: it cannot be written the first time.
     """
-    readings, alarms = seen
     temporary = page.with_name(page.name + ".partial")
     try:
-        temporary.write_text(render_page(config, readings, alarms), "utf-8")
+        temporary.write_text(text, "utf-8")
         temporary.replace(page)
     except OSError as error:
         if first:
             raise ConfigError("--html", str(page), f"a file to write to ({error})") from error
-        alarms.append(Alarm(rule="page", text=f"the page is not up to date: {error}"))
+        return [Alarm(rule="page", text=f"the page is not up to date: {error}")]
+    return []
 
 
 UNKNOWN = "-"
@@ -154,16 +154,23 @@ color:#222;background:#fafafa}svg{width:100%;height:110px;background:#fff;border
 p{margin:0;color:#777;font-size:.8rem}
 h2{font-size:1rem;margin:1.2rem 0 .3rem}.alarm{background:#fdecea;border-left:4px solid #c0392b;
 padding:.5rem .8rem;margin:.4rem 0}.quiet{background:#eaf6ec;border-left:4px solid #2e8b57;
-padding:.5rem .8rem}td{padding:.1rem 1.2rem .1rem 0}"""
+padding:.5rem .8rem}.before{color:#777;padding:.2rem .8rem}td{padding:.1rem 1.2rem .1rem 0}"""
 
 
-def render_page(config: WatchConfig, readings: list[Reading], alarms: list[Alarm]) -> str:
-    """The HTML page; everything in it is escaped."""
+def render_page(
+    config: WatchConfig, readings: list[Reading], alarms: list[Alarm], earlier: Sequence[Alarm] = ()
+) -> str:
+    """The HTML page, with what fires and what has fired; everything in it is escaped."""
     last = readings[-1]
     boxes = [
         f'<div class="alarm"><b>{html.escape(a.rule)}</b> {html.escape(a.text)}</div>'
         for a in alarms
-    ] or ['<div class="quiet">no rule fires</div>']
+    ] or ['<div class="quiet">no rule fires now</div>']
+    boxes += [
+        f'<div class="before">fired earlier: <b>{html.escape(a.rule)}</b> {html.escape(a.text)}'
+        "</div>"
+        for a in earlier
+    ]
     rows = {
         **describe(last),
         "accepted by position": " ".join(map("{:.0%}".format, last.by_position)),

@@ -17,7 +17,7 @@ from foretoken.lab.http1 import HttpPool
 from foretoken.lab.mock_engine import MockLaw
 from foretoken.lab.mock_run import mock_running
 from foretoken.lab.mock_server import MockServer
-from foretoken.lab.watch import WatchConfig, watch
+from foretoken.lab.watch import WatchConfig, render_page, watch
 from foretoken.lab.watching import (
     Alarm,
     Reading,
@@ -116,6 +116,12 @@ def test_a_server_that_falls_silent_is_an_alarm(tmp_path: Path) -> None:
     assert not seen[0][1]
     assert [alarm.rule for alarm in fired] == ["unreachable"]
     assert math.isnan(seen[2][0].running) and "no metrics since" in page.read_text()
+
+
+def test_the_page_remembers_what_fired() -> None:
+    config = WatchConfig(url="http://a")
+    page = render_page(config, [a_reading()], [], [Alarm(rule="drift", text="fallen < 1")])
+    assert "no rule fires now" in page and "fired earlier: <b>drift</b> fallen &lt; 1" in page
 
 
 def test_a_page_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:

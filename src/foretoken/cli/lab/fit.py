@@ -2,11 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretoken.cli.lab.options import JsonOption
+from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.lab.whatif import Gate
 
 RunArgument = Annotated[Path, typer.Argument(help="The folder that `foretoken lab ab` wrote.")]
 
@@ -89,22 +93,17 @@ def whatif(
     from foretoken.lab.plain import to_plain
     from foretoken.lab.results_io import read_ab, read_requests
     from foretoken.lab.summary import counted
-    from foretoken.lab.whatif import Costs, Gate, WhatIf, what_if, what_if_looked_up
+    from foretoken.lab.whatif import Costs, WhatIf, what_if, what_if_looked_up
 
     summary = read_ab(run, "RUN")
     records = counted(read_requests(run), summary.candidate)
-    gates = [Gate()]
-    if gate is not None:
-        misses, _, pause = gate.partition(":")
-        numbers = parse_numbers(f"{misses},{pause}", "--gate")
-        gates.append(Gate(misses=int(numbers[0]), pause=int(numbers[-1])))
     costs = None
     if verify_per_draft is not None:
         costs = Costs(verify_per_draft=verify_per_draft, draft=draft_cost)
     lengths = [int(value) for value in parse_numbers(k, "-k")]
     found: tuple[WhatIf, ...] = ()
     if not methods or any(r.acceptance and r.acceptance.per_step_accepted for r in records):
-        found = what_if(records, lengths, gates, costs=costs, depth_free=depth_free)
+        found = what_if(records, lengths, _gates(gate), costs=costs, depth_free=depth_free)
     if methods:
         found += what_if_looked_up(summary, records, lengths, methods, costs=costs)
     table = Table("method", "k", "gate", "tokens/step", "between", "rate", "speed-up", "")
@@ -118,3 +117,17 @@ def whatif(
     console().print(table)
     if as_json:
         print(json.dumps(to_plain(list(found))))
+
+
+def _gates(text: str | None) -> "list[Gate]":
+    """No gate, and the one that `--gate` means."""
+    from foretoken.cli.lab.options import parse_numbers
+    from foretoken.lab.whatif import Gate
+
+    if text is None:
+        return [Gate()]
+    misses, _, pause = text.partition(":")
+    numbers = parse_numbers(f"{misses},{pause}", "--gate")
+    if len(numbers) != 2 or min(numbers) < 1:
+        raise ConfigError("--gate", text, "MISSES:PAUSE, whole numbers above 0, such as 2:8")
+    return [Gate(), Gate(misses=int(numbers[0]), pause=int(numbers[1]))]

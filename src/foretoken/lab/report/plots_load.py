@@ -9,7 +9,6 @@ from foretoken.lab.report.canvas import (
     BAD,
     BASELINE,
     CANDIDATE,
-    FAINT,
     GOOD,
     new_figure,
     plain_log,
@@ -58,7 +57,6 @@ def goodput(runs: Sequence[ReportRun]) -> Figure | None:
         return None
     figure, axes = new_figure()
     loads = [run.load for run, _ in known]
-    axes.plot(loads, loads, color=FAINT, linewidth=1.0, linestyle=":", label="all that was sent")
     for arm, colour in enumerate((BASELINE, CANDIDATE)):
         values = [found[arm] or unknown() for _, found in known]
         summary = known[0][0].summary

@@ -47,4 +47,5 @@ def _draw(
         values = factor * np.array([s.values[metric] for s in own])
         values = values - values[0] if counter else values
         axes.plot(times, values, color=arm[1], alpha=0.75, linewidth=1.2,
+                  marker="o" if times.size < 3 else None, markersize=3,
                   label=arm[0] if number == 0 else None)  # fmt: skip

@@ -12,27 +12,26 @@ from foretoken.lab.steps import StepTimes, step_times
 
 
 def step_cost(run: ReportRun) -> Figure | None:
-    """Median step times, P25 to P75, and the ratio V + k c wherever both arms have steps enough."""
-    arms = [step_times(run.of_arm(a)) for a in (run.summary.baseline, run.summary.candidate)]
-    batches = [_batches(steps) for steps in arms]
-    common = sorted(set(batches[0]) & set(batches[1]))
+    """Median step times, the middle half, and the ratio V + k c where both arms have enough."""
+    names = (run.summary.baseline, run.summary.candidate)
+    arms = [step_times(run.of_arm(name)) for name in names]
+    common = sorted(set(_batches(arms[0])) & set(_batches(arms[1])))
     if not common:
         return None
+    found = [np.array([_quartiles(steps, batch) for batch in common]) for steps in arms]
     figure, axes = new_figure(height=3.0)
-    names = (run.summary.baseline, run.summary.candidate)
-    for name, steps, own, colour in zip(names, arms, batches, (BASELINE, CANDIDATE), strict=True):
-        _draw(axes, np.array([_quartiles(steps, batch) for batch in own]), own, (name, colour))
-    for batch in common:
-        plain, verifying = (_quartiles(steps, batch)[1] for steps in arms)
-        axes.annotate(f"{verifying / plain:.2f}x", (batch, 1e3 * verifying), xytext=(0, 8),
-                      textcoords="offset points", ha="center", fontsize=9, color=FAINT)  # fmt: skip
-    axes.set_xticks(sorted({*batches[0], *batches[1]}))
-    axes.set_ylim(bottom=0, top=1.2 * axes.get_ylim()[1])
-    axes.set_xlim(common[0] - 0.6, max(*batches[0], *batches[1]) + 0.6)
+    for name, quartiles_B3, colour in zip(names, found, (BASELINE, CANDIDATE), strict=True):
+        _draw(axes, quartiles_B3, common, (name, colour))
+    for batch, plain, verifying in zip(common, found[0][:, 1], found[1][:, 1], strict=True):
+        axes.annotate(f"{verifying / plain:.2f}x", (batch, 1e3 * verifying), xytext=(12, 6),
+                      textcoords="offset points", fontsize=9, color=FAINT)  # fmt: skip
+    axes.set_xticks(common)
+    axes.set_xlim(common[0] - 0.6, common[-1] + 0.6)
+    axes.set_ylim(0, 1.4e3 * max(float(q[:, 2].max()) for q in found))
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("requests that decode at once")
     axes.set_ylabel("step, ms")
-    axes.legend(ncols=2, loc="lower right")
+    axes.legend(ncols=2, loc="upper left")
     return figure
 
 
