@@ -12,6 +12,11 @@ from pathlib import Path
 
 from foretoken.config import EngineConfig, SpeculativeConfig
 from foretoken.config.aliases import ALIASES, FLAGS
+from foretoken.training.heads.settings import HeadSettings
+from foretoken.training.model import LlamaShape
+from foretoken.training.own.settings import DataSettings, StateSettings
+from foretoken.training.schedule import Stage
+from foretoken.training.settings import Settings
 from foretoken.types import SamplingParams
 
 TARGET = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -42,6 +47,16 @@ SECTIONS = (
         SpeculativeConfig,
     ),
     Section("`SamplingParams(...)`", "Given with each request.", SamplingParams),
+    Section(
+        "`foretoken train CONFIG`",
+        "The keys of a training config, a TOML file ([training.md](training.md)); tables follow.",
+        Settings,
+    ),
+    Section("`[head]` of a training config", "What is trained for a target.", HeadSettings),
+    Section("`[data]` of a training config", "Prompts and text of one's own.", DataSettings),
+    Section("`[states]` of a training config", "Hidden states on disk.", StateSettings),
+    Section("`[[stages]]` of a training config", "One table a stage, in order.", Stage),
+    Section("`[shape]` of a training config", "Sizes of a Llama.", LlamaShape),
 )
 
 

@@ -7,11 +7,12 @@ is renamed into place after it is on disk.
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, TrainingError
 
 KEPT = 2
 
@@ -21,14 +22,22 @@ def _all(folder: Path) -> list[Path]:
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write `state` as the checkpoint of `step` and drop all but the newest two."""
+    """Write `state` as the checkpoint of `step` and drop all but the newest two.
+
+    Raises:
+        TrainingError: it cannot be written, as on a full disk.
+    """
     path = folder / f"step-{step:07d}.pt"
     part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    try:
+        with part.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except (OSError, RuntimeError) as error:
+        part.unlink(missing_ok=True)
+        raise TrainingError(f"{path}: {error}; the checkpoints before it are intact") from error
     for old in _all(folder)[:-KEPT]:
         old.unlink()
     return path
@@ -40,9 +49,17 @@ def newest(folder: Path) -> Iterator[Path]:
 
 
 def load_newest(folder: Path) -> dict[str, Any] | None:
-    """The newest checkpoint's state on the CPU, or None for a fresh run."""
+    """The newest checkpoint's state on the CPU, or None for a fresh run.
+
+    Raises:
+        ConfigError: the file is broken, as a copy may be.
+    """
     for path in newest(folder):
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, OSError, UnpicklingError) as error:
+            allowed = "a whole checkpoint; delete it to go on from the one before"
+            raise ConfigError(str(path), str(error), allowed) from error
         return state
     return None
 

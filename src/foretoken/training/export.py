@@ -25,6 +25,7 @@ INNER = {
     "down": "mlp.down_proj",
 }
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+SPECIAL = "special_ids.json"
 
 
 def fused_parts(shape: LlamaShape) -> dict[str, dict[str, int]]:
@@ -91,8 +92,6 @@ def llama_config(shape: LlamaShape) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
         "tie_word_embeddings": True,
-        "bos_token_id": BEGIN_ID,
-        "eos_token_id": END_ID,
         "torch_dtype": "bfloat16",
         "use_cache": True,
     }
@@ -133,16 +132,37 @@ def export(
     save_file(tensors, part, metadata={"format": "pt"})
     part.chmod(0o644)
     part.replace(folder / "model.safetensors")
-    config = {**llama_config(model.shape), "torch_dtype": str(dtype).removeprefix("torch.")}
+    special = special_ids(tokenizer_from)
+    config = {**llama_config(model.shape), **special}
+    config["torch_dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    generation = {"bos_token_id": BEGIN_ID, "eos_token_id": END_ID, "do_sample": False}
+    generation = {**special, "do_sample": False}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     copy_tokenizer(tokenizer_from, folder)
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Put the tokenizer files of `source` into `folder`, which may be the same."""
+    """Put the tokenizer files that `source` has into `folder`, which may be the same."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
-        if (source / name).resolve() != (folder / name).resolve():
-            shutil.copyfile(source / name, folder / name)
+        file = source / name
+        if file.is_file() and file.resolve() != (folder / name).resolve():
+            shutil.copyfile(file, folder / name)
+
+
+def keep_special_ids(target: Path, folder: Path) -> None:
+    """Note the ids that begin and end a text for the target in `target`, for `export`."""
+    file = target / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    found = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SPECIAL).write_text(json.dumps(found) + "\n")
+
+
+def special_ids(run: Path) -> dict[str, Any]:
+    """Those that were noted in a run's folder, or the packaged tokenizer's."""
+    path = run / SPECIAL
+    if path.is_file():
+        known: dict[str, Any] = json.loads(path.read_text())
+        return known
+    return {"bos_token_id": BEGIN_ID, "eos_token_id": END_ID}

@@ -1,14 +1,16 @@
 """The training loop that language models and drafts share.
 
-Owns the order of a step, the schedule's use, progress lines and checkpoints. It knows neither the
+Owns the order of a step, the schedule's use and when checkpoints are written. It knows neither the
 data nor the loss: a `Task` gives both. Invariant: a run continued from a checkpoint does the same
 steps as one that was never stopped (with a budget in steps; minutes depend on the machine).
 """
 
 import math
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from foretoken.errors import TrainingError
+from foretoken.errors import ConfigError, TrainingError
 from foretoken.training import checkpoints
 from foretoken.training.crew import Crew, Job, Work
 from foretoken.training.model import Llama
 from foretoken.training.optimizer import Optimizer
+from foretoken.training.progress import Display, Standing, terminal_of
 from foretoken.training.ranks import Ranks
 from foretoken.training.schedule import current_stage
 from foretoken.training.settings import Settings
@@ -86,6 +89,11 @@ class Trainer:
         self.crew = Crew(job, helpers, build or (lambda: job))
 
     def _restore(self, state: dict[str, Any]) -> None:
+        made = {"kind": self.settings.kind, "shape": asdict(self.model.shape)}  # type: ignore[call-overload]
+        for name, wanted in made.items():
+            if state.get(name) != wanted:
+                allowed = f"{wanted}, as this config says; name another --out"
+                raise ConfigError(f"{name} in {self.folder}", state.get(name), allowed)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.progress = Progress(**state["progress"])
@@ -124,7 +132,8 @@ class Trainer:
         place = done.step * self.ranks.size + self.ranks.rank
         work = Work(first=place * parts, parts=parts, tokens=tokens, stage=stage)
         value = self._gradients(work)
-        self.optimizer.step(self.settings.rates.scale(done.step, share))
+        with self._no_memory():
+            self.optimizer.step(self.settings.rates.scale(done.step, share))
         done.step += 1
         done.tokens += parts * tokens * self.ranks.size
         done.seconds += self.ranks.mean(time.monotonic() - started)[0]
@@ -132,19 +141,30 @@ class Trainer:
 
     def _gradients(self, work: Work) -> float:
         """Leave the gradient in the model; the loss. The last checkpoint stays what it is."""
-        try:
+        with self._no_memory():
             value = self.crew.run(work)
             self.ranks.mean_gradients(self.model.parameters())
             (value,) = self.ranks.mean(value)
+            slopes = [p.grad for p in self.model.parameters() if p.grad is not None]
+            norm = nn.utils.get_total_norm(slopes).item()
+        for what, found in (("loss", value), ("gradient norm", norm)):
+            if not math.isfinite(found):
+                remedy = "lower matrix_rate and other_rate, other data"
+                raise self._failed(f"a {what} of {found}", remedy)
+        return value
+
+    @contextmanager
+    def _no_memory(self) -> Iterator[None]:
+        """Say what can be done where memory runs out."""
+        remedy = "fewer micro_tokens, shorter stages"
+        try:
+            yield
         except (MemoryError, torch.OutOfMemoryError) as error:
-            raise self._failed("out of memory", "fewer micro_tokens, shorter stages") from error
+            raise self._failed("out of memory", remedy) from error
         except RuntimeError as error:
             if "memory" not in str(error):
                 raise
-            raise self._failed("out of memory", "fewer micro_tokens, shorter stages") from error
-        if not math.isfinite(value):
-            raise self._failed(f"a loss of {value}", "lower matrix_rate and other_rate, other data")
-        return value
+            raise self._failed("out of memory", remedy) from error
 
     def _failed(self, what: str, remedy: str) -> TrainingError:
         kept = next(iter(checkpoints.newest(self.folder)), None)
@@ -155,7 +175,7 @@ class Trainer:
         """Measure, and append to the history."""
         done = self.progress
         self.model.eval()
-        with torch.inference_mode():
+        with torch.inference_mode(), self._no_memory():
             found = self.task.evaluate()
         self.model.train()
         record = {"step": done.step, "tokens": done.tokens, "minutes": done.seconds / 60}
@@ -163,41 +183,40 @@ class Trainer:
         return found
 
     def run(self, report: Callable[[str], None]) -> Progress:
-        """Step until the budget is used up, with checkpoints and progress lines on the way."""
-        saved, last = time.monotonic(), 0.0
-        mean = 0.0
+        """Step until the budget is used up, with checkpoints and progress on the way."""
+        terminal = terminal_of(sys.stderr) if self.ranks.leads else None
+        display = Display(report, self.settings.name, terminal)
+        saved, mean = time.monotonic(), 0.0
         while self.share() < 1.0:
             before = self.progress.seconds
             last = self.step()
             done = self.progress
             mean = last if mean == 0.0 else 0.95 * mean + 0.05 * last
-            if done.step % 10 == 0:
-                report(self._line(mean, done.seconds - before))
+            display.step(self._standing(mean, done.seconds - before))
             if done.step % self.settings.evaluate_steps == 0 and self.ranks.leads:
-                report(f"  held out: {_numbers(self.evaluate(mean))}")
+                display.measured(self.evaluate(mean))
             if time.monotonic() - saved > 60 * self.settings.checkpoint_minutes:
                 self.save()
                 saved = time.monotonic()
         measured = self.progress.history and self.progress.history[-1]["step"] == self.progress.step
         if self.ranks.leads and not measured:
-            report(f"  held out: {_numbers(self.evaluate(mean))}")
+            display.measured(self.evaluate(mean))
+        display.close()
         self.save()
         self.crew.close()
         return self.progress
 
-    def _line(self, loss: float, seconds: float) -> str:
+    def _standing(self, loss: float, seconds: float) -> Standing:
         done, share = self.progress, self.share()
-        rate = self.ranks.size * self.settings.batch_tokens / seconds
-        left = done.seconds * (1 - share) / max(share, 1e-9) / 60
-        scale = self.settings.rates.scale(done.step, share)
-        return (
-            f"step {done.step} loss {loss:.3f} tokens {done.tokens / 1e6:.2f}M "
-            f"{rate:.0f} tokens/s rate x{scale:.2f} left {left:.0f} min"
+        return Standing(
+            step=done.step,
+            share=share,
+            tokens=done.tokens,
+            seconds=done.seconds,
+            loss=loss,
+            speed=self.ranks.size * self.settings.batch_tokens / seconds,
+            scale=self.settings.rates.scale(done.step, share),
         )
-
-
-def _numbers(found: dict[str, float]) -> str:
-    return " ".join(f"{name} {value:.4f}" for name, value in found.items())
 
 
 def run_folder(settings: Settings, out: Path | None) -> Path:

@@ -21,14 +21,23 @@ class LlamaShape:
     """Sizes of a Llama model; the embedding is tied to the output head."""
 
     vocab_size: int = 8000
+    """Of the target, too, where a draft is trained."""
     hidden_size: int = 192
+    """Width of the residual stream."""
     layers: int = 24
+    """Decoder layers."""
     heads: int = 6
+    """Attention heads, which divide the width."""
     kv_heads: int = 2
+    """Of keys and values, which divide the heads."""
     ffn_size: int = 512
+    """Inner width of the gated MLP."""
     max_positions: int = 2048
+    """Longest sequence."""
     rope_theta: float = 10000.0
+    """Base of the rotary frequencies."""
     norm_eps: float = 1e-5
+    """Of RMSNorm."""
 
     @property
     def head_dim(self) -> int:

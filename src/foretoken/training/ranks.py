@@ -96,5 +96,6 @@ def joined() -> Iterator[Ranks]:
     dist.init_process_group(backend, timeout=LONGEST_WAIT)
     try:
         yield Ranks(rank=dist.get_rank(), size=size)
+        dist.barrier()  # nobody hangs up on one who still talks
     finally:
         dist.destroy_process_group()

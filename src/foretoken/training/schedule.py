@@ -55,7 +55,9 @@ class Stage:
     """What is trained on until `until` (a share of the budget): rows of `length` tokens."""
 
     until: float
+    """The share of the budget at which it ends; 1 for the last."""
     length: int
+    """Tokens of a row."""
     rows: str | None = None
     """Heads: `text`, or the target's own `answers`. None: answers; packaged targets: a mix."""
     loss: str = "distributions"

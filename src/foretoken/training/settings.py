@@ -27,38 +27,71 @@ class Settings:
     """One run: the model's sizes, the data's mix, the schedule and the optimizer's numbers."""
 
     name: str
+    """Of the run; the file's own name if it is left out."""
     shape: LlamaShape
+    """Sizes of a language model or draft, the table `[shape]`."""
     stages: tuple[Stage, ...]
+    """What is trained on, in order: `[[stages]]`; one of rows of 512 if left out."""
     head: HeadSettings | None = None
+    """What is trained for a target, the table `[head]`."""
     data: DataSettings | None = None
+    """Data of one's own, the table `[data]`."""
     states: StateSettings | None = None
+    """Hidden states on disk, the table `[states]`; None: computed as they are used."""
     target: str | None = None
+    """Folder, packaged name or hub id of the target; `--target` comes before it."""
     out: str | None = None
+    """The run's folder; `--out` comes before it; None: `runs/NAME`."""
     max_steps: int = 2000
+    """The run ends after so many steps,"""
     max_minutes: float | None = None
+    """or minutes of work, whichever comes first."""
     batch_tokens: int = 8192
+    """Tokens of a step and process; gradients of its parts add up to it."""
     micro_tokens: int = 1024
+    """Tokens of a part, which must fit the memory; a row at least."""
     helpers: int = 0
+    """Further processes on this machine that take parts of the same step."""
     edit_share: float = 0.22
+    """Packaged data: rows that show code and then an edit of it."""
     repeat_share: float = 0.0
+    """Packaged data: rows of repeated noise, which teach copying,"""
     repeat_from: int = 0
+    """from so many tokens on"""
     repeat_until: int = 1 << 62
+    """until so many."""
     test_share: float = 0.25
+    """Packaged data: rows from tests, of those that are text."""
     on_policy_share: float = 0.5
+    """Packaged targets: rows of the target's own samples."""
     pool_tokens: int = 0
+    """Packaged targets: how many tokens it samples first."""
     tv_share: float = 0.5
+    """Of total variation in the distance of distributions; the rest is KL divergence."""
     warmup_steps: int = 40
+    """Steps over which the rates rise."""
     decay_share: float = 0.3
+    """Schedule wsd: the share of the run over which they fall to zero."""
     matrix_rate: float = 0.02
+    """Peak rate of hidden matrices, which Muon trains."""
     other_rate: float = 0.003
+    """Peak rate of tables and vectors, which AdamW trains."""
     weight_decay: float = 0.05
+    """Of hidden matrices."""
     checkpoint_minutes: float = 3.0
+    """Between checkpoints, which is what a killed run loses at most."""
     evaluate_steps: int = 100
+    """Between held-out measurements."""
     compile: bool = True
+    """Whether language models and drafts are compiled."""
     precision: str = "bfloat16"
+    """Of products; weights are float32. Or `float32`."""
     schedule: str = "wsd"
+    """`wsd` (rise, stay, fall), `cosine`, or `stages`: rise and fall within each."""
     clip_norm: float = 1.0
+    """Most norm of the gradient of what AdamW trains; Muon's steps have a norm of their own."""
     seed: int = 0
+    """Of first weights and of the order of data."""
 
     def __post_init__(self) -> None:
         """Check every number that can be wrong."""

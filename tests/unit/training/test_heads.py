@@ -20,10 +20,10 @@ from foretoken.training.heads.build import fresh_head, layer_shape
 from foretoken.training.heads.capture import Captured, capture
 from foretoken.training.heads.depth_attention import DepthAttention
 from foretoken.training.heads.export import export_head
+from foretoken.training.heads.pard import ParallelRollout
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import TargetParts
 from foretoken.training.heads.tasks import (
-    ParallelRollout,
     rollout_loss,
     rollout_quality,
     rotary_of,
@@ -182,6 +182,7 @@ def test_parallel_training_is_one_pass_with_masks() -> None:
     net, rollout, points = _head("parallel", target)
     assert isinstance(net, Llama)
     captured = _captured(target, points)  # type: ignore[arg-type]
+    net.eval()
     guesses = list(rollout.guesses(captured, DEPTH))  # type: ignore[attr-defined]
     row, slot = 0, 6
     prefix = captured.tokens_BT[row, 1 : slot + 2].tolist()
@@ -213,10 +214,11 @@ def test_peagle_training_is_one_pass_with_masks(kind: str) -> None:
         assert torch.allclose(states[slot + depth], guesses[depth].states_BTD[row, slot], atol=1e-5)
 
 
-def test_peagle_drops_rollouts_in_training_only() -> None:
+@pytest.mark.parametrize("kind", ["peagle", "parallel"])
+def test_rollouts_are_dropped_in_training_only(kind: str) -> None:
     """Each depth keeps anchors of the one before, and what they give does not change."""
     target = _target()
-    net, rollout, points = _head("peagle", target)
+    net, rollout, points = _head(kind, target)
     captured = _captured(target, points)  # type: ignore[arg-type]
     whole = list(rollout.guesses(captured, DEPTH))  # type: ignore[attr-defined]
     assert [len(g.slots_N) for g in whole[1:]] == [round(LENGTH * 0.7), round(LENGTH * 0.49)]

@@ -188,3 +188,20 @@ def test_a_run_that_cannot_go_on_keeps_its_checkpoint(failure: str, tmp_path: Pa
     assert all(torch.equal(kept[n], v) for n, v in trainer.model.state_dict().items())
     state = checkpoints.load_newest(tmp_path)
     assert state is not None and state["progress"]["step"] == 1
+
+
+def test_a_line_that_broke_since_the_last_start_harms_nothing(target: Path, tmp_path: Path) -> None:
+    """The error names the line; answers and checkpoint stay, and the mended file goes on."""
+    run = tmp_path / "run"
+    train(write_config(tmp_path, steps=2), run, target, silent)
+    kept = {path.name: path.read_bytes() for path in run.iterdir()}
+    config = write_config(tmp_path, steps=3)
+    prompts = tmp_path / "prompts.jsonl"
+    whole = prompts.read_text()
+    lines = whole.splitlines()
+    prompts.write_text("\n".join([*lines[:4], '{"prompt_token_ids": [5', *lines[5:]]) + "\n")
+    with pytest.raises(ConfigError, match=r"prompts\.jsonl line 5"):
+        train(config, run, target, silent)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == kept
+    prompts.write_text(whole)
+    assert train(config, run, target, silent).step == 3

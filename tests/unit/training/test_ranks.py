@@ -34,7 +34,7 @@ def _torchrun(*words: str) -> str:
     }
     command = [sys.executable, *TORCHRUN, "-m", *words]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
-    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.returncode == 0, (found.stderr[:3000], found.stderr[-1000:])
     return found.stdout
 
 

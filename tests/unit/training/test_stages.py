@@ -11,19 +11,22 @@ from torch import nn
 
 from foretoken.errors import ConfigError
 from foretoken.heads.mlp import MLPSpeculator
+from foretoken.kv.features import FINAL
 from foretoken.testing import write_tiny_llama
+from foretoken.training.data import Batch
 from foretoken.training.heads.build import HeadTraining, fresh_head
-from foretoken.training.heads.capture import Captured, require_answers
+from foretoken.training.heads.capture import Captured, CaptureSource, require_answers
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import TargetParts
 from foretoken.training.heads.tasks import token_loss
-from foretoken.training.model import LlamaShape
+from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.own.job import build_own_job, prepare_own
 from foretoken.training.own.text import read_text
 from foretoken.training.pool import SamplePool
 from foretoken.training.runs import train
 from foretoken.training.schedule import Stage, Staged
 from foretoken.training.settings import Settings, read_settings
+from tests.unit.training import tiny
 from tests.unit.training.own_runs import silent, write_config
 
 STAGES = """
@@ -215,3 +218,37 @@ def test_samples_of_a_packaged_target_must_fill_a_stage_of_answers(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"stages\.length"):
         require_answers((Stage(until=1.0, length=1024, rows="answers"),), pool)
     require_answers((Stage(until=1.0, length=512, rows="answers"),), pool)
+
+
+class _Sevens:
+    """Training text of one token."""
+
+    def batch(self, _: int, tokens: int, length: int) -> Batch:
+        rows = torch.full((tokens // length, length), 7)
+        return Batch(rows, rows)
+
+
+class _Nines:
+    """A target that says one token."""
+
+    tokens = 1000
+
+    def rows(self, count: int, length: int, _: int) -> torch.Tensor:
+        return torch.full((count, length), 9)
+
+
+def test_a_packaged_target_has_text_answers_or_both() -> None:
+    torch.manual_seed(0)
+    target = Llama(tiny.SHAPE).requires_grad_(False)
+    source = CaptureSource(
+        target,
+        _Sevens(),  # type: ignore[arg-type]
+        _Nines(),  # type: ignore[arg-type]
+        points=(FINAL,),
+        on_policy_share=0.5,
+        precision="float32",
+    )
+    wanted = {None: [9, 9, 7, 7], "text": [7] * 4, "answers": [9] * 4}
+    for rows, firsts in wanted.items():
+        found = source.batch(0, 64, Stage(until=1.0, length=16, rows=rows))
+        assert found.tokens_BT[:, 0].tolist() == firsts and found.tokens_BT.shape == (4, 16)

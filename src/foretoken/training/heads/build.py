@@ -20,8 +20,9 @@ from foretoken.heads.mlp import MLPShape, MLPSpeculator
 from foretoken.heads.parts import HeadShape
 from foretoken.kv.features import FINAL
 from foretoken.training.crew import Job
-from foretoken.training.distill import begin_with, first_draft
 from foretoken.training.heads.capture import Captured, CaptureSource, require_answers
+from foretoken.training.heads.draft import DraftRollout, draft_net, require_draft_fits
+from foretoken.training.heads.pard import ParallelRollout
 from foretoken.training.heads.peagle import PEagleRollout, begin_with_eagle3
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import TargetParts
@@ -30,14 +31,13 @@ from foretoken.training.heads.tasks import (
     EagleRollout,
     MedusaRollout,
     MLPRollout,
-    ParallelRollout,
     Rollout,
     rollout_loss,
     rollout_quality,
     token_loss,
 )
 from foretoken.training.loop import autocast, prepare
-from foretoken.training.pool import open_inputs, read_target
+from foretoken.training.pool import open_inputs
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
 
@@ -61,6 +61,7 @@ def fresh_head(target: TargetParts, settings: Settings, frequent_ids: Tensor) ->
     """
     head = settings.head
     assert head is not None, "a run of a head"
+    require_fit(target, settings)
     makers = {
         "eagle": _eagle,
         "eagle3": _eagle3,
@@ -68,6 +69,7 @@ def fresh_head(target: TargetParts, settings: Settings, frequent_ids: Tensor) ->
         "mlp": _mlp,
         "medusa": _medusa,
         "parallel": _parallel,
+        "draft": _draft,
     }
     return makers[head.kind](target, settings, head, frequent_ids)
 
@@ -79,6 +81,21 @@ def head_points(target: TargetParts, head: HeadSettings) -> tuple[int, ...]:
         ConfigError: the target has too few layers.
     """
     return eagle3_points(target) if head.kind in ("eagle3", "peagle") else (FINAL,)
+
+
+def require_fit(target: TargetParts, settings: Settings) -> None:
+    """Raise ConfigError for a head that this target cannot have, before anything is done for it."""
+    head = settings.head
+    assert head is not None, "a run of a head"
+    head_points(target, head)
+    if head.kind in ("parallel", "draft"):
+        require_draft_fits(target, settings, head.depth)
+    below = f"below the target's {target.vocab_size}"
+    if head.kind in ("parallel", "peagle") and head.mask_token_id >= target.vocab_size:
+        raise ConfigError("head.mask_token_id", head.mask_token_id, below)
+    if (head.draft_vocab_size or 0) > target.vocab_size:
+        allowed = f"at most the target's {target.vocab_size}"
+        raise ConfigError("head.draft_vocab_size", head.draft_vocab_size, allowed)
 
 
 def _mlp(target: TargetParts, _: Settings, head: HeadSettings, __: Tensor) -> FreshHead:
@@ -140,9 +157,6 @@ def _eagle3(
 def _peagle(
     target: TargetParts, _: Settings, head: HeadSettings, frequent_ids: Tensor
 ) -> FreshHead:
-    if head.mask_token_id >= target.vocab_size:
-        allowed = f"below the target's {target.vocab_size}"
-        raise ConfigError("head.mask_token_id", head.mask_token_id, allowed)
     net, points = _eagle3_net(target, head, frequent_ids), eagle3_points(target)
     if head.start is not None:
         facts = layer_shape(target, head.inner_size, target.layers)
@@ -161,9 +175,6 @@ def eagle3_points(target: TargetParts) -> tuple[int, ...]:
 
 def _eagle3_net(target: TargetParts, head: HeadSettings, frequent_ids: Tensor) -> Eagle3:
     count = head.draft_vocab_size or target.vocab_size
-    if count > target.vocab_size:
-        allowed = f"at most the target's {target.vocab_size}"
-        raise ConfigError("head.draft_vocab_size", count, allowed)
     parallel = head.kind == "peagle"
     net = Eagle3(
         Eagle3Shape(
@@ -187,12 +198,14 @@ def _eagle3_net(target: TargetParts, head: HeadSettings, frequent_ids: Tensor) -
 
 
 def _parallel(target: TargetParts, settings: Settings, head: HeadSettings, _: Tensor) -> FreshHead:
-    if target.llama is None:
-        raise ConfigError("head.kind", head.kind, "another kind: it copies layers of the target")
-    net = first_draft(target.llama, settings)
-    if head.start is not None:
-        begin_with(net, read_target(find_model(head.start)))
-    return FreshHead(net, ParallelRollout(net, head.mask_token_id), (FINAL,))
+    net = draft_net(target, settings, head)
+    return FreshHead(net, ParallelRollout(net, head.mask_token_id, head.keep_share), (FINAL,))
+
+
+def _draft(target: TargetParts, settings: Settings, head: HeadSettings, _: Tensor) -> FreshHead:
+    net = draft_net(target, settings, head)
+    prepare(net, settings)
+    return FreshHead(net, DraftRollout(net), (FINAL,))
 
 
 class Source(Protocol):

@@ -68,9 +68,10 @@ def export_head(
     if kind not in FORMS or state.get("head") is None:
         raise ConfigError("run folder", kind, "a run of a head")
     require_form(kind, form)
-    if kind == "parallel":
+    if kind in ("parallel", "draft"):
         export(read_checkpoint(run), run, folder, dtype)
-        _mark_parallel(folder, state["head"]["mask_token_id"])
+        if kind == "parallel":
+            _mark_parallel(folder, state["head"]["mask_token_id"])
         return
     tensors, config = layout_of(state, verifier, form)
     if embedding or form == "speculators":

@@ -3,18 +3,16 @@
 Owns its rollout with conditional drops and its start from a trained EAGLE-3 head. Depth 0 is
 EAGLE-3's own; a deeper slot stands at its anchor's position plus the depth, holds the mask token
 and the learned `mask_hidden` (anchored: the newest token and features plus a mask of its depth),
-and sees the anchor's true slots and its own rollout before it. In training depth s keeps
-`keep_share` ** s of the anchors (at least `_LEAST`), each among those of the depth before, so that
-deep guesses cost little.
+and sees the anchor's true slots and its own rollout before it. In training each
+depth goes on with fewer anchors (`foretoken.training.heads.drops`).
 
-Source: P-EAGLE (arXiv 2602.01469); conditional drops from PARD (2504.18583).
+Source: P-EAGLE (arXiv 2602.01469).
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.heads.checkpoint import read_head
@@ -23,9 +21,8 @@ from foretoken.heads.formats import load_head
 from foretoken.heads.loaded import LoadedHead, TargetFacts
 from foretoken.training.heads.capture import Captured
 from foretoken.training.heads.depth_attention import DepthAttention
+from foretoken.training.heads.drops import Drops
 from foretoken.training.heads.tasks import Guess, Rollout, ahead, rotary_of
-
-_LEAST = 0.2
 
 
 class PEagleRollout(Rollout):
@@ -52,14 +49,14 @@ class PEagleRollout(Rollout):
         net, tokens_BT = self.net, captured.tokens_BT
         rows, length = tokens_BT.shape
         slots_T = torch.arange(length, device=tokens_BT.device)
-        dice = torch.Generator().manual_seed(int(tokens_BT.sum()))
+        drops = Drops.of(tokens_BT, self._keep_share if net.training else 1.0)
         attends = [DepthAttention() for _ in net.layers]
         hidden = true_BTD = net.mix(captured.features_BTF)
         given = newest_BT = ahead(tokens_BT, 1)
         kept_N = slots_T
         for step in range(depth):
             if step > 0:
-                chosen_M = self._chosen(kept_N, length, step, dice)
+                chosen_M = drops.chosen(kept_N, length, step)
                 for attend in attends:
                     attend.keep(chosen_M)
                 kept_N = kept_N[chosen_M]
@@ -77,14 +74,6 @@ class PEagleRollout(Rollout):
                 ids_V=self._ids,
                 slots_N=kept_N if step > 0 else None,
             )
-
-    def _chosen(self, kept_N: Tensor, length: int, step: int, dice: torch.Generator) -> Tensor:
-        """Which of the anchors of the depth before go on, ascending."""
-        if not self.net.training:
-            return torch.arange(len(kept_N), device=kept_N.device)
-        count = round(length * max(self._keep_share**step, min(_LEAST, self._keep_share)))
-        order = torch.randperm(len(kept_N), generator=dice)[: max(1, count)]
-        return order.sort().values.to(kept_N.device)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from foretoken.errors import ConfigError
 
-KINDS = ("eagle", "eagle3", "peagle", "mlp", "medusa", "parallel")
+KINDS = ("eagle", "eagle3", "peagle", "mlp", "medusa", "parallel", "draft")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class HeadSettings:
     """
 
     kind: str
-    """`eagle`, `eagle3`, `peagle`, `mlp`, `medusa` or `parallel` (PARD)."""
+    """`eagle`, `eagle3`, `peagle`, `mlp`, `medusa`, `parallel` (PARD) or `draft` (a model)."""
     depth: int = 5
     """Tokens that a training rollout guesses: test-time steps, stages, heads or masks."""
     depth_decay: float = 0.8
@@ -30,13 +30,14 @@ class HeadSettings:
     mask_token_id: int = 1
     """parallel, peagle: the token that stands for one to be guessed."""
     keep_share: float = 0.7
-    """peagle: the share of a depth's rollouts that the next depth goes on with in training."""
+    """parallel, peagle: the share of a depth's rollouts that the next goes on with in training."""
     anchored: bool = False
     """peagle: mask slots repeat the newest token and features and add a mask of their depth, a
     variant of our own that learns faster; vLLM does not read it."""
     start: str | None = None
-    """Packaged name or folder of what to begin with. parallel: a draft; None: the target's last
-    layers. peagle: an EAGLE-3 head; None: random. Layers that it lacks begin as the identity."""
+    """Packaged name or folder of what to begin with. draft, parallel: a draft; None: the packaged
+    target's last layers, or random ones. peagle: an EAGLE-3 head; None: random. Layers that it
+    lacks begin as the identity."""
 
     def __post_init__(self) -> None:
         """Check each field."""

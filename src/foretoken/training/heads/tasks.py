@@ -7,7 +7,7 @@ gives the target's distribution of token t + 1; a rollout from slot t guesses to
 ... from true tokens before each (teacher forcing), but from its own states.
 
 Sources: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840), Medusa (2401.10774), MLP speculators
-(2404.19124), PARD (2504.18583); the divergence is that of `foretoken.training.distill_loss`.
+(2404.19124); the divergence is that of `foretoken.training.distill_loss`.
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +30,6 @@ from foretoken.training.distill_loss import Head, distillation_loss
 from foretoken.training.heads.capture import Captured
 from foretoken.training.heads.depth_attention import DepthAttention
 from foretoken.training.heads.settings import HeadSettings
-from foretoken.training.model import Block, Llama
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,34 +131,6 @@ class EagleRollout(Rollout):
         """One pass over all slots a depth."""
         for hidden in _recur(self.net, self._rotary, captured, depth):
             yield Guess(states_BTD=hidden, weight_VD=self._head)
-
-
-class ParallelRollout(Rollout):
-    """PARD: mask tokens after every position, each at its own depth.
-
-    A row's depth 0 is the token at t + 1, so that all rollouts guess from the same place.
-    """
-
-    def __init__(self, net: Llama, mask_token_id: int) -> None:
-        """Train `net` with `mask_token_id` in place of unknown tokens."""
-        self.net, self._mask = net, mask_token_id
-
-    def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
-        """One pass over all slots a depth; the first one feeds the true tokens."""
-        net = self.net
-        tokens = ahead(captured.tokens_BT, 1)
-        attends = [DepthAttention() for _ in net.blocks]
-        for step in range(depth):
-            given = tokens if step == 0 else torch.full_like(tokens, self._mask)
-            hidden = net.embed(given)
-            rope = net.rope(step, tokens.shape[1])
-            for block, attend in zip(net.blocks, attends, strict=True):
-                assert isinstance(block, Block), type(block)
-                qkv = block.project(hidden, rope)
-                flat = attend(*(part.transpose(1, 2) for part in qkv))
-                heads = flat.unflatten(-1, (block.shape.heads, -1)).transpose(1, 2)
-                hidden = block.finish(hidden, heads)
-            yield Guess(states_BTD=net.norm(hidden), weight_VD=net.embed.weight)
 
 
 def rotary_of(layer: HeadShape, device: torch.device) -> RotaryTable:

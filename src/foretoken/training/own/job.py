@@ -14,7 +14,8 @@ import torch
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
 from foretoken.training.crew import Job
-from foretoken.training.heads.build import HeadTraining, fresh_head, head_points
+from foretoken.training.export import copy_tokenizer, keep_special_ids
+from foretoken.training.heads.build import HeadTraining, fresh_head, head_points, require_fit
 from foretoken.training.loop import Progress, Trainer, pick_device, run_folder
 from foretoken.training.own.answers import write_answers
 from foretoken.training.own.keep import estimate_states, keep_states, states_folder
@@ -47,11 +48,7 @@ def open_target(settings: Settings) -> OwnTarget:
     if settings.data.answer_tokens >= target.max_length:
         given, allowed = settings.data.answer_tokens, f"below the target's {target.max_length}"
         raise ConfigError("data.answer_tokens", given, allowed)
-    assert settings.head is not None, "a run of a head"
-    if settings.head.kind == "parallel":
-        allowed = "another kind: it copies layers of the target"
-        raise ConfigError("head.kind", settings.head.kind, allowed)
-    head_points(target.parts, settings.head)
+    require_fit(target.parts, settings)
     return target
 
 
@@ -83,6 +80,9 @@ def prepare_own(settings: Settings, folder: Path, report: Callable[[str], None])
         tokenizer = target.engine.parts.tokenizer
         text_digest = keep_text(settings.data, tokenizer, folder, report)
     write_answers(target.engine, found, settings.data, folder, report)
+    if settings.head is not None and settings.head.kind in ("draft", "parallel"):
+        copy_tokenizer(find_model(str(settings.target)), folder)
+        keep_special_ids(find_model(str(settings.target)), folder)
     if settings.states is not None:
         keep_states(target, settings, folder, text_digest, report)
     digests = [found.digest, *([text_digest] if text_digest else [])]

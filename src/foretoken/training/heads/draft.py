@@ -1,0 +1,70 @@
+"""Draft models beside heads: small Llamas trained on what the target says, and their first weights.
+
+Owns the rollout of a draft model, which reads nothing of the target but its tokens: what it guesses
+at one position, given the true tokens before, is its guess of every depth there.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from foretoken.checkpoint import find_model
+from foretoken.errors import ConfigError
+from foretoken.training.distill import begin_with, first_draft
+from foretoken.training.heads.capture import Captured
+from foretoken.training.heads.settings import HeadSettings
+from foretoken.training.heads.target import TargetParts
+from foretoken.training.heads.tasks import Guess, Rollout
+from foretoken.training.model import Llama
+from foretoken.training.pool import read_target
+from foretoken.training.settings import Settings
+
+
+class DraftRollout(Rollout):
+    """One pass over the true tokens; the loss needs one depth, since all have the same guesses."""
+
+    def __init__(self, net: Llama) -> None:
+        """Train `net`."""
+        self.net = net
+
+    def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
+        """What stands at slot t for depth s is the guess at position t + 1 + s."""
+        hidden_BTD = self.net(captured.tokens_BT).hidden
+        for step in range(1 if self.net.training else depth):
+            ahead = hidden_BTD[:, 1 + step :]
+            fill = hidden_BTD[:, -1:].expand(-1, 1 + step, -1)
+            states = torch.cat((ahead, fill), dim=1)
+            yield Guess(states_BTD=states, weight_VD=self.net.embed.weight)
+
+
+def draft_net(target: TargetParts, settings: Settings, head: HeadSettings) -> Llama:
+    """A draft of the config's shape that begins with `head.start`, or with what the target has.
+
+    Without a start: the last layers of a target of the training code's layout; else random layers,
+    over the target's embedding where the widths are equal.
+
+    Raises:
+        ConfigError: another vocabulary than the target's, or a start of another shape.
+    """
+    shape = settings.shape
+    require_draft_fits(target, settings, head.depth)
+    if head.start is None and target.llama is not None:
+        return first_draft(target.llama, settings)
+    net = Llama(shape)
+    if head.start is not None:
+        begin_with(net, read_target(find_model(head.start)))
+    elif shape.hidden_size == target.hidden_size:
+        with torch.no_grad():
+            net.embed.weight.copy_(target.embedding_VD)
+    return net
+
+
+def require_draft_fits(target: TargetParts, settings: Settings, depth: int) -> None:
+    """Raise ConfigError unless the draft has the target's vocabulary and room for the rows."""
+    if settings.shape.vocab_size != target.vocab_size:
+        given, allowed = settings.shape.vocab_size, f"the target's {target.vocab_size}"
+        raise ConfigError("shape.vocab_size", given, allowed)
+    longest = max(stage.length for stage in settings.stages) + depth
+    if longest > settings.shape.max_positions:
+        given, allowed = settings.shape.max_positions, f"{longest} or more, for rows and drafts"
+        raise ConfigError("shape.max_positions", given, allowed)

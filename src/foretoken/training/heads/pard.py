@@ -1,0 +1,63 @@
+"""PARD: a draft model that guesses all its tokens in one pass over mask tokens.
+
+Owns its rollout in training: mask tokens after every position, each at its own depth, with
+conditional drops. A row's depth 0 is the token at t + 1, so that all rollouts guess from the same
+place.
+
+Source: PARD (arXiv 2504.18583).
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from foretoken.training.heads.capture import Captured
+from foretoken.training.heads.depth_attention import DepthAttention
+from foretoken.training.heads.drops import Drops
+from foretoken.training.heads.tasks import Guess, Rollout, ahead
+from foretoken.training.model import Block, Llama, Rope
+
+
+class ParallelRollout(Rollout):
+    """One pass a depth over the slots that it keeps; the same numbers as one pass over all."""
+
+    def __init__(self, net: Llama, mask_token_id: int, keep_share: float = 1.0) -> None:
+        """Train `net` with `mask_token_id` in place of unknown tokens."""
+        self.net, self._mask, self._keep_share = net, mask_token_id, keep_share
+
+    def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
+        """The true tokens at depth 0; further on masks at the slots that are kept."""
+        net = self.net
+        tokens_BT = ahead(captured.tokens_BT, 1)
+        rows, length = tokens_BT.shape
+        drops = Drops.of(captured.tokens_BT, self._keep_share if net.training else 1.0)
+        attends = [DepthAttention() for _ in net.blocks]
+        kept_N, given = torch.arange(length, device=tokens_BT.device), tokens_BT
+        for step in range(depth):
+            if step > 0:
+                chosen_M = drops.chosen(kept_N, length, step)
+                for attend in attends:
+                    attend.keep(chosen_M)
+                kept_N = kept_N[chosen_M]
+                given = tokens_BT.new_full((rows, len(kept_N)), self._mask)
+            hidden = self._pass(given, kept_N + step, attends)
+            yield Guess(
+                states_BTD=net.norm(hidden),
+                weight_VD=net.embed.weight,
+                slots_N=kept_N if step > 0 else None,
+            )
+
+    def _pass(self, given_BN: Tensor, places_N: Tensor, attends: list[DepthAttention]) -> Tensor:
+        """The residual stream of one depth, [B, N, D]."""
+        net = self.net
+        hidden: Tensor = net.embed(given_BN)
+        table = net.rope(0, int(places_N[-1]) + 1)
+        rope = Rope(table.cos[places_N], table.sin[places_N])
+        for block, attend in zip(net.blocks, attends, strict=True):
+            assert isinstance(block, Block), type(block)
+            qkv = block.project(hidden, rope)
+            flat = attend(*(part.transpose(1, 2) for part in qkv))
+            heads = flat.unflatten(-1, (block.shape.heads, -1)).transpose(1, 2)
+            hidden = block.finish(hidden, heads)
+        return hidden
