@@ -22,7 +22,7 @@ from foretoken.lab.statistics_ratio import (
     paired_ratio,
     weighted_quantile,
 )
-from foretoken.lab.steps import StepTimes, step_times
+from foretoken.lab.steps import StepTimes, step_times, without_prompts
 
 RESAMPLES = 1000
 FEWEST_STEPS = 20
@@ -71,7 +71,7 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
     Raises:
         ConfigError: there are no step times, or the candidate's acceptance is not known.
     """
-    off, on = step_times(base), step_times(other)
+    off, on = without_prompts(step_times(base), step_times(other))
     if off.seconds_N.size == 0 or on.seconds_N.size == 0:
         raise ConfigError("run", "no chunk times", "a streamed A/B of both arms")
     k, rate = _drafting(other)

@@ -1,7 +1,8 @@
 """Step times out of arrivals: the gaps between a request's steps, and how many ran beside it.
 
 Servers send a step's tokens in one chunk or in several at once; chunks that arrive together are one
-step. Pure; knows records only.
+step. A step beside which a prompt was read is longer for that, and is told apart. Pure; knows
+records only.
 """
 
 from collections import defaultdict
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretoken.lab.results import RequestRecord
 from foretoken.lab.statistics import Floats
@@ -17,6 +19,9 @@ from foretoken.lab.statistics_ratio import Ints
 TOGETHER_S = 0.0004
 """Chunks nearer than this, or than a share of the usual gap, are one step."""
 _SHARE = 0.15
+FEWEST_PURE = 200
+"""Steps without prompts beside them, per arm, before the others can be left out."""
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +32,19 @@ class StepTimes:
     batch_N: Ints
     """Requests that were decoding in the middle of the step."""
     blocks_N: Ints
+    mixed_N: Bools
+    """Whether another request waited for its first token meanwhile, as far as is known."""
+
+    def only(self, keep_N: Bools) -> "StepTimes":
+        """Some of the steps."""
+        return StepTimes(
+            self.seconds_N[keep_N], self.batch_N[keep_N], self.blocks_N[keep_N],
+            self.mixed_N[keep_N],
+        )  # fmt: skip
 
     def at(self, batch: int) -> "StepTimes":
         """The steps at one batch size."""
-        keep_N = self.batch_N == batch
-        return StepTimes(self.seconds_N[keep_N], self.batch_N[keep_N], self.blocks_N[keep_N])
+        return self.only(self.batch_N == batch)
 
 
 def step_times(records: Sequence[RequestRecord]) -> StepTimes:
@@ -42,29 +55,44 @@ def step_times(records: Sequence[RequestRecord]) -> StepTimes:
             blocks[record.block].append(record)
     parts = [_steps_of_block(number, found) for number, found in sorted(blocks.items())]
     if not parts:
-        return StepTimes(np.array([]), np.array([], np.int64), np.array([], np.int64))
+        none = np.array([], np.int64)
+        return StepTimes(np.array([]), none, none, np.array([], np.bool_))
     return StepTimes(
         np.concatenate([p.seconds_N for p in parts]),
         np.concatenate([p.batch_N for p in parts]),
         np.concatenate([p.blocks_N for p in parts]),
+        np.concatenate([p.mixed_N for p in parts]),
     )
 
 
+def without_prompts(off: StepTimes, on: StepTimes) -> tuple[StepTimes, StepTimes]:
+    """Both arms' steps beside which no prompt was read; all of them if one arm has too few such."""
+    pure = tuple(steps.only(~steps.mixed_N) for steps in (off, on))
+    if any(steps.seconds_N.size < FEWEST_PURE for steps in pure):
+        return off, on
+    return pure[0], pure[1]
+
+
 def _steps_of_block(block: int, records: Sequence[RequestRecord]) -> StepTimes:
+    known = [r for r in records if r.sent_s is not None and r.first_s is not None]
+    sent, begun = (np.sort([getattr(r, n) for r in known]) for n in ("sent_s", "first_s"))
     starts = np.sort([r.first_s for r in records if r.first_s is not None])
     ends = np.sort([r.last_s for r in records if r.last_s is not None])
-    seconds, batches = [], []
+    seconds, batches, mixed = [], [], []
     for record in records:
         times = merge_chunks(np.array(record.chunk_s))
         middles = (times[1:] + times[:-1]) / 2
         running = np.searchsorted(starts, middles, side="right") - np.searchsorted(ends, middles)
         seconds.append(np.diff(times))
         batches.append(running)
+        waiting = np.searchsorted(sent, times[1:]) - np.searchsorted(begun, times[:-1], "right")
+        mixed.append(waiting > 0)
     gaps_N = np.concatenate(seconds)
     return StepTimes(
         gaps_N,
         np.concatenate(batches).astype(np.int64),
         np.full(gaps_N.size, block, np.int64),
+        np.concatenate(mixed),
     )
 
 

@@ -10,7 +10,7 @@ from foretoken.errors import ConfigError
 from foretoken.lab.fit import fit_arms
 from foretoken.lab.lookups import LookedUp, Written, look_up
 from foretoken.lab.results import Acceptance, RequestRecord
-from foretoken.lab.steps import merge_chunks, step_times
+from foretoken.lab.steps import merge_chunks, step_times, without_prompts
 from foretoken.lab.whatif import (
     Costs,
     Gate,
@@ -104,6 +104,31 @@ def test_the_batch_is_who_decodes_at_the_same_time() -> None:
     steps = step_times(a_block(0, 3, 0.0, 0.01, False))
     assert set(steps.batch_N.tolist()) == {3}
     assert np.allclose(steps.seconds_N, 0.01)
+
+
+def beside_a_prompt(block: int, step: float) -> list[RequestRecord]:
+    """Sixty steps of one request; another comes in the 21st, whose prompt makes that one longer."""
+    late = np.where(np.arange(61) > 20, 0.05, 0.0)
+    times = step * np.arange(61) + late
+    first = RequestRecord(index=0, block=block, sent_s=-0.1, first_s=0.0, last_s=times[-1],
+                          chunk_s=tuple(times), output_tokens=61)  # fmt: skip
+    second = RequestRecord(index=1, block=block, sent_s=20.5 * step, first_s=times[21],
+                           last_s=times[51], chunk_s=tuple(times[21:52]),
+                           output_tokens=31)  # fmt: skip
+    return [first, second]
+
+
+def test_steps_beside_a_prompt_are_left_out() -> None:
+    off, on = (
+        step_times([record for block in range(4) for record in beside_a_prompt(block, step)])
+        for step in (0.010, 0.016)
+    )
+    assert off.mixed_N.sum() == on.mixed_N.sum() == 4, "one step per block"
+    pure = without_prompts(off, on)
+    assert float(off.seconds_N.max()) == pytest.approx(0.060)
+    assert [float(steps.seconds_N.max()) for steps in pure] == pytest.approx([0.010, 0.016])
+    few = off.only(np.arange(off.seconds_N.size) < 50)
+    assert without_prompts(few, on) == (few, on), "too few are left: better all"
 
 
 def with_steps(accepted: list[int], drafted: list[int], temperature: float = 0.0) -> RequestRecord:

@@ -160,6 +160,8 @@ _TOO_CLOSE = "the truth is near the limit: more measuring may not settle it, ano
 
 def show(interval: Interval) -> str:
     """`1.42x [1.35, 1.50]`."""
+    if math.isnan(interval.estimate):
+        return "unknown"
     if not interval.known:
         return f"{interval.estimate:.2f}x (interval unknown)"
     return f"{interval.estimate:.2f}x [{interval.low:.2f}, {interval.high:.2f}]"

@@ -8,13 +8,14 @@ from foretoken.lab.fit import least_steps
 from foretoken.lab.report.canvas import BASELINE, CANDIDATE, FAINT, new_figure
 from foretoken.lab.report.data import ReportRun
 from foretoken.lab.statistics import Floats
-from foretoken.lab.steps import StepTimes, step_times
+from foretoken.lab.steps import StepTimes, step_times, without_prompts
 
 
 def step_cost(run: ReportRun) -> Figure | None:
     """Median step times, the middle half, and the ratio V + k c where both arms have enough."""
     names = (run.summary.baseline, run.summary.candidate)
-    arms = [step_times(run.of_arm(name)) for name in names]
+    off, on = (step_times(run.of_arm(name)) for name in names)
+    arms = without_prompts(off, on)
     common = sorted(set(_batches(arms[0])) & set(_batches(arms[1])))
     if not common:
         return None
