@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,6 +28,9 @@ from foretoken.training.progress import Display, Standing, terminal_of
 from foretoken.training.ranks import Ranks
 from foretoken.training.schedule import current_stage
 from foretoken.training.settings import Settings
+
+MIXED = "Mismatch dtype between input and weight"
+"""What PyTorch says of norms with float32 weights under autocast, which is meant here."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -184,6 +188,13 @@ class Trainer:
 
     def run(self, report: Callable[[str], None]) -> Progress:
         """Step until the budget is used up, with checkpoints and progress on the way."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", MIXED)
+            self._run(report)
+        self.crew.close()
+        return self.progress
+
+    def _run(self, report: Callable[[str], None]) -> None:
         terminal = terminal_of(sys.stderr) if self.ranks.leads else None
         display = Display(report, self.settings.name, terminal)
         saved, mean = time.monotonic(), 0.0
@@ -203,8 +214,6 @@ class Trainer:
             display.measured(self.evaluate(mean))
         display.close()
         self.save()
-        self.crew.close()
-        return self.progress
 
     def _standing(self, loss: float, seconds: float) -> Standing:
         done, share = self.progress, self.share()

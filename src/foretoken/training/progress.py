@@ -4,6 +4,7 @@ Owns the wording. It knows neither models nor data. Invariant: what was measured
 sight, so that a head's accuracy by position is beside its loss.
 """
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ class Display:
             if now.step % LINE_STEPS == 0:
                 self._report(_line(now))
             return
+        if self._bar.n == 0:
+            self._bar.initial = now.step - 1
         self._bar.total = max(now.step, round(now.step / max(now.share, 1e-9)))
         self._bar.n = now.step
         found = f"loss {now.loss:.3f}{self._measured}, {now.speed:.0f} tokens/s"
@@ -74,8 +77,11 @@ class Display:
 
 
 def terminal_of(stream: IO[str]) -> IO[str] | None:
-    """`stream` if a person reads it."""
-    return stream if stream.isatty() else None
+    """`stream` if a person reads it: a terminal that knows its size, as a bar needs it."""
+    if not stream.isatty():
+        return None
+    size = os.get_terminal_size(stream.fileno())
+    return stream if size.columns > 0 and size.lines > 0 else None
 
 
 def brief(found: Mapping[str, float]) -> str:

@@ -1,6 +1,10 @@
 """What a run shows, and what it says when it cannot go on."""
 
+import fcntl
 import io
+import os
+import struct
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,3 +131,12 @@ def test_a_broken_or_foreign_checkpoint_is_named(tmp_path: Path) -> None:
     newest.unlink()
     assert Trainer(tiny.tiny_job(), tiny.tiny_settings(), tmp_path).progress.step == 1
     assert path.is_file()
+
+
+def test_a_bar_needs_a_terminal_of_known_size() -> None:
+    """Some terminals are of size nought until they are told; then there are lines."""
+    master, slave = os.openpty()
+    with os.fdopen(master, "rb"), os.fdopen(slave, "w") as terminal:
+        for lines, columns in ((0, 0), (0, 80), (24, 80)):
+            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+            assert (terminal_of(terminal) is not None) == (lines > 0)
