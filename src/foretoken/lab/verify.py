@@ -13,60 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foretoken.errors import ConfigError
 from foretoken.lab.answers import ReadingOptions
 from foretoken.lab.client import Client
 from foretoken.lab.http1 import TransportError, now
 from foretoken.lab.results import RequestRecord
 from foretoken.lab.statistics_samples import compare_samples, holm_rejects
+from foretoken.lab.verify_plan import KINDS, VerifyPlan
 from foretoken.lab.workload import Item
 
 NEAR_TIE = 0.02
 """Difference of log-probabilities below which the order of two tokens may turn with the batch."""
-KINDS = ("greedy", "seeded")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyPlan:
-    """How much is asked."""
-
-    prompts: int = 20
-    """Whose texts are compared."""
-    max_tokens: int = 48
-    samples: int = 200
-    """Per prompt, arm and set of parameters."""
-    sample_tokens: int = 3
-    sample_prompts: int = 2
-    concurrency: int = 8
-    error: float = 0.01
-    """Chance of a false alarm over all distribution tests together."""
-    parameters: tuple[dict[str, Any], ...] = (
-        {"temperature": 1.0},
-        {"temperature": 0.7, "top_p": 0.9},
-        {"temperature": 1.0, "top_k": 5},
-        {"temperature": 1.0, "min_p": 0.1},
-        {"temperature": 0.8, "presence_penalty": 0.5, "frequency_penalty": 0.5},
-    )
-
-    def __post_init__(self) -> None:
-        """Raise a ConfigError for what is out of range."""
-        names = ("prompts", "max_tokens", "samples", "sample_tokens", "sample_prompts")
-        for name in (*names, "concurrency"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"plan.{name}", getattr(self, name), "an integer >= 1")
-        if not 0 < self.error < 1:
-            raise ConfigError("plan.error", self.error, "a chance between 0 and 1")
-
-    def checks(self) -> list[tuple[str, int]]:
-        """Every check in its order, and how many answers it asks for."""
-        texts = [(kind, 2 * self.prompts) for kind in KINDS]
-        each = 2 * self.samples * min(self.sample_prompts, self.prompts)
-        return texts + [(describe(parameters), each) for parameters in self.parameters]
-
-
-def describe(parameters: Mapping[str, Any]) -> str:
-    """A set of parameters in words."""
-    return ", ".join(f"{name} {value}" for name, value in parameters.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +119,8 @@ async def verify(
         kit.follow.began(*sizes[len(found.texts)])
         found = replace(found, texts=(*found.texts, await _check_texts(kit, kind)))
         kit.follow.checked(found)
+    if len(found.distributions) < len(plan.parameters):
+        await _part(kit)
     for given in plan.parameters[len(found.distributions) :]:
         kit.follow.began(*sizes[len(KINDS) + len(found.distributions)])
         checks = (*found.distributions, await _check_distribution(kit, given))
@@ -239,6 +197,20 @@ async def top_gap(client: Client, prompt: str) -> float | None:
     except (TransportError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
     return values[0] - values[1] if len(values) > 1 else None
+
+
+async def _part(kit: _Kit) -> None:
+    """Ask the first arm alone for as many answers as a check takes.
+
+    A server that draws by the number of a request would else draw the same in both arms, and what
+    is alike by that would hide a difference.
+    """
+    chosen = kit.prompts[: kit.plan.sample_prompts]
+    items = [
+        Item(index=i, prompt=prompt, max_tokens=1, temperature=1.0)
+        for i, prompt in enumerate([*chosen] * kit.plan.samples)
+    ]
+    await _ask(replace(kit, follow=Follow()), kit.off, items)
 
 
 async def _check_distribution(kit: _Kit, given: Mapping[str, Any]) -> DistributionCheck:

@@ -17,7 +17,8 @@ from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.provenance import describe_client
 from foretoken.lab.results_io import write_json
 from foretoken.lab.servers import serving
-from foretoken.lab.verify import KINDS, Follow, Verified, VerifyPlan, verify
+from foretoken.lab.verify import Follow, Verified, verify
+from foretoken.lab.verify_plan import KINDS, VerifyPlan
 
 RESULT = "verify.json"
 

@@ -17,7 +17,8 @@ from foretoken.lab.mock_model import MockModel
 from foretoken.lab.mock_run import mock_running
 from foretoken.lab.mock_server import MockFaults, MockServer
 from foretoken.lab.statistics_samples import compare_samples, holm_rejects
-from foretoken.lab.verify import Verified, VerifyPlan, verify
+from foretoken.lab.verify import Verified, verify
+from foretoken.lab.verify_plan import VerifyPlan
 
 PROMPTS = [f"prompt {i}" for i in range(6)]
 QUICK = VerifyPlan(
@@ -45,7 +46,9 @@ def test_an_honest_server_passes() -> None:
     found = kit(MockServer(MockLaw(step_s=0.0005, prefill_s=0.0, k=3)))
     assert found.lossless
     assert [check.equal for check in found.texts] == [6, 6]
-    assert found.distributions[0].p_value > 0.001
+    check = found.distributions[0]
+    assert check.p_value > 0.001
+    assert check.distance > 0.3 * check.expected, "not the same draws in both arms"
 
 
 def test_a_lossy_server_is_caught() -> None:

@@ -9,7 +9,8 @@ from foretoken.cli.lab.options import BaselineOption, CandidateOption, arms_of, 
 from foretoken.cli.lab.shared import Measuring, measuring
 
 if TYPE_CHECKING:
-    from foretoken.lab.verify import DistributionCheck, TextCheck, Verified, VerifyPlan
+    from foretoken.lab.verify import DistributionCheck, TextCheck, Verified
+    from foretoken.lab.verify_plan import VerifyPlan
 
 EXIT_NOTHING, EXIT_DIFFERENT = 1, 4
 
@@ -78,7 +79,7 @@ def _text(check: "TextCheck") -> str:
 
 
 def _sampled(check: "DistributionCheck") -> str:
-    from foretoken.lab.verify import describe
+    from foretoken.lab.verify_plan import describe
 
     name = describe(check.parameters)
     if check.refused is not None:
@@ -94,7 +95,7 @@ def _sampled(check: "DistributionCheck") -> str:
 def _show(found: "Verified") -> None:
     """What it comes to; a test that fails only beside the others is said here too."""
     from foretoken.cli.lab.tables import console
-    from foretoken.lab.verify import describe
+    from foretoken.lab.verify_plan import describe
 
     show = console()
     for check in found.distributions:
