@@ -8,11 +8,13 @@ import torch
 
 from foretoken.kernels.library import find_library
 from foretoken.proposers.chain import draft_chain
+from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.head_parallel import ParallelSteps
 from foretoken.proposers.head_runner import HeadRunner
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from tests.golden.test_head_kernels import SHAPE, VOCAB, runners
+from tests.golden.test_rollout_stops import frozen
 from tests.unit.proposing import make_sequence, make_span
 
 pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels here")
@@ -66,6 +68,26 @@ def test_all_drafts_in_one_call(name: str, params: str) -> None:
     assert (at_once.probs_KV is None) == (chosen.probs_KV is None)
     if at_once.probs_KV is not None:
         torch.testing.assert_close(at_once.probs_KV, chosen.probs_KV, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["greedy", "seeded"])
+@torch.inference_mode()
+def test_the_same_ends(name: str) -> None:
+    """Early stops inside the call end chains where they end outside of it."""
+    lengths = set()
+    for threshold, row_s in ((0.0, 0.05), (0.0, 0.2), (0.2, 0.0), (0.4, 0.01)):
+        found = []
+        for runner in runners(PARALLEL):
+            torch.manual_seed(8)
+            runner.features.slots_SF.normal_()
+            sampler = DraftSampler(Sampler(VOCAB))
+            steps, spans = steps_of(runner, sampler, [4, 4], PARAMS[name])
+            rule = Confidence(threshold=threshold, gain=frozen(row_s, 0.0))
+            found.append(draft_chain(steps, sampler, spans, rule).ids)
+            assert (steps._logits_KV is None) == (runner.kernels is not None)
+        assert found[0] == found[1]
+        lengths.add(tuple(len(ids) for ids in found[0]))
+    assert len(lengths) > 1, lengths
 
 
 @pytest.mark.parametrize("counts", [[4, 2], [1, 1]])

@@ -80,12 +80,15 @@ class Stopping:
         self._since = time.perf_counter()
         return kept
 
-    def on(self, plan: RolloutPlan, active: Sequence[int], count: int) -> RolloutPlan | None:
+    def on(
+        self, plan: RolloutPlan, active: Sequence[int], count: int, *, at_once: bool = False
+    ) -> RolloutPlan | None:
         """A rollout that ends where this says; None: it has to be drafted token by token.
 
         Args:
             plan: of the spans `active`.
             count: the drafts that each of them has.
+            at_once: whether one pass gives them all.
         """
         if plan.keeps_logits and len(active) > 1:
             return None
@@ -96,11 +99,11 @@ class Stopping:
             token=token,
             row=row,
             usual=usual,
-            another=another,
+            another=-1.0 if at_once else another,
             least=max(self._how.least - count, 0),
             reach=[self._reach[span] for span in active],
         )
-        self._since = time.perf_counter()
+        self._since = None if at_once else time.perf_counter()
         return replace(plan, stop=rule)
 
     def took(self, active: Sequence[int], stopped: Stopped) -> None:
@@ -112,8 +115,9 @@ class Stopping:
                 if gain is not None:
                     gain.promise(self._reach[span])
         passes = len(stopped.sure) // count
-        if gain is not None and self._since is not None and passes:
+        if gain is not None:
             gain.saw(stopped.sure)
+        if gain is not None and self._since is not None and passes:
             gain.add_pass((time.perf_counter() - self._since) / passes)
             if not stopped.going:
                 gain.doubt()

@@ -135,12 +135,14 @@ class _Chains(ChainSteps):
         stopping: Stopping | None = None,
     ) -> Rolled | None:
         kernels, budget = self._manner.kernels, self._spans[0].draft_budget
-        if kernels is None or drafted[0] or stopping is not None:
+        if kernels is None or drafted[0]:
             return None
         if any(span.draft_budget != budget for span in self._spans):
             return None
         sequences = [span.sequence for span in self._spans]
         plan = self._sampler.plan(sequences, drafted, budget)
+        if plan is not None and stopping is not None:
+            plan = stopping.on(plan, active, 0, at_once=kernels.at_once)
         if plan is None:
             return None
         newest = [sequence.token_ids[-1] for sequence in sequences]

@@ -17,6 +17,7 @@ from torch import Tensor
 from foretoken.heads.medusa import Medusa, ResidualBlock
 from foretoken.heads.mlp import MLPSpeculator
 from foretoken.kernels.library import find_library, follow_threads
+from foretoken.models.stopping import StopCall, cut
 from foretoken.models.tensors import RolledOut, RolloutPlan
 from foretoken.ops.linear import KernelLinear
 from foretoken.ops.rows import TYPES
@@ -67,6 +68,7 @@ class _Call(ctypes.Structure):
         ("draws", ctypes.c_char_p),
         *((name, _PTR) for name in ("tokens", "logits")),
         *((name, _I64) for name in ("feature_bytes", "rows", "steps", "keeps_logits")),
+        ("stop", _PTR),
     ]
 
 
@@ -124,13 +126,22 @@ class StatelessKernels:
         call.slots, call.fed, call.tokens = map(_address, (slots_B, fed_B, tokens))
         call.draws, call.logits = plan.rows, self._logits_KV.data_ptr()
         call.rows, call.steps, call.keeps_logits = count, steps, plan.keeps_logits
+        stop = None if plan.stop is None else StopCall(plan.stop, steps)
+        call.stop = None if stop is None else stop.address
         done = self._run(ctypes.addressof(bound.struct), ctypes.addressof(call))
+        ended, done = done < 0, done if done >= 0 else -1 - done
         made, at = tokens[: count * done], count * done if rows > count else 0
-        return RolledOut(
+        found = RolledOut(
             ids=[made[row::count].tolist() for row in range(count)],
             logits_KV=self._logits_KV[: count * done] if plan.keeps_logits else None,
-            undecided_BV=None if done == steps else self._logits_KV[at : at + count],
+            undecided_BV=None if done == steps or ended else self._logits_KV[at : at + count],
         )
+        return found if stop is None else cut(found, stop.found(done, ended=ended))
+
+    @property
+    def at_once(self) -> bool:
+        """Whether all tokens come of one pass."""
+        return self._bound.all_at_once
 
 
 def compile_mlp(net: MLPSpeculator, features_SD: Tensor | None) -> StatelessKernels | None:

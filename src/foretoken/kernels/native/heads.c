@@ -74,8 +74,11 @@ int64_t ft_mlp_draft(const ft_mlp *net, const ft_head_call *call) {
         advance(net, stage, call, fed);
         ft_linear_dense(stage->head, call->state, logits, NULL, call->rows);
         ft_draw(call->draws + at * call->rows, call->rows, logits, net->vocabulary, tokens);
-        for (int64_t r = 0; r < call->rows; r++)
-            if (tokens[r] == FT_UNDECIDED) return at;
+        if (ft_stop_open(call->stop, call->rows, tokens)) return at;
+        if (call->stop) {
+            ft_sure(logits, call->rows, net->vocabulary, call->stop->sure + at * call->rows);
+            if (!ft_stop_after(call->stop, at, call->rows)) return -2 - at;
+        }
         fed = tokens;
     }
     return call->steps;
@@ -115,7 +118,6 @@ int64_t ft_medusa_draft(const ft_medusa *net, const ft_head_call *call) {
     }
     if (net->mixers) ft_linear_dense(net->tops[0], states, call->logits, NULL, call->steps * rows);
     ft_draw(call->draws, call->steps * rows, call->logits, net->vocabulary, call->tokens);
-    for (int64_t i = 0; i < call->steps * rows; i++)
-        if (call->tokens[i] == FT_UNDECIDED) return i / rows;
-    return call->steps;
+    if (call->stop) ft_sure(call->logits, call->steps * rows, net->vocabulary, call->stop->sure);
+    return ft_stop_through(call->stop, call->steps, rows, call->tokens);
 }

@@ -6,6 +6,7 @@
 #define FORETOKEN_HEADS_H
 
 #include "draw.h"
+#include "stop.h"
 #include "linear.h"
 
 // s = gelu(norm(project(s) + token_scale * embedding[token]) * weight + bias), logits = head(s).
@@ -46,9 +47,11 @@ typedef struct {
     int64_t *tokens;           // [steps, rows], written
     float *logits;  // [steps, rows, vocabulary], or, if MLP does not keep them, [rows, vocabulary]
     int64_t feature_bytes, rows, steps, keeps_logits;
+    const ft_stop *stop;  // or null
 } ft_head_call;
 
-// Return how many steps were drafted: fewer than `steps` where a row was left undecided.
+// Return how many steps were drafted: fewer than `steps` where a row was left undecided; or -1 minus
+// their number where `stop` ended all.
 FT_EXPORT int64_t ft_mlp_draft(const ft_mlp *net, const ft_head_call *call);
 FT_EXPORT int64_t ft_medusa_draft(const ft_medusa *net, const ft_head_call *call);
 

@@ -151,9 +151,13 @@ static int64_t draft_at_once(state *s) {
     ft_decoder_run(s->model->decoder, &s->step, 0, s->model->num_layers);
     gather_guesses(s);
     choose(s, s->step.beside, all, call->draws, call->logits, call->tokens);
-    for (int64_t i = 0; i < all; i++)
-        if (call->tokens[i] == FT_UNDECIDED) return i / call->num_spans;
-    return call->steps;
+    if (call->stop) {
+        const float *logits = call->own ? call->own : call->logits;
+        const int outputs = call->own || s->model->ids;
+        ft_sure(logits, all, outputs ? s->model->head->outputs : s->model->vocabulary,
+                call->stop->sure);
+    }
+    return ft_stop_through(call->stop, call->steps, call->num_spans, call->tokens);
 }
 
 int64_t ft_rollout(const ft_rollout_model *model, const ft_rollout_call *call) {
@@ -186,11 +190,8 @@ int64_t ft_rollout(const ft_rollout_model *model, const ft_rollout_call *call) {
         keep_last_rows(&s);
         choose(&s, s.step.x, call->num_spans, call->draws + at * call->num_spans,
                call->logits + (call->keeps_logits ? at * size : 0), tokens);
-        for (int64_t r = 0; r < call->num_spans; r++)
-            if (tokens[r] == FT_UNDECIDED && !(call->stop && call->stop->reach[r] == 0.0f)) return at;
+        if (ft_stop_open(call->stop, call->num_spans, tokens)) return at;
         if (call->stop && !judge(&s, at)) return -2 - at;
-        for (int64_t r = 0; r < call->num_spans; r++)
-            if (tokens[r] == FT_UNDECIDED) tokens[r] = fed[r];  // of one that ended: any token
         fed = tokens;
     }
     return call->steps;

@@ -19,4 +19,12 @@ typedef struct {
 // did not end before. Returns whether another pass is worth it.
 int ft_stop_after(const ft_stop *stop, int64_t at, int64_t spans);
 
+// Whether a span that did not end was left undecided; those of spans that ended become token 0.
+// Without a rule (null) none ends.
+int ft_stop_open(const ft_stop *stop, int64_t spans, int64_t *tokens);
+
+// Both for tokens [steps, spans] that are all there. Returns the number of steps that count, or -1
+// minus it where a rule ended all.
+int64_t ft_stop_through(const ft_stop *stop, int64_t steps, int64_t spans, int64_t *tokens);
+
 #endif
