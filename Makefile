@@ -37,7 +37,7 @@ test-without-kernels: $(VENV)/.installed-dev
 test-full: $(VENV)/.installed-dev
 	$(RUN) -m pytest -n auto --dist loadfile -m "full or not full" --timeout=3600 $(ARGS)
 
-# The package wants other versions than we test with (and a CUDA build of PyTorch: 4 GB).
+# The package wants other versions than we test with (and a CUDA build of PyTorch: 6 GB).
 SPECULATORS := .venv-speculators
 
 test-speculators: $(SPECULATORS)/.installed
