@@ -4,6 +4,7 @@ Owns argument parsing only; the runs are in `foretoken.training`.
 """
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -151,10 +152,14 @@ def eval_drafter(
         list[float] | None, typer.Option(help="May be given several times; default 0, 0.4, 0.8, 1.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the numbers there as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
     """Measure a drafter in the engine: acceptance by position and temperature, cost of steps."""
     import json
 
+    from rich.console import Console
+
+    from foretoken.cli.worth_table import worth_table
     from foretoken.training.prompts import heldout_prompts
     from foretoken.training.worth import EvalPlan, measure_worth, open_pair
 
@@ -166,9 +171,13 @@ def eval_drafter(
     tokenizer = engine.parts.tokenizer
     if tokenizer is None:
         raise ConfigError("TARGET", target, "a model with a tokenizer")
-    found = measure_worth(engine, [tokenizer.encode(t) for t in texts], plan, typer.echo)
+    told = partial(typer.echo, err=as_json)
+    found = measure_worth(engine, [tokenizer.encode(t) for t in texts], plan, told)
     text = json.dumps(found.as_record(), indent=2)
-    typer.echo(text)
+    if as_json:
+        typer.echo(text)
+    else:
+        Console().print(worth_table(found, f"{drafter} for {target}"))
     if out is not None:
         out.write_text(text + "\n")
 
