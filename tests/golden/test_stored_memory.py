@@ -18,6 +18,7 @@ from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.quant import JoinedLinear
 from foretoken.shape import ModelShape
+from foretoken.shape.gguf import _open
 from tests.golden import quantized as q
 from tests.golden.test_gguf import MIXED
 from tests.golden.test_gguf import write_both as write_gguf
@@ -111,3 +112,11 @@ def test_integers_do_not_become_fewer(tmp_path: Path) -> None:
     path, _ = q.write_both(tmp_path, config, writer, **SIZES)
     head = 97 * 256
     assert said_bytes(path, None) - said_bytes(path, "int4") == head - 4 * 97
+
+
+def test_what_is_read_of_a_gguf_file_is_forgotten(tmp_path: Path) -> None:
+    """The names of a vocabulary take 100 MB as the reader keeps them."""
+    path, _ = write_gguf(tmp_path, {"": Kind.Q8_0})
+    held_bytes(path, None)
+    assert _open.cache_info().currsize == 0
+    assert ModelMemory(shape=ModelShape.from_config(path)).uses_transformers

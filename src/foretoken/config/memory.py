@@ -13,6 +13,7 @@ from foretoken.errors import ConfigError
 from foretoken.shape import ModelShape
 from foretoken.shape.memory import (
     RUNTIME_BYTES,
+    TRANSFORMERS_BYTES,
     Cost,
     Need,
     StepSize,
@@ -109,7 +110,7 @@ def need_of(facts: MemoryFacts) -> Need:
         weights=facts.target.weight_bytes(facts.dtype_bytes, packs=facts.packs),
         draft_weights=sum(drafts),
         activations=activations,
-        workspace=RUNTIME_BYTES + sum(tables),
+        workspace=RUNTIME_BYTES + _late_bytes(facts) + sum(tables),
         kv_per_token=facts.target.kv_per_token(facts.dtype_bytes),
         draft_kv_per_token=sum(drafts_kv) + features,
         lookahead=drafting.lookahead,
@@ -259,6 +260,12 @@ def _widths(shape: ModelShape) -> Widths:
         inner=shape.intermediate_size,
         vocabulary=shape.vocab_size,
     )
+
+
+def _late_bytes(facts: MemoryFacts) -> int:
+    """Of transformers, where some model or its tokenizer needs it."""
+    models = (facts.target, *facts.drafting.models)
+    return TRANSFORMERS_BYTES if any(model.uses_transformers for model in models) else 0
 
 
 def _position_bytes(shape: ModelShape, facts: MemoryFacts) -> int:

@@ -25,6 +25,12 @@ class ModelMemory:
     """As the user set it; what is not a name of QUANTIZATIONS leaves floats as they are."""
     kv_cache_dtype: str = "auto"
 
+    @property
+    def uses_transformers(self) -> bool:
+        """Whether it, or its tokenizer, is run by that library."""
+        stored = self.shape.stored
+        return not self.shape.is_own or (stored is not None and stored.method == "gguf")
+
     def kv_per_token(self, dtype_bytes: int) -> int:
         """Of a token's keys and values."""
         return self.shape.kv_bytes_per_token(dtype_bytes, self.kv_cache_dtype)

@@ -15,6 +15,7 @@ from foretoken.models.weights import rounding_of
 from foretoken.ops.linear import RowProbe
 from foretoken.quant.formats import format_of
 from foretoken.shape import OWN_MODEL_TYPES, ModelShape
+from foretoken.shape.gguf import forget_gguf
 
 _BUILDERS = {
     "gemma2": gemma2.build,
@@ -51,6 +52,7 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
         with Checkpoint(
             folder, dtype=options.dtype, device=options.device, stored=stored
         ) as checkpoint:
+            forget_gguf()
             return _BUILDERS[shape.model_type](
                 Builder(shape=shape, checkpoint=checkpoint, options=options, probe=RowProbe())
             )

@@ -55,6 +55,11 @@ def open_gguf(path: Path) -> Any:
     return reader
 
 
+def forget_gguf() -> None:
+    """Drop what was read of files: the names of a large vocabulary take some 100 MB."""
+    _open.cache_clear()
+
+
 @functools.lru_cache(maxsize=2)
 def _open(path: Path, changed: int) -> Any:
     try:

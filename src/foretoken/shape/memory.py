@@ -176,6 +176,8 @@ class Widths(NamedTuple):
 
 RUNTIME_BYTES = 32 << 20
 """Of libraries that load late, the tokenizer, thread stacks: measured on Linux."""
+TRANSFORMERS_BYTES = 100 << 20
+"""Of that library once it is used, for a model of its own or the tokenizer of a GGUF file."""
 SCRATCH = 1.25
 """Kernels' buffers grow by a quarter more than was asked."""
 LOGIT_COPIES = 3
