@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from foretoken.lab.fit import fit_arms
 from foretoken.lab.lookups import LookedUp, Written, look_up
@@ -19,7 +21,7 @@ from foretoken.lab.whatif import (
     what_if,
     what_if_looked_up,
 )
-from tests.unit.lab.summaries import ab
+from tests.unit.lab.summaries import ab, write_run
 
 K, RATE = 4, 0.5
 
@@ -222,3 +224,10 @@ def test_methods_are_replayed_on_recorded_texts(tmp_path: Path) -> None:
         what_if_looked_up(summary, [RequestRecord(index=0)], [1], ["ngram"])
     with pytest.raises(ConfigError, match="suffix"):
         what_if_looked_up(summary, texts, [1], ["medusa"])
+
+
+@pytest.mark.parametrize("gate", ["2", "0:4", "two:3", "1:2:3"])
+def test_a_wrong_gate_is_named(tmp_path: Path, gate: str) -> None:
+    run = str(write_run(tmp_path / "run", ab(1.5)))
+    found = CliRunner().invoke(app, ["lab", "whatif", run, "--gate", gate])
+    assert found.exit_code == 2 and "--gate" in found.output
