@@ -80,8 +80,10 @@ static example make(void) {
     example e = {.layer = {.weight_type = (int)draw(4), .gated = draw(4) == 0}};
     ft_linear *l = &e.layer;
     const int wide = draw(6) == 0;
-    l->inputs = 1 + draw(wide ? 700 : 150);
-    l->outputs = (1 + draw(wide ? 60 : 140)) * (l->gated ? 2 : 1);
+    // Many outputs: several tiles share the inputs of many rows.
+    const int many = draw(10) == 0;
+    l->inputs = 1 + draw(many ? 300 : wide ? 700 : 150);
+    l->outputs = (1 + draw(many ? 1100 : wide ? 60 : 140)) * (l->gated ? 2 : 1);
     l->x_type = l->weight_type == FT_WEIGHT_FLOAT32 ? FT_FLOAT32 : (int)draw(2);
     l->y_type = (int)draw(2);
     if (l->weight_type == FT_WEIGHT_INT4 || (l->weight_type == FT_WEIGHT_INT8 && draw(2))) {

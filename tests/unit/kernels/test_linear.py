@@ -73,6 +73,34 @@ def test_floating_weights(
     assert_rows_are_their_own(linear, x_TK, residual_TN)
 
 
+def example(library: Library, kind: str, outputs: int, inputs: int) -> Packed:
+    """Random weights of a kind, floating or whole, with groups of 64."""
+    if kind in ("float32", "bfloat16"):
+        return pack_float(library, randn(outputs, inputs).to(getattr(torch, kind)))
+    scale_NG = randn(outputs, inputs // 64, seed=2).abs()
+    values = torch.randint(0, 16 if kind == "int4" else 255, (outputs, inputs))
+    if kind == "int4":
+        return pack_int4(library, values.to(torch.uint8), scale_NG)
+    return pack_int8(library, (values - 127).to(torch.int8), scale_NG)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+def test_many_rows_have_the_bits_of_few(library: Library, kind: str) -> None:
+    """From some rows on inputs lie chunk by chunk and several tiles share them."""
+    packed = example(library, kind, outputs=1100, inputs=640)
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
+    linear = KernelLinear(library, packed, dtype=dtype, out_dtype=torch.float32)
+    x_TK = randn(500, 640, seed=1).to(dtype)
+    few = torch.cat([linear(rows) for rows in x_TK.split(7)])
+    assert torch.equal(linear(x_TK), few)
+    for count in (63, 64, 65, 241, 481):
+        assert torch.equal(linear(x_TK[:count]), few[:count])
+    assert torch.equal(linear(x_TK[::2]), few[::2])
+    library.handle.ft_set_threads(3)
+    assert torch.equal(linear(x_TK), few)
+    library.handle.ft_set_threads(1)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strided_rows(library: Library, dtype: torch.dtype) -> None:
     weight_NK, wide = randn(40, 48).to(dtype), randn(9, 200, seed=1).to(dtype)

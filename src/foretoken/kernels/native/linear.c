@@ -16,7 +16,14 @@ typedef struct {
     int64_t panels, tile;
 } run_state;
 
-enum { ROWS_OF_ITEM = 16, SERIAL_VALUES = 1 << 15, SERIAL_BYTES = 48 << 10 };
+enum {
+    ROWS_OF_ITEM = 16,
+    SERIAL_VALUES = 1 << 15,
+    SERIAL_BYTES = 48 << 10,
+    MANY_ROWS = 64,        // from here on rows are prepared chunk by chunk
+    MOST_TILES = 8,        // that many rows pass over together, while their inputs are near
+    TILES_OF_A_THREAD = 4  // at least so many turns of a thread, so that all end together
+};
 
 static void prepare_item(void *context, int64_t item, int worker) {
     (void)worker;
@@ -33,6 +40,22 @@ static void tile_item(void *context, int64_t item, int worker) {
     run->kernels->tile(&run->job, panel, left < run->tile ? left : run->tile);
 }
 
+// Bytes of the prepared rows, and where each of their chunks will be.
+static size_t lay_out(run_state *run) {
+    const ft_linear *layer = run->job.layer;
+    ft_prepared *x = &run->job.x;
+    const int64_t rows = run->job.rows->rows, chunk = (int64_t)1 << x->chunk_shift;
+    const int64_t bytes = (int64_t)run->kernels->row_bytes(layer);
+    if (rows < MANY_ROWS) {
+        x->stride = ft_round_up(bytes, 64);
+        x->chunk_stride = chunk;
+        return (size_t)(x->stride * rows);
+    }
+    x->stride = chunk;
+    x->chunk_stride = chunk * rows;
+    return (size_t)(ft_round_up(bytes, chunk) * rows);
+}
+
 static void prepare(run_state *run) {
     const ft_linear *layer = run->job.layer;
     const ft_linear_rows *rows = run->job.rows;
@@ -42,18 +65,19 @@ static void prepare(run_state *run) {
     const int bf16_pairs = bf16 && taken;
     // Rows that are used where they lie must not be read beyond their end.
     const int whole = bf16_pairs ? taken : bf16 ? 2 : 1;
-    const int fits = !integer && layer->inputs % whole == 0 &&
+    const int fits = !integer && layer->inputs % whole == 0 && rows->rows < MANY_ROWS &&
                      layer->x_type == (bf16_pairs ? FT_BFLOAT16 : FT_FLOAT32);
+    x->chunk_shift = run->kernels->chunk_shift(layer);
     if (fits && !layer->norm) {
         x->values = rows->x;
         x->stride = rows->x_stride * (bf16_pairs ? 2 : 4);
+        x->chunk_stride = (int64_t)1 << x->chunk_shift;
         return;
     }
     const int64_t padded = ft_padded_inputs(layer);
     x->blocks = ft_round_up(padded, FT_BLOCK) / FT_BLOCK;
     x->parts = x->blocks * (FT_BLOCK / 32);
-    x->stride = ft_round_up(run->kernels->row_bytes(layer), 64);
-    size_t bytes = (size_t)(x->stride * rows->rows), more = 0;
+    size_t bytes = lay_out(run), more = 0;
     if (integer) more = (size_t)(rows->rows * (x->blocks + x->parts)) * 4;
     char *memory = ft_scratch(0, bytes + more);
     if (!memory) abort();
@@ -66,12 +90,21 @@ static void prepare(run_state *run) {
         ft_parallel(prepare_item, run, ft_round_up(rows->rows, ROWS_OF_ITEM) / ROWS_OF_ITEM);
 }
 
+// Tiles that an item takes together.
+static int64_t tiles_at_once(int64_t panels, int64_t rows) {
+    if (rows < MANY_ROWS) return 1;
+    const int64_t tiles = panels / FT_TILE / (TILES_OF_A_THREAD * ft_threads());
+    int64_t taken = 1;
+    while (taken < MOST_TILES && 2 * taken <= tiles) taken *= 2;
+    return taken;
+}
+
 void ft_linear_run(const ft_linear *layer, const ft_linear_rows *rows) {
     static const int bits[] = {32, 16, 8, 4};
     if (rows->rows < 1) return;
     run_state run = {.job = {.layer = layer, .rows = rows}, .kernels = kernels_of(ft_level())};
     run.panels = ft_panels(layer);
-    run.tile = FT_TILE;
+    run.tile = FT_TILE * tiles_at_once(run.panels, rows->rows);
     prepare(&run);
     int64_t items = ft_round_up(run.panels, run.tile) / run.tile;
     int64_t bytes = layer->outputs * layer->inputs * bits[layer->weight_type] / 8;

@@ -55,10 +55,14 @@ FT_EXPORT void ft_linear_run(const ft_linear *layer, const ft_linear_rows *rows)
 FT_EXPORT void ft_linear_dense(const ft_linear *layer, const void *x, void *y, const void *residual,
                                int64_t rows);
 
-// Rows of x as a kernel wants them: floats, bfloat16 pairs, or fixed point.
+// Rows of x as a kernel wants them: floats, bfloat16 pairs, or fixed point. Few rows lie one after the
+// other; of many the inputs of a chunk of weights lie together, so that what is used together is read
+// in the order of memory and does not share sets of a cache.
 typedef struct {
     const void *values;    // float, bf16; int16 for integer weights, each four as 0 2 1 3
     int64_t stride;        // between rows, in bytes
+    int64_t chunk_stride;  // between chunks of a row, in bytes
+    int chunk_shift;       // a chunk of a row has 1 << chunk_shift bytes
     const float *scales;   // fixed point: [rows][blocks]
     const int32_t *sums;   // fixed point: [rows][padded inputs / 32], sums of 32 values
     int64_t blocks, parts;
@@ -73,17 +77,25 @@ typedef struct {
 // An instruction set's kernels.
 typedef struct {
     int ready;  // 0: this build has none
+    // A row's inputs of a chunk of weights have 1 << chunk_shift bytes as prepared.
+    int (*chunk_shift)(const ft_linear *layer);
     // Bytes of one prepared row of `values`.
     size_t (*row_bytes)(const ft_linear *layer);
     // Norm and convert one row of x.
     void (*prepare)(const ft_linear_job *job, int64_t row);
-    // Compute FT_TILE panels from `panel` on, for all rows.
+    // Compute `panels` panels from `panel` on, for all rows; the last of several tiles may be short.
     void (*tile)(const ft_linear_job *job, int64_t panel, int64_t panels);
     int bf16_inputs;  // bfloat16 rows of a multiple of so many inputs are used where they lie; or 0
 } ft_linear_kernels;
 
 extern const ft_linear_kernels ft_linear_portable, ft_linear_avx2, ft_linear_avx512,
     ft_linear_avx512bf16, ft_linear_amx;
+
+// Byte `byte` of a prepared row.
+static inline char *ft_prepared_at(const ft_prepared *x, int64_t row, int64_t byte) {
+    const int64_t chunk = byte >> x->chunk_shift, rest = byte - (chunk << x->chunk_shift);
+    return (char *)x->values + chunk * x->chunk_stride + row * x->stride + rest;
+}
 
 static inline int64_t ft_round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 

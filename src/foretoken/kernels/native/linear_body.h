@@ -20,6 +20,7 @@
 
 enum {
     ROWS_AT_ONCE = 96,  // their sums, and their inputs of a chunk, stay in the nearest caches
+    MANY_SUMS = 1920,   // rows x tiles, where several share the inputs: half of an L2 cache
     STEP_BYTES = 64,    // of a panel: 2 bfloat16, 1 float32, 4 int8 or 8 int4 inputs
     CHUNK_STEPS = 64,   // a multiple of the steps of a block of 128 integer inputs
     FETCH_STEPS = 32    // how far ahead weights are fetched, from the sizes tried
@@ -264,6 +265,10 @@ static void finish(const ft_linear_job *job, int64_t panel, int64_t panels, int6
 
 // All rows [first, first + count) over one chunk.
 static void run_chunk(const walk *how, chunk *c, int panels, int64_t count) {
+    if (panels == FT_TILE && count <= how->most_rows) {
+        how->tile(c, (int)count);
+        return;
+    }
     const int64_t groups = (count + how->most_rows - 1) / how->most_rows;
     const chunk start = *c;
     int64_t row = 0;
@@ -303,62 +308,104 @@ static const char *ahead(const chunk *c, int panel, int64_t step, int64_t steps,
     return next ? at + next * c->panel_stride + (FETCH_STEPS - steps) * STEP_BYTES : at;
 }
 
-// Steps of the chunk that begins at `step`: chunks end where fetching turns to the next tile.
+// Steps of the chunk that begins at `step`: chunks end where fetching turns to the next tile, and
+// where those do that rows are prepared in.
 static int steps_of_chunk(int64_t step, int64_t last, int64_t steps) {
     const int64_t turn = (steps - FETCH_STEPS) / FETCH_STEPS * FETCH_STEPS;
-    int64_t end = step + CHUNK_STEPS;
+    int64_t end = (step / CHUNK_STEPS + 1) * CHUNK_STEPS;
     if (step < turn && end > turn) end = turn;
     return (int)((end < last ? end : last) - step);
 }
 
-static void tile(const ft_linear_job *job, int64_t panel, int64_t panels) {
+// What does not change within a call of `tile`.
+typedef struct {
+    const ft_linear_job *job;
+    walk how;
+    int64_t steps, last;  // of a panel, and of those where chunks end
+    int64_t groups;       // of a panel's scales
+    int64_t next;         // panels from a tile to the one that this thread will be given next; or 0
+} plan;
+
+static plan plan_of(const ft_linear_job *job, int64_t panel, int64_t panels) {
     const ft_linear *layer = job->layer;
-    const walk how = walk_of(layer->weight_type);
-    const int64_t steps = ft_round_up(ft_padded_inputs(layer), how.inputs_per_step) /
-                          how.inputs_per_step;
-    const int64_t used = ft_round_up(layer->inputs, how.inputs_per_step) / how.inputs_per_step;
+    plan p = {.job = job, .how = walk_of(layer->weight_type)};
+    const int each = p.how.inputs_per_step;
+    p.steps = ft_round_up(ft_padded_inputs(layer), each) / each;
     // Rows that lie where they were given have no padding to read.
-    const int64_t last = layer->weight_type < FT_WEIGHT_INT8 && BF16_INPUTS < 32 ? used : steps;
-    const int64_t groups = layer->group ? ft_padded_inputs(layer) / layer->group : 0;
-    // The tile that this thread will most likely be given next, in panels from here.
-    const int64_t after = (int64_t)FT_TILE * ft_threads();
-    const int64_t next = panel + after + FT_TILE <= ft_panels(layer) ? after : 0;
-    float *sums = ft_scratch(1, sizeof(float) * SUM_STRIDE * ROWS_AT_ONCE);
-    if (!sums) abort();
-    for (int64_t row = 0; row < job->rows->rows; row += ROWS_AT_ONCE) {
-        int64_t count = job->rows->rows - row;
-        if (count > ROWS_AT_ONCE) count = ROWS_AT_ONCE;
-        memset(sums, 0, sizeof(float) * SUM_STRIDE * (size_t)count);
-        for (int64_t step = 0, taken; step < last; step += taken) {
-            const int64_t block = step * how.inputs_per_step / FT_BLOCK;
-            taken = steps_of_chunk(step, last, steps);
-            chunk c = {
-                .layer = layer,
-                .weight = (const char *)layer->weight + (panel * steps + step) * STEP_BYTES,
-                .panel_stride = steps * STEP_BYTES,
-                .x = (const char *)job->x.values + row * job->x.stride +
-                     step * how.inputs_per_step * how.x_bytes,
-                .x_stride = job->x.stride,
-                .sums = sums,
-                .steps = (int)taken,
-                .x_scale = job->x.scales + row * job->x.blocks + block,
-                .x_sum = job->x.sums + row * job->x.parts + block * (FT_BLOCK / 32),
-                .blocks = job->x.blocks,
-                .parts = job->x.parts,
-                .group_stride = groups * FT_PANEL,
-                .fetch_step = STEP_BYTES,
-            };
-            if (layer->group) {
-                const int64_t group = block * (FT_BLOCK / layer->group);
-                c.scale = layer->scale + (panel * groups + group) * FT_PANEL;
-                if (layer->zero) c.zero = layer->zero + (panel * groups + group) * FT_PANEL;
-            }
-            for (int p = 0; p < FT_TILE; p++) c.fetch[p] = ahead(&c, p, step, steps, next);
-            run_chunk(&how, &c, (int)panels, count);
-        }
-        for (int64_t r = 0; r < count; r++)
-            finish(job, panel, panels, row + r, sums + r * SUM_STRIDE);
+    const int unpadded = layer->weight_type < FT_WEIGHT_INT8 && BF16_INPUTS < 32;
+    p.last = unpadded ? ft_round_up(layer->inputs, each) / each : p.steps;
+    p.groups = layer->group ? ft_padded_inputs(layer) / layer->group : 0;
+    const int64_t next = (int64_t)FT_TILE * ft_threads();
+    if (panels <= FT_TILE && panel + next + FT_TILE <= ft_panels(layer)) p.next = next;
+    return p;
+}
+
+// What is the same for all chunks.
+static void start_chunks(const plan *p, chunk *c) {
+    const ft_prepared *x = &p->job->x;
+    *c = (chunk){.layer = p->job->layer,
+                 .panel_stride = p->steps * STEP_BYTES,
+                 .x_stride = x->stride,
+                 .blocks = x->blocks,
+                 .parts = x->parts,
+                 .group_stride = p->groups * FT_PANEL,
+                 .fetch_step = STEP_BYTES};
+}
+
+// The chunk of a tile that begins at `step`. One by one, because a chunk of one row is short.
+ALWAYS void move_chunk(const plan *p, chunk *c, int64_t panel, int64_t row, int64_t step) {
+    const ft_linear *layer = c->layer;
+    const ft_prepared *x = &p->job->x;
+    const int64_t input = step * p->how.inputs_per_step, block = input / FT_BLOCK;
+    c->weight = (const char *)layer->weight + (panel * p->steps + step) * STEP_BYTES;
+    c->x = ft_prepared_at(x, row, input * p->how.x_bytes);
+    c->steps = steps_of_chunk(step, p->last, p->steps);
+    c->x_scale = x->scales + row * x->blocks + block;
+    c->x_sum = x->sums + row * x->parts + block * (FT_BLOCK / 32);
+    if (layer->group) {
+        const int64_t group = block * (FT_BLOCK / layer->group);
+        c->scale = layer->scale + (panel * p->groups + group) * FT_PANEL;
+        if (layer->zero) c->zero = layer->zero + (panel * p->groups + group) * FT_PANEL;
     }
+    for (int i = 0; i < FT_TILE; i++) c->fetch[i] = ahead(c, i, step, p->steps, p->next);
+}
+
+// Tiles of rows [row, row + count), chunk by chunk; `sums` holds those of the tiles one after another.
+static void run_rows(const plan *p, int64_t panel, int64_t panels, int64_t row, int64_t count,
+                     float *sums) {
+    const int64_t tiles = ft_round_up(panels, FT_TILE) / FT_TILE, of_tile = SUM_STRIDE * count;
+    memset(sums, 0, sizeof(float) * (size_t)(of_tile * tiles));
+    chunk c;
+    start_chunks(p, &c);
+    for (int64_t step = 0, taken; step < p->last; step += taken)
+        for (int64_t t = 0; t < tiles; t++) {
+            const int64_t first = t * FT_TILE, left = panels - first;
+            move_chunk(p, &c, panel + first, row, step);
+            c.sums = sums + t * of_tile;
+            taken = c.steps;
+            run_chunk(&p->how, &c, left < FT_TILE ? (int)left : FT_TILE, count);
+        }
+    for (int64_t t = 0; t < tiles; t++)
+        for (int64_t r = 0; r < count; r++) {
+            const int64_t first = t * FT_TILE, left = panels - first;
+            finish(p->job, panel + first, left < FT_TILE ? left : FT_TILE, row + r,
+                   sums + t * of_tile + r * SUM_STRIDE);
+        }
+}
+
+static void tile(const ft_linear_job *job, int64_t panel, int64_t panels) {
+    const plan p = plan_of(job, panel, panels);
+    const int64_t tiles = ft_round_up(panels, FT_TILE) / FT_TILE, rows = job->rows->rows;
+    const int64_t at_once = tiles > 1 ? MANY_SUMS / tiles : ROWS_AT_ONCE;
+    float *sums = ft_scratch(1, sizeof(float) * (size_t)(SUM_STRIDE * at_once * tiles));
+    if (!sums) abort();
+    for (int64_t row = 0; row < rows; row += at_once)
+        run_rows(&p, panel, panels, row, rows - row < at_once ? rows - row : at_once, sums);
+}
+
+static int chunk_shift(const ft_linear *layer) {
+    const walk how = walk_of(layer->weight_type);
+    return __builtin_ctz((unsigned)(CHUNK_STEPS * how.inputs_per_step * how.x_bytes));
 }
 
 static size_t row_bytes(const ft_linear *layer) {
@@ -385,7 +432,6 @@ static void prepare(const ft_linear_job *job, int64_t row) {
     const void *x = job->rows->x;
     const int integer = layer->weight_type >= FT_WEIGHT_INT8;
     const int narrow = layer->weight_type == FT_WEIGHT_BFLOAT16 && PAIR_INPUT_BYTES == 2;
-    char *target = (char *)job->x.values + row * job->x.stride;
     float block[FT_BLOCK];
     const vf factor = vf_set1(layer->norm ? norm_factor(layer, x, start) : 1.0f);
     const int64_t padded = integer ? job->x.blocks * FT_BLOCK : ft_padded_inputs(layer);
@@ -404,15 +450,16 @@ static void prepare(const ft_linear_job *job, int64_t row) {
         }
         const int64_t room = padded - k;
         const int kept = room < W ? (int)room : W;
+        char *target = ft_prepared_at(&job->x, row, k * (narrow ? 2 : 4));
         if (integer) {
             vf_store(block + k % FT_BLOCK, value);
             if (k % FT_BLOCK + W == FT_BLOCK) fix_block(job, row, k / FT_BLOCK, block);
         } else if (narrow) {
-            vf_store_bf16_n((bf16 *)target + k, value, kept);
+            vf_store_bf16_n((bf16 *)target, value, kept);
         } else {
-            vf_store_n((float *)target + k, value, kept);
+            vf_store_n((float *)target, value, kept);
         }
     }
 }
 
-const ft_linear_kernels NAME = {1, row_bytes, prepare, tile, BF16_INPUTS};
+const ft_linear_kernels NAME = {1, chunk_shift, row_bytes, prepare, tile, BF16_INPUTS};

@@ -39,7 +39,7 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
         sums[part] = sum;
     }
     // Each four in the order in which unpack() below finds their weights.
-    int16_t *target = (int16_t *)((char *)job->x.values + row * job->x.stride) + block * FT_BLOCK;
+    int16_t *target = (int16_t *)ft_prepared_at(&job->x, row, 2 * block * FT_BLOCK);
     for (int k = 0; k < FT_BLOCK; k += 4) {
         target[k] = (int16_t)fixed[k];
         target[k + 1] = (int16_t)fixed[k + 2];
