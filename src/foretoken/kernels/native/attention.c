@@ -5,6 +5,7 @@
 
 enum {
     MOST_ROWS = 192,        // query rows of a unit and key head: a multiple of every tile
+    FEW_ROWS = 6,           // query rows of a unit and key head that the narrow kernels are for
     MOST_VALUES = 96 << 10  // of a unit's output, so that its state stays in the L2 cache
 };
 
@@ -20,6 +21,13 @@ static const ft_attention_kernel *kernel_of(int32_t type) {
     if (type == FT_FLOAT32 && level > FT_AVX512) level = FT_AVX512;
     while (level > FT_PORTABLE && !all[level]->ready) level--;
     return all[level];
+}
+
+// That for many rows, where there is one.
+static const ft_attention_kernel *wide_of(const ft_attention_kernel *kernel) {
+    if (kernel == &ft_attention_avx512) return &ft_attention_wide_avx512;
+    if (kernel == &ft_attention_avx512bf16) return &ft_attention_wide_avx512bf16;
+    return kernel;
 }
 
 // All key heads together where that leaves enough units: then keys are read as they lie.
@@ -54,7 +62,7 @@ int64_t ft_attention_plan(const ft_attention_shape *shape, const ft_span *spans,
 typedef struct {
     const ft_attention_call *call;
     const ft_attention_unit *units;
-    const ft_attention_kernel *kernel;
+    const ft_attention_kernel *narrow, *wide;
     int64_t num_units;
 } run_state;
 
@@ -62,17 +70,21 @@ static void run_item(void *context, int64_t item, int worker) {
     (void)worker;
     const run_state *state = context;
     const ft_attention_unit *unit = state->units + item;
-    const size_t floats = state->kernel->scratch(
-        state->call->shape, unit->end_row - unit->first_row, unit->end_head - unit->first_head);
+    const ft_attention_shape *shape = state->call->shape;
+    const int rows = unit->end_row - unit->first_row, heads = unit->end_head - unit->first_head;
+    const int few = rows * (shape->num_heads / shape->num_kv_heads) <= FEW_ROWS;
+    const ft_attention_kernel *kernel = few ? state->narrow : state->wide;
+    const size_t floats = kernel->scratch(shape, rows, heads);
     float *scratch = ft_scratch(1, floats * sizeof(float));
     if (!scratch) abort();
     const int64_t after = item + ft_threads();
     const ft_attention_unit *next = after < state->num_units ? state->units + after : NULL;
-    state->kernel->run(state->call, unit, next, scratch);
+    kernel->run(state->call, unit, next, scratch);
 }
 
 void ft_attention_run(const ft_attention_call *call, const ft_attention_unit *units,
                       int64_t num_units) {
-    run_state state = {call, units, kernel_of(call->shape->type), num_units};
+    const ft_attention_kernel *kernel = kernel_of(call->shape->type);
+    run_state state = {call, units, kernel, wide_of(kernel), num_units};
     ft_parallel(run_item, &state, num_units);
 }
