@@ -6,7 +6,8 @@ Matrices of a 1 B model, each weight type over as many copies as do not fit a ca
 call reads memory. The limit is the same bytes read by the same threads with nothing computed, in
 the same turn. `floor` is that time over the time of a call with one row; the other ratios compare
 calls with more rows to one row. Wanted: one row >= 0.93 of the limit, 6 rows <= 1.10 of one row,
-16 rows <= 1.30 of it.
+16 rows <= 1.30 of it. Prefill is one call of many rows for each shape in bfloat16: how fast it
+multiplies, and the slowest shape over the fastest.
 """
 
 import argparse
@@ -38,6 +39,7 @@ ROWS = (1, 6, 16)
 SHAPES = "3072x2048,2048x2048,16384x2048,2048x8192,32000x2048"
 WEIGHTS = "bf16,int8,int4g32,int4g128"
 LEAST_BYTES = 512 << 20
+PREFILL = 1024
 WANTED = {6: 1.10, 16: 1.30}
 ONE_ROW = 0.93
 
@@ -53,6 +55,17 @@ class Case:
     one_row_us: float
     floor: Ratio
     rows: dict[int, Ratio]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """Many rows of one shape, bfloat16."""
+
+    shape: str
+    rows: int
+    ms: float
+    gflops: float
+    """Two operations per weight and row, 1e9 a second, all threads together."""
 
 
 def pack(library: Library, weights: str, outputs: int, inputs: int) -> Packed:
@@ -123,6 +136,27 @@ def measure(library: Library, weights: str, shape: str, arguments: argparse.Name
     )
 
 
+def measure_prefill(library: Library, arguments: argparse.Namespace) -> list[Prefill]:
+    """All shapes in turns."""
+    arms, work = {}, {}
+    for shape in arguments.shapes.split(","):
+        outputs, inputs = (int(size) for size in shape.split("x"))
+        layer = KernelLinear(library, pack(library, "bf16", outputs, inputs), dtype=torch.bfloat16)
+        arms[shape] = caller([layer], arguments.prefill)
+        work[shape] = 2e-9 * outputs * inputs * arguments.prefill
+    found = []
+    for shape, seconds in interleave(arms, arguments.repeats).items():
+        median = sorted(seconds)[arguments.repeats // 2]
+        each = Prefill(
+            shape=shape, rows=arguments.prefill, ms=median * 1e3, gflops=work[shape] / median
+        )
+        print(f"prefill {each.rows} rows, {shape}: {each.ms:.1f} ms, {each.gflops:.0f} GFLOP/s")
+        found.append(each)
+    rates = [each.gflops for each in found]
+    print(f"prefill, slowest shape over fastest: {min(rates) / max(rates):.2f}", flush=True)
+    return found
+
+
 def show(case: Case) -> None:
     more = ", ".join(f"{rows} rows {ratio}" for rows, ratio in case.rows.items())
     print(
@@ -149,6 +183,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--shapes", default=SHAPES, help="outputs x inputs; default: %(default)s")
     parser.add_argument("--weights", default=WEIGHTS, help="default: %(default)s")
+    parser.add_argument("--prefill", type=int, default=PREFILL, help="rows; default: %(default)s")
     arguments = parser.parse_args()
     use_threads(arguments.threads)
     library = find_library()
@@ -157,13 +192,13 @@ def main() -> None:
     library.use_threads(torch.get_num_threads())
     where = announce(arguments) | {"kernels": library.level}
     if arguments.quick:
-        arguments.shapes = "192x192"
-    cases = []
+        arguments.shapes, arguments.prefill = "192x192", 100
+    prefill, cases = measure_prefill(library, arguments), []
     for weights in arguments.weights.split(","):
         for shape in arguments.shapes.split(","):
             cases.append(measure(library, weights, shape, arguments))
             show(cases[-1])
-    finish("kernels", where, arguments, {"cases": cases}, goals(cases))
+    finish("kernels", where, arguments, {"cases": cases, "prefill": prefill}, goals(cases))
 
 
 if __name__ == "__main__":
