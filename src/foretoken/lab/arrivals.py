@@ -24,7 +24,7 @@ class Load:
     rate: float | None = None
     """Requests per second of constant, poisson and gamma arrivals."""
     burstiness: float = 1.0
-    """Of gamma arrivals: squared coefficient of variation of the gaps; 1 is Poisson."""
+    """Of gamma arrivals, the shape as in vLLM's benchmark: 1 is Poisson, below it bursts more."""
     speed: float = 1.0
     """Of a trace: 2 replays it in half its time."""
 
@@ -54,6 +54,6 @@ def draw_arrivals(load: Load, count: int, seed: int) -> Floats:
     assert load.kind in ("constant", "poisson", "gamma") and load.rate, load
     if load.kind == "constant":
         return np.arange(count) / load.rate
-    shape = 1.0 if load.kind == "poisson" else 1.0 / load.burstiness
+    shape = 1.0 if load.kind == "poisson" else load.burstiness
     gaps_N = np.random.default_rng(seed).gamma(shape, 1.0 / (shape * load.rate), count)
     return np.asarray(np.cumsum(gaps_N) - gaps_N[0] if count else gaps_N, np.float64)

@@ -34,7 +34,8 @@ LoadOption = Annotated[
     typer.Option(
         "--load",
         metavar="LOAD",
-        help="closed:N in flight; constant:R, poisson:R, gamma:R:B requests/s; trace[:SPEED].",
+        help="closed:N in flight; constant:R, poisson:R, gamma:R:B requests/s, in bursts below "
+        "B = 1; trace[:SPEED].",
     ),
 ]
 BlocksOption = Annotated[int | None, typer.Option(help="Starts of each server.", min=1)]
