@@ -12,6 +12,7 @@ from foretoken.checkpoint import packaged_model
 from foretoken.hardware import anonymous_memory
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
+from foretoken.kv.untouched import untouched_zeros
 from foretoken.ops.stored_kv import multiplied_out, stored
 from foretoken.shape import ModelShape
 from foretoken.shape.memory import KV_SCALE_BYTES, kv_element_bytes
@@ -99,3 +100,14 @@ def test_pages_that_nobody_wrote_take_no_memory(kind: torch.dtype) -> None:
     assert held > 200 << 20 and after - before < 16 << 20
     assert bool((store.layers[-1][:64] == 3).all())
     assert not store.layers[0][::997].any() and not features.slots_SF[::997].any()
+
+
+@pytest.mark.skipif(anonymous_memory() is None, reason="this system does not say")
+def test_many_zeros_are_as_untouched() -> None:
+    """Enough for huge pages, of which one at most is taken."""
+    before = anonymous_memory()
+    zeros = untouched_zeros([1 << 20, 64], dtype=torch.float32, device=torch.device("cpu"))
+    zeros[777, 3] = 5.0
+    after = anonymous_memory()
+    assert before is not None and after is not None and after - before < 8 << 20
+    assert zeros[777].sum() == 5 and not zeros[::4099].any()
