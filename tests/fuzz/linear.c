@@ -223,7 +223,7 @@ static void one_round(void) {
     example e = make();
     const ft_linear *l = &e.layer;
     const int64_t columns = l->gated ? l->outputs / 2 : l->outputs;
-    ft_linear_rows rows = {.rows = 1 + draw(draw(4) ? 9 : 110)};
+    ft_linear_rows rows = {.rows = 1 + draw(draw(4) ? 9 : 180)};
     rows.x_stride = l->inputs + draw(9), rows.y_stride = columns + draw(9);
     rows.residual_stride = columns + draw(9);
     const int64_t last = rows.rows - 1;

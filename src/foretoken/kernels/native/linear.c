@@ -20,7 +20,7 @@ enum {
     ROWS_OF_ITEM = 16,
     SERIAL_VALUES = 1 << 15,
     SERIAL_BYTES = 48 << 10,
-    MANY_ROWS = 64,        // from here on rows are prepared chunk by chunk
+    MANY_ROWS = 128,       // from here on rows are prepared chunk by chunk
     MOST_TILES = 8,        // that many rows pass over together, while their inputs are near
     TILES_OF_A_THREAD = 4  // at least so many turns of a thread, so that all end together
 };
