@@ -19,6 +19,7 @@ from foretoken.control.measured import MeasuredLimit
 from foretoken.engine import Engine, EngineParts
 from foretoken.hardware import Hardware
 from foretoken.kernels.library import find_library
+from foretoken.kernels.triton_found import has_triton
 from foretoken.kv.pool import PagePool
 from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
@@ -84,7 +85,7 @@ class _Assembly:
             Hardware.detect(),
             self.shape,
             drafting=self._drafting(),
-            packs=find_library() is not None,
+            packs=_packing_devices(),
             gpu_free_memory=_gpu_free_memory(),
         )
         logger.info(self.config.describe())
@@ -263,6 +264,12 @@ def _eos_ids(shape: ModelShape, tokenizer: Tokenizer | None) -> frozenset[int]:
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         own.add(tokenizer.eos_token_id)
     return frozenset(token for token in own if token < shape.vocab_size)
+
+
+def _packing_devices() -> list[str]:
+    """Where kernels keep integer weights."""
+    has = {"cpu": find_library() is not None, "cuda": has_triton()}
+    return [device for device, there in has.items() if there]
 
 
 def _gpu_free_memory() -> int | None:

@@ -20,6 +20,7 @@ from foretoken.proposers.drafters import Drafters
 from foretoken.proposers.eagle import EagleProposer
 from foretoken.proposers.head_models import FoundHead, find_heads
 from foretoken.shape import ModelShape
+from foretoken.shape.memory import Packs
 
 HEADS = {"eagle3": "demo-eagle3", "mlp": "demo-mlp", "medusa": "demo-medusa"}
 
@@ -51,7 +52,7 @@ def test_rounded_heads_are_planned_rounded(method: str) -> None:
     )
     assert plain.weight_bytes(2) - rounded.weight_bytes(2) == saved - borrowed
     assert (borrowed > 0) == (method == "medusa"), "a rounded copy of the target's head"
-    assert rounded.weight_bytes(2, packs=False) >= plain.weight_bytes(2)
+    assert rounded.weight_bytes(2, packs=Packs.NONE) >= plain.weight_bytes(2)
     assert Drafting(heads=(plain,)).has_weights
 
 

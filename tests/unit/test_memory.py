@@ -29,6 +29,7 @@ from foretoken.shape import ModelShape
 from foretoken.shape.memory import (
     RUNTIME_BYTES,
     KeptNumbers,
+    Packs,
     WeightCounts,
     engine_storage,
     speculation_cost,
@@ -45,7 +46,7 @@ def facts(**changes: object) -> MemoryFacts:
         target=ModelMemory(shape=DEMO),
         drafting=Drafting(models=(ModelMemory(shape=DRAFT),), lookahead=4),
         dtype_bytes=2,
-        packs=True,
+        packs=Packs.ALL,
         free=2048 * MIB,
         kv_share=0.25,
         kv_bytes=None,

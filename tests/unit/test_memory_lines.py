@@ -96,3 +96,25 @@ def test_the_document_shows_this_refusal() -> None:
     with pytest.raises(ConfigError) as caught:
         resolved(float(free[1]), max_model_len=500, kv_cache_memory_bytes=1_000_000)
     assert str(caught.value) == block
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_on_a_gpu_only_integers_are_packed(quantization: str | None) -> None:
+    """The head shares the embedding's floats there, and is a copy only where it is rounded."""
+    hardware = Hardware(
+        cpu_name="any", num_cores=2, free_memory=2**33, cpu_flags=frozenset({"avx512_bf16"})
+    )
+
+    def weights(device: str, packs: tuple[str, ...]) -> int:
+        config = EngineConfig(model="demo", device=device, quantization=quantization)
+        found = resolve(config, hardware, DEMO, packs=packs, gpu_free_memory=2**33)
+        assert found.device == device
+        return found.budget.need.weights
+
+    assert DEMO.tie_word_embeddings
+    packed, plain = weights("cpu", ("cpu", "cuda")), weights("cuda", ("cpu",))
+    assert plain == weights("cpu", ("cuda",)) == weights("cpu", ())
+    if quantization is None:
+        assert weights("cuda", ("cpu", "cuda")) == plain < packed
+    else:
+        assert weights("cuda", ("cpu", "cuda")) == packed < plain

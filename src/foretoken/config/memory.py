@@ -16,6 +16,7 @@ from foretoken.shape.memory import (
     TRANSFORMERS_BYTES,
     Cost,
     Need,
+    Packs,
     StepSize,
     Widths,
     activation_bytes,
@@ -56,8 +57,8 @@ class MemoryFacts:
     target: ModelMemory
     drafting: Drafting
     dtype_bytes: int
-    packs: bool
-    """Whether weights are packed: then integers stay integers, and tied heads are a copy."""
+    packs: Packs
+    """What is packed: whether integers stay integers, and tied heads are a copy."""
     free: int
     """Memory that the engine may use."""
     kv_share: float
@@ -197,7 +198,7 @@ def _alternatives(facts: MemoryFacts, budget: Budget) -> Iterator[tuple[str, Mem
     if facts.target.kv_cache_dtype == "auto":
         target = replace(facts.target, kv_cache_dtype="int8")
         yield 'kv_cache_dtype="int8"', replace(facts, target=target)
-    if facts.packs:
+    if facts.packs is not Packs.NONE:
         for scheme in _fewer_bits(facts.target.quantization):
             target = replace(facts.target, quantization=scheme)
             yield f'quantization="{scheme}"', replace(facts, target=target)
@@ -216,7 +217,7 @@ def _fewer_bits(quantization: str | None) -> tuple[str, ...]:
 def _smaller_drafts(facts: MemoryFacts) -> Iterator[tuple[str, Drafting]]:
     """Ways to keep drafters in less, as keys of speculative_config."""
     drafting = facts.drafting
-    if facts.packs:
+    if facts.packs is not Packs.NONE:
         fewer = {scheme for one in drafting.kept for scheme in _fewer_bits(one.quantization)}
         for scheme in sorted(fewer, key=QUANTIZATIONS.index):
             models = tuple(replace(one, quantization=scheme) for one in drafting.models)

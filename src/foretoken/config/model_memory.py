@@ -9,6 +9,7 @@ from foretoken.config.quantization import QUANTIZATIONS
 from foretoken.shape import ModelShape
 from foretoken.shape.memory import (
     KeptNumbers,
+    Packs,
     WeightCounts,
     engine_storage,
     held_storage,
@@ -35,20 +36,20 @@ class ModelMemory:
         """Of a token's keys and values."""
         return self.shape.kv_bytes_per_token(dtype_bytes, self.kv_cache_dtype)
 
-    def weight_bytes(self, dtype_bytes: int, *, packs: bool = True) -> int:
+    def weight_bytes(self, dtype_bytes: int, *, packs: Packs = Packs.ALL) -> int:
         """Of all weights.
 
         Args:
             dtype_bytes: of the model's type.
-            packs: whether kernels pack them. Else integers are multiplied out, and a head that
-                shares the embedding's floats is the same memory.
+            packs: what kernels pack. Floats that are not, in a head that shares the embedding's,
+                are the same memory.
         """
         asked = self.quantization if self.quantization in QUANTIZATIONS else None
         shape, counts, stored = self.shape, self.shape.weight_counts(), self.shape.stored
-        if not packs:
-            shared = shape.tie_word_embeddings and asked is None
-            if shared and (stored is None or not stored.head.bits):
-                counts = counts._replace(head=0)
+        shared = shape.tie_word_embeddings and asked is None
+        if packs is not Packs.ALL and shared and (stored is None or not stored.head.bits):
+            counts = counts._replace(head=0)
+        if packs is Packs.NONE:
             return int(weight_bytes(counts, engine_storage(dtype_bytes, None)))
         if stored is None:
             return int(weight_bytes(counts, engine_storage(dtype_bytes, asked)))
@@ -75,7 +76,7 @@ class HeadMemory:
         """Of a token's keys and values."""
         return 0 if self.kept is None else self.kept.bytes(dtype_bytes)
 
-    def weight_bytes(self, dtype_bytes: int, *, packs: bool = True) -> int:
+    def weight_bytes(self, dtype_bytes: int, *, packs: Packs = Packs.ALL) -> int:
         """Of all weights; see `ModelMemory`."""
-        rounded = self.quantization if packs else None
+        rounded = None if packs is Packs.NONE else self.quantization
         return int(weight_bytes(self.counts, engine_storage(dtype_bytes, rounded)))

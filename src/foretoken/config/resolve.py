@@ -3,6 +3,7 @@
 The result holds numbers only; nothing later changes it.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from foretoken.config.engine import EngineConfig
@@ -17,6 +18,7 @@ from foretoken.config.model_memory import ModelMemory
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.shape import ModelShape
+from foretoken.shape.memory import Packs
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _CPU_KV_SHARE = 0.25
@@ -119,7 +121,7 @@ def resolve(
     shape: ModelShape,
     *,
     drafting: Drafting | None = None,
-    packs: bool = True,
+    packs: Collection[str] = ("cpu",),
     gpu_free_memory: int | None = None,
 ) -> ResolvedConfig:
     """Decide device, dtype, invariance, lengths and the number of KV pages.
@@ -129,7 +131,7 @@ def resolve(
         hardware: the machine.
         shape: the target's shape.
         drafting: what drafters keep; None: nothing.
-        packs: whether compiled kernels keep packed copies of weights on a CPU.
+        packs: devices whose kernels keep integer weights; on `cpu` they pack floats too.
         gpu_free_memory: free bytes of the CUDA device, None if there is none.
 
     Raises:
@@ -152,7 +154,7 @@ def resolve(
         target=_target(config, shape),
         drafting=drafting or Drafting(),
         dtype_bytes=DTYPE_BYTES[dtype],
-        packs=packs and device == "cpu" and dtype != "float16",
+        packs=_packs(device, dtype, packs),
         free=_usable_memory(config, hardware, None if device == "cpu" else gpu_free_memory),
         kv_share=_CPU_KV_SHARE if device == "cpu" else 1.0,
         kv_bytes=config.kv_cache_memory_bytes,
@@ -172,6 +174,12 @@ def resolve(
         max_num_batched_tokens=tokens,
         budget=budget_of(facts),
     )
+
+
+def _packs(device: str, dtype: str, devices: Collection[str]) -> Packs:
+    if device not in devices or (device == "cpu" and dtype == "float16"):
+        return Packs.NONE
+    return Packs.ALL if device == "cpu" else Packs.INTEGERS
 
 
 def _target(config: EngineConfig, shape: ModelShape) -> ModelMemory:

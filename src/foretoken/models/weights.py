@@ -9,6 +9,7 @@ from foretoken.models.base import LoadOptions
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe, make_linear
 from foretoken.quant import IntWeights, Weights, quantized_linear, rounded_linear, scheme_of
 from foretoken.quant.arrange import for_kernels
+from foretoken.quant.triton_layer import TritonLinear
 from foretoken.shape import ModelShape
 
 _NAMES = {FLOAT32: "float32", BFLOAT16: "bfloat16", INT8: "int8", INT4: "int4"}
@@ -78,7 +79,10 @@ def rounding_of(quantization: str | None, shape: ModelShape) -> str | None:
 
 def label_of(linear: Linear) -> str:
     """How a layer keeps its weights, in words."""
-    if not isinstance(linear, KernelLinear):
+    if isinstance(linear, TritonLinear):
+        name, group = f"int{linear.packed.bits}", linear.packed.group
+    elif isinstance(linear, KernelLinear):
+        name, group = _NAMES[linear.packed.weight_type], linear.packed.group
+    else:
         return "floats without a kernel"
-    packed = linear.packed
-    return f"{_NAMES[packed.weight_type]}" + (f" in groups of {packed.group}" * bool(packed.group))
+    return name + f" in groups of {group}" * bool(group)

@@ -24,11 +24,14 @@ def load_cheaper(load: Callable[[Path, str | None], Runner], folder: Path) -> Ru
     """The draft model, with int8 weights if its steps are then faster beyond the noise.
 
     Both are in memory while they are timed, in turns; the loser is dropped. Without compiled
-    kernels, or off the CPU, integer weights are multiplied out and cannot pay: nothing is timed.
+    kernels integer weights are multiplied out and cannot pay, and off the CPU nobody knows yet
+    how to time them: nothing is timed.
     """
     whole = load(folder, None)
-    if find_library() is None or whole.model.embedding_VD.device.type != "cpu":
+    on_cpu = whole.model.embedding_VD.device.type == "cpu"
+    if find_library() is None or not on_cpu:
         why = "without kernels of ours integers are multiplied out, which saves no time"
+        why = why if on_cpu else "draft steps are timed on a CPU only"
         logger.info("draft %s: unrounded weights (auto): %s", folder.name, why)
         return whole
     rounded = load(folder, "int8")

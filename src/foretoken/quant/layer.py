@@ -1,7 +1,8 @@
 """Linear layers over integer weights: the kernels' where there are any, else dequantized.
 
-Without kernels, or where they have no such groups, the weights are dequantized once and stay in
-the rows' type: the same model up to rounding, without the memory saved.
+On a CPU they are compiled C, on a GPU Triton's. Without kernels, or where they have no such
+groups, the weights are dequantized once and stay in the rows' type: the same model up to
+rounding, without the memory saved.
 """
 
 import torch
@@ -12,6 +13,7 @@ from foretoken.kernels.linear import PANEL, TYPES, Packed, pack_int4, pack_int8,
 from foretoken.ops.linear import KernelLinear, Linear, RowProbe, make_linear
 from foretoken.quant.arrange import change_rows, for_kernels
 from foretoken.quant.rounding import round_weights
+from foretoken.quant.triton_layer import TritonLinear, runs_triton
 from foretoken.quant.weights import IntWeights, Scheme
 
 _PIECE = 1 << 20
@@ -29,8 +31,10 @@ def quantized_linear(
     """The layer of these weights for rows of `dtype`; the rest as for `make_linear`."""
     library = find_library()
     fitting = for_kernels(weights)
-    on_cpu = weights.values_NK.device.type == "cpu"
-    if library is None or fitting is None or not on_cpu or dtype not in TYPES:
+    device, out_dtype = weights.values_NK.device, torch.float32 if wide else None
+    if fitting is not None and runs_triton(device, dtype):
+        return TritonLinear(fitting, dtype=dtype, out_dtype=out_dtype, bias_N=bias_N)
+    if library is None or fitting is None or device.type != "cpu" or dtype not in TYPES:
         return make_linear(
             weights.dequantized(dtype),
             probe=probe,
@@ -46,7 +50,7 @@ def quantized_linear(
         library,
         stack_packed(library, pieces, weights.shape[0]),
         dtype=dtype,
-        out_dtype=torch.float32 if wide else None,
+        out_dtype=out_dtype,
         bias_N=bias_N,
     )
 

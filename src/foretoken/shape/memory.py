@@ -7,6 +7,7 @@ every term. Nothing here is measured; `benchmarks/memory.py` compares it with a 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 
@@ -24,6 +25,17 @@ class WeightCounts(NamedTuple):
     outputs: int = 0
     """Rows of the matrices; each has a scale under int8."""
     head_outputs: int = 0
+
+
+class Packs(Enum):
+    """What the layers make of matrices when they are loaded."""
+
+    ALL = "all"
+    """Kernels pack everything; a head that shares the embedding's floats is a copy."""
+    INTEGERS = "integers"
+    """Integers stay integers, floats are left where they are."""
+    NONE = "none"
+    """Integers are multiplied out."""
 
 
 class Storage(NamedTuple):

@@ -1,0 +1,211 @@
+"""Integer weights as a GPU applies them, run by Triton's interpreter on the CPU. The guarded bugs:
+a tail of rows, outputs or inputs lost, halves of a group exchanged, a zero point or scale of
+another group, a row whose bits depend on its neighbours.
+
+Needs the triton package, and TRITON_INTERPRET=1 unless there is a GPU: then they run on it.
+CONTRIBUTING.md has the commands.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.models.weights import label_of
+from foretoken.ops.linear import Linear
+from foretoken.quant import IntWeights, Scheme, quantized_linear, round_weights, rounded_linear
+from foretoken.quant import layer as quant_layer
+from foretoken.quant.triton_layer import TritonLinear
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="the triton package is not installed"
+)
+_GPU = torch.cuda.is_available()
+_DEVICE = "cuda" if _GPU else "cpu"
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_TESTED = (3, 9)
+"""Older interpreters stumble over today's numpy, and older compilers are called otherwise."""
+
+
+def _is_older() -> bool:
+    if importlib.util.find_spec("triton") is None:
+        return False
+    major, minor = importlib.metadata.version("triton").split(".")[:2]
+    return (int(major), int(minor)) < _TESTED
+
+
+runs = pytest.mark.skipif(
+    not _GPU and (not _INTERPRETED or _is_older()),
+    reason="no GPU, and no Triton interpreter: TRITON_INTERPRET=1, with triton 3.9 or newer",
+)
+INT8 = Scheme(name="int8", bits=8, group=0)
+SCHEMES = [
+    INT8,
+    *(
+        Scheme(name="int4", bits=4, group=group, asymmetric=asymmetric)
+        for group in (32, 64, 128)
+        for asymmetric in (False, True)
+    ),
+    *(Scheme(name="int8", bits=8, group=group) for group in (32, 64, 128)),
+]
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(_DEVICE)
+
+
+def expected(weights: IntWeights, x_TK: Tensor) -> Tensor:
+    """The reference: the matrix multiplied out, in double precision."""
+    return x_TK.double() @ weights.dequantized(torch.float64).T
+
+
+def assert_rounds_like_float32(found: Tensor, wanted: Tensor, size: Tensor) -> None:
+    """Within float32 rounding of sums whose terms' sizes add up to `size`."""
+    assert found.dtype == torch.float32
+    assert ((found.double() - wanted).abs() <= 2e-6 * size + 1e-12).all()
+
+
+@pytest.fixture
+def ordered_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter multiplies with numpy, whose BLAS may give a row of a tile other bits at
+    another place of it, as tensor cores do not: here every place is added up alike."""
+    if _GPU:
+        return
+    import numpy as np
+
+    def matmul(a: Any, b: Any, dtype: Any) -> Any:
+        return (a.astype(dtype)[:, :, None] * b.astype(dtype)[None]).sum(1)
+
+    monkeypatch.setattr(np, "matmul", matmul)
+
+
+@runs
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_it_is_the_reference_up_to_float32_rounding(scheme: Scheme, dtype: torch.dtype) -> None:
+    """Tails everywhere: rows, outputs, and inputs where no group divides them."""
+    for rows, outputs, inputs in ((1, 3, 128), (19, 70, 384), (33, 129, 256)):
+        if not scheme.group:
+            inputs += 37
+        weights = round_weights(normal(outputs, outputs, inputs), scheme)
+        x_TK = normal(1, rows, inputs).to(dtype)
+        found = TritonLinear(weights, dtype=dtype, out_dtype=torch.float32)(x_TK)
+        # With zero points, sums of values less 8 and of inputs are made apart.
+        steps = weights.scale_NG.abs().repeat_interleave(inputs // weights.scale_NG.shape[1], 1)
+        size = x_TK.double().abs() @ (steps * (128 if scheme.bits == 8 else 16)).double().T
+        assert_rounds_like_float32(found, expected(weights, x_TK), size)
+
+
+@runs
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.usefixtures("ordered_products")
+def test_a_rows_bits_are_its_own(scheme: Scheme, dtype: torch.dtype) -> None:
+    inputs = 256 if scheme.group else 205
+    linear = TritonLinear(round_weights(normal(0, 40, inputs), scheme), dtype=dtype)
+    x_TK, residual_TN = normal(1, 37, inputs).to(dtype), normal(2, 37, 40).to(dtype)
+    together = linear(x_TK, residual_TN)
+    for start, stop in ((0, 1), (7, 8), (17, 18), (36, 37), (5, 11), (3, 20), (1, 34)):
+        part = linear(x_TK[start:stop], residual_TN[start:stop])
+        assert torch.equal(part, together[start:stop]), (start, stop)
+    spoiled_TK = x_TK.clone()
+    spoiled_TK[3] = torch.nan
+    others = torch.arange(37, device=_DEVICE) != 3
+    assert torch.equal(linear(spoiled_TK, residual_TN)[others], together[others])
+
+
+@runs
+def test_zero_points_between_steps() -> None:
+    """GGUF's minima are no whole numbers of steps."""
+    weights = IntWeights(
+        bits=4,
+        values_NK=(normal(0, 20, 64) * 4 + 8).clamp(0, 15).to(torch.uint8),
+        scale_NG=normal(1, 20, 2),
+        zero_NG=normal(2, 20, 2) * 5,
+    )
+    x_TK = normal(3, 5, 64)
+    found = TritonLinear(weights, dtype=torch.float32)(x_TK)
+    torch.testing.assert_close(found.double(), expected(weights, x_TK), rtol=1e-5, atol=1e-3)
+
+
+@runs
+@pytest.mark.parametrize("dtype", TYPES)
+def test_bias_residual_and_strides(dtype: torch.dtype) -> None:
+    """One rounding at the end; rows and residuals that are parts of wider ones; no rows."""
+    weights = round_weights(normal(0, 45, 96), SCHEMES[1])
+    bias_N, wide_TX = normal(1, 45).to(dtype), normal(2, 18, 300).to(dtype)
+    x_TK, residual_TN = wide_TX[:, 7:103], wide_TX[:, 200:245]
+    linear = TritonLinear(weights, dtype=dtype, bias_N=bias_N)
+    found = linear(x_TK, residual_TN)
+    exact = expected(weights, x_TK) + bias_N.double() + residual_TN.double()
+    torch.testing.assert_close(found, exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-4)
+    turned = linear(x_TK.T.contiguous().T, residual_TN.T.contiguous().T)
+    assert torch.equal(turned, found)
+    assert linear(x_TK[:0]).shape == (0, 45)
+
+
+@pytest.mark.parametrize("scheme", [INT8, SCHEMES[1], SCHEMES[2]])
+def test_it_keeps_the_bytes_of_the_formula(scheme: Scheme) -> None:
+    linear = TritonLinear(round_weights(normal(0, 48, 256), scheme), dtype=torch.bfloat16)
+    scales = 48 if not scheme.group else 48 * 8 * (2 if scheme.asymmetric else 1)
+    assert linear.packed.num_bytes == 48 * 256 * scheme.bits // 8 + 4 * scales
+
+
+@runs
+def test_it_is_chosen_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By both ways into a layer; groups that no kernel has are still multiplied out."""
+    monkeypatch.setattr(quant_layer, "runs_triton", lambda *_: True)
+    monkeypatch.setattr(quant_layer, "find_library", lambda: None)
+    weight_NK, x_TK = normal(0, 30, 64), normal(1, 4, 64)
+    rounded = round_weights(weight_NK, SCHEMES[1])
+    made: list[Linear] = [
+        quantized_linear(rounded, torch.float32, probe=None),
+        rounded_linear(weight_NK, SCHEMES[1], probe=None, wide=True),
+    ]
+    for linear in made:
+        assert isinstance(linear, TritonLinear)
+        assert label_of(linear) == "int4 in groups of 32"
+        found = linear(x_TK).double()
+        torch.testing.assert_close(found, expected(rounded, x_TK), rtol=1e-5, atol=1e-4)
+    odd = Scheme(name="int4", bits=4, group=16)
+    other = quantized_linear(round_weights(weight_NK, odd), torch.float32, probe=None)
+    assert not isinstance(other, TritonLinear)
+
+
+@pytest.mark.skipif(_INTERPRETED, reason="the interpreter is on")
+@pytest.mark.skipif(_is_older(), reason="triton is older than 3.9")
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("scheme", [INT8, *SCHEMES[1:3], SCHEMES[-1]])
+def test_it_compiles_for_gpus(
+    scheme: Scheme, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """To machine code, of two generations; this needs no GPU. 16-bit rows use tensor cores."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    compiler: Any = importlib.import_module("triton.compiler")
+    backends: Any = importlib.import_module("triton.backends.compiler")
+    kernel: Any = importlib.import_module("foretoken.kernels.triton_linear")._linear
+    types = dict.fromkeys(kernel.arg_names, "i32")
+    types |= dict.fromkeys(("x", "bias", "residual", "y"), f"*{kind}")
+    types |= {"values": "*u8" if scheme.bits == 4 else "*i8", "scale": "*fp32", "zero": "*fp32"}
+    constants: dict[str, Any] = {
+        "BITS": scheme.bits,
+        "GROUP": scheme.group,
+        "STEP": scheme.group or 64,
+    }
+    constants |= {"TILE_M": 16, "TILE_N": 64, "WIDENS": False}
+    constants |= {} if scheme.asymmetric else {"zero": None}
+    types |= dict.fromkeys(constants, "constexpr")
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = compiler.ASTSource(fn=kernel, signature=types, constexprs=places)
+    for capability in (80, 90):
+        found = compiler.compile(source, target=backends.GPUTarget("cuda", capability, 32))
+        assert found.asm["cubin"]
+        assert ("mma" in found.asm["ptx"]) == (kind != "fp32")
