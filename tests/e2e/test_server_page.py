@@ -129,9 +129,18 @@ def test_stopping_frees_the_pages(server: Serving, browser: Any) -> None:
     page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
     page.goto(server.url)
     page.fill("#max_tokens", "1900")
+    # Clicked by the page itself, since the model may be done before a click from here arrives.
+    page.evaluate(
+        """() => new MutationObserver((_, watching) => {
+            if (document.querySelector("#output span:nth-child(6)")) {
+                watching.disconnect();
+                document.querySelector("#stop").click();
+                window.stopped = true;
+            }
+        }).observe(document.querySelector("#output"), {childList: true, subtree: true})"""
+    )
     page.click("#run")
-    page.locator("#output span:nth-child(6)").wait_for(state="attached")
-    page.click("#stop")
+    page.wait_for_function("() => window.stopped")
     server.wait_idle()
     page.close()
     assert not problems

@@ -237,7 +237,9 @@ class HttpPool:
         connection.transport.write(request)
         broken = None
         try:
-            await asyncio.wait_for(exchange.done, timeout_s)
+            # Not wait_for, which in Python 3.11 loses a cancellation that comes with the result.
+            async with asyncio.timeout(timeout_s):
+                await exchange.done
         except TimeoutError:
             broken = TransportError("timeout", f"no whole answer within {timeout_s:g} s")
         except TransportError as error:
@@ -286,7 +288,8 @@ class HttpPool:
         at = (self.origin.host, self.origin.port)
         try:
             making = loop.create_connection(lambda: _Connection(self._buffer), *at, ssl=self._tls)
-            _, connection = await asyncio.wait_for(making, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                _, connection = await making
         except TimeoutError as error:
             raise TransportError("timeout", f"no connection to {self.origin.url}") from error
         except OSError as error:

@@ -141,7 +141,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             break
         _signal_group(process.pid, sign)
         try:
-            await asyncio.wait_for(process.wait(), _PATIENCE_S)
+            async with asyncio.timeout(_PATIENCE_S):
+                await process.wait()
         except TimeoutError:
             continue
     _signal_group(process.pid, signal.SIGKILL)
