@@ -28,6 +28,9 @@ def describe_parameter(parameter: Any) -> str:
     default = "required" if parameter.required else ""
     if not (parameter.required or parameter.default is None or parameter.default is False):
         default = f"`{parameter.default}`"
+    in_words = getattr(parameter, "show_default", None)
+    if isinstance(in_words, str):
+        default = in_words
     help_text = (getattr(parameter, "help", None) or "").replace("|", "\\|")
     return f"| {names} | {default} | {help_text} |"
 

@@ -14,6 +14,7 @@ import foretoken
 from foretoken.cli.compare import EPILOG, compare
 from foretoken.cli.demo import demo
 from foretoken.cli.generate import generate
+from foretoken.cli.help import PanelCommand, write_commands
 from foretoken.cli.info import info
 from foretoken.cli.lab.app import lab_app
 from foretoken.cli.quantize import quantize
@@ -33,6 +34,10 @@ class ForetokenGroup(TyperGroup):
             print(f"foretoken: {error}", file=sys.stderr)
             raise typer.Exit(error.exit_code) from error
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one row per subcommand."""
+        write_commands(self, formatter)
+
 
 app = typer.Typer(
     name="foretoken",
@@ -40,6 +45,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -73,6 +79,6 @@ app.command()(demo)
 app.command(epilog=EPILOG)(compare)
 app.command()(info)
 app.command()(quantize)
-app.command()(serve)
+app.command(cls=PanelCommand)(serve)
 app.add_typer(train_app, name="train")
 app.add_typer(lab_app, name="lab")

@@ -10,17 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from foretoken.cli.options import (
-    SpeculativeOption,
-    parse_invariant,
-    parse_speculation,
-    read_text,
-)
+from foretoken.cli.options import parse_invariant, parse_speculation, read_text
+from foretoken.cli.serve_options import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE, option
 from foretoken.config.keys import KeyTable
 from foretoken.errors import ConfigError
 
-API_KEY_VARIABLE = "FORETOKEN_API_KEY"
-ADMIN_KEY_VARIABLE = "FORETOKEN_ADMIN_KEY"
 _SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 _SERVER = {
     "host": "host",
@@ -46,98 +40,58 @@ _ENGINE = (
 _KEYS = KeyTable(where="--config", neutral={}, removed={})
 
 Text = str | None
+Texts = list[str] | None
 Number = int | None
+Real = float | None
+Switch = bool | None
 
 
 def serve(
     model: Annotated[
-        Text, typer.Argument(help="Packaged name (`demo`), folder, or Hugging Face id.")
+        Text, typer.Argument(metavar="MODEL", help="Packaged name (`demo`), folder, or hub id.")
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="YAML file with the names of these options.")
-    ] = None,
-    host: Annotated[Text, typer.Option(help="Address to listen on; default 127.0.0.1.")] = None,
-    port: Annotated[Number, typer.Option(help="Port; default 8000, 0: any.")] = None,
-    served_model_name: Annotated[
-        list[str] | None, typer.Option(help="Name that requests give; may be repeated.")
-    ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Key that /v1 asks for; may be repeated; also {API_KEY_VARIABLE}."),
-    ] = None,
-    admin_key: Annotated[
-        Text, typer.Option(help=f"Opens /admin, which is off without; also {ADMIN_KEY_VARIABLE}.")
-    ] = None,
-    speculative_config: SpeculativeOption = None,
-    spec_method: Annotated[Text, typer.Option(help="Short for the key `method`.")] = None,
-    spec_model: Annotated[Text, typer.Option(help="Short for the key `model`.")] = None,
-    spec_tokens: Annotated[
-        Number, typer.Option(help="Short for the key `num_speculative_tokens`.")
-    ] = None,
-    adaptive_speculation: Annotated[
-        bool | None,
-        typer.Option(
-            "--adaptive-speculation/--no-adaptive-speculation",
-            help="Draft only as far as measured faster at the present load; default on.",
-        ),
-    ] = None,
-    tokenizer: Annotated[Text, typer.Option(help="Default: the model's own.")] = None,
-    revision: Annotated[Text, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
-    dtype: Annotated[Text, typer.Option(help="auto, bfloat16, float16 or float32.")] = None,
-    quantization: Annotated[Text, typer.Option("--quantization", "-q", help="Scheme.")] = None,
-    kv_cache_dtype: Annotated[Text, typer.Option(help="auto or int8.")] = None,
-    device: Annotated[Text, typer.Option(help="auto, cpu or cuda.")] = None,
-    seed: Annotated[Number, typer.Option(help="For requests that bring none.")] = None,
-    max_model_len: Annotated[
-        Number, typer.Option(help="Most tokens of a request; default: the model's context.")
-    ] = None,
-    max_num_seqs: Annotated[Number, typer.Option(help="Most requests at once.")] = None,
-    max_num_batched_tokens: Annotated[Number, typer.Option(help="Most tokens a step.")] = None,
-    block_size: Annotated[Number, typer.Option(help="Tokens of a KV page.")] = None,
-    enable_prefix_caching: Annotated[
-        bool | None,
-        typer.Option(
-            "--enable-prefix-caching/--no-enable-prefix-caching",
-            help="Reuse the KV of prompt beginnings; default on.",
-        ),
-    ] = None,
-    gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help="Share of a GPU's memory to use.")
-    ] = None,
-    kv_cache_memory_bytes: Annotated[Number, typer.Option(help="Memory for the KV cache.")] = None,
-    batch_invariant: Annotated[
-        Text, typer.Option(metavar="auto|on|off", help="Bitwise the same whatever the batch.")
-    ] = None,
-    tensor_parallel_size: Annotated[Number, typer.Option(help="Devices to share a layer.")] = None,
-    disable_log_stats: Annotated[
-        bool | None,
-        typer.Option(
-            "--disable-log-stats/--no-disable-log-stats", help="No line every ten seconds."
-        ),
-    ] = None,
+    config: Annotated[Path | None, option("config")] = None,
+    host: Annotated[Text, option("host")] = None,
+    port: Annotated[Number, option("port")] = None,
+    served_model_name: Annotated[Texts, option("served_model_name")] = None,
+    api_key: Annotated[Texts, option("api_key")] = None,
+    admin_key: Annotated[Text, option("admin_key")] = None,
+    speculative_config: Annotated[Text, option("speculative_config")] = None,
+    spec_method: Annotated[Text, option("spec_method")] = None,
+    spec_model: Annotated[Text, option("spec_model")] = None,
+    spec_tokens: Annotated[Number, option("spec_tokens")] = None,
+    adaptive_speculation: Annotated[Switch, option("adaptive_speculation")] = None,
+    tokenizer: Annotated[Text, option("tokenizer")] = None,
+    revision: Annotated[Text, option("revision")] = None,
+    dtype: Annotated[Text, option("dtype")] = None,
+    quantization: Annotated[Text, option("quantization")] = None,
+    kv_cache_dtype: Annotated[Text, option("kv_cache_dtype")] = None,
+    device: Annotated[Text, option("device")] = None,
+    seed: Annotated[Number, option("seed")] = None,
+    max_model_len: Annotated[Number, option("max_model_len")] = None,
+    max_num_seqs: Annotated[Number, option("max_num_seqs")] = None,
+    max_num_batched_tokens: Annotated[Number, option("max_num_batched_tokens")] = None,
+    block_size: Annotated[Number, option("block_size")] = None,
+    enable_prefix_caching: Annotated[Switch, option("enable_prefix_caching")] = None,
+    gpu_memory_utilization: Annotated[Real, option("gpu_memory_utilization")] = None,
+    kv_cache_memory_bytes: Annotated[Number, option("kv_cache_memory_bytes")] = None,
+    batch_invariant: Annotated[Text, option("batch_invariant")] = None,
+    tensor_parallel_size: Annotated[Number, option("tensor_parallel_size")] = None,
+    max_body_bytes: Annotated[Number, option("max_body_bytes")] = None,
+    max_prompt_tokens: Annotated[Number, option("max_prompt_tokens")] = None,
+    max_tokens: Annotated[Number, option("max_tokens")] = None,
+    max_n: Annotated[Number, option("max_n")] = None,
+    max_queue: Annotated[Number, option("max_queue")] = None,
+    timeout_s: Annotated[Real, option("timeout_s")] = None,
+    drain_s: Annotated[Real, option("drain_s")] = None,
+    tool_call_parser: Annotated[Text, option("tool_call_parser")] = None,
     per_request_spec_decode_metrics: Annotated[
-        Text,
-        typer.Option(
-            metavar="none|summary|detailed", help="What answers tell about their speculation."
-        ),
+        Text, option("per_request_spec_decode_metrics")
     ] = None,
-    tool_call_parser: Annotated[
-        Text, typer.Option(metavar="hermes|llama3_json", help="How calls stand in the text.")
-    ] = None,
-    otlp_traces_endpoint: Annotated[
-        Text, typer.Option(help="Where OpenTelemetry spans go; needs the extra `otel`.")
-    ] = None,
-    metrics_prefix: Annotated[Text, typer.Option(help="Of metrics that vLLM has not.")] = None,
-    max_body_bytes: Annotated[Number, typer.Option(help="Larger bodies are refused.")] = None,
-    max_prompt_tokens: Annotated[Number, typer.Option(help="Longer prompts are refused.")] = None,
-    max_tokens: Annotated[Number, typer.Option(help="A larger max_tokens is refused.")] = None,
-    max_n: Annotated[Number, typer.Option(help="Most outputs of one request.")] = None,
-    max_queue: Annotated[
-        Number, typer.Option(help="Requests that may wait; more are answered with 429.")
-    ] = None,
-    log_format: Annotated[Text, typer.Option(metavar="text|json", help="Of log lines.")] = None,
-    timeout_s: Annotated[float | None, typer.Option(help="Most seconds of a request.")] = None,
-    drain_s: Annotated[float | None, typer.Option(help="Seconds to finish after SIGTERM.")] = None,
+    log_format: Annotated[Text, option("log_format")] = None,
+    disable_log_stats: Annotated[Switch, option("disable_log_stats")] = None,
+    metrics_prefix: Annotated[Text, option("metrics_prefix")] = None,
+    otlp_traces_endpoint: Annotated[Text, option("otlp_traces_endpoint")] = None,
 ) -> None:
     """Serve a model through OpenAI's API.
 

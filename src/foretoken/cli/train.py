@@ -10,10 +10,16 @@ from typing import Annotated
 
 import typer
 
+from foretoken.cli.help import WholeGroup
 from foretoken.cli.options import read_prompts, read_text
 from foretoken.errors import ConfigError
 
-train_app = typer.Typer(help="Train language models and drafts.", no_args_is_help=True)
+train_app = typer.Typer(
+    help="Train language models and drafts.",
+    no_args_is_help=True,
+    cls=WholeGroup,
+    rich_markup_mode=None,
+)
 
 
 @train_app.callback()

@@ -9,6 +9,7 @@ from types import FrameType
 
 import typer
 
+from foretoken.cli.help import WholeGroup
 from foretoken.cli.lab.ab import ab
 from foretoken.cli.lab.bench import bench
 from foretoken.cli.lab.decide import EPILOG as DECIDE_EPILOG
@@ -29,6 +30,8 @@ from foretoken.cli.lab.watch import watch
 lab_app = typer.Typer(
     help="Plan, measure and decide whether to speculate, for any OpenAI-style server.",
     no_args_is_help=True,
+    cls=WholeGroup,
+    rich_markup_mode=None,
 )
 
 

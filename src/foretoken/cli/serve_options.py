@@ -1,0 +1,130 @@
+"""The options of `foretoken serve`: their groups, texts, and the defaults that its help shows.
+
+Defaults are read off the settings' own classes. No option has one of its own, since a file of
+settings stands between the two. Torch-free.
+"""
+
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+import typer
+
+from foretoken.config import EngineConfig
+from foretoken.server.settings import Limits, ServerConfig
+
+API_KEY_VARIABLE = "FORETOKEN_API_KEY"
+ADMIN_KEY_VARIABLE = "FORETOKEN_ADMIN_KEY"
+
+DEFAULTS: dict[str, object] = {
+    field.name: field.default
+    for kind in (EngineConfig, ServerConfig, Limits)
+    for field in fields(kind)
+    if field.default is not None and field.default is not MISSING
+} | {"adaptive_speculation": True, "log_format": "text"}
+"""Setting -> what holds where it is not given; `serve` speculates adaptively, `LLM` does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one option stands in the help."""
+
+    meaning: str
+    metavar: str | None = None
+    shown: object = None
+    """The default in words, where the settings' classes have none that can be read."""
+    short: str | None = None
+
+
+GROUPS: dict[str, dict[str, Row]] = {
+    "Listening and names": {
+        "config": Row("YAML with the names of these options.", "FILE"),
+        "host": Row("Address to listen on."),
+        "port": Row("0: any free one.", "N"),
+        "served_model_name": Row("Name that requests give; may be repeated.", "NAME", "MODEL"),
+        "api_key": Row(
+            f"Key that /v1 asks for; may be repeated; also {API_KEY_VARIABLE}.", "KEY", "none"
+        ),
+        "admin_key": Row(f"Opens /admin; also {ADMIN_KEY_VARIABLE}.", "KEY", "no /admin"),
+    },
+    "Speculation": {
+        "speculative_config": Row(
+            "How to draft, as JSON with vLLM's keys, or `none`.",
+            "JSON",
+            "none; for `demo` its draft model",
+        ),
+        "spec_method": Row("Short for the key `method`.", "NAME"),
+        "spec_model": Row("Short for the key `model`.", "NAME"),
+        "spec_tokens": Row("Short for the key `num_speculative_tokens`.", "N"),
+        "adaptive_speculation": Row("Draft only as far as measured faster at the present load."),
+    },
+    "Model": {
+        "tokenizer": Row("Packaged name, folder, or hub id.", "NAME", "the model's own"),
+        "revision": Row("Branch, tag or commit of a hub id.", "NAME", "its main branch"),
+        "dtype": Row("auto, bfloat16, float16 or float32.", "TYPE"),
+        "quantization": Row(
+            "Round the weights while loading: int8 or int4.", "SCHEME", "as stored", "-q"
+        ),
+        "kv_cache_dtype": Row("Keys and values: auto or int8.", "TYPE"),
+        "device": Row("auto, cpu or cuda.", "NAME"),
+        "seed": Row("For requests that bring none.", "N"),
+    },
+    "Memory and batching": {
+        "max_model_len": Row(
+            "Most tokens of a request and its answer.", "N", "the model's context"
+        ),
+        "max_num_seqs": Row("Most requests at once.", "N"),
+        "max_num_batched_tokens": Row("Most tokens of a step.", "N", 2048),
+        "block_size": Row("Tokens of a KV page.", "N"),
+        "enable_prefix_caching": Row("Reuse the KV of prompt beginnings."),
+        "gpu_memory_utilization": Row("Share of a GPU's memory to use.", "SHARE"),
+        "kv_cache_memory_bytes": Row(
+            "Memory for the KV cache.", "N", "a quarter of what is free; on a GPU what is left"
+        ),
+        "batch_invariant": Row("Bitwise the same tokens whatever the batch.", "auto|on|off"),
+        "tensor_parallel_size": Row("Devices to share a layer; only 1 so far.", "N"),
+    },
+    "Limits": {
+        "max_body_bytes": Row("Larger bodies are refused.", "N"),
+        "max_prompt_tokens": Row("Longer prompts are refused.", "N", "what fits"),
+        "max_tokens": Row("A larger max_tokens is refused.", "N", "what fits"),
+        "max_n": Row("Most outputs of one request.", "N"),
+        "max_queue": Row("Requests that may wait; more are answered with 429.", "N"),
+        "timeout_s": Row("Most time of a request.", "SECONDS"),
+        "drain_s": Row("Time to finish after SIGTERM.", "SECONDS"),
+    },
+    "Answers, logs and metrics": {
+        "tool_call_parser": Row(
+            "How calls stand in the text.", "hermes|llama3_json", DEFAULTS["tool_parser"]
+        ),
+        "per_request_spec_decode_metrics": Row(
+            "What answers tell about their speculation.",
+            "none|summary|detailed",
+            DEFAULTS["per_request_metrics"],
+        ),
+        "log_format": Row("Of log lines.", "text|json"),
+        "disable_log_stats": Row("No line every ten seconds."),
+        "metrics_prefix": Row("Of metrics that vLLM has not.", "WORD"),
+        "otlp_traces_endpoint": Row(
+            "Where OpenTelemetry spans go; needs the extra `otel`.", "URL", "nowhere"
+        ),
+    },
+}
+
+
+def option(name: str) -> Any:
+    """The option of the setting `name`: the same with dashes; a pair, with --no-, of a switch."""
+    [(group, row)] = [(group, rows[name]) for group, rows in GROUPS.items() if name in rows]
+    default = DEFAULTS.get(name) if row.shown is None else row.shown
+    flag = "--" + name.replace("_", "-")
+    if isinstance(default, bool):
+        flag = f"{flag}/--no{flag[1:]}"
+        default = "on" if default else "off"
+    shown = f"{default:g}" if isinstance(default, float) else str(default)
+    return typer.Option(
+        flag,
+        *((row.short,) if row.short else ()),
+        help=row.meaning,
+        metavar=row.metavar,
+        rich_help_panel=group,
+        show_default=False if default is None else shown,
+    )
