@@ -81,7 +81,7 @@ $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 	@echo "Installing Foretoken"
-	$(PIP) -e .
+	$(PIP) -e ".[serve]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

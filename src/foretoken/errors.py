@@ -4,6 +4,7 @@
     +-- EngineLostError            exit 1  HTTP 503  the engine has ended; nothing more can be run
     +-- TrainingError              exit 1  HTTP 500  a run cannot go on; its checkpoints are intact
     +-- EndpointError              exit 5  HTTP 502  a measured server that is not there, or broke
+    +-- MissingPackageError        exit 2  HTTP 501  an extra of the installation that is not there
     +-- ConfigError                exit 2  HTTP 400  a setting of the engine or of a command
     |   +-- NotYetError            exit 2  HTTP 501  a known setting whose part is not built yet
     +-- RequestError               exit 2  HTTP 400  one request is wrong; its neighbours go on
@@ -43,6 +44,19 @@ class EndpointError(ForetokenError):
 
     exit_code = 5
     http_status = 502
+
+
+class MissingPackageError(ForetokenError):
+    """A package that only a part of Foretoken needs is not installed; the message says how to."""
+
+    exit_code = 2
+    http_status = 501
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        """Say `what` needs the `package`, and which `extra` of the installation brings it."""
+        super().__init__(
+            f'{what} needs {package}, which is not installed: pip install "foretoken[{extra}]"'
+        )
 
 
 class _FieldError(ForetokenError):

@@ -21,6 +21,7 @@ from foretoken.cli.quantize import quantize
 from foretoken.cli.serve import serve
 from foretoken.cli.train import train_app
 from foretoken.errors import ForetokenError
+from foretoken.extras import OptionalPackages
 
 
 class ForetokenGroup(TyperGroup):
@@ -29,10 +30,12 @@ class ForetokenGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand."""
         try:
-            return super().invoke(ctx)
+            with OptionalPackages("this command"):
+                result = super().invoke(ctx)
         except ForetokenError as error:
             print(f"foretoken: {error}", file=sys.stderr)
             raise typer.Exit(error.exit_code) from error
+        return result
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one row per subcommand."""

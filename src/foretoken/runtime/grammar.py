@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ParameterError
+from foretoken.extras import OptionalPackages
 from foretoken.ops.logits import NEVER
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.sequence import Sequence
@@ -172,7 +173,8 @@ class Grammars:
             return found
 
     def _build(self, given: StructuredOutputs) -> Any:
-        import llguidance
+        with OptionalPackages("structured_outputs"):
+            import llguidance
 
         assert self._tokenizer_json is not None, "checked by `check`"
         if self._tokenizer is None:

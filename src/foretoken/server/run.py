@@ -16,6 +16,7 @@ import uvicorn
 from foretoken.config import EngineConfig
 from foretoken.engine import Engine
 from foretoken.errors import ConfigError
+from foretoken.extras import OptionalPackages
 from foretoken.server.app import build_app, build_state
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
@@ -79,13 +80,10 @@ def _spans(server: ServerConfig, model: str) -> "RequestSpans | None":
     endpoint = server.otlp_traces_endpoint
     if endpoint is None:
         return None
-    try:
+    with OptionalPackages("--otlp-traces-endpoint"):
         from foretoken.server.tracing import exported_to
 
-        return exported_to(endpoint, server.names_of(model)[0])
-    except ImportError as error:
-        allowed = "nothing, without `pip install 'foretoken[otel]'`"
-        raise ConfigError("--otlp-traces-endpoint", endpoint, allowed) from error
+    return exported_to(endpoint, server.names_of(model)[0])
 
 
 class _Stopping:

@@ -9,7 +9,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
+from foretoken.errors import CheckpointError, UnsupportedModelError
+from foretoken.extras import OptionalPackages
 from foretoken.shape.memory import Held
 from foretoken.shape.stored import FLOATS, StoredScheme
 
@@ -45,7 +46,7 @@ def open_gguf(path: Path) -> Any:
     """The `gguf` package's reader of a file; tensors are mapped, not read.
 
     Raises:
-        ConfigError: the package is not installed.
+        MissingPackageError: the extra `gguf` is not installed.
         CheckpointError: no GGUF file, or one that is cut short or split.
     """
     reader = _open(path, path.stat().st_mtime_ns)
@@ -62,11 +63,8 @@ def forget_gguf() -> None:
 
 @functools.lru_cache(maxsize=2)
 def _open(path: Path, changed: int) -> Any:
-    try:
+    with OptionalPackages(f"{path}, a GGUF file,"):
         import gguf
-    except ImportError as error:
-        allowed = "a folder in Hugging Face format; for GGUF: pip install 'foretoken[gguf]'"
-        raise ConfigError("model", str(path), allowed) from error
     try:
         return gguf.GGUFReader(path)
     except (ValueError, IndexError, KeyError, OSError) as error:

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from foretoken.cli.lab.options import JsonOption
-from foretoken.errors import ConfigError
 
 EPILOG = "Exit code: 0: written; 2: no A/B there, a wrong policy, or matplotlib is missing."
 
@@ -33,15 +32,8 @@ def report(
     """One self-contained HTML page with the verdict and every plot, and PNG, CSV, JSON lines."""
     import foretoken
     from foretoken.lab.deciding.policy import load_policy
-
-    try:
-        from foretoken.lab.report.render import Stamp, write_report
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        allowed = 'matplotlib: pip install "foretoken[report]"'
-        raise ConfigError("report", "no matplotlib", allowed) from error
     from foretoken.lab.report.data import read_runs
+    from foretoken.lab.report.render import Stamp, write_report
 
     rules = load_policy(policy, tuple(changes or ()))
     folder = out or runs[0] / "report"

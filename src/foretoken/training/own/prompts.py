@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import ConfigError
+from foretoken.extras import OptionalPackages
 from foretoken.tokenizer import Tokenizer
 from foretoken.training.own.settings import DataSettings
 
@@ -39,6 +40,7 @@ def read_prompt_set(settings: DataSettings, tokenizer: Tokenizer | None, limit: 
     Raises:
         ConfigError: the file is not there, a line is broken (unless they are skipped), nothing is
             left, or a line is text and the target has no tokenizer.
+        MissingPackageError: prompts of the hub without the extra `data`.
     """
     found: list[tuple[int, ...]] = []
     skipped = 0
@@ -93,10 +95,8 @@ def json_lines(file: Iterable[bytes], *, is_json: bool = True) -> Iterator[tuple
 
 def _hub_records(source: str, field: str) -> Iterator[tuple[str, Any]]:
     name, _, split = source.removeprefix(HUB).partition(":")
-    try:
+    with OptionalPackages(f"{field} {source}"):
         from datasets import load_dataset
-    except ImportError as error:
-        raise ConfigError(field, source, "`pip install foretoken[data]` first") from error
     try:
         rows = load_dataset(name, split=split or "train", streaming=True)
     except (OSError, ValueError) as error:
