@@ -22,7 +22,7 @@ def main() -> None:
     for name, output in outputs.items():
         same = output.token_ids == outputs["plain"].token_ids
         length = output.metrics.acceptance_length if output.metrics else 1.0
-        print(f"{name:12} acceptance length {length:.2f}  same tokens: {same}")
+        print(f"{name:12} {length:.2f} tokens a step  same tokens: {same}")
 
 
 if __name__ == "__main__":

@@ -2,21 +2,40 @@
 
 from foretoken import LLM, SamplingParams
 
-PROMPTS = ["def factorial(n):\n", "import re\n\n", "class Queue:\n"]
+PROMPTS = [
+    """class Counter:
+    def __init__(self):
+        self.count = 0
+
+    def increment(self):""",
+    """class Queue:
+    def __init__(self):
+        self.items = []
+
+    def put(self, item):
+        self.items.append(item)
+
+    def get(self):""",
+    """class Cache:
+    def __init__(self):
+        self.data = {}
+
+    def get(self, key):""",
+]
 
 
 def main() -> None:
     """Generate and print."""
-    params = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=32)
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=48)
     speculative_config = {
         "method": "draft_model",
         "model": "demo-draft",
         "num_speculative_tokens": 5,
     }
     with LLM("demo", speculative_config=speculative_config) as llm:
-        for output in llm.generate(PROMPTS, params, use_tqdm=False):
-            print(f"--- {output.prompt!r}")
-            print(output.outputs[0].text)
+        for number, output in enumerate(llm.generate(PROMPTS, params, use_tqdm=False), 1):
+            print(f"--- prompt {number}, then what the model wrote:")
+            print(f"{output.prompt}{output.outputs[0].text}\n")
 
 
 if __name__ == "__main__":

@@ -2,16 +2,23 @@
 
 from foretoken import LLM, SamplingParams
 
+PROMPT = """class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):"""
+
 
 def main() -> None:
     """Stream one continuation; accepted drafts arrive several tokens at a time."""
-    params = SamplingParams(temperature=0.0, max_tokens=48)
+    params = SamplingParams(temperature=0.7, seed=6, max_tokens=64)
     steps = []
     with LLM("demo", speculative_config={"method": "draft_model", "model": "demo-draft"}) as llm:
-        for output in llm.stream("def read_lines(path):\n", params):
+        print(PROMPT, end="")
+        for output in llm.stream(PROMPT, params):
             print(output.text, end="", flush=True)
             steps.append(len(output.new_token_ids))
-    print(f"\n{sum(steps)} tokens in {len(steps)} steps: {steps}")
+    print(f"\n{sum(steps)} tokens in {len(steps)} steps, so many each: {steps}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from foretoken.proposers.base import Proposer
 from foretoken.tokenizer import Tokenizer
 from foretoken.types import Output, Request, RequestOutput, SamplingParams
 
+PATIENCE_S = 2.0
+"""Calls that take less show no progress bar."""
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 
@@ -42,7 +44,7 @@ class LLM:
             ModelError: the model is not there, not supported, or broken on disk.
         """
         self.config = EngineConfig.from_kwargs(model=model, **settings)
-        show_logs()
+        show_logs(wanted=not self.config.disable_log_stats)
         self._engine = build_engine(self.config, proposer)
         self._ids = count()
         self._closed = False
@@ -80,7 +82,7 @@ class LLM:
             prompts: a text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those;
                 a dictionary may carry `cache_salt`.
             sampling_params: one for all or one each; default `SamplingParams()`.
-            use_tqdm: show a progress bar.
+            use_tqdm: on a terminal, show a progress bar once the call has taken two seconds.
             priority: one number each; lower runs first.
 
         Raises:
@@ -249,4 +251,10 @@ def _as_params(
 def _progress(total: int, shown: bool) -> Any:
     from tqdm import tqdm
 
-    return tqdm(total=total, desc="Processed prompts", disable=not shown, dynamic_ncols=True)
+    return tqdm(
+        total=total,
+        desc="Processed prompts",
+        delay=PATIENCE_S,
+        disable=None if shown else True,  # None: unless stderr is a terminal
+        dynamic_ncols=True,
+    )

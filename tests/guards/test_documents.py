@@ -1,11 +1,9 @@
 """Documents say what is true: snippets run, generated files are fresh, layers are the layers."""
 
-import io
 import re
 import subprocess
 import sys
 import tomllib
-from contextlib import redirect_stdout
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +13,7 @@ import pytest
 
 import foretoken
 from tests.guards.sources import PACKAGE, ROOT
+from tests.shown import run_shown
 
 SNIPPET = re.compile(r"<!-- test -->\n```python\n(.*?)```", re.DOTALL)
 
@@ -101,7 +100,22 @@ def test_named_tests_exist() -> None:
 @pytest.mark.parametrize("code", snippets(), ids=lambda code: code.split("\n")[2][:30])
 def test_readme_snippets_run(code: str) -> None:
     assert (PACKAGE / "packaged" / "demo").is_dir(), "the packaged models are missing"
-    shown = io.StringIO()
-    with redirect_stdout(shown):
-        exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
-    assert shown.getvalue().strip()
+    run_shown(["-c", code])
+
+
+@pytest.mark.slow
+def test_the_picture_is_of_a_run() -> None:
+    script = load_script("record_picture")
+    written = script.record()
+    shown = script.text_of(script.render(written))
+    plain = re.sub(r"\x1b\[[\d;]*m", "", written).rstrip("\n").split("\n")
+    assert shown[1:] == [line.rstrip() for line in plain], (
+        "the picture shows other words than were written"
+    )
+    committed = script.text_of(script.PICTURE.read_text("utf-8"))
+    assert committed[:-1] == shown[:-1], "run scripts/record_picture.py"  # but for the speed
+
+
+def test_the_readme_shows_the_picture() -> None:
+    before_what_it_is = (ROOT / "README.md").read_text("utf-8").split("\n## ")[0]
+    assert "docs/generate.svg" in before_what_it_is

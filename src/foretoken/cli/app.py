@@ -22,6 +22,7 @@ from foretoken.cli.serve import serve
 from foretoken.cli.train import train_app
 from foretoken.errors import ForetokenError
 from foretoken.extras import OptionalPackages
+from foretoken.logs import chosen_level
 
 
 class ForetokenGroup(TyperGroup):
@@ -72,9 +73,8 @@ def foretoken_command(
     ] = False,
 ) -> None:
     """Lossless speculative decoding: the same tokens, sooner."""
-    level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("foretoken").setLevel(level)
+    logging.getLogger("foretoken").setLevel("INFO" if verbose else chosen_level() or "WARNING")
 
 
 app.command()(generate)

@@ -91,7 +91,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     """Only 1 so far."""
     disable_log_stats: bool = True
-    """False: one log line every ten seconds."""
+    """False: one log line every ten seconds, and those of the start."""
     speculative_config: SpeculativeConfig | None = None
     """How to draft; None: plain decoding."""
     adaptive_speculation: bool = False
