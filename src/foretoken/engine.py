@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from foretoken.config import ResolvedConfig
-from foretoken.control.budget import PREDICTED_DRAFTS
 from foretoken.control.live import LivePolicy
 from foretoken.control.measured import MeasuredLimit
-from foretoken.errors import ParameterError, PromptError
+from foretoken.intake import Intake
 from foretoken.metrics import EngineMetrics
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.drafters import Drafters
+from foretoken.runtime.apart import verify_apart
 from foretoken.runtime.batch import Batch
+from foretoken.runtime.failures import say_failure
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduler import Scheduler
@@ -60,7 +61,16 @@ class Engine:
         self.cancelled: tuple[str, ...] = ()
         """Requests of the last step, if it failed before anything of it was committed."""
         self.metrics.watch("foretoken:drafter_bytes", lambda: parts.proposer.num_bytes)
-        self._seeds = random.Random(config.user.seed)
+        self._intake = Intake(
+            config=config,
+            tokenizer=parts.tokenizer,
+            drafters=parts.drafters,
+            scheduler=parts.scheduler,
+            grammars=parts.grammars,
+            vocab_size=parts.vocab_size,
+            eos_token_ids=parts.eos_token_ids,
+            seeds=random.Random(config.user.seed),
+        )
 
     @property
     def has_unfinished(self) -> bool:
@@ -73,7 +83,7 @@ class Engine:
         Raises:
             ParameterError: an unknown drafter, or more drafts than the engine was set up for.
         """
-        self._check_policy(policy, self.parts.drafters)
+        self._intake.check_policy(policy, self.parts.drafters)
         assert isinstance(self.parts.proposer, Drafters), type(self.parts.proposer)
         self.parts.proposer.use_only(policy.drafter)
         self.parts.live.speculation = policy
@@ -90,45 +100,24 @@ class Engine:
         """Check one prompt and its parameters; n > 1 gives n requests, ids `request_id-i`.
 
         Raises:
-            PromptError: the prompt is empty, too long, or has token ids out of range.
-            ParameterError: a parameter names token ids that the model does not have, or needs
-                text and there is no tokenizer.
-            CapacityError: the prompt can never fit the KV cache.
+            RequestError: see `foretoken.intake.Intake.requests`.
         """
-        self._check_prompt(prompt_token_ids)
-        self._check_ids(params)
-        prediction_ids = self._prediction(params)
-        self._check_speculation(params, bool(prediction_ids))
-        room = self.parts.config.max_model_len - len(prompt_token_ids)
-        stop_ids = frozenset(params.stop_token_ids or ())
-        eos_ids = self.parts.eos_token_ids
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=tuple(prompt_token_ids),
-            params=params,
-            seed=self._seed(params),
-            max_tokens=min(room, params.max_tokens or room),
-            arrival=time.monotonic(),
-            priority=priority,
-            stop_ids=stop_ids if params.ignore_eos else stop_ids | eos_ids,
-            min_tokens_ids=stop_ids | eos_ids if params.min_tokens else frozenset(),
-            bad_words_ids=self._bad_words(params),
-            cache_salt=cache_salt,
-            prediction_ids=prediction_ids,
+        return self._intake.requests(
+            request_id, prompt_token_ids, params, priority=priority, cache_salt=cache_salt
         )
-        self.parts.scheduler.check_capacity(request)
-        self.parts.grammars.check(request)
-        if params.n == 1:
-            return [request]
-        return [
-            replace(request, request_id=f"{request_id}-{i}", sample_index=i)
-            for i in range(params.n)
-        ]
 
     def add_request(self, request: Request) -> None:
-        """Queue a request of `make_requests`; it ends exactly once in the outputs of `step`."""
+        """Queue a request of `make_requests`; it ends exactly once in the outputs of `step`.
+
+        Raises:
+            RequestError: it can never run, or its id is in use; nothing has been queued then.
+        """
         self.parts.scheduler.add(request)
-        self.parts.texts.open(request)
+        try:
+            self.parts.texts.open(request)
+        except BaseException:
+            self.parts.scheduler.abort(request.request_id)
+            raise
         self.metrics.record_prompt(len(request.prompt_token_ids))
 
     def abort(self, request_id: str) -> Output | None:
@@ -142,7 +131,7 @@ class Engine:
     def _interrupted(self, output: Output | None) -> Output | None:
         if output is None:
             return None
-        output = self.parts.texts.advance(output)
+        output = self._with_text(output)
         self._release(output.request_id)
         return output
 
@@ -160,16 +149,18 @@ class Engine:
         try:
             batch = planned.with_draft(parts.proposer.propose(Context(planned.spans)))
             drafted = time.perf_counter()
-            verification = parts.verifier.verify(batch, parts.runner.run(batch))
+            verification, broken = verify_apart(parts.verifier, batch, parts.runner.run(batch))
             parts.runner.settle(batch, verification.paths)
         except BaseException:
             parts.scheduler.cancel(planned)
             self.cancelled = tuple(span.sequence.request.request_id for span in planned.spans)
             raise
         verified = time.perf_counter()
+        ended = [parts.scheduler.fail(request_id, why) for request_id, why in broken.items()]
         committed = parts.scheduler.commit(batch, verification, time.monotonic())
         committed += self._fail_grammars(committed)
-        outputs = [parts.texts.advance(output) for output in committed]
+        committed += [output for output in ended if output is not None]
+        outputs = [self._with_text(output) for output in committed]
         for output in outputs:
             if output.finish_reason is not None:
                 self._release(output.request_id)
@@ -179,6 +170,19 @@ class Engine:
         for observe in parts.observers:
             observe(batch, verification, stats)
         return outputs
+
+    def _with_text(self, output: Output) -> Output:
+        """The output with its text; if that cannot be made, the request has ended with an error."""
+        request_id = output.request_id
+        try:
+            return self.parts.texts.advance(output)
+        except Exception as error:  # noqa: BLE001 - said in the output
+            why = output.error or say_failure(request_id, error)
+        self.parts.texts.drop(request_id)
+        end = self.parts.scheduler.fail(request_id, why)
+        metrics = output.metrics if end is None else end.metrics
+        reason = FinishReason.ERROR
+        return replace(output, finish_reason=reason, stop_reason=None, error=why, metrics=metrics)
 
     def _fail_grammars(self, committed: list[Output]) -> list[Output]:
         """Ends of requests whose grammar failed in this step; their tokens are taken back."""
@@ -228,69 +232,3 @@ class Engine:
             total_s=times[2],
             num_sampled=sum(span.samples for span in batch.spans),
         )
-
-    def _seed(self, params: SamplingParams) -> int:
-        """The user's seed, folded to 64 bits, or a key of the engine's own."""
-        if params.seed is not None:
-            return params.seed & (2**64 - 1)
-        return self._seeds.getrandbits(64)
-
-    def _check_prompt(self, prompt_token_ids: list[int]) -> None:
-        if not prompt_token_ids:
-            raise PromptError("prompt", prompt_token_ids, "at least one token")
-        limit = self.parts.config.max_model_len
-        if len(prompt_token_ids) >= limit:
-            given = f"{len(prompt_token_ids)} tokens"
-            raise PromptError("prompt", given, f"at most {limit - 1} (max_model_len {limit})")
-        low, high = min(prompt_token_ids), max(prompt_token_ids)
-        if low < 0 or high >= self.parts.vocab_size:
-            wrong = low if low < 0 else high
-            raise PromptError("prompt_token_ids", wrong, f"0 to {self.parts.vocab_size - 1}")
-
-    def _check_ids(self, params: SamplingParams) -> None:
-        named = {
-            "allowed_token_ids": params.allowed_token_ids or (),
-            "logit_bias": params.logit_bias or (),
-            "stop_token_ids": params.stop_token_ids or (),
-        }
-        for name, ids in named.items():
-            worst = max(ids, default=0)
-            if worst >= self.parts.vocab_size:
-                raise ParameterError(name, worst, f"0 to {self.parts.vocab_size - 1}")
-        if self.parts.tokenizer is None and (params.stop or params.bad_words):
-            given = params.stop or params.bad_words
-            raise ParameterError("stop or bad_words", given, "nothing: there is no tokenizer")
-
-    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        if self.parts.tokenizer is None or not params.bad_words:
-            return ()
-        return self.parts.tokenizer.bad_words_ids(params.bad_words)
-
-    def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
-        given = params.prediction
-        if given is None:
-            return ()
-        if isinstance(given, str):
-            if self.parts.tokenizer is None:
-                raise ParameterError("prediction", given, "token ids: there is no tokenizer")
-            return tuple(self.parts.tokenizer.encode(given, add_special_tokens=False))
-        worst = max(given, default=0)
-        if worst >= self.parts.vocab_size:
-            raise ParameterError("prediction", worst, f"0 to {self.parts.vocab_size - 1}")
-        return tuple(given)
-
-    def _check_speculation(self, params: SamplingParams, predicted: bool) -> None:
-        own = params.own_policy
-        if own is not None:
-            limits = dict(self.parts.drafters)
-            if predicted:
-                limits["prediction"] = PREDICTED_DRAFTS
-            self._check_policy(own, limits)
-
-    def _check_policy(self, policy: Speculation, limits: Mapping[str, int]) -> None:
-        if policy.drafter is not None and policy.drafter not in limits:
-            allowed = ", ".join(limits) or "nothing: the engine has no drafter"
-            raise ParameterError("speculation.drafter", policy.drafter, allowed)
-        count, most = policy.num_speculative_tokens, max(limits.values(), default=0)
-        if count is not None and count > most:
-            raise ParameterError("speculation.num_speculative_tokens", count, f"0 to {most}")

@@ -16,6 +16,7 @@ from typing import TypeVar, final
 
 from foretoken.engine import Engine
 from foretoken.errors import EngineLostError, RequestError
+from foretoken.runtime.failures import say_failure
 from foretoken.types import FinishReason, Output, Request
 
 logger = logging.getLogger("foretoken")
@@ -25,6 +26,10 @@ Observer = Callable[[Sequence[Output]], None]
 
 _MOST_FAILURES = 3
 """Steps that may fail in a row before the engine counts as lost."""
+
+
+def _failed(request_id: str, error: str) -> Output:
+    return Output(request_id=request_id, finish_reason=FinishReason.ERROR, error=error)
 
 
 @final
@@ -64,6 +69,11 @@ class OutputStream:
         """Wait for nothing more."""
         self.live.clear()
         self._changed.set()
+
+    def fail(self, request_id: str, error: str) -> None:
+        """End the reading with an error of this request, and wait for nothing more."""
+        self._waiting.append(_failed(request_id, error))
+        self.drop()
 
     def put(self, output: Output) -> bool:
         """Add an output; False if too many tokens have not been read."""
@@ -224,12 +234,10 @@ class AsyncEngine:
             try:
                 self.engine.add_request(request)
             except RequestError as error:
-                ended = Output(
-                    request_id=request.request_id,
-                    finish_reason=FinishReason.ERROR,
-                    error=str(error),
-                )
-                self._post(self._deliver, [ended])
+                self._post(self._deliver, [_failed(request.request_id, str(error))])
+            except Exception as error:  # noqa: BLE001 - said in the output
+                why = say_failure(request.request_id, error)
+                self._post(self._deliver, [_failed(request.request_id, why)])
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         ended = [self.engine.abort(request_id) for request_id in request_ids]
@@ -252,11 +260,26 @@ class AsyncEngine:
             ended = output.finish_reason is not None
             find = self._streams.pop if ended else self._streams.get
             stream = find(output.request_id, None)
-            if stream is not None and not stream.put(output) and stream.live:
-                stream.overflowed = True
-                self.close(stream)
+            if stream is not None:
+                self._hand_over(stream, output)
         for observe in self.observers:
-            observe(outputs)
+            try:
+                observe(outputs)
+            except Exception:
+                logger.exception("an observer of outputs failed")
+
+    def _hand_over(self, stream: OutputStream, output: Output) -> None:
+        """Give a stream its output; if that fails, its requests end and the others go on."""
+        try:
+            full = not stream.put(output)
+        except Exception as error:  # noqa: BLE001 - said in the output
+            why = say_failure(output.request_id, error)
+            self.close(stream)
+            stream.fail(output.request_id, why)
+            return
+        if full and stream.live:
+            stream.overflowed = True
+            self.close(stream)
 
     def _lose(self, error: BaseException | None) -> None:
         """End every open request: the engine will not."""

@@ -11,11 +11,12 @@ from typing import Any, Self
 from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
 from foretoken.engine import Engine
-from foretoken.errors import ConfigError, PromptError
+from foretoken.errors import PromptError
 from foretoken.logs import show_logs
 from foretoken.metrics import Metric
 from foretoken.output_builder import GrowingOutput, collect
 from foretoken.proposers.base import Proposer
+from foretoken.shared_engine import SharedEngine
 from foretoken.tokenizer import Tokenizer
 from foretoken.types import Output, Request, RequestOutput, SamplingParams
 
@@ -45,9 +46,8 @@ class LLM:
         """
         self.config = EngineConfig.from_kwargs(model=model, **settings)
         show_logs(wanted=not self.config.disable_log_stats)
-        self._engine = build_engine(self.config, proposer)
+        self._shared = SharedEngine(build_engine(self.config, proposer))
         self._ids = count()
-        self._closed = False
 
     def __enter__(self) -> Self:
         """The LLM itself."""
@@ -64,9 +64,8 @@ class LLM:
 
     def close(self) -> None:
         """Free weights and caches; further calls raise. Closing twice is fine."""
-        self._closed = True
-        if hasattr(self, "_engine"):
-            del self._engine
+        if hasattr(self, "_shared"):
+            self._shared.close()
 
     def generate(
         self,
@@ -77,6 +76,9 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Continue every prompt; results in the order of the prompts.
+
+        An output that fails while it grows does not disturb the others: it comes back with finish
+        reason `error`, the tokens and text it had got, and `RequestOutput.error` says why.
 
         Args:
             prompts: a text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those;
@@ -131,7 +133,10 @@ class LLM:
     ) -> Iterator[Output]:
         """Continue one prompt (n = 1), step by step; the last output has a finish reason.
 
-        Leaving the iteration early aborts the request.
+        The request starts with the first `next`. Several streams, and calls of `generate` while
+        they are open, share the engine's steps: what belongs to a stream waits until it is read.
+        Leaving the iteration early aborts the request. If the output fails, the last one has finish
+        reason `error` and says why in `error`.
 
         Raises:
             RequestError: the prompt or a parameter is wrong.
@@ -139,23 +144,12 @@ class LLM:
         params = sampling_params or SamplingParams()
         if params.n != 1:
             raise PromptError("n", params.n, "1 when streaming")
-        [request] = self._requests(prompt, params, 0)
-        engine = self._open_engine()
-        engine.add_request(request)
-        finished = False
-        try:
-            while not finished:
-                for output in engine.step():
-                    if output.request_id == request.request_id:
-                        finished = output.finish_reason is not None
-                        yield output
-        finally:
-            if not finished:
-                engine.abort(request.request_id)
+        with self._shared.open(self._requests(prompt, params, 0)) as outputs:
+            yield from outputs
 
     def get_metrics(self) -> list[Metric]:
         """Counters, gauges and vectors since the start; names as in vLLM."""
-        return self._open_engine().metrics.read()
+        return self._engine.metrics.read()
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
@@ -163,19 +157,18 @@ class LLM:
         Raises:
             PromptError: it has none.
         """
-        tokenizer = self._open_engine().parts.tokenizer
+        tokenizer = self._engine.parts.tokenizer
         if tokenizer is None:
             raise PromptError("prompt", "text", "token ids: the model has no tokenizer")
         return tokenizer
 
     def describe(self) -> str:
         """What was decided at the start: types, memory, concurrency."""
-        return self._open_engine().parts.config.describe()
+        return self._engine.parts.config.describe()
 
-    def _open_engine(self) -> Engine:
-        if self._closed:
-            raise ConfigError("LLM", "closed", "an LLM that has not been closed")
-        return self._engine
+    @property
+    def _engine(self) -> Engine:
+        return self._shared.engine
 
     def _requests(self, prompt: Prompt, params: SamplingParams, rank: int) -> list[Request]:
         salt = None
@@ -192,30 +185,23 @@ class LLM:
             ids = list(prompt)
             if not all(isinstance(i, int) for i in ids):
                 raise PromptError("prompt_token_ids", ids, "integers")
-        return self._open_engine().make_requests(
+        return self._engine.make_requests(
             str(next(self._ids)), ids, params, priority=rank, cache_salt=salt
         )
 
     def _run(
         self, prompts: list[Prompt], requests: list[list[Request]], use_tqdm: bool
     ) -> list[RequestOutput]:
-        engine = self._open_engine()
         growing = {r.request_id: GrowingOutput(r) for group in requests for r in group}
-        for one in growing.values():
-            engine.add_request(one.request)
-        unfinished = set(growing)
         progress = _progress(len(growing), use_tqdm)
         try:
-            while unfinished:
-                for output in engine.step():
+            with self._shared.open(one.request for one in growing.values()) as outputs:
+                for output in outputs:
                     growing[output.request_id].add(output)
                     if output.finish_reason is not None:
-                        unfinished.discard(output.request_id)
                         progress.update(1)
         finally:
             progress.close()
-            for request_id in unfinished:
-                engine.abort(request_id)
         return [
             collect(_text(prompt), [growing[r.request_id] for r in group])
             for prompt, group in zip(prompts, requests, strict=True)

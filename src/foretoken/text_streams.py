@@ -72,6 +72,10 @@ class TextStreams:
         pieces = stream.take_pieces(len(output.new_token_ids))
         return replace(output, text="".join(pieces), text_pieces=pieces)
 
+    def drop(self, request_id: str) -> None:
+        """Forget a request's text; unknown ids are fine."""
+        self._streams.pop(request_id, None)
+
 
 def _ended_by_id(output: Output) -> bool:
     """Whether the last new token is a stop id, which the scheduler never gives as text."""

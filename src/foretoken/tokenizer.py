@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.decoders import DecodeStream
 
 from foretoken.errors import PromptError, TokenizerError
+from foretoken.growing_text import GrowingText
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Detokenizer:
         """Start with an empty output."""
         self._tokenizer = tokenizer
         self._options = options
-        self._stream = DecodeStream(skip_special_tokens=options.skip_special_tokens)
+        self._growing = GrowingText(self._decode)
         self._ids: list[int] = []
         self._hold = max((len(s) for s in options.stop), default=1) - 1
         self._unsearched = 0
@@ -172,7 +172,7 @@ class Detokenizer:
         assert not self.finished, "a finished output cannot grow"
         for count, token in enumerate(ids, start=1):
             self._ids.append(token)
-            stop = self._grow(self._stream.step(self._tokenizer, token))
+            stop = self._grow(self._growing.add(token))
             self._stable.append(self.stable_length())
             if stop is not None:
                 return StopMatch(count, stop)
@@ -183,9 +183,9 @@ class Detokenizer:
         taken, self._stable = self._stable, []
         return taken
 
-    def _grow(self, piece: str | None) -> str | None:
+    def _grow(self, piece: str) -> str | None:
         """Add the text of one token; the stop string it completes, if any."""
-        if piece is None:
+        if not piece:
             return None
         searched_from = max(self._unsearched, len(self.text) - self._hold)
         self.text += piece
@@ -201,14 +201,16 @@ class Detokenizer:
         if self.finished:
             return
         self.finished = True
-        skip = self._options.skip_special_tokens
-        whole = self._tokenizer.decode(self._ids, skip_special_tokens=skip)
-        if whole.startswith(self.text):
-            self.text = whole
+        whole = self._decode(self._ids)
+        self.text = whole if whole.startswith(self.text) else self.text + self._growing.rest()
 
     def stable_length(self) -> int:
         """Characters that later tokens cannot take back: all once finished."""
         return len(self.text) if self.finished else max(0, len(self.text) - self._hold)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        skip = self._options.skip_special_tokens
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip)
 
     def _find_stop(self, start: int) -> str | None:
         hits = [(self.text.find(s, start), s) for s in self._options.stop]

@@ -22,7 +22,7 @@ from foretoken.cli.options import (
     parse_speculation,
     read_text,
 )
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, ForetokenError
 from foretoken.types import Output, SamplingParams
 
 
@@ -81,11 +81,19 @@ def generate(
     from foretoken import LLM
 
     with LLM(model, **settings) as llm:
-        outputs = llm.stream(text, params)
+        outputs = _unless_failed(llm.stream(text, params))
         if sys.stdout.isatty():
             _write_painted(text, outputs, llm.get_tokenizer())
         else:
             _write_plain(outputs)
+
+
+def _unless_failed(outputs: Iterator[Output]) -> Iterator[Output]:
+    """The outputs, and an error if the last one ends with one."""
+    for output in outputs:
+        yield output
+        if output.error is not None:
+            raise ForetokenError(output.error)
 
 
 def _write_plain(outputs: Iterator[Output]) -> None:

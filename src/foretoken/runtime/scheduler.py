@@ -16,6 +16,7 @@ from foretoken.kv.prefix import PrefixCache
 from foretoken.runtime import commit as commits
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.drafting import DraftBudget, StepLoad, no_drafts
+from foretoken.runtime.failures import say_failure
 from foretoken.runtime.pages import SequencePages
 from foretoken.runtime.roster import Roster
 from foretoken.runtime.schedule_config import SchedulerConfig
@@ -230,8 +231,8 @@ class Scheduler:
     def commit(self, batch: Batch, verification: commits.StepResult, now: float) -> list[Output]:
         """Take over the results of the last scheduled batch, with its drafts, at time `now`.
 
-        Returns an output for each span that sampled, in order of the spans; sequences aborted
-        since `schedule` are passed over.
+        Returns an output for each span that sampled or whose output could not be made, in order
+        of the spans; sequences aborted since `schedule` are passed over.
         """
         self._land(batch)
         results = verification.spans
@@ -240,25 +241,37 @@ class Scheduler:
         for span, result in zip(batch.spans, results, strict=True):
             if span.sequence.state is not SequenceState.RUNNING:
                 continue
-            commits.advance(span, result)
-            if span.samples:
-                assert result is not None, f"no result for {span.sequence.request.request_id}"
-                outputs.append(self._commit_tokens(span, result, now))
-            else:
-                self._pages.publish(span.sequence)
+            output = self._commit_span(span, result, now)
+            if output is not None:
+                outputs.append(output)
         return outputs
 
-    def _commit_tokens(self, span: Span, result: commits.SpanResult, now: float) -> Output:
+    def _commit_span(
+        self, span: Span, result: commits.SpanResult | None, now: float
+    ) -> Output | None:
+        """One span's part; an error in making its output ends its request alone."""
         sequence = span.sequence
-        ending = find_ending(sequence, result.new_ids, self.max_len, self._find_stop_string)
-        commits.append(span, result, ending, now)
+        try:
+            output = self._advance(span, result, now)
+        except Exception as error:  # noqa: BLE001 - said in the output
+            request_id = sequence.request.request_id
+            return self.fail(request_id, say_failure(request_id, error))
         self._pages.publish(sequence)
-        output = commits.output_of(span, result, ending, now)
-        if ending.finish_reason is None:
-            self._pages.trim(sequence)
-        else:
+        if output is not None and output.finish_reason is not None:
             self._retire(sequence)
+        elif output is not None:
+            self._pages.trim(sequence)
         return output
+
+    def _advance(self, span: Span, result: commits.SpanResult | None, now: float) -> Output | None:
+        """Change the sequence alone; pages and queues stay as they are."""
+        commits.advance(span, result)
+        if not span.samples:
+            return None
+        assert result is not None, f"no result for {span.sequence.request.request_id}"
+        ending = find_ending(span.sequence, result.new_ids, self.max_len, self._find_stop_string)
+        commits.append(span, result, ending, now)
+        return commits.output_of(span, result, ending, now)
 
     def cancel(self, batch: Batch) -> None:
         """Drop the last scheduled batch: nothing of it counts as computed."""

@@ -151,6 +151,8 @@ class RequestOutput:
     finished: bool = True
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
     error: str | None = None
+    """Why an output ended with finish reason `error`: the first of them, if there are several. Such
+    an output has the tokens and the text that it had got so far."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     valid: bool = True
     """Whether all outputs are."""

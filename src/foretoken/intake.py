@@ -1,0 +1,170 @@
+"""From a prompt and its parameters to requests: all that can be refused before anything runs.
+
+Knows what the engine was set up for, nothing of what runs in it. Invariant: whatever is given, the
+error is one of ours and names the field.
+"""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from foretoken.config import ResolvedConfig
+from foretoken.control.budget import PREDICTED_DRAFTS
+from foretoken.errors import ParameterError, PromptError
+from foretoken.runtime.grammar import Grammars
+from foretoken.runtime.scheduler import Scheduler
+from foretoken.tokenizer import Tokenizer
+from foretoken.types import Request, SamplingParams, Speculation
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """Makes the requests of one engine."""
+
+    config: ResolvedConfig
+    tokenizer: Tokenizer | None
+    drafters: Mapping[str, int]
+    """Names that a request may ask for, and the most drafts of each."""
+    scheduler: Scheduler
+    grammars: Grammars
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    seeds: random.Random
+    """Where requests without a seed get theirs from."""
+
+    def requests(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[Request]:
+        """Check one prompt and its parameters; n > 1 gives n requests, ids `request_id-i`.
+
+        Raises:
+            PromptError: the prompt is empty, too long, or has token ids out of range.
+            ParameterError: a parameter names token ids that the model does not have, or needs
+                text and there is no tokenizer; or together they forbid every token.
+            CapacityError: the prompt can never fit the KV cache.
+        """
+        self._check_prompt(prompt_token_ids)
+        self._check_ids(params)
+        prediction_ids = self._prediction(params)
+        self._check_speculation(params, bool(prediction_ids))
+        room = self.config.max_model_len - len(prompt_token_ids)
+        stop_ids = frozenset(params.stop_token_ids or ())
+        eos_ids = self.eos_token_ids
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt_token_ids),
+            params=params,
+            seed=self._seed(params),
+            max_tokens=min(room, params.max_tokens or room),
+            arrival=time.monotonic(),
+            priority=priority,
+            stop_ids=stop_ids if params.ignore_eos else stop_ids | eos_ids,
+            min_tokens_ids=stop_ids | eos_ids if params.min_tokens else frozenset(),
+            bad_words_ids=self._bad_words(params),
+            cache_salt=cache_salt,
+            prediction_ids=prediction_ids,
+        )
+        self._check_choice(request)
+        self.scheduler.check_capacity(request)
+        self.grammars.check(request)
+        if params.n == 1:
+            return [request]
+        return [
+            replace(request, request_id=f"{request_id}-{i}", sample_index=i)
+            for i in range(params.n)
+        ]
+
+    def _seed(self, params: SamplingParams) -> int:
+        """The user's seed, folded to 64 bits, or a key of the engine's own."""
+        if params.seed is not None:
+            return params.seed & (2**64 - 1)
+        return self.seeds.getrandbits(64)
+
+    def _check_prompt(self, prompt_token_ids: Sequence[int]) -> None:
+        if not prompt_token_ids:
+            raise PromptError("prompt", prompt_token_ids, "at least one token")
+        for kind in set(map(type, prompt_token_ids)):
+            if kind is bool or not issubclass(kind, int):
+                wrong = next(i for i in prompt_token_ids if type(i) is kind)
+                raise PromptError("prompt_token_ids", wrong, "integers")
+        limit = self.config.max_model_len
+        if len(prompt_token_ids) >= limit:
+            given = f"{len(prompt_token_ids)} tokens"
+            raise PromptError("prompt", given, f"at most {limit - 1} (max_model_len {limit})")
+        low, high = min(prompt_token_ids), max(prompt_token_ids)
+        if low < 0 or high >= self.vocab_size:
+            wrong = low if low < 0 else high
+            raise PromptError("prompt_token_ids", wrong, f"0 to {self.vocab_size - 1}")
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        named = {
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "logit_bias": params.logit_bias or (),
+            "stop_token_ids": params.stop_token_ids or (),
+        }
+        for name, ids in named.items():
+            worst = max(ids, default=0)
+            if worst >= self.vocab_size:
+                raise ParameterError(name, worst, f"0 to {self.vocab_size - 1}")
+        if self.tokenizer is None and (params.stop or params.bad_words):
+            given = params.stop or params.bad_words
+            raise ParameterError("stop or bad_words", given, "nothing: there is no tokenizer")
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if self.tokenizer is None or not params.bad_words:
+            return ()
+        return self.tokenizer.bad_words_ids(params.bad_words)
+
+    def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
+        given = params.prediction
+        if given is None:
+            return ()
+        if isinstance(given, str):
+            if self.tokenizer is None:
+                raise ParameterError("prediction", given, "token ids: there is no tokenizer")
+            return tuple(self.tokenizer.encode(given, add_special_tokens=False))
+        worst = max(given, default=0)
+        if worst >= self.vocab_size:
+            raise ParameterError("prediction", worst, f"0 to {self.vocab_size - 1}")
+        return tuple(given)
+
+    def _check_speculation(self, params: SamplingParams, predicted: bool) -> None:
+        own = params.own_policy
+        if own is not None:
+            limits = dict(self.drafters)
+            if predicted:
+                limits["prediction"] = PREDICTED_DRAFTS
+            self.check_policy(own, limits)
+
+    def check_policy(self, policy: Speculation, limits: Mapping[str, int]) -> None:
+        """Check a policy against the drafters that there are and the most drafts of each.
+
+        Raises:
+            ParameterError: an unknown drafter, or too many drafts.
+        """
+        if policy.drafter is not None and policy.drafter not in limits:
+            allowed = ", ".join(limits) or "nothing: the engine has no drafter"
+            raise ParameterError("speculation.drafter", policy.drafter, allowed)
+        count, most = policy.num_speculative_tokens, max(limits.values(), default=0)
+        if count is not None and count > most:
+            raise ParameterError("speculation.num_speculative_tokens", count, f"0 to {most}")
+
+    def _check_choice(self, request: Request) -> None:
+        """Refuse what would leave no token to choose from the start; later is another matter."""
+        allowed = request.params.allowed_token_ids
+        banned = {word[0] for word in request.bad_words_ids if len(word) == 1}
+        banned |= request.min_tokens_ids
+        left = self.vocab_size - len(banned) if allowed is None else len({*allowed} - banned)
+        if left <= 0:
+            name = "bad_words" if allowed is None else "allowed_token_ids"
+            given = getattr(request.params, name)
+            raise ParameterError(name, given, "what leaves a token beside bad_words and min_tokens")
