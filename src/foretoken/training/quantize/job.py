@@ -84,8 +84,8 @@ def quantize_model(
         job = _Job(stored, settings, Shards(folder))
         calibration = None if text is None else Calibration(source, shape, text.rows_ST)
         job.run(shape.num_hidden_layers, calibration, report)
-        ignored = [] if shape.tie_word_embeddings else ["lm_head"]
-        copy_beside(source, folder, packed_config(settings.as_scheme, ignored))
+        # Where it is the embedding too: others have a linear layer there, and look for integers.
+        copy_beside(source, folder, packed_config(settings.as_scheme, ["lm_head"]))
         done = Quantized(
             folder=out,
             weight_bytes=job.shards.total,
