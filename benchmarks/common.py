@@ -69,7 +69,7 @@ def at_most(name: str, measured: float, wanted: float) -> Goal:
     return Goal(name=name, wanted=f"<= {wanted}", measured=measured, met=measured <= wanted)
 
 
-def rotated(names: Sequence[str], turn: int) -> list[str]:
+def rotated(names: Sequence[T], turn: int) -> list[T]:
     """The names in the order of this turn: rotated by one each time, reversed every other time."""
     by = (turn // 2) % len(names)
     order = [*names[by:], *names[:by]]

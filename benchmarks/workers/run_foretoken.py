@@ -1,33 +1,37 @@
-"""Foretoken as a worker of `peers.py`; `option` is batch_invariant: auto, on or off."""
+"""Foretoken as a worker of `peers.py`."""
 
 import torch
 from protocol import Job, Loaded, serve
 
 from foretoken import LLM, SamplingParams, __version__
 
-INVARIANT: dict[str | None, bool | str] = {None: "auto", "auto": "auto", "on": True, "off": False}
+SCHEMES = {"16 bit": None, "int8": "int8", "int4": "int4"}
 
 
 def load(job: Job) -> Loaded:
     """An LLM in bfloat16 or with the job's quantization, no prefix cache."""
     torch.set_num_threads(job.threads)
-    speculative = {"method": job.method, "num_speculative_tokens": job.num_drafts}
+    speculative = {"method": job.method, "num_speculative_tokens": job.k}
     if job.draft:
-        speculative |= {"model": job.draft, "quantization": job.draft_quantization}
+        scheme = SCHEMES[job.setting["draft"]]
+        speculative |= {"model": job.draft, "quantization": scheme}
     llm = LLM(
         job.target,
         dtype="bfloat16",
         max_model_len=job.max_model_len,
         max_num_seqs=job.batch,
-        quantization=job.quantization,
+        quantization=SCHEMES[job.weights],
         enable_prefix_caching=False,
-        batch_invariant=INVARIANT[job.option],
         speculative_config=speculative if job.method else None,
     )
 
-    def generate(prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    def generate(prompts: list[list[int]], tokens: int, k: int) -> list[list[int]]:
         params = SamplingParams(
-            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
+            temperature=0.0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            detokenize=False,
+            speculation={"num_speculative_tokens": k} if job.method else None,
         )
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
         results = llm.generate(asked, params, use_tqdm=False)

@@ -1,4 +1,4 @@
-"""llama.cpp's server as a worker of `peers.py`: a wheel's build, on the CPU, asked over loopback.
+"""llama.cpp's server as a worker of `peers.py`, asked over loopback; LLAMA_SERVER is its program.
 
 Models are GGUF files that `peers.py` has converted. Prompts go in as ids and nothing is cached. A
 build keeps back the end of a stream whose bytes are no text, so fewer ids may come than were made.
@@ -6,26 +6,28 @@ build keeps back the end of a stream whose bytes are no text, so fewer ids may c
 
 import atexit
 import json
+import os
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 from protocol import Job, Loaded, one_by_one, serve
 
-SERVER = Path(sys.prefix) / "bin" / "llama-server-vulkan"
+SERVER = os.environ["LLAMA_SERVER"]
 START_S = 120.0
 
 
 def command(job: Job, port: int) -> list[str]:
     """Of a server with one slot."""
-    words = [str(SERVER), "-m", job.target, "--port", str(port), "-t", str(job.threads)]
+    words = [SERVER, "-m", job.target, "--port", str(port), "-t", str(job.threads)]
     words += ["-c", str(job.max_model_len), "-np", "1", "--device", "none", "--no-webui"]
+    words += ["--poll", str(job.setting["poll"])]
     if job.draft:
-        words += ["--spec-type", "draft-simple", "--spec-draft-n-max", str(job.num_drafts)]
+        words += ["--spec-type", "draft-simple", "--spec-draft-n-max", str(job.k)]
+        if job.setting["draft_poll"] != "as poll":
+            words += ["--spec-draft-poll", str(job.setting["draft_poll"])]
         words += ["--spec-draft-device", "none", "--spec-draft-model", job.draft]
     return words
 
@@ -44,7 +46,8 @@ def load(job: Job) -> Loaded:
             raise SystemExit("llama.cpp's server did not start")
         time.sleep(0.2)
 
-    def generate(prompt: list[int], tokens: int) -> list[int]:
+    def generate(prompt: list[int], tokens: int, k: int) -> list[int]:
+        assert k == job.k, (k, job.k)
         body = {"prompt": prompt, "n_predict": tokens, "temperature": 0.0, "ignore_eos": True,
                 "cache_prompt": False, "stream": True, "return_tokens": True}  # fmt: skip
         request = urllib.request.Request(f"{url}/completion", json.dumps(body).encode())

@@ -1,8 +1,10 @@
-"""OpenVINO GenAI as a worker of `peers.py`: 16-bit weights, its CPU plugin decides the rest.
+"""OpenVINO GenAI as a worker of `peers.py`.
 
 Models are folders that `peers.py` has converted. Its prefix cache is turned off, since a repeated
-prompt would skip its prefill.
+prompt would skip its prefill. What the setting leaves at "default" its CPU plugin decides.
 """
+
+from typing import Any
 
 import numpy as np
 import openvino
@@ -15,27 +17,44 @@ def _scheduler(job: Job) -> genai.SchedulerConfig:
     scheduler.enable_prefix_caching = False
     scheduler.max_num_batched_tokens = job.max_model_len
     scheduler.cache_size = 1
+    scheduler.dynamic_split_fuse = job.setting["split_fuse"] == "on"
     return scheduler
+
+
+def _device(job: Job) -> dict[str, Any]:
+    """Properties of the CPU plugin, for target and draft alike."""
+    found: dict[str, Any] = {
+        "INFERENCE_NUM_THREADS": job.threads,
+        "ENABLE_CPU_PINNING": job.setting["pinning"] == "on",
+        "KV_CACHE_PRECISION": job.setting["kv_cache"],
+    }
+    group = job.setting.get("dynamic_quantization", "default")
+    if group != "default":
+        found["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = group
+    return found
 
 
 def load(job: Job) -> Loaded:
     """A pipeline on the CPU with its draft or look-up."""
-    device = {"INFERENCE_NUM_THREADS": job.threads}
-    settings: dict[str, object] = {**device, "scheduler_config": _scheduler(job)}
+    device = _device(job)
+    backend = job.setting.get("backend", "PA")
+    settings: dict[str, Any] = {**device, "ATTENTION_BACKEND": backend}
+    if backend == "PA":
+        settings["scheduler_config"] = _scheduler(job)
     if job.method == "draft_model":
         settings["draft_model"] = genai.draft_model(job.draft, "CPU", **device)
     elif job.method == "ngram":
         settings["prompt_lookup"] = True
     pipeline = genai.LLMPipeline(job.target, "CPU", **settings)
 
-    def generate(prompt: list[int], tokens: int) -> list[int]:
+    def generate(prompt: list[int], tokens: int, k: int) -> list[int]:
         config = genai.GenerationConfig()
         config.max_new_tokens = tokens
         config.do_sample = False
         config.ignore_eos = True
         config.apply_chat_template = False
         if job.method:
-            config.num_assistant_tokens = job.num_drafts
+            config.num_assistant_tokens = k
         if job.method == "ngram":
             config.max_ngram_size = 3
         ids = openvino.Tensor(np.array([prompt], dtype=np.int64))

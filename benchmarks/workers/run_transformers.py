@@ -26,14 +26,15 @@ def load(job: Job) -> Loaded:
     if job.method == "draft_model":
         assert job.draft is not None, "draft_model without a draft"
         draft = _model(job.draft)
-        draft.generation_config.num_assistant_tokens = job.num_drafts
+        draft.generation_config.num_assistant_tokens = job.k
         draft.generation_config.num_assistant_tokens_schedule = "constant"
         draft.generation_config.assistant_confidence_threshold = 0.0
         options["assistant_model"] = draft
     elif job.method == "ngram":
-        options["prompt_lookup_num_tokens"] = job.num_drafts
+        options["prompt_lookup_num_tokens"] = job.k
 
-    def generate(prompt: list[int], tokens: int) -> list[int]:
+    def generate(prompt: list[int], tokens: int, k: int) -> list[int]:
+        assert k == job.k, (k, job.k)
         ids = torch.tensor([prompt])
         with torch.inference_mode():
             out = target.generate(

@@ -10,7 +10,7 @@ def load(job: Job) -> Loaded:
     """An LLM in bfloat16, no prefix cache."""
     speculative: dict[str, object] = {
         "method": job.method,
-        "num_speculative_tokens": job.num_drafts,
+        "num_speculative_tokens": job.k,
     }
     if job.method == "ngram":
         speculative |= {"prompt_lookup_max": 3, "prompt_lookup_min": 2}
@@ -21,11 +21,13 @@ def load(job: Job) -> Loaded:
         dtype="bfloat16",
         max_model_len=job.max_model_len,
         max_num_seqs=job.batch,
+        enforce_eager=job.setting["eager"] == "on",
         enable_prefix_caching=False,
         speculative_config=speculative if job.method else None,
     )
 
-    def generate(prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    def generate(prompts: list[list[int]], tokens: int, k: int) -> list[list[int]]:
+        assert k == job.k, (k, job.k)
         params = SamplingParams(
             temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
         )

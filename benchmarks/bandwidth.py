@@ -1,0 +1,42 @@
+"""How fast memory can be read right now: what decoding one sequence on a CPU hangs on.
+
+On a machine shared with others this changes from minute to minute, so every figure that is
+compared over minutes has it beside it. Knows nothing of engines.
+"""
+
+import ctypes
+import os
+import time
+
+import torch
+
+from foretoken.kernels.library import find_library
+
+BYTES = 2**29
+"""More than any cache of a small machine holds."""
+TRIES = 3
+
+
+class ReadProbe:
+    """Reads a buffer with the library's own threads and adds nothing up."""
+
+    def __init__(self, threads: int) -> None:
+        """Make the buffer; `threads` read it, at most as many as there are cores."""
+        self._library = find_library()
+        if self._library is None:
+            return
+        self._library.use_threads(min(threads, len(os.sched_getaffinity(0))))
+        self._buffer = torch.ones(BYTES // 8, dtype=torch.int64)
+        kinds = (ctypes.c_void_p, ctypes.c_size_t)
+        self._read = self._library.function("ft_read_memory", kinds, ctypes.c_uint64)
+
+    def gb_per_s(self) -> float:
+        """The fastest of a few tries, 1e9 bytes/s; 0 where there are no kernels to read with."""
+        if self._library is None:
+            return 0.0
+        found = []
+        for _ in range(TRIES):
+            began = time.perf_counter()
+            self._read(self._buffer.data_ptr(), BYTES)
+            found.append(BYTES / (time.perf_counter() - began) / 1e9)
+        return max(found)

