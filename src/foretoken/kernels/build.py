@@ -35,6 +35,8 @@ BY_SUFFIX = {
     "_avx512bf16": _AVX512BF16,
     "_amx": (*_AVX512BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
+_NO_DEBUG = "-Wl,-S"
+"""The library is linked without the debug information of the objects: a tenth of the size."""
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1")
 
 
@@ -83,7 +85,7 @@ def build_library() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         objects = _objects(sources(), folder, ())
         with tempfile.TemporaryDirectory(dir=BUILT) as fresh:
-            _link(objects, Path(fresh) / target.name, ("-shared",))
+            _link(objects, Path(fresh) / target.name, ("-shared", _NO_DEBUG))
             os.replace(Path(fresh) / target.name, target)
     except OSError as error:
         raise BuildError(f"{BUILT} cannot be written: {error}") from error
