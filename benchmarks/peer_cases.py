@@ -93,8 +93,8 @@ def axes(engine: str, case: Case) -> Axes:
     if engine == "llama-cpp" and case.weights != "16 bit":
         del found["file"]
     if engine == "openvino":
-        if case.method == "ngram":
-            del found["backend"]
+        if case.method:
+            del found["backend"]  # It speculates with paged attention only.
         if case.weights == "16 bit" and case.method is None:
             del found["dynamic_quantization"]
     if case.method == "draft_model":

@@ -1,8 +1,8 @@
 """Finds the setting in which an engine is fastest at a case.
 
 One axis after the other: every value is tried once, for few tokens, and the fastest stays. Then the
-two best settings are asked in turns and the faster one is taken, so that a lucky moment does not
-decide. A setting that writes a wrong text or does not start is never taken.
+two best settings, if they are close, are asked in turns and the faster one is taken, so that a
+lucky moment does not decide. A setting that writes a wrong text or does not start is never taken.
 """
 
 import statistics
@@ -18,6 +18,8 @@ from peer_setup import Worker, WorkerEnded
 
 WARM_UP_TOKENS = 4
 FINAL_TURNS = 3
+CLOSE = 0.85
+"""Of the best speed: what a lucky moment might hide."""
 
 
 class Search:
@@ -105,11 +107,11 @@ class Search:
         self._worker = None
 
     def _final(self) -> Setting:
-        """The better one of the two best, in turns."""
+        """The better one of the two best, in turns where one trial each could not tell."""
         able = sorted((t for t in self.tried if t.tokens_per_s), key=lambda t: -t.tokens_per_s)
         if not able:
             raise SystemExit(f"{self._engine} works in no setting; PEERS_VERBOSE=1 shows why")
-        if len(able) == 1:
+        if len(able) == 1 or able[1].tokens_per_s < CLOSE * able[0].tokens_per_s:
             return able[0].setting
         speeds: list[list[float]] = [[], []]
         with ExitStack() as stack:
