@@ -71,4 +71,5 @@ def test_a_killed_server_starts_again_as_if_nothing_had_been(tmp_path: Path) -> 
     assert own == ["accepted", "http"]
     [accepted] = [line for line in logged if line["message"] == "accepted"]
     [ended] = [line for line in logged if line["message"] == "ended"]
+    assert 0 < ended["queued_ms"] <= ended["ttft_ms"] <= ended["e2e_ms"]
     assert ended["id"] == accepted["id"] and ended["completion_tokens"] == 40

@@ -3,6 +3,7 @@
 A file of `--config` holds the same names; the command line wins. Torch-free until it serves.
 """
 
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -149,7 +150,10 @@ def _serve(settings: dict[str, Any]) -> int:
     log_format = settings.get("log_format", "text")
     if log_format not in LOG_FORMATS:
         raise ConfigError("--log-format", log_format, ", ".join(LOG_FORMATS))
-    show_logs(LineFormatter(log_format))
+    formatter = LineFormatter(log_format)
+    show_logs(formatter)
+    for handler in logging.getLogger().handlers:  # what uvicorn and asyncio have to say
+        handler.setFormatter(formatter)
     config = EngineConfig.from_kwargs(model=model, speculative_config=speculation, **engine)
     if "adaptive_speculation" not in engine and not config.has_lengths_by_load:
         config = replace(config, adaptive_speculation=True)

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.errors import ForetokenError
 from foretoken.server.events import to_json
+from foretoken.server.log_lines import milliseconds
 from foretoken.server.metrics import ServerMetrics
 from foretoken.server.problems import Problem, internal, problem_of
 from foretoken.server.settings import ServerConfig
@@ -106,7 +107,7 @@ class Access:
             "method": scope["method"],
             "path": path,
             "status": status,
-            "seconds": round(seconds, 4),
+            "ms": milliseconds(seconds),
         }
         quiet = status < 400 and path in _OPEN
         logger.log(logging.DEBUG if quiet else logging.INFO, "http", extra={"facts": facts})

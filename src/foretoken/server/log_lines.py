@@ -1,10 +1,20 @@
-"""Log lines of the server: JSON with request ids, or text. Owns the format, no handler's place."""
+"""Log lines of the server: JSON with request ids, or text. Owns the format, no handler's place.
+
+A record is one line in both, so that what reads logs line by line loses nothing. Of an exception
+the text has its words and its innermost places, JSON the whole traceback as one field; at DEBUG
+the text has the traceback too, on lines of its own.
+"""
 
 import json
 import logging
+import traceback
 from datetime import UTC, datetime
+from pathlib import Path
+
+from foretoken.errors import ForetokenError
 
 LOG_FORMATS = ("text", "json")
+_MOST_PLACES = 3
 
 
 class LineFormatter(logging.Formatter):
@@ -20,8 +30,7 @@ class LineFormatter(logging.Formatter):
         """The line."""
         facts = getattr(record, "facts", {})
         if not self._json:
-            shown = " ".join(f"{name}={value}" for name, value in facts.items())
-            return f"{super().format(record)} {shown}".rstrip()
+            return self._text(record, facts)
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -32,3 +41,33 @@ class LineFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+    def _text(self, record: logging.LogRecord, facts: dict[str, object]) -> str:
+        parts = [record.levelname, self.formatTime(record, self.datefmt), record.getMessage()]
+        parts += [f"{name}={_short(value)}" for name, value in facts.items()]
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            parts[2] += f": {describe(error)}"
+        line = " ".join(" ".join(parts).splitlines())
+        if error is not None and logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
+            line += "\n" + "".join(traceback.format_exception(error)).rstrip()
+        return line
+
+
+def describe(error: BaseException) -> str:
+    """An exception in words; with the places that it came from, unless a user made the mistake."""
+    if isinstance(error, ForetokenError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)[-_MOST_PLACES:]
+    places = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
+    text = f"{type(error).__name__}: {error}"
+    return f"{text} [{places}]" if places else text
+
+
+def milliseconds(seconds: float) -> float:
+    """Seconds as the milliseconds of a log line, to the microsecond."""
+    return round(1e3 * seconds, 3)
+
+
+def _short(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -22,6 +22,7 @@ import foretoken
 from foretoken import metrics as engine_metrics
 from foretoken.engine import Engine
 from foretoken.server.acceptance import AcceptanceMetrics
+from foretoken.server.log_lines import milliseconds
 from foretoken.server.memory import device_bytes
 from foretoken.types import FinishReason, Output, Request
 
@@ -196,8 +197,10 @@ class ServerMetrics:
         times = output.metrics
         facts = {"id": request_id, "finish_reason": str(reason), "completion_tokens": count}
         if times is not None:
-            facts |= {"queued_s": times.queued_s, "ttft_s": times.first_token_s}
-            facts |= {"e2e_s": times.finished_s, "acceptance_length": times.acceptance_length}
+            facts |= {"queued_ms": milliseconds(times.queued_s)}
+            facts |= {"ttft_ms": milliseconds(times.first_token_s)}
+            facts |= {"e2e_ms": milliseconds(times.finished_s)}
+            facts |= {"acceptance_length": round(times.acceptance_length, 3)}
         logger.info("ended", extra={"facts": facts})
         if times is not None:
             self._acceptance.observe(request.params.temperature, times)

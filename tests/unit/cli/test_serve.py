@@ -1,5 +1,6 @@
 """`foretoken serve`: vLLM's names, files with the same names, and errors that suggest."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import typer
 from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
+from foretoken.cli.options import DEMO_SPECULATION
 from foretoken.cli.serve import speculation_of
 from foretoken.errors import ConfigError
+from tests.guards.sources import ROOT
 
 VLLM = (
     "dtype", "quantization", "max-model-len", "max-num-seqs", "max-num-batched-tokens",
@@ -74,3 +77,10 @@ def test_short_flags_of_speculation() -> None:
     for clash in ('{"method": "ngram"}', "none"):
         with pytest.raises(ConfigError, match="speculative-config"):
             speculation_of({"speculative_config": clash, "spec_method": "suffix"}, "demo")
+
+
+def test_the_document_shows_the_drafts_that_demo_has() -> None:
+    """What the banner says of `foretoken serve demo`, and docs/serving.md of it."""
+    shown = (ROOT / "docs" / "serving.md").read_text("utf-8")
+    [said] = re.findall(r"^Speculation: draft_model \(up to (\d+) tokens\)", shown, re.MULTILINE)
+    assert int(said) == DEMO_SPECULATION["num_speculative_tokens"]
