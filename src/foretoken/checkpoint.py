@@ -3,6 +3,7 @@
 Knows nothing about what is in the folder beyond the file names worth downloading.
 """
 
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 
@@ -70,25 +71,50 @@ def _download(name: str, revision: str | None) -> Path:
     Interrupted downloads go on where they stopped. HF_HUB_OFFLINE, HF_TOKEN (or a login), HF_HOME
     and HF_ENDPOINT are the hub library's own and hold here too.
     """
+    import httpx
+    from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
+
+    try:
+        return _snapshot(name, revision)
+    except RevisionNotFoundError as error:
+        raise ModelNotFoundError("revision", revision, f"one that {name} has") from error
+    except (httpx.HTTPError, HFValidationError, OSError) as error:
+        raise ModelNotFoundError("model", name, _allowed_instead(name, error)) from error
+
+
+def _allowed_instead(name: str, error: Exception) -> str:
+    """What could be given, why the hub did not give `name`, and the packaged name it resembles."""
+    near = get_close_matches(name, installed(), n=1)
+    meant = f". Did you mean {near[0]}?" if near else ""
+    known = f"{', '.join(installed())}, a local folder, or a Hugging Face id"
+    return f"{known} ({_trouble(name, error)}){meant}"
+
+
+def _trouble(name: str, error: Exception) -> str:
+    """Why there is no model `name` from the hub, in one line and in our words."""
+    import httpx
+    from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
-        RevisionNotFoundError,
     )
 
-    known = f"{', '.join(installed())}, a local folder, or a Hugging Face id that can be reached"
-    try:
-        return _snapshot(name, revision)
-    except RevisionNotFoundError as error:
-        raise ModelNotFoundError("revision", revision, f"one that {name} has") from error
-    except (GatedRepoError, RepositoryNotFoundError) as error:
-        allowed = f"{known}; private and gated ones need a token in HF_TOKEN"
-        raise ModelNotFoundError("model", name, allowed) from error
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelNotFoundError("model", name, f"{known} ({error})") from error
+    if isinstance(error, GatedRepoError):
+        return f"this one is gated: accept its terms at {ENDPOINT}/{name} and set HF_TOKEN"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"{ENDPOINT} has none of this name, or a private one that needs HF_TOKEN"
+    if isinstance(error, HFValidationError):
+        return "which is like owner/name"
+    if HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, and this one was not downloaded before"
+    if isinstance(error, HfHubHTTPError):
+        return f"{ENDPOINT} answered {error.response.status_code}"
+    if isinstance(error, LocalEntryNotFoundError | httpx.HTTPError):
+        return f"{ENDPOINT} cannot be reached, and this one was not downloaded before"
+    return " ".join(str(error).split())
 
 
 def _snapshot(name: str, revision: str | None) -> Path:

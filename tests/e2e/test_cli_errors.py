@@ -1,5 +1,7 @@
 """Mistakes on the command line: one clear line, the right exit code, no traceback."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,17 @@ def test_unknown_model() -> None:
 @pytest.mark.parametrize("option", ["--quantization", "--kv-cache-dtype"])
 def test_kinds_that_info_does_not_know(option: str) -> None:
     assert_one_line(run("info", "demo", option, "int3"), 2, option, "int8")
+
+
+def test_info_explains_itself() -> None:
+    """No `None`, what the second size is larger by, and whether kernels are on."""
+    text = run("info", "demo").stdout
+    assert "None" not in text and "windows" not in text
+    assert "22.0 MB" in text and "25.0 MB (3.1 MB more" in text
+    assert re.search(r"kernels +│ (on, \w+|off \()", text), text
+    document = json.loads(run("info", "demo", "--json").stdout)
+    assert document["kernels"].split(",")[0].split(" ")[0] in ("on", "off")
+    assert "more" not in run("info", "demo", "--quantization", "int8").stdout
 
 
 def test_bad_speculative_json() -> None:

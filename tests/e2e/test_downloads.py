@@ -85,7 +85,7 @@ def test_pickled_weights_where_there_are_no_others(tmp_path: Path) -> None:
         ({"model-Q4_K_M.gguf": b"g"}, None, "", "NotYetError.*GGUF"),
         ({"config.json": b"{}"}, None, "", "ModelNotFoundError.*safetensors"),
         (FILES, "v9", "", "ModelNotFoundError.*revision.*v9"),
-        (FILES, None, "1", "ModelNotFoundError.*some/model"),
+        (FILES, None, "1", "ModelNotFoundError.*some/model.*HF_HUB_OFFLINE is set"),
     ],
 )
 def test_what_cannot_be_had(
@@ -100,4 +100,32 @@ def test_what_cannot_be_had(
 def test_a_gated_model_without_a_token(tmp_path: Path) -> None:
     with Hub(FILES, gated=True) as hub:
         out, _ = find(hub, tmp_path)
-    assert re.search("ModelNotFoundError.*HF_TOKEN", out)
+    assert re.search("ModelNotFoundError.*gated.*HF_TOKEN", out)
+
+
+def say(name: str, **environment: str) -> str:
+    """The one line of `foretoken info NAME`."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "foretoken", "info", name],
+        env={**kept, "PYTHONPATH": str(ROOT / "src"), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 3, done.stderr
+    [line] = done.stderr.strip().splitlines()
+    return line
+
+
+def test_what_is_said_is_one_line_of_ours(tmp_path: Path) -> None:
+    """Not the connection error of a library three layers down, which names neither cause."""
+    nobody = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    line = say("demo-drft", **nobody)
+    assert "http://127.0.0.1:9 cannot be reached" in line and "Did you mean demo-draft?" in line
+    assert "Error" not in line and "http://127.0.0.1:9" in say("owner/name", **nobody)
+    assert "owner/name" in say("a b/c", **nobody)
+    assert "HF_HUB_OFFLINE is set" in say("owner/model", **nobody, HF_HUB_OFFLINE="1")
+    with Hub(FILES) as hub:
+        line = say("some/other", HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path))
+    assert f"{hub.url} has none of this name" in line

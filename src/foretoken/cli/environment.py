@@ -11,6 +11,7 @@ def describe_environment() -> dict[str, Any]:
     import torch
 
     from foretoken.hardware import Hardware
+    from foretoken.kernels.library import describe_kernels
 
     hardware = Hardware.detect()
     return {
@@ -20,5 +21,6 @@ def describe_environment() -> dict[str, Any]:
         "cpu": hardware.cpu_name,
         "cores": hardware.num_cores,
         "threads": torch.get_num_threads(),
+        "kernels": describe_kernels(),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }

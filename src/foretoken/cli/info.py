@@ -1,4 +1,7 @@
-"""`foretoken info`: shape, memory and KV bytes of a model, without loading it. Torch-free."""
+"""`foretoken info`: shape, memory and KV bytes of a model, without loading it. Torch-free.
+
+What this machine would run it with (the kernels) stands below what is the model's own.
+"""
 
 import json
 from pathlib import Path
@@ -12,6 +15,7 @@ from foretoken.config.model_memory import ModelMemory
 from foretoken.config.quantization import QUANTIZATIONS, check_kv_cache
 from foretoken.config.resolve import DTYPE_BYTES
 from foretoken.errors import ConfigError
+from foretoken.kernels.library import describe_kernels
 from foretoken.shape import ModelShape
 
 
@@ -28,7 +32,8 @@ def info(
 ) -> None:
     """Show a model's shape, its memory, and what a token of context costs.
 
-    The weights in memory are what the engine plans with: its output head is a packed copy.
+    Weights in memory are more than weights where embedding and output head are one matrix: the
+    engine keeps the head once more, packed for its kernels.
     """
     path = find_model(model)
     shape = ModelShape.from_config(path)
@@ -45,9 +50,10 @@ def info(
         facts["quantized"] = shape.stored.describe()
         facts["weight_bytes"] = sum(file.stat().st_size for file in _weight_files(path))
     if as_json:
-        print(json.dumps({"model": model, **facts}))
+        print(json.dumps({"model": model, **facts, "kernels": describe_kernels()}))
     else:
-        _print(model, facts)
+        copies_head = shape.tie_word_embeddings and shape.stored is None and rounded is None
+        _print(model, {**facts, "kernels": describe_kernels()}, copies_head=copies_head)
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -82,19 +88,26 @@ def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
     }
 
 
-def _print(model: str, facts: dict[str, Any]) -> None:
+def _print(model: str, facts: dict[str, Any], *, copies_head: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=model, title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
     for name, value in facts.items():
-        if name.endswith("bytes") or "bytes" in name:
+        if value is None:
+            continue
+        if "bytes" in name:
             shown = show_bytes(value)
             label = name.replace("_bytes", "").replace("bytes_", "").replace("_", " ")
         else:
             shown = f"{value:,}" if isinstance(value, int) else str(value)
             label = name.replace("_", " ")
-        table.add_row(label, shown)
+        if name == "weights_in_memory_bytes" and copies_head:
+            more = show_bytes(value - facts["weight_bytes"])
+            shown += f" ({more} more: the output head, which is the embedding, packed for kernels)"
+        table.add_row("weights" if label == "weight" else label, shown)
     Console(highlight=False).print(table)
 
 

@@ -87,22 +87,51 @@ def follow_threads(threads: int) -> None:
         library.use_threads(threads)
 
 
+def describe_kernels() -> str:
+    """Kernels on or off, which or why not, in words. Compiles nothing.
+
+    Raises:
+        ConfigError: FORETOKEN_KERNELS has an unknown value, or a level that this machine lacks.
+    """
+    if build.library_path().is_file():
+        library = find_library()
+        return f"off ({VARIABLE}=off), {_COST}" if library is None else f"on, {library.level}"
+    why = _uncompilable()
+    return "compiled at the first run" if why is None else f"off ({why}), {_COST}"
+
+
+_COST = "decoding is many times slower"
+_REMEDY = "Install gcc or clang, then reinstall Foretoken"
+
+
+def _uncompilable() -> str | None:
+    """Why nothing here can compile the kernels; None: the first run will."""
+    if platform.system() != "Linux":
+        return "they run on Linux only"
+    if not (build.FOLDER.parents[2] / "hatch_build.py").is_file():
+        return "Foretoken was installed without a C compiler"
+    try:
+        build.compiler()
+    except build.BuildError as error:
+        return str(error)
+    return None
+
+
 def _library_file() -> Path | None:
     """What the installation built; in a checkout, built now if the sources have changed."""
     path = build.library_path()
     if path.is_file():
         return path
-    if platform.system() != "Linux":
-        logger.warning("Kernels run on Linux only; PyTorch's operations are used, slower.")
-        return None
-    if not (build.FOLDER.parents[2] / "hatch_build.py").is_file():
-        logger.warning(
-            "Foretoken was installed without a C compiler: PyTorch's operations are used, slower. "
-            "With one, reinstall it; FORETOKEN_KERNELS=off silences this."
-        )
-        return None
-    try:
-        return build.build_library()
-    except build.BuildError as error:
-        logger.warning("Kernels were not compiled, PyTorch's operations are used: %s", error)
-        return None
+    why, details = _uncompilable(), ""
+    if why is None:
+        try:
+            return build.build_library()
+        except build.BuildError as error:
+            first, *rest = str(error).splitlines()
+            why, details = first.rstrip(":"), "\n".join(rest)
+    logger.warning(
+        "No compiled kernels (%s): %s. %s; %s=off silences this.", why, _COST, _REMEDY, VARIABLE
+    )
+    if details:
+        logger.info("The compiler said: %s", details)
+    return None

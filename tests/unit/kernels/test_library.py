@@ -11,7 +11,7 @@ import pytest
 
 from foretoken.errors import ConfigError
 from foretoken.kernels import build
-from foretoken.kernels.library import LEVELS, Library, find_library
+from foretoken.kernels.library import LEVELS, Library, describe_kernels, find_library
 
 TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
 
@@ -135,3 +135,26 @@ def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(build, "BUILT", tmp_path)
     with pytest.raises(build.BuildError, match="a-compiler-that-is-not-there not found"):
         build.build_library()
+
+
+def test_without_a_library_one_line_says_what_it_costs_and_what_helps(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Installed without a compiler; a compiler that fails; and what `foretoken info` says."""
+    monkeypatch.setattr(build, "library_path", lambda: tmp_path / "none.so")
+    monkeypatch.delenv("FORETOKEN_KERNELS", raising=False)
+    monkeypatch.setattr(build, "FOLDER", tmp_path / "a" / "b" / "c")
+    assert "installed without a C compiler" in describe_kernels()
+    assert find_library.__wrapped__() is None
+    monkeypatch.undo()
+    monkeypatch.setattr(build, "library_path", lambda: tmp_path / "none.so")
+    monkeypatch.setattr(build, "compiler", lambda: "false")
+    monkeypatch.setattr(build, "BUILT", tmp_path)
+    monkeypatch.delenv("FORETOKEN_KERNELS", raising=False)
+    assert describe_kernels() == "compiled at the first run"
+    assert find_library.__wrapped__() is None
+    warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warned) == 2, warned
+    for line in warned:
+        assert "many times slower" in line and "Install gcc or clang" in line and "\n" not in line
+    assert "installed without a C compiler" in warned[0] and "failed" in warned[1]
