@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
-from foretoken.cli.demo import installed_methods
+from foretoken.cli.demo import QUICK, Plan, _passes, installed_methods
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 
@@ -20,7 +20,7 @@ def test_demo_ends_with_one_json_document() -> None:
     document = json.loads(line)
     assert document["identical"] is True
     rows = {(row["workload"], row["arm"]) for row in document["results"]}
-    assert len(rows) == len(document["results"]) == 3 * len(installed_methods())
+    assert len(rows) == len(document["results"]) == 3 * len(installed_methods(QUICK))
     for row in document["results"]:
         assert row["identical"], row
         assert row["tokens_per_s"] > 0
@@ -37,8 +37,18 @@ def test_demo_prints_a_table_for_people() -> None:
     result = CliRunner().invoke(app, ["demo", "--quick"])
     assert result.exit_code == 0, result.output
     assert "All methods wrote the same tokens." in result.stdout
-    for name in installed_methods():
+    for name in installed_methods(QUICK):
         assert name in result.stdout
+    assert "One prompt, run once." in " ".join(result.stdout.split())
+
+
+def test_demo_says_how_many_passes_there_were() -> None:
+    """Not `repeat 1 of 3` and then `medians over 1 repeats`."""
+    plan = Plan()
+    assert _passes(3, 6, plan) == "Medians over 6 prompts of medians over 3 passes"
+    assert _passes(1, 6, plan) == (
+        "Medians over 6 prompts, each run once (no time for 3 within 110 s)"
+    )
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """The page in a real browser: Debian's Chromium through Playwright, where both are installed."""
 
+import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.serving import Serving
+from foretoken.assembly import build_engine
+from foretoken.config import EngineConfig
+from foretoken.server.settings import ServerConfig
+from tests.e2e.serving import Serving, serving
+from tests.guards.sources import PACKAGE
 
+FILES = tuple(
+    file.name for file in (PACKAGE / "server" / "page_files").iterdir() if file.suffix != ".html"
+)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
@@ -19,7 +28,7 @@ def test_the_page_is_served_from_the_package(server: Serving) -> None:
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'self'" in page.headers["content-security-policy"]
     assert "http://" not in page.text and "https://" not in page.text
-    for name in ("style.css", "app.js", "charts.js", "metrics.js"):
+    for name in FILES:
         file = httpx.get(f"{server.url}/page/{name}")
         assert file.status_code == 200 and "http" not in file.text, name
     for name in ("../app.py", "nothing.js", "%2e%2e%2fapp.py"):
@@ -46,6 +55,19 @@ def keep(page: Any, name: str) -> None:
         page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
 
 
+DONE = "!document.querySelector('#run').disabled"
+INKED = """id => { const c = document.getElementById(id);
+    const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+    return d.some((v, i) => i % 4 === 3 && v > 0) }"""
+CHARTS = ("speed", "positions", "latency", "lengths", "kv")
+
+
+def press(page: Any) -> None:
+    """Run, and wait for the end."""
+    page.click("#run")
+    page.wait_for_function(DONE)
+
+
 @pytest.mark.slow
 def test_tokens_have_the_colours_of_their_sources(server: Serving, browser: Any) -> None:
     problems: list[str] = []
@@ -54,39 +76,199 @@ def test_tokens_have_the_colours_of_their_sources(server: Serving, browser: Any)
     page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
     page.goto(server.url)
     page.get_by_text("draft_model (up to 5 tokens)").wait_for()
-    page.fill("#max_tokens", "120")
-    page.click("#run")
-    page.wait_for_function("document.querySelector('#summary').textContent.startsWith('120 tok')")
+    page.select_option("#mode", "speculating")
+    press(page)
+    assert page.inner_text("#speculating_facts").startswith("120 tokens in ")
+    assert not page.is_visible("#plain_pane") and page.inner_text("#verdict") == ""
     for source in ("prompt", "accepted", "recovered"):
         assert page.locator(f"#output .{source}").count() > 0, source
     assert "drafter: draft_model" in page.locator("#output .accepted").first.get_attribute("title")
     assert "probability" in page.locator("#output .accepted").first.get_attribute("title")
-    inked = """id => { const c = document.getElementById(id);
-        const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
-        return d.some((v, i) => i % 4 === 3 && v > 0) }"""
-    for chart in ("speed", "positions", "latency", "lengths", "kv"):
-        page.wait_for_function(inked, arg=chart)
+    for chart in CHARTS:
+        page.wait_for_function(INKED, arg=chart)
     keep(page, "playground")
     page.click("details summary")
-    page.fill("#regex", r"\{\"name\": \"[a-z]{3,8}\", \"age\": \d{1,2}\}")
-    page.click("#run")
-    page.wait_for_function("!document.querySelector('#run').disabled")
+    page.fill("#structure", r"\{\"name\": \"[a-z]{3,8}\", \"age\": \d{1,2}\}")
+    press(page)
     assert page.locator("#output .grammar").count() > 0
     keep(page, "grammar")
-    page.fill("#regex", "(")
-    page.click("#run")
+    page.fill("#structure", "(")
+    press(page)
     page.wait_for_selector("#summary.error")
     keep(page, "error")
-    page.fill("#regex", "")
-    page.uncheck("#speculate")
-    page.click("#run")
-    page.wait_for_function("!document.querySelector('#run').disabled")
-    assert page.locator("#output .accepted").count() == 0
+    page.fill("#structure", "")
+    page.select_option("#mode", "plain")
+    press(page)
+    assert page.locator("#plain .accepted").count() == 0 < page.locator("#plain .target").count()
     expected = [p for p in problems if "400" in p]  # the refused expression
     assert problems == expected, problems
-    page.set_viewport_size({"width": 420, "height": 900})
+    page.close()
+
+
+@pytest.mark.slow
+def test_a_run_says_how_much_faster_and_compares_the_tokens(server: Serving, browser: Any) -> None:
+    """Both ways have one seed and no cache in common; the headline is of the server's times."""
+    page = browser.new_page(bypass_csp=True)
+    asked: list[dict[str, Any]] = []
+    page.on("request", lambda r: asked.append(r.post_data_json) if r.method == "POST" else None)
+    page.goto(server.url)
+    page.fill("#seed", "")
+    page.fill("#max_tokens", "40")
+    press(page)
+    said = page.inner_text("#verdict")
+    assert re.match(r"(As fast as plain|[\d.]+ times as fast as plain|Slower than plain.*), ", said)
+    assert "tokens" in said and f"Seed {asked[0]['seed']}." in page.inner_text("#summary")
+    if "same tokens" in said:
+        assert page.inner_text("#output") == page.inner_text("#plain")
+    assert len(asked) in (2, 4, 6) and len({body["seed"] for body in asked}) == 1
+    assert len({body["cache_salt"] for body in asked}) == len(asked)
+    ways = [body["speculation"]["enabled"] for body in asked]
+    assert ways.count(True) == ways.count(False)
+    keep(page, "compared")
+    page.close()
+
+
+VERDICT = """async ([fast, slow, other]) => {
+    const { verdict, facts } = await import("/page/verdict.js");
+    const made = ([ids, took]) => ({ ids, drafted: 2,
+        times: { queued_s: 1, first_token_s: 1.1, finished_s: 1 + took } });
+    const of = (one, two) => verdict({ speculating: [made(one)], plain: [made(two)] });
+    return [of(fast, slow), of(slow, fast), of(fast, other), of(slow, slow), facts(made(fast))] }"""
+
+
+@pytest.mark.slow
+def test_the_verdict_is_honest(server: Serving, browser: Any) -> None:
+    page = browser.new_page(bypass_csp=True)
+    page.goto(server.url)
+    fast, slow, other = ([5, 6, 7], 1.0), ([5, 6, 7], 2.4), ([5, 9, 7], 2.4)
+    faster, slower, differs, alike, facts = page.evaluate(VERDICT, [fast, slow, other])
+    assert faster == {"text": "2.4 times as fast as plain, same tokens", "good": True}
+    assert slower["text"] == "Slower than plain: 0.4 times its speed, same tokens"
+    assert "tokens differ from number 2 on" in differs["text"]
+    assert not slower["good"] and not differs["good"]
+    assert alike["text"].startswith("As fast as plain, same tokens")
+    assert facts == "3 tokens in 1.00 s, 3.00 tokens/s, 2 drafted, first after 100 ms"
+    page.close()
+
+
+MANY = 2029
+
+
+@pytest.mark.slow
+def test_thousands_of_tokens_cost_one_drawing_and_show_the_servers_time(
+    server: Serving, browser: Any
+) -> None:
+    """Guards against laying out the page once per token: 24 s for what took the server 2.4 s."""
+    times = {"queued_s": 0.1, "first_token_s": 0.2, "finished_s": 2.5}
+    events = []
+    for i in range(MANY):
+        token = {"id": i, "text": " x", "source": "target", "drafter": None, "position": 0}
+        choice = {"index": 0, "text": " x", "tokens": [{**token, "probability": None}]}
+        event = {"choices": [{**choice, **({"times": times} if i + 1 == MANY else {})}]}
+        events.append(f"data: {json.dumps(event)}\n\n")
+    page = browser.new_page(bypass_csp=True)
+    page.route(
+        "**/v1/completions",
+        lambda route: route.fulfill(body="".join(events), content_type="text/event-stream"),
+    )
+    page.goto(server.url)
+    page.evaluate(
+        """() => { window.drawn = 0;
+            new MutationObserver(() => { window.drawn += 1 })
+                .observe(document.querySelector("#output"), { childList: true }) }"""
+    )
+    page.select_option("#mode", "speculating")
+    press(page)
+    assert page.locator("#output .target").count() == MANY
+    assert page.evaluate("window.drawn") < MANY / 10
+    assert page.inner_text("#speculating_facts").startswith(
+        f"{MANY} tokens in 2.40 s, 845 tokens/s"
+    )
+    drawn = page.evaluate(
+        """async count => {
+            const { Pane } = await import("/page/pane.js");
+            const pane = new Pane(document.createElement("pre"), () => {});
+            const token = { source: "target", text: "x", drafter: null, position: 0,
+                            probability: null };
+            for (let i = 0; i < count; i += 1) pane.add(token);
+            const before = pane.element.childElementCount;
+            await new Promise(done => requestAnimationFrame(() => done()));
+            return [before, pane.element.childElementCount, pane.frames] }""",
+        MANY,
+    )
+    assert drawn == [0, MANY, 1]
+    page.close()
+
+
+@pytest.mark.slow
+def test_examples_fill_the_form_and_chat_goes_on(server: Serving, browser: Any) -> None:
+    page = browser.new_page(bypass_csp=True)
+    asked: list[Any] = []
+    page.on("request", lambda r: asked.append(r) if r.method == "POST" else None)
+    page.goto(server.url)
+    page.select_option("#mode", "speculating")
+    page.click("[data-example=json]")
+    press(page)
+    found = json.loads(page.inner_text("#output").split("user = ")[1])
+    assert found["permission"] in ("read", "write", "admin")
+    page.click("[data-example=prediction]")
+    page.fill("#max_tokens", "30")
+    press(page)
+    assert page.locator("#output .prediction").count() > 0
+    page.click("[data-example=chat]")
+    page.fill("#max_tokens", "12")
+    press(page)
+    assert asked[-1].url.endswith("/v1/chat/completions") and page.input_value("#prompt") == ""
+    page.fill("#prompt", "And now?")
+    press(page)
+    assert [m["role"] for m in asked[-1].post_data_json["messages"]] == [
+        "user",
+        "assistant",
+        "user",
+    ]
+    assert page.locator("#output .said").count() == 3
+    keep(page, "chat")
+    page.click("#forget")
+    assert page.inner_text("#output") == ""
+    page.close()
+
+
+@pytest.mark.slow
+def test_a_key_is_asked_for_when_it_is_needed(browser: Any) -> None:
+    engine = build_engine(EngineConfig.from_kwargs(model="demo-draft", max_num_seqs=2))
+    with serving(engine, ServerConfig(api_keys=("open",))) as locked:
+        page = browser.new_page(bypass_csp=True)
+        page.goto(locked.url)
+        assert not page.is_visible("#key")
+        page.fill("#max_tokens", "8")
+        press(page)
+        assert page.is_visible("#key") and "API key" in page.inner_text("#summary")
+        assert page.evaluate("document.activeElement.id") == "key"
+        keep(page, "key")
+        page.fill("#key", "open")
+        page.press("#key", "Enter")
+        page.wait_for_function("document.querySelector('#verdict').textContent")
+        page.close()
+
+
+@pytest.mark.slow
+def test_on_a_phone_the_answer_comes_first_and_idle_charts_say_what_they_show(
+    server: Serving, browser: Any
+) -> None:
+    page = browser.new_page(viewport={"width": 420, "height": 860}, bypass_csp=True)
+    page.route("**/metrics", lambda route: route.fulfill(body="", content_type="text/plain"))
+    page.goto(server.url)
+    page.wait_for_function("document.querySelectorAll('.idle').length === 5")
+    for chart in CHARTS:
+        assert not page.is_visible(f"#{chart}") and page.is_visible(f"#{chart} + .empty")
+    assert page.is_visible("[data-example=code]") and not page.is_visible("#output")
+    keep(page, "phone-first")
+    page.fill("#max_tokens", "20")
+    press(page)
+    answer, form = (page.locator(name).bounding_box()["y"] for name in ("#output", "#form"))
+    assert 0 <= answer < form
     assert page.evaluate("document.documentElement.scrollWidth") <= 420
-    keep(page, "narrow")
+    keep(page, "phone")
     page.close()
 
 
@@ -108,8 +290,7 @@ def test_every_colour_can_be_read(server: Serving, browser: Any, scheme: str) ->
     )
     page.goto(server.url)
     page.fill("#max_tokens", "60")
-    page.click("#run")
-    page.wait_for_function("document.querySelector('#summary').textContent.startsWith('60 tok')")
+    press(page)
     for source in ("target", "accepted", "recovered", "bonus", "grammar", "prediction"):
         text, back = page.evaluate(LUMINANCE, f"#legend .{source}")
         contrast = (max(text, back) + 0.05) / (min(text, back) + 0.05)

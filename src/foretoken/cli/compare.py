@@ -170,13 +170,19 @@ def _print_result(console: "Console", off: ArmSummary, on: ArmSummary, verdict: 
     }
     for name, show in rows.items():
         table.add_row(name, show(off), show(on))
-    table.add_row("speed-up", "1", show_ratio(on.speedup))
+    table.add_row("speed-up, prompt by prompt", "1", show_ratio(on.speedup))
     table.add_row("acceptance length", "", f"{on.acceptance_length:.2f}")
     by_position = " ".join(f"{share:.0%}" for share in on.acceptance_by_position)
     table.add_row("accepted by position", "", by_position)
     table.add_row("identical tokens", "", "yes" if on.identical else "NO")
     console.print(table)
-    console.print("Medians over prompts with 95 % bootstrap intervals.", style="dim")
+    console.print(
+        "Medians over prompts with 95 % bootstrap intervals. Latency and time to first token: the "
+        "median prompt of each column, which need not be the same prompt. Speed-up: the median of "
+        "what each prompt gained, seconds per token off / on. tokens/s: all tokens / all seconds, "
+        "in which long answers count more. The three can differ where prompts do.",
+        style="dim",
+    )
     console.print(verdict.sentence, style="green" if verdict.exit_code == 0 else "bold yellow")
 
 

@@ -46,9 +46,16 @@ class Plan:
     seconds: float = 110.0
     """No new repeat after this long."""
     shows_writing: bool = True
+    methods: tuple[str, ...] = tuple(METHODS)
 
 
-QUICK = Plan(num_prompts=1, max_tokens=24, num_repeats=1, shows_writing=False)
+QUICK = Plan(
+    num_prompts=1,
+    max_tokens=24,
+    num_repeats=1,
+    shows_writing=False,
+    methods=(BASELINE, "ngram", "draft_model", "eagle3"),
+)
 
 
 def demo(
@@ -56,7 +63,8 @@ def demo(
         bool, typer.Option("--json", help="Tables to stderr, one JSON document to stdout.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few seconds, for a first look; noisy.")
+        bool,
+        typer.Option("--quick", help="Four methods, one prompt, 24 tokens: a first look; noisy."),
     ] = False,
     batch_invariant: Annotated[
         bool,
@@ -71,31 +79,30 @@ def demo(
 
     console = Console(stderr=as_json, highlight=False)
     plan = QUICK if quick else Plan()
-    console.print("Loading the packaged models ...", style="dim")
-    methods = installed_methods()
-    for name in (name for name in METHODS if name not in methods):
+    methods = installed_methods(plan)
+    for name in (name for name in plan.methods if name not in methods):
         console.print(f"{name}: left out, its packaged drafter is not installed", style="dim")
     with ExitStack() as stack:
-        arms = _open_arms(stack, methods, batch_invariant)
+        arms = _open_arms(console, stack, methods, batch_invariant)
         console.print(arms[0].llm.describe(), style="dim")
         if plan.shows_writing:
             _show_writing(console, arms)
         runs = _measure(console, arms, plan)
     summaries = summarize(runs, BASELINE)
-    _print_result(console, summaries)
+    _print_result(console, summaries, plan)
     if as_json:
         print(json.dumps(_document(summaries, plan, batch_invariant)))
     if not all(summary.identical for summary in summaries):
         raise typer.Exit(1)
 
 
-def installed_methods() -> dict[str, dict[str, Any] | None]:
-    """Those of METHODS whose drafter this installation has."""
+def installed_methods(plan: Plan) -> dict[str, dict[str, Any] | None]:
+    """Those of the plan's methods whose drafter this installation has."""
     there = installed()
     return {
         name: config
         for name, config in METHODS.items()
-        if config is None or config.get("model", "demo") in there
+        if name in plan.methods and (config is None or config.get("model", "demo") in there)
     }
 
 
@@ -119,25 +126,31 @@ def make_workloads(plan: Plan) -> tuple[Workload, ...]:
 
 
 def _open_arms(
-    stack: ExitStack, methods: Mapping[str, dict[str, Any] | None], batch_invariant: bool
+    console: "Console",
+    stack: ExitStack,
+    methods: Mapping[str, dict[str, Any] | None],
+    batch_invariant: bool,
 ) -> tuple[Arm, ...]:
-    from foretoken import LLM
+    """One engine per method, with a bar: each reads and packs the target anew."""
+    from rich.progress import Progress
 
-    return tuple(
-        Arm(
-            name,
-            stack.enter_context(
-                LLM(
-                    "demo",
-                    max_num_seqs=1,
-                    enable_prefix_caching=False,
-                    batch_invariant=batch_invariant,
-                    speculative_config=config,
-                )
-            ),
-        )
-        for name, config in methods.items()
-    )
+    arms: list[Arm] = []
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("Loading PyTorch", total=len(methods))
+        from foretoken import LLM
+
+        for name, config in methods.items():
+            progress.update(task, description=f"Loading the packaged models, method {name}")
+            llm = LLM(
+                "demo",
+                max_num_seqs=1,
+                enable_prefix_caching=False,
+                batch_invariant=batch_invariant,
+                speculative_config=config,
+            )
+            arms.append(Arm(name, stack.enter_context(llm)))
+            progress.advance(task)
+    return tuple(arms)
 
 
 def _show_writing(console: "Console", arms: tuple[Arm, ...]) -> None:
@@ -187,17 +200,37 @@ def _measure(console: "Console", arms: tuple[Arm, ...], plan: Plan) -> list[Run]
     from foretoken.cli.tables import comparison_table
 
     runs: list[Run] = []
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    total = len(arms) * 3 * plan.num_prompts
+    with Live("measuring, warming up", console=console, auto_refresh=False, transient=True) as live:
+        live.refresh()
         for run in _rounds(arms, plan):
             runs.append(run)
             if console.is_terminal:
                 summaries = summarize(runs, BASELINE, resamples=0)
-                title = f"measuring, repeat {run.repeat + 1} of {plan.num_repeats}"
+                done = (len(runs) - 1) % total + 1
+                title = f"measuring, pass {run.repeat + 1}{_most(plan)}, run {done} of {total}"
                 live.update(comparison_table(summaries, title, BASELINE), refresh=True)
     return runs
 
 
-def _print_result(console: "Console", summaries: tuple[ArmSummary, ...]) -> None:
+def _most(plan: Plan) -> str:
+    """How many passes there will be, which depends on how long the first ones take."""
+    return f" (of up to {plan.num_repeats}, as time allows)" if plan.num_repeats > 1 else ""
+
+
+def _passes(num_repeats: int, num_prompts: int, plan: Plan) -> str:
+    """What each figure is a median of."""
+    prompts = "One prompt" if num_prompts == 1 else f"Medians over {num_prompts} prompts"
+    if num_repeats == 1:
+        runs = ", each run once" if num_prompts > 1 else ", run once"
+    else:
+        runs = f" of medians over {num_repeats} passes"
+    if num_repeats < plan.num_repeats:
+        runs += f" (no time for {plan.num_repeats} within {plan.seconds:.0f} s)"
+    return prompts + runs
+
+
+def _print_result(console: "Console", summaries: tuple[ArmSummary, ...], plan: Plan) -> None:
     from foretoken.cli.tables import comparison_table
 
     title = "Every method against plain decoding, one request at a time, interleaved"
@@ -207,9 +240,8 @@ def _print_result(console: "Console", summaries: tuple[ArmSummary, ...]) -> None
     console.print(
         "continue: held-out code, greedy. sample: the same at temperature 0.8 with a seed. "
         "edit: write held-out code again with a change, greedy.\n"
-        f"Medians over {summaries[0].num_prompts} prompts of medians over "
-        f"{summaries[0].num_repeats} repeats. Repeated 4-grams, which flatter every method: "
-        f"{shares}.",
+        f"{_passes(summaries[0].num_repeats, summaries[0].num_prompts, plan)}. "
+        f"Repeated 4-grams, which flatter every method: {shares}.",
         style="dim",
     )
     if all(summary.identical for summary in summaries):
@@ -229,7 +261,7 @@ def _document(
         "model": "demo",
         "batch_invariant": batch_invariant,
         "max_tokens": plan.max_tokens,
-        "methods": installed_methods(),
+        "methods": installed_methods(plan),
         "environment": describe_environment(),
         "results": as_records(summaries),
         "identical": all(summary.identical for summary in summaries),

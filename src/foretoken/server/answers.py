@@ -172,6 +172,15 @@ def prompt_logprobs(
     ]
 
 
+def server_times(metrics: RequestMetrics) -> dict[str, float]:
+    """When things happened to a choice on the server's clock: seconds since the request came."""
+    return {
+        "queued_s": metrics.queued_s,
+        "first_token_s": metrics.first_token_s,
+        "finished_s": metrics.finished_s,
+    }
+
+
 def token_entry(event: Event) -> dict[str, Any]:
     """One token with its provenance: where in its step it stood, who drafted it, how probable."""
     probability = None

@@ -7,7 +7,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from foretoken.server.answering import ChoiceWriter, Shape, respond
-from foretoken.server.answers import TokenTexts, chat_logprobs, prompt_logprobs, token_entry
+from foretoken.server.answers import (
+    TokenTexts,
+    chat_logprobs,
+    prompt_logprobs,
+    server_times,
+    token_entry,
+)
 from foretoken.server.generation import Event, Generation
 from foretoken.server.messages import ChoiceMessage
 from foretoken.server.prompts import chat_prompt, check_model
@@ -71,6 +77,8 @@ class _ChatWriter(ChoiceWriter):
             choice["prompt_token_ids"] = self._prompt_ids
         if self._body.token_sources:
             choice["tokens"] = [token_entry(event) for event in events]
+            if last.metrics is not None:
+                choice["times"] = server_times(last.metrics)
         if self._body.prompt_logprobs is not None:
             rows = events[0].prompt_logprobs or ()
             choice["prompt_logprobs"] = prompt_logprobs(rows, self._text_of)
@@ -107,6 +115,8 @@ class _ChatWriter(ChoiceWriter):
             end = self._delta(event.choice, {})
             end["finish_reason"] = self._finish_reason(event)
             end["stop_reason"] = event.stop_reason
+            if self._body.token_sources and event.metrics is not None:
+                end["times"] = server_times(event.metrics)
             found.append(end)
         return found
 

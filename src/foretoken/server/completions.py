@@ -7,7 +7,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from foretoken.server.answering import ChoiceWriter, Shape, respond
-from foretoken.server.answers import TokenTexts, completion_logprobs, prompt_logprobs, token_entry
+from foretoken.server.answers import (
+    TokenTexts,
+    completion_logprobs,
+    prompt_logprobs,
+    server_times,
+    token_entry,
+)
 from foretoken.server.generation import Event, Generation
 from foretoken.server.prompts import PromptIds, check_model, completion_prompts
 from foretoken.server.reading import read_body
@@ -83,6 +89,8 @@ class _TextWriter(ChoiceWriter):
                 choice["prompt_token_ids"] = self._prompt(index).ids
         if self._body.token_sources:
             choice["tokens"] = [token_entry(event) for event in events]
+            if last.metrics is not None:
+                choice["times"] = server_times(last.metrics)
         if first and self._body.prompt_logprobs is not None:
             rows = events[0].prompt_logprobs or ()
             choice["prompt_logprobs"] = prompt_logprobs(rows, self._text_of)

@@ -108,7 +108,8 @@ class GenerationBody(BaseModel, ABC):
     return_token_ids: bool = False
     """Add `token_ids` to every choice."""
     token_sources: bool = False
-    """Add `tokens` to every choice: text, id and source of each token."""
+    """Add to every choice `tokens`, text, id and source of each, and at its end `times`: seconds
+    from the request's arrival until it ran, until its first token and until its end."""
 
 
 class CompletionBody(GenerationBody):

@@ -1,81 +1,67 @@
-// The playground and its live charts.
+// The playground: what the form asks for, both ways of answering it, and what comes of them.
 
-import { bars, lines, shown } from "/page/charts.js";
-import { Rates, parse } from "/page/metrics.js";
+import { Refused, ask } from "/page/ask.js";
+import { EXAMPLES } from "/page/examples.js";
+import { watch } from "/page/live.js";
+import { Pane, SOURCES, span } from "/page/pane.js";
+import { facts, seconds, verdict } from "/page/verdict.js";
 
-const SOURCES = {
-  target: "plain: no draft was checked",
-  accepted: "draft accepted",
-  recovered: "recovered: the target's token where a draft was rejected",
-  bonus: "bonus: the target's token after a whole draft",
-  grammar: "grammar: forced, drafted for free",
-  prediction: "prediction accepted",
-};
-const KEPT = 120;
 const at = (id) => document.getElementById(id);
+const PANES = {
+  speculating: new Pane(at("output"), () => count("speculating")),
+  plain: new Pane(at("plain"), () => count("plain")),
+};
+const FACTS = { speculating: at("speculating_facts"), plain: at("plain_facts") };
+const conversation = [];
+// Short answers are timed again, out of sight, since one run of a tenth of a second says little.
+const PAIRS = 3, ENOUGH_S = 1.5;
 
 let running = null;
 
-function headers() {
-  const key = at("key").value;
-  return {
-    "content-type": "application/json",
-    ...(key ? { authorization: `Bearer ${key}` } : {}),
-  };
+function count(way) {
+  if (running?.way === way) FACTS[way].textContent = `${running.count} tokens so far`;
 }
 
-function body() {
-  const wanted = {
-    prompt: at("prompt").value,
+function structure(text) {
+  try {
+    const schema = JSON.parse(text);
+    if (schema !== null && typeof schema === "object") return { json: schema };
+  } catch { /* not JSON: an expression */ }
+  return { regex: text };
+}
+
+// The body of the request without what the two ways differ in.
+function wanted() {
+  const chat = at("endpoint").value === "chat";
+  const body = {
     max_tokens: Number(at("max_tokens").value),
     temperature: Number(at("temperature").value),
     stream: true,
-    stream_options: { include_usage: true },
     token_sources: true,
-    speculation: { enabled: at("speculate").checked },
   };
-  if (at("seed").value !== "") wanted.seed = Number(at("seed").value);
-  if (at("drafts").value !== "") wanted.speculation.num_speculative_tokens = Number(at("drafts").value);
-  if (at("regex").value) wanted.structured_outputs = { regex: at("regex").value };
-  if (at("prediction").value) wanted.prediction = { type: "content", content: at("prediction").value };
-  return wanted;
+  const text = at("prompt").value;
+  if (chat) body.messages = [...conversation, { role: "user", content: text }];
+  else body.prompt = text;
+  if (at("seed").value !== "") body.seed = Number(at("seed").value);
+  // Both ways draw with one seed, or their tokens could not be compared.
+  else if (body.temperature > 0) body.seed = Math.floor(Math.random() * 2 ** 31);
+  if (at("structure").value.trim()) body.structured_outputs = structure(at("structure").value.trim());
+  if (at("prediction").value) body.prediction = { type: "content", content: at("prediction").value };
+  return body;
 }
 
-function sourceOf(token) {
-  const own = token.source === "accepted" && token.drafter in SOURCES;
-  return own ? token.drafter : token.source;
-}
-
-function show(token) {
-  const span = document.createElement("span");
-  const source = sourceOf(token);
-  span.className = source ?? "target";
-  span.textContent = token.text;
-  const facts = [SOURCES[source] ?? source];
-  if (token.drafter) facts.push(`drafter: ${token.drafter}`);
-  facts.push(`position in its step: ${token.position + 1}`);
-  if (token.probability !== null) facts.push(`probability: ${(100 * token.probability).toFixed(1)} %`);
-  span.title = facts.join("\n");
-  const output = at("output");
-  const atEnd = output.scrollTop + output.clientHeight >= output.scrollHeight - 4;
-  output.append(span);
-  if (atEnd) output.scrollTop = output.scrollHeight;
-}
-
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    held += value;
-    const parts = held.split("\n\n");
-    held = parts.pop();
-    for (const part of parts) {
-      const data = part.replace(/^data: /, "");
-      if (data && data !== "[DONE]") yield JSON.parse(data);
-    }
+function bodyFor(way, body) {
+  const speculation = { enabled: way === "speculating" };
+  if (speculation.enabled && at("drafts").value !== "") {
+    speculation.num_speculative_tokens = Number(at("drafts").value);
   }
+  // A salt of its own: neither way finds the other's prompt in the cache, nor its answer.
+  return { ...body, speculation, cache_salt: `${way}-${Date.now()}-${Math.random()}` };
+}
+
+function before(body) {
+  if (!body.messages) return [span("prompt", body.prompt)];
+  return body.messages.map(({ role, content }) => span(`said ${role}`, content));
 }
 
 function say(text, isError = false) {
@@ -83,104 +69,125 @@ function say(text, isError = false) {
   at("summary").classList.toggle("error", isError);
 }
 
-async function run() {
-  running = new AbortController();
-  at("run").disabled = true;
-  at("stop").disabled = false;
-  const prompt = document.createElement("span");
-  prompt.className = "prompt";
-  prompt.textContent = at("prompt").value;
-  at("output").replaceChildren(prompt);
-  say("waiting for the first token");
-  const began = performance.now();
-  let first = null, count = 0, drafted = 0;
-  const tell = () => {
-    const seconds = (performance.now() - first) / 1000;
-    const speed = count > 1 ? `, ${shown((count - 1) / seconds)} tokens/s` : "";
-    say(`${count} tokens${speed}, ${drafted} of them drafted, first after ${shown(first - began)} ms`);
-  };
+function tell(text, good) {
+  at("verdict").textContent = text;
+  at("verdict").classList.toggle("good", good);
+}
+
+function request(way, body, onToken) {
+  return ask({
+    path: body.messages ? "/v1/chat/completions" : "/v1/completions",
+    body: bodyFor(way, body),
+    key: at("key").value,
+    signal: running.control.signal,
+    onToken,
+  });
+}
+
+async function answer(way, body) {
+  const pane = PANES[way];
+  pane.start(before(body));
+  FACTS[way].textContent = "waiting for the first token";
+  running.way = way;
+  running.count = 0;
   try {
-    const response = await fetch("/v1/completions", {
-      method: "POST", headers: headers(), body: JSON.stringify(body()), signal: running.signal,
-    });
-    if (!response.ok) throw new Error((await response.json()).error.message);
-    for await (const event of events(response)) {
-      if (event.error) throw new Error(event.error.message);
-      for (const choice of event.choices) {
-        for (const token of choice.tokens) {
-          first ??= performance.now();
-          if (token.id !== null) count += 1;
-          if (token.source === "accepted") drafted += 1;
-          show(token);
-        }
-      }
-      if (first !== null && event.choices.length) tell();
-    }
-  } catch (error) {
-    if (error.name !== "AbortError") say(error.message, true);
+    return await request(way, body, (token) => { running.count += 1; pane.add(token); });
   } finally {
-    at("run").disabled = false;
-    at("stop").disabled = true;
+    running.way = null;
+    pane.finish();
+    FACTS[way].textContent = "";
   }
 }
 
-const rates = new Rates();
-const history = {};
-
-function remember(name, value) {
-  const values = (history[name] ??= []);
-  values.push(value);
-  if (values.length > KEPT) values.shift();
-  return { name, values };
-}
-
-function draw() {
-  const speed = rates.rate("vllm:generation_tokens_total");
-  const real = rates.growth("foretoken:decoding_seconds_total");
-  const plain = rates.growth("foretoken:plain_decoding_seconds_estimate_total");
-  const gain = real > 0 && plain > 0 ? plain / real : null;
-  at("speedup").textContent = gain === null ? "" : `(about ${shown(gain)} times plain decoding)`;
-  const slower = speed === null || (speed > 0 && gain === null) ? null : speed / (gain ?? 1);
-  lines(at("speed"), [
-    remember("measured", speed),
-    remember("without speculation, estimated", slower),
-  ], KEPT);
-  const drafts = rates.value("vllm:spec_decode_num_drafts_total");
-  const shares = [];
-  for (let position = 0; position < 16; position += 1) {
-    const accepted = rates.now.get(`vllm:spec_decode_num_accepted_tokens_per_pos_total#${position}`);
-    if (accepted === undefined) break;
-    shares.push(drafts ? accepted / drafts : 0);
+// Both ways in turns, who goes first changing, until they were timed long enough.
+async function again(body, runs) {
+  const spent = () => Object.values(runs).flat().reduce((sum, one) => sum + seconds(one), 0);
+  while (runs.plain.length < PAIRS && spent() < ENOUGH_S) {
+    say("timing both again");
+    const first = runs.plain.length % 2 ? ["plain", "speculating"] : ["speculating", "plain"];
+    for (const way of first) runs[way].push(await request(way, body, () => {}));
   }
-  bars(at("positions"), shares);
-  const milliseconds = (value) => (value === null ? null : 1000 * value);
-  lines(at("latency"), [
-    remember("first token", milliseconds(rates.mean("vllm:time_to_first_token_seconds"))),
-    remember("per token", milliseconds(rates.mean("vllm:request_time_per_output_token_seconds"))),
-  ], KEPT);
-  const checks = rates.growth("vllm:spec_decode_num_drafts_total");
-  const per = (name) => (checks ? rates.growth(name) / checks : null);
-  const accepted = per("vllm:spec_decode_num_accepted_tokens_total");
-  lines(at("lengths"), [
-    remember("drafted", per("vllm:spec_decode_num_draft_tokens_total")),
-    remember("acceptance length", accepted === null ? null : 1 + accepted),
-  ], KEPT);
-  lines(at("kv"), [
-    remember("KV %", 100 * rates.value("vllm:kv_cache_usage_perc")),
-    remember("running", rates.value("vllm:num_requests_running")),
-    remember("waiting", rates.value("vllm:num_requests_waiting")),
-  ], KEPT);
 }
 
-async function watch() {
+function explain(error) {
+  if (error.name === "AbortError") return say("stopped");
+  if (error instanceof Refused && error.status === 401) {
+    at("key_row").hidden = false;
+    at("key").focus();
+    return say("Enter the API key above, then continue.", true);
+  }
+  return say(error.message, true);
+}
+
+function ways() {
+  const mode = at("mode").value;
+  return mode === "both" ? ["speculating", "plain"] : [mode];
+}
+
+function arrange() {
+  for (const way of Object.keys(PANES)) at(`${way}_pane`).hidden = !ways().includes(way);
+  const chat = at("endpoint").value === "chat";
+  at("prompt_label").textContent = chat ? "Your message" : "Text to continue";
+  at("run").textContent = chat ? "Send" : "Continue";
+  at("forget").hidden = !(chat && conversation.length);
+}
+
+function busy(is) {
+  at("run").disabled = is;
+  at("stop").disabled = !is;
+}
+
+function remember(body, found) {
+  if (!body.messages) return;
+  conversation.push(body.messages.at(-1), { role: "assistant", content: found.text });
+  at("prompt").value = "";
+}
+
+function conditions(body, runs) {
+  const times = runs.plain?.length ?? 1;
+  const each = times > 1 ? `Medians of ${times} runs each, in turns. ` : "One run each, one after the other. ";
+  const seed = body.seed === undefined ? "" : `Seed ${body.seed}. `;
+  const shown = runs.speculating && runs.plain ? each : "";
+  return `${shown}${seed}Times are the server's, from the start of the work to the last token.`;
+}
+
+async function run() {
+  arrange();
+  running = { control: new AbortController(), way: null, count: 0 };
+  busy(true);
+  tell("", false);
+  say("");
+  for (const way of Object.keys(PANES)) PANES[way].start([]), FACTS[way].textContent = "";
+  at("answers").classList.remove("fresh");
+  if (at("answers").getBoundingClientRect().top < 0) at("answers").scrollIntoView();
+  const body = wanted(), runs = {};
   try {
-    const response = await fetch("/metrics");
-    rates.take(parse(await response.text()), performance.now());
-    draw();
-  } catch {
-    at("model").textContent = "the server does not answer";
+    for (const way of ways()) {
+      runs[way] = [await answer(way, body)];
+      FACTS[way].textContent = facts(runs[way][0]);
+    }
+    if (ways().length > 1) {
+      await again(body, runs);
+      const { text, good } = verdict(runs);
+      tell(text, good);
+    }
+    say(conditions(body, runs));
+    remember(body, (runs.speculating ?? runs.plain)[0]);
+  } catch (error) {
+    explain(error);
+  } finally {
+    running = null;
+    busy(false);
+    arrange();
   }
-  setTimeout(watch, 1000);
+}
+
+function fill(name) {
+  const example = EXAMPLES[name];
+  const empty = { endpoint: "completions", temperature: 0, seed: "", structure: "", prediction: "" };
+  for (const [id, value] of Object.entries({ ...empty, ...example })) at(id).value = value;
+  at("more").open = Boolean(example.structure || example.prediction);
+  arrange();
 }
 
 async function introduce() {
@@ -195,6 +202,17 @@ for (const [name, text] of Object.entries(SOURCES)) {
   at("legend").append(item);
 }
 at("form").addEventListener("submit", (event) => { event.preventDefault(); run(); });
-at("stop").addEventListener("click", () => running?.abort());
+at("stop").addEventListener("click", () => running?.control.abort());
+at("forget").addEventListener("click", () => {
+  conversation.length = 0;
+  PANES.speculating.start([]);
+  PANES.plain.start([]);
+  arrange();
+});
+for (const id of ["mode", "endpoint"]) at(id).addEventListener("change", arrange);
+for (const button of document.querySelectorAll("[data-example]")) {
+  button.addEventListener("click", () => fill(button.dataset.example));
+}
+fill("code");
 introduce();
 watch();

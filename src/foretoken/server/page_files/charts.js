@@ -23,21 +23,27 @@ function niceTop(value) {
 }
 
 export function shown(value) {
+  if (value === 0) return "0";
   if (value >= 100) return value.toFixed(0);
   return value >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 
-function frame({ context, width, height, color }, top, left, bottom) {
+function tick(value) { return String(Number(value.toPrecision(3))); }
+
+// Room above bars, so that the label of a whole one stands clear of the top.
+const HEAD = 26;
+
+function frame({ context, width, height, color }, top, left, bottom, head = 14) {
   context.strokeStyle = color("--line");
   context.fillStyle = color("--soft");
   context.textAlign = "right";
   for (const share of [0, 0.5, 1]) {
-    const y = 14 + (height - bottom - 14) * (1 - share);
+    const y = head + (height - bottom - head) * (1 - share);
     context.beginPath();
     context.moveTo(left, y);
     context.lineTo(width - RIGHT, y);
     context.stroke();
-    context.fillText(shown(top * share), left - 4, y + 4);
+    context.fillText(tick(top * share), left - 4, y + 4);
   }
 }
 
@@ -76,10 +82,10 @@ export function bars(canvas, values) {
   const area = prepare(canvas);
   const { context, width, height, color } = area;
   const left = 42, bottom = 18;
-  frame(area, 1, left, bottom);
+  frame(area, 1, left, bottom, HEAD);
   const each = (width - left - RIGHT) / Math.max(values.length, 1);
   values.forEach((value, index) => {
-    const tall = (height - bottom - 14) * value;
+    const tall = (height - bottom - HEAD) * value;
     context.fillStyle = color("--accepted");
     context.fillRect(left + index * each + each * 0.15, height - bottom - tall, each * 0.7, tall);
     context.fillStyle = color("--soft");

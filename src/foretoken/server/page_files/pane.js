@@ -1,0 +1,72 @@
+// Shows tokens in the colours of their sources. Draws once per frame however many tokens came, and
+// only appends: work per token must not grow with the answer.
+
+export const SOURCES = {
+  target: "plain: no draft was checked",
+  accepted: "draft accepted",
+  recovered: "recovered: the target's token where a draft was rejected",
+  bonus: "bonus: the target's token after a whole draft",
+  grammar: "grammar: forced, drafted for free",
+  prediction: "prediction accepted",
+};
+
+function sourceOf(token) {
+  const own = token.source === "accepted" && token.drafter in SOURCES;
+  return own ? token.drafter : token.source;
+}
+
+export function span(name, text) {
+  const made = document.createElement("span");
+  made.className = name;
+  made.textContent = text;
+  return made;
+}
+
+function drawn(token) {
+  const source = sourceOf(token);
+  const made = span(source ?? "target", token.text);
+  const facts = [SOURCES[source] ?? source];
+  if (token.drafter) facts.push(`drafter: ${token.drafter}`);
+  facts.push(`position in its step: ${token.position + 1}`);
+  if (token.probability !== null) facts.push(`probability: ${(100 * token.probability).toFixed(1)} %`);
+  made.title = facts.join("\n");
+  return made;
+}
+
+export class Pane {
+  constructor(element, onFrame) {
+    this.element = element;
+    this.onFrame = onFrame;
+    this.waiting = [];
+    this.frame = null;
+    this.frames = 0;
+  }
+
+  start(before) {
+    this.finish();
+    this.element.replaceChildren(...before);
+    this.element.scrollTop = this.element.scrollHeight;
+  }
+
+  add(token) {
+    this.waiting.push(token);
+    this.frame ??= requestAnimationFrame(() => this.draw());
+  }
+
+  draw() {
+    this.frame = null;
+    if (!this.waiting.length) return;
+    const element = this.element;
+    const atEnd = element.scrollTop + element.clientHeight >= element.scrollHeight - 4;
+    element.append(...this.waiting.splice(0).map(drawn));
+    if (atEnd) element.scrollTop = element.scrollHeight;
+    this.frames += 1;
+    this.onFrame();
+  }
+
+  // Draws what waits: a hidden page has no frames.
+  finish() {
+    if (this.frame !== null) cancelAnimationFrame(this.frame);
+    this.draw();
+  }
+}
