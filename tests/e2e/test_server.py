@@ -163,6 +163,34 @@ def test_stop_strings_and_extras(server: Serving, plain: dict[str, str]) -> None
         "target", "accepted", "recovered", "bonus",
     }  # fmt: skip
     assert len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
+    assert_in_order(choice["times"])
+
+
+def assert_in_order(times: dict[str, float]) -> None:
+    """The server's own times of a choice."""
+    assert list(times) == ["queued_s", "first_token_s", "finished_s"]
+    assert 0 < times["queued_s"] <= times["first_token_s"] <= times["finished_s"]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": PROMPT}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x = 1"}]}),
+    ],
+)
+def test_the_servers_times_come_once_with_the_end(
+    server: Serving, path: str, asked: dict[str, Any]
+) -> None:
+    body = {**asked, "max_tokens": 12, "token_sources": True}
+    [choice] = post(server, path, body).json()["choices"]
+    assert_in_order(choice["times"])
+    lines = post(server, path, {**body, "stream": True}).text.split("\n\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    ends = [c for chunk in chunks for c in chunk["choices"] if "times" in c]
+    assert len(ends) == 1 and ends[0]["finish_reason"] is not None
+    assert_in_order(ends[0]["times"])
+    assert "times" not in post(server, path, {**body, "token_sources": False}).text
 
 
 def test_what_speculation_did(server: Serving) -> None:

@@ -114,7 +114,7 @@ function explain(error) {
   if (error instanceof Refused && error.status === 401) {
     at("key_row").hidden = false;
     at("key").focus();
-    return say("Enter the API key above, then continue.", true);
+    return say("Enter the API key, then continue.", true);
   }
   return say(error.message, true);
 }
