@@ -92,7 +92,8 @@ def compare(
         "batch_invariant": parse_invariant(batch_invariant),
     }
     with ExitStack() as stack:
-        arms = _open_arms(stack, model, settings, config)
+        with console.status("Loading the model, once without and once with drafts"):
+            arms = _open_arms(stack, model, settings, config)
         runs = _measure(console, arms, workload, repeats)
     off, on = summarize(runs, "off")
     verdict = judge(on, deterministic=params.deterministic)
@@ -170,7 +171,7 @@ def _print_result(console: "Console", off: ArmSummary, on: ArmSummary, verdict: 
     }
     for name, show in rows.items():
         table.add_row(name, show(off), show(on))
-    table.add_row("speed-up, prompt by prompt", "1", show_ratio(on.speedup))
+    table.add_row("speed-up by prompt", "1", show_ratio(on.speedup))
     table.add_row("acceptance length", "", f"{on.acceptance_length:.2f}")
     by_position = " ".join(f"{share:.0%}" for share in on.acceptance_by_position)
     table.add_row("accepted by position", "", by_position)

@@ -44,9 +44,10 @@ def _cells(summary: ArmSummary, baseline: str, *, first: bool) -> tuple[str, ...
 
 
 def show_milliseconds(value: Estimate) -> str:
-    """`12.3 ms [11.9, 12.8]`."""
-    median, low, high = (1e3 * part for part in (value.median, value.low, value.high))
-    return f"{median:.1f} ms [{low:.1f}, {high:.1f}]"
+    """`12.3 ms [11.9, 12.8]`, from 100 ms on without decimals."""
+    digits = 1 if value.median < 0.1 else 0
+    median, low, high = (f"{1e3 * x:.{digits}f}" for x in (value.median, value.low, value.high))
+    return f"{median} ms [{low}, {high}]"
 
 
 def show_ratio(value: Estimate) -> str:

@@ -1,13 +1,16 @@
 """The arithmetic of a comparison, on runs made by hand."""
 
+import io
 import random
 
 import pytest
+from rich.console import Console
 
 from foretoken.cli.compare import (
     EXIT_DOES_NOT_PAY,
     EXIT_PAYS,
     EXIT_TOKENS_DIFFER,
+    _print_result,
     judge,
 )
 from foretoken.cli.interleave import Run
@@ -146,3 +149,22 @@ def test_an_interval_around_the_line_is_said() -> None:
     runs += [make_run("on", 1.0 / s, prompt=i) for i, s in enumerate((1.1, 1.2, 1.5, 1.6))]
     verdict = judge(summaries_of(*runs)["on"], deterministic=True)
     assert "more prompts would settle it" in verdict.sentence
+
+
+def test_the_table_of_compare_fits_80_columns_and_says_what_each_figure_is() -> None:
+    """A speed-up of 1.04x beside medians that got worse: they are medians of other things."""
+    off = [make_run("off", seconds, prompt=i) for i, seconds in enumerate((0.1, 1.0, 3.0))]
+    on = [
+        make_run("on", seconds, prompt=i, accepted=(1, 2))
+        for i, seconds in enumerate((0.09, 1.1, 2.5))
+    ]
+    summaries = summaries_of(*off, *on)
+    assert summaries["on"].speedup.median > 1
+    assert summaries["on"].latency_s.median > summaries["off"].latency_s.median
+    console = Console(width=80, file=io.StringIO(), record=True)
+    _print_result(
+        console, summaries["off"], summaries["on"], judge(summaries["on"], deterministic=True)
+    )
+    text = console.export_text()
+    assert "\u2026" not in text and "speed-up by prompt" in text
+    assert "the median of what each prompt gained" in " ".join(text.split())
