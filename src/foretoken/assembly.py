@@ -19,6 +19,8 @@ from foretoken.control.measured import MeasuredLimit
 from foretoken.engine import Engine, EngineParts
 from foretoken.hardware import Hardware
 from foretoken.kernels.library import find_library
+from foretoken.kernels.linear import TYPES
+from foretoken.kernels.threads import StepThreads
 from foretoken.kernels.triton_found import has_triton
 from foretoken.kv.pool import PagePool
 from foretoken.models import LoadOptions
@@ -160,10 +162,16 @@ class _Assembly:
                 vocab_size=shape.vocab_size,
                 eos_token_ids=eos_ids,
                 grammars=grammars,
+                threads=self._threads(),
                 live=live,
                 measured=measured,
             )
         )
+
+    def _threads(self) -> StepThreads:
+        """As many as PyTorch has now; its own are kept where it does the heavy work."""
+        on_kernels = self.config.device == "cpu" and getattr(torch, self.config.dtype) in TYPES
+        return StepThreads(find_library() if on_kernels else None, torch.get_num_threads())
 
     def _grammars(self, eos_ids: frozenset[int]) -> Grammars:
         text = None if self.tokenizer is None else self.tokenizer.to_json()

@@ -13,6 +13,7 @@ from foretoken.config import ResolvedConfig
 from foretoken.control.live import LivePolicy
 from foretoken.control.measured import MeasuredLimit
 from foretoken.intake import Intake
+from foretoken.kernels.threads import StepThreads
 from foretoken.metrics import EngineMetrics
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.drafters import Drafters
@@ -46,6 +47,8 @@ class EngineParts:
     vocab_size: int
     eos_token_ids: frozenset[int]
     grammars: Grammars
+    threads: StepThreads
+    """Whose threads run a step."""
     live: LivePolicy
     measured: MeasuredLimit | None = None
 
@@ -147,10 +150,11 @@ class Engine:
         if not planned.spans:
             return []
         try:
-            batch = planned.with_draft(parts.proposer.propose(Context(planned.spans)))
-            drafted = time.perf_counter()
-            verification, broken = verify_apart(parts.verifier, batch, parts.runner.run(batch))
-            parts.runner.settle(batch, verification.paths)
+            with parts.threads:
+                batch = planned.with_draft(parts.proposer.propose(Context(planned.spans)))
+                drafted = time.perf_counter()
+                verification, broken = verify_apart(parts.verifier, batch, parts.runner.run(batch))
+                parts.runner.settle(batch, verification.paths)
         except BaseException:
             parts.scheduler.cancel(planned)
             self.cancelled = tuple(span.sequence.request.request_id for span in planned.spans)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.kernels.library import find_library
 from foretoken.runtime.runner import Runner
 from foretoken.testing import write_tiny_llama
 from tests.golden.families import FOREIGN, OWN, write_checkpoint
@@ -75,10 +76,15 @@ def opened(
         write_checkpoint(folder, family, {**changes, **sizes})
     else:
         write_tiny_llama(folder, **what)
-    before = torch.get_num_threads()
+    before, library = torch.get_num_threads(), find_library()
     torch.set_num_threads(num_threads)
-    yield open_runner(folder, dtype=dtype, batch_invariant=True, kv_dtype=kv_dtype)
+    runner = open_runner(folder, dtype=dtype, batch_invariant=True, kv_dtype=kv_dtype)
+    if library is not None:
+        library.handle.ft_set_threads(num_threads)
+    yield runner
     torch.set_num_threads(before)
+    if library is not None:
+        library.use_threads(library.cores)
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ class Library:
     def use_threads(self, threads: int) -> None:
         """How many threads share a call, no more than the cores that this process may use.
 
-        Call it with torch.get_num_threads(), whenever that may have changed.
+        An engine calls it before every step (`foretoken.kernels.threads`).
         """
         self.handle.ft_set_threads(min(threads, self.cores))
 
@@ -77,14 +77,9 @@ def find_library() -> Library | None:
     if LEVELS.index(level) > LEVELS.index(most):
         raise ConfigError(VARIABLE, wanted, f"auto, off, or at most {most} on this machine")
     handle.ft_set_level(LEVELS.index(level))
-    return Library(handle, level, usable_cores())
-
-
-def follow_threads(threads: int) -> None:
-    """Let the kernels, if there are any, use as many threads as PyTorch does now."""
-    library = find_library()
-    if library is not None:
-        library.use_threads(threads)
+    library = Library(handle, level, usable_cores())
+    library.use_threads(library.cores)
+    return library
 
 
 def describe_kernels() -> str:

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretoken.kernels.library import follow_threads
 from foretoken.kv.features import FINAL, FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import StepState
@@ -44,7 +42,6 @@ class Decoder(Model):
         self, inputs: ModelInput, store: KVStore, features: FeatureStore | None = None
     ) -> Tensor:
         """Run a step; see `Model`."""
-        follow_threads(torch.get_num_threads())
         x_TD = F.embedding(inputs.tokens_T, self.embedding_VD)
         if self.embedding_scale is not None:
             x_TD *= self.embedding_scale
@@ -89,7 +86,6 @@ class Decoder(Model):
             return None
         if sum(layout.num_tokens for layout in layouts) > MOST_ROWS:
             return None
-        follow_threads(torch.get_num_threads())
         return self.rollout(layouts, token_ids, plan, store)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
-from foretoken.kernels.library import follow_threads
 from foretoken.kv.features import FINAL, FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.models.base import LoadOptions, Model
@@ -61,7 +60,6 @@ class TransformersModel(Model):
         self, inputs: ModelInput, store: KVStore, features: FeatureStore | None = None
     ) -> Tensor:
         """Run a step; see `Model`."""
-        follow_threads(torch.get_num_threads())
         spans = [layout.window for layout in inputs.spans]
         self._bridge.begin(spans, inputs.slots_T, store)
         try:

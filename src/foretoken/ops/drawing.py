@@ -59,7 +59,6 @@ class DrawKernel:
     def __init__(self, library: Library) -> None:
         """Bind the function of `library`."""
         pointer, count = ctypes.c_void_p, ctypes.c_int64
-        self._library = library
         self._draw = library.function("ft_draw", (ctypes.c_char_p, count, pointer, count, pointer))
 
     def __call__(self, logits_RV: Tensor, rows: bytes) -> list[int]:
@@ -72,7 +71,6 @@ class DrawKernel:
         count, vocabulary = logits_RV.shape
         assert len(rows) == _ROW.size * count, (len(rows), count)
         logits_RV = logits_RV.contiguous()
-        self._library.use_threads(torch.get_num_threads())
         ids = array("q", bytes(8 * count))
         address = ids.buffer_info()[0]
         self._draw(rows, count, logits_RV.data_ptr(), vocabulary, address)

@@ -142,8 +142,11 @@ def draft_chain(
             active = stopping.goes_on(active, [len(drafted[i]) for i in active])
     if not rows:
         return ChainDraft(ids=drafted, probs_KV=None)
+    probs_KV = rows[0] if len(rows) == 1 else torch.cat(rows)
     order = sorted(range(len(owners)), key=owners.__getitem__)
-    return ChainDraft(ids=drafted, probs_KV=torch.cat(rows)[order])
+    if order != list(range(len(order))):
+        probs_KV = probs_KV[order]
+    return ChainDraft(ids=drafted, probs_KV=probs_KV)
 
 
 def _open(active: list[int], spans: list[Span], drafted: list[list[int]]) -> list[int]:

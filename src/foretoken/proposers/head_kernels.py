@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from foretoken.heads.eagle3 import Eagle3, Eagle3Layer
 from foretoken.heads.parts import HeadShape
 from foretoken.heads.parts import RMSNorm as HeadNorm
-from foretoken.kernels.library import follow_threads
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import AttentionBlock
@@ -53,7 +52,6 @@ class HeadKernels:
 
     def forward(self, inputs: ModelInput, hidden_TD: Tensor, store: KVStore) -> Tensor:
         """One pass over slots, as the network's own: outputs [T, D] before the last norm."""
-        follow_threads(torch.get_num_threads())
         x_TD = hidden_TD.clone(memory_format=torch.contiguous_format)
         embedded_TD = F.embedding(inputs.tokens_T, self.table_VD)
         self.layers.run(x_TD, inputs, store, beside_TD=embedded_TD)

@@ -14,7 +14,6 @@ from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.parts import Attend as HeadAttend
 from foretoken.heads.parts import HeadShape
-from foretoken.kernels.library import follow_threads
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore, write
 from foretoken.layers.rope import RotaryTable
@@ -178,7 +177,6 @@ class HeadRunner:
             return None
         if stream_TD is None and not kernels.rollout.reads_features:
             stream_TD = self.mixed_features(layouts)
-        follow_threads(torch.get_num_threads())
         return kernels.rollout(layouts, token_ids, plan, self._store, stream_TD)
 
     def draft_at_once(
@@ -190,7 +188,6 @@ class HeadRunner:
         assert isinstance(net, Eagle3), "only EAGLE-3 networks have a mask"
         if kernels is None or not kernels.rollout.reads_features or len(token_ids) > MOST_ROWS:
             return None
-        follow_threads(torch.get_num_threads())
         masks = MaskSlots(self.mixed_masks(plan.steps - 1), net.shape.anchored)
         return kernels.rollout(layouts, [token_ids], plan, self._store, masks=masks)
 

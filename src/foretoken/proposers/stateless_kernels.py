@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretoken.heads.medusa import Medusa, ResidualBlock
 from foretoken.heads.mlp import MLPSpeculator
-from foretoken.kernels.library import find_library, follow_threads
+from foretoken.kernels.library import find_library
 from foretoken.models.stopping import StopCall, cut
 from foretoken.models.tensors import RolledOut, RolloutPlan
 from foretoken.ops.linear import KernelLinear
@@ -111,7 +111,6 @@ class StatelessKernels:
             plan: how many tokens, and how each is chosen.
         """
         call, bound, count, steps = self._call, self._bound, len(slots), plan.steps
-        follow_threads(torch.get_num_threads())
         rows = count * steps if bound.all_at_once or plan.keeps_logits else count
         if rows > self._logits_KV.shape[0]:
             self._logits_KV = torch.empty(rows, bound.vocabulary)

@@ -113,7 +113,7 @@ class DraftSampler:
             for back in range(steps, 0, -1)
             for sequence, tokens in zip(sequences, drafted, strict=True)
         ]
-        return self.sampler.process(logits_KV, rows).softmax(dim=-1)
+        return self.sampler.distributions(logits_KV, rows)
 
     @torch.inference_mode()
     def choose(
@@ -140,7 +140,9 @@ class DraftSampler:
         others = sorted(set(range(len(rows))).difference(drawn))
         ids = [0] * len(rows)
         probs_BV = None
-        if with_probs or (with_probs is None and drawn):
+        if drawn and not others:
+            probs_BV = self.sampler.distributions(logits_BV, rows)
+        elif with_probs or (with_probs is None and drawn):
             probs_BV = torch.zeros_like(logits_BV)
         if others:
             part = [rows[i] for i in others]
@@ -150,11 +152,12 @@ class DraftSampler:
                     probs_BV[i, token] = 1.0
         if drawn:
             assert probs_BV is not None, "drawn drafts need their distributions"
-            part = [rows[i] for i in drawn]
-            processed_DV = self.sampler.process(logits_BV[drawn], part)
-            probs_BV[drawn] = processed_DV.softmax(dim=-1)
-            tokens = self.sampler.draw(processed_DV, self.sampler.keys(part, Stream.DRAFT))
-            for i, token in zip(drawn, tokens, strict=True):
+            part, logits_DV = rows, logits_BV
+            if others:
+                part, logits_DV = [rows[i] for i in drawn], logits_BV[drawn]
+                probs_BV[drawn] = self.sampler.distributions(logits_DV, part)
+            tokens_D = self.sampler.choose(logits_DV, part, Stream.DRAFT)
+            for i, token in zip(drawn, tokens_D.tolist(), strict=True):
                 ids[i] = token
         return DraftChoice(ids=ids, probs_BV=probs_BV)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from foretoken.ops.drawing import PLAIN, UNDECIDED, draw_kernel, pack_rows
 from foretoken.ops.logits import NEVER, Filters, keep_filtered, scale
 from foretoken.ops.noise import KeyedNoise, Stream, pack_keys
+from foretoken.ops.rejecting import reject_kernel
 from foretoken.ops.sampling import draw, draw_filtered, greedy
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.penalties import PenaltyCounts
@@ -112,6 +113,18 @@ class Sampler:
             index_P = self._index(part)
             scaled_RV[index_P] = keep_filtered(scaled_RV[index_P], self._filters(part))
         return scaled_RV
+
+    def distributions(self, logits_RV: Tensor, rows: Seq[Rows]) -> Tensor:
+        """The distribution of each row's token, float32 [R, V]; no row may be greedy."""
+        kernel = reject_kernel(self.device)
+        if kernel is not None:
+            groups = self._groups(logits_RV, rows)
+            assert not any(g.profile.greedy for g in groups), "greedy rows have no distribution"
+            hows = b"".join(pack_rows((0,) * g.rows.num_rows, g.profile.drawing) for g in groups)
+            probs_RV = kernel.distributions(self._edit(logits_RV, groups), hows)
+            if probs_RV is not None:
+                return probs_RV
+        return self.process(logits_RV, rows).softmax(dim=-1)
 
     def keys(self, rows: Seq[Rows], stream: Stream) -> list[int]:
         """Noise keys of the rows."""

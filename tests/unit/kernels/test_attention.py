@@ -104,10 +104,9 @@ def test_bits_do_not_depend_on_the_cut(
 ) -> None:
     shape = replace(geometry((6, 2, 32), dtype), window=window)
     attention, text, draw = CompiledAttention(shape, library), Text(shape), random.Random(3)
-    before = torch.get_num_threads()
     decoded = torch.cat([run(attention, [text], [text.span(i, 1)]) for i in range(LENGTH)])
     for choices in ([LENGTH], [500, 130, 65], [1, 5, 6, 9]):
-        torch.set_num_threads(draw.choice([1, 2, 5]))
+        library.handle.ft_set_threads(draw.choice([1, 2, 5]))
         at = 0
         while at < LENGTH:
             count = min(LENGTH - at, draw.choice(choices))
@@ -118,7 +117,7 @@ def test_bits_do_not_depend_on_the_cut(
         spans = [text.span(draw.randrange(LENGTH - 9), draw.randint(1, 9)) for _ in range(12)]
         expected = torch.cat([decoded[s.start : s.end] for s in spans])
         assert torch.equal(run(attention, [text] * 12, spans), expected)
-    torch.set_num_threads(before)
+    library.use_threads(library.cores)
 
 
 def test_bits_do_not_depend_on_the_pages(library: Library) -> None:

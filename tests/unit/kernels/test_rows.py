@@ -146,12 +146,11 @@ def test_int8_has_the_bits_of_the_twin(kernels: RowKernels, size: int, dtype: to
 def test_rows_are_independent(kernels: RowKernels, dtype: torch.dtype) -> None:
     """A thousand rows at once, on several threads, have the bits of one at a time."""
     x_TD, weight_D = randn(1000, 98, dtype=dtype), randn(98, dtype=dtype, seed=1)
-    before = torch.get_num_threads()
     library = find_library()
     assert library is not None
     library.handle.ft_set_threads(3)
     normed, gated = kernels.norm(x_TD, weight_D, 1e-6), kernels.gate(x_TD, 0)
-    library.handle.ft_set_threads(before)
+    library.use_threads(library.cores)
     for i in range(0, 1000, 37):
         assert torch.equal(kernels.norm(x_TD[i : i + 1], weight_D, 1e-6)[0], normed[i])
         assert torch.equal(kernels.gate(x_TD[i : i + 1], 0)[0], gated[i])

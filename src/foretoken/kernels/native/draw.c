@@ -3,7 +3,7 @@
 
 enum { SERIAL_VALUES = 1 << 14 };  // so few are not worth waking another thread for
 
-static ft_draw_one kernel(void) {
+ft_draw_one ft_draw_in_use(void) {
     const ft_draw_one all[] = {ft_draw_portable, ft_draw_avx2, ft_draw_avx512, ft_draw_avx512,
                                ft_draw_avx512};
     int level = ft_level();
@@ -29,11 +29,15 @@ static void draw_item(void *context, int64_t row, int worker) {
 
 void ft_draw(const ft_draw_row *rows, int64_t count, const float *logits, int64_t vocabulary,
              int64_t *ids) {
-    state s = {rows, logits, vocabulary, ids, kernel()};
+    state s = {rows, logits, vocabulary, ids, ft_draw_in_use()};
+    ft_share_rows(draw_item, &s, count, vocabulary);
+}
+
+void ft_share_rows(ft_task task, void *context, int64_t count, int64_t vocabulary) {
     if (count * vocabulary <= SERIAL_VALUES)
-        for (int64_t row = 0; row < count; row++) draw_item(&s, row, 0);
+        for (int64_t row = 0; row < count; row++) task(context, row, 0);
     else
-        ft_parallel(draw_item, &s, count);
+        ft_parallel(task, context, count);
 }
 
 void ft_sure(const float *logits, int64_t rows, int64_t vocabulary, float *chances) {

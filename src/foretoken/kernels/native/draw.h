@@ -29,6 +29,11 @@ FT_EXPORT void ft_draw(const ft_draw_row *rows, int64_t count, const float *logi
 // One row; `room` holds FT_DRAW_ROOM(vocabulary) floats.
 typedef int64_t (*ft_draw_one)(const ft_draw_row *row, const float *logits, int64_t vocabulary,
                                float *room);
+ft_draw_one ft_draw_in_use(void);
+
+// Each row of logits as a task, shared among the threads where there is enough to do.
+void ft_share_rows(ft_task task, void *context, int64_t count, int64_t vocabulary);
+
 // The chance of the best id of a row, temperature and filters aside.
 typedef float (*ft_sure_one)(const float *logits, int64_t vocabulary);
 void ft_sure(const float *logits, int64_t rows, int64_t vocabulary, float *chances);

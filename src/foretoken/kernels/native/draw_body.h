@@ -3,13 +3,10 @@
 #include <math.h>
 
 #include "draw.h"
-#include "vec.h"
+#include "logit_row.h"
 
 typedef uint32_t vu __attribute__((vector_size(4 * W)));
-typedef int32_t vs __attribute__((vector_size(4 * W)));
 
-enum { BLOCK = 256 };  // ids whose largest value is looked at first
-#define LN_2 0.6931471805599453f
 #define UNIT ((1.0f - 0x1p-24f) * 0x1p-31f)  // as _UNIT in foretoken.ops.noise
 
 static inline vu fold(vu x, int by) { return x ^ (x >> by); }
@@ -35,38 +32,6 @@ static inline float uniform(uint32_t low, uint32_t high, int64_t id) {
     return ((float)(int32_t)hash + 0.5f) * UNIT;
 }
 
-// Natural logarithm of normal positive numbers, within 1e-6 of its value or of 1e-6: the exponent
-// plus 2 atanh(t) with t = (m - 1) / (m + 1) for a mantissa m around 1.
-static inline vf logarithm(vf x) {
-    const vs bits = (vs)x;
-    const vs power = (bits - 0x3F3504F3) >> 23;  // the bits of sqrt(1 / 2)
-    const vf m = (vf)(bits - (power << 23));
-    const vf t = vf_div(vf_sub(m, vf_set1(1.0f)), vf_add(m, vf_set1(1.0f)));
-    const vf square = vf_mul(t, t);
-    vf p = vf_set1(2.0f / 9.0f);
-    p = vf_fma(p, square, vf_set1(2.0f / 7.0f));
-    p = vf_fma(p, square, vf_set1(2.0f / 5.0f));
-    p = vf_fma(p, square, vf_set1(2.0f / 3.0f));
-    p = vf_fma(p, square, vf_set1(2.0f));
-    const vf exponent = (vf)__builtin_convertvector(power, __typeof__(vf_set1(0.0f)));
-    return vf_fma(exponent, vf_set1(LN_2), vf_mul(p, t));
-}
-
-static inline vf load_or(const float *p, int64_t count, float other) {
-    if (count >= W) return vf_load(p);
-    float lanes[W];
-    vf_store(lanes, vf_set1(other));
-    memcpy(lanes, p, (size_t)count * sizeof(float));
-    return vf_load(lanes);
-}
-
-static float largest(const float *values, int64_t count) {
-    vf most = load_or(values, count, -INFINITY);
-    for (int64_t i = W; i < count; i += W)
-        most = vf_max(most, load_or(values + i, count - i, -INFINITY));
-    return vf_peak(most);
-}
-
 static int64_t best(const float *values, int64_t count) {
     float most = -INFINITY;
     int64_t at = 0;
@@ -76,25 +41,6 @@ static int64_t best(const float *values, int64_t count) {
     }
     while (at + 1 < count && values[at] < most) at++;
     return at;
-}
-
-// The k-th largest value: a heap of the largest so far, the least of them on top.
-static float kth_largest(const float *values, int64_t count, int k) {
-    float heap[FT_DRAW_MOST_K];
-    for (int i = 0; i < k; i++) heap[i] = -INFINITY;
-    for (int64_t i = 0; i < count; i++) {
-        const float value = values[i];
-        if (!(value > heap[0])) continue;
-        int at = 0;
-        for (int child = 1; child < k; child = 2 * at + 1) {
-            if (child + 1 < k && heap[child + 1] < heap[child]) child++;
-            if (!(heap[child] < value)) break;
-            heap[at] = heap[child];
-            at = child;
-        }
-        heap[at] = value;
-    }
-    return heap[0];
 }
 
 typedef struct {
@@ -148,21 +94,6 @@ static int64_t winner(const row *r, float floor, float bar) {
     return first - second > error ? found : FT_UNDECIDED;
 }
 
-// Sum of weights whose value is at least `low`.
-static double mass(const float *weights, const float *values, int64_t count, float low) {
-    double sum = 0.0;
-    for (int64_t i = 0; i < count; i += BLOCK) {
-        const int64_t end = i + BLOCK < count ? i + BLOCK : count;
-        vf part = vf_set1(0.0f);
-        for (int64_t at = i; at < end; at += W) {
-            const vs in = (vs)(load_or(values + at, end - at, -INFINITY) >= vf_set1(low));
-            part = vf_add(part, (vf)((vs)load_or(weights + at, end - at, 0.0f) & in));
-        }
-        sum += (double)vf_sum(part);
-    }
-    return sum;
-}
-
 static int64_t draw(const ft_draw_row *how, const float *logits, int64_t count, float *room) {
     if (how->temperature == 0.0f) return best(logits, count);
     if (how->top_k > FT_DRAW_MOST_K || count > (1 << 20)) return FT_UNDECIDED;
@@ -189,7 +120,7 @@ static int64_t draw(const ft_draw_row *how, const float *logits, int64_t count, 
     if (how->top_p > 1.0f || found == FT_UNDECIDED) return found;
     for (int64_t i = 0; i < count; i += W) {
         const vf x = vf_sub(vf_load(scaled + i), vf_set1(most));
-        vf_store(weights + i, vf_exp2(vf_mul(x, vf_set1(1.4426950408889634f))));
+        vf_store(weights + i, vf_exp2(vf_mul(x, vf_set1(LOG2_E))));
     }
     const double whole = mass(weights, scaled, count, floor);
     while (found != FT_UNDECIDED && scaled[found] < most) {
@@ -204,7 +135,7 @@ static int64_t draw(const ft_draw_row *how, const float *logits, int64_t count, 
 }
 
 static float sure(const float *logits, int64_t count) {
-    const vf peak = vf_set1(largest(logits, count)), rate = vf_set1(1.4426950408889634f);
+    const vf peak = vf_set1(largest(logits, count)), rate = vf_set1(LOG2_E);
     vf sum = vf_set1(0.0f);
     for (int64_t i = 0; i < count; i += W) {
         const vf x = vf_sub(load_or(logits + i, count - i, -INFINITY), peak);

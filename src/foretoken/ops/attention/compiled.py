@@ -82,7 +82,6 @@ class CompiledAttention(Attention):
     def __init__(self, geometry: Geometry, library: Library) -> None:
         """Serve `geometry`, for which `runs` is true."""
         self._geometry = geometry
-        self._library = library
         self._shape = Shape.of(geometry)
         pointers = (_PTR, _PTR, _I32, _PTR, _I64)
         self._plan = library.function("ft_attention_plan", pointers, _I64)
@@ -120,7 +119,6 @@ class CompiledAttention(Attention):
 
     def layout(self, spans: Sequence[SpanWindow]) -> "AttentionPlan":
         """The step as the kernel wants it; q, kv and out are still to be set."""
-        self._library.use_threads(torch.get_num_threads())
         rows, pages, paths = array("i"), array("i"), array("i")
         at = most_units = 0
         for span in spans:

@@ -4,6 +4,7 @@ Source: Sun et al. 2024 (arXiv 2403.10444), algorithm 2.
 """
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import final
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from foretoken.ops.block import BlockTests, keep_blocks
 from foretoken.ops.reject import residual
 from foretoken.runtime.rules.base import Check, Rule, draw_last, with_last
 from foretoken.runtime.rules.drafts import FlatDrafts
+from foretoken.runtime.rules.weighed import complete, weigh
 from foretoken.runtime.sampler import Sampler
 
 
@@ -28,6 +30,14 @@ class BlockRule(Rule):
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
     ) -> list[tuple[int, ...]]:
         """See `Rule`."""
+        branches = weigh(self._sampler, logits_PV, checks, probs_KV, block=True)
+        found = [None if branch is None else branch.new_ids for branch in branches]
+        return complete(found, logits_PV, checks, partial(self._twin, probs_KV=probs_KV))
+
+    def _twin(
+        self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
+    ) -> list[tuple[int, ...]]:
+        """The rule by PyTorch's operations."""
         processed_PV = self._sampler.process(logits_PV, [check.rows for check in checks])
         flat = FlatDrafts.of(self._sampler, processed_PV, checks, probs_KV, fresh=True)
         blocks = keep_blocks(

@@ -4,6 +4,7 @@ Source: Leviathan et al. 2022 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.0
 """
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import final
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from foretoken.ops.reject import acceptable, leading, residual
 from foretoken.runtime.rules.base import Check, Rule, draw_last, with_last
 from foretoken.runtime.rules.drafts import FlatDrafts
+from foretoken.runtime.rules.weighed import complete, weigh
 from foretoken.runtime.sampler import Sampler
 
 
@@ -28,6 +30,14 @@ class StandardRule(Rule):
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
     ) -> list[tuple[int, ...]]:
         """See `Rule`."""
+        branches = weigh(self._sampler, logits_PV, checks, probs_KV, block=False)
+        found = [None if branch is None else branch.new_ids for branch in branches]
+        return complete(found, logits_PV, checks, partial(self._twin, probs_KV=probs_KV))
+
+    def _twin(
+        self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
+    ) -> list[tuple[int, ...]]:
+        """The rule by PyTorch's operations."""
         processed_PV = self._sampler.process(logits_PV, [check.rows for check in checks])
         flat = FlatDrafts.of(self._sampler, processed_PV, checks, probs_KV)
         passed = acceptable(flat.target_KV, flat.drafted_KV, flat.ids_K, flat.uniforms_K)

@@ -5,6 +5,7 @@ traversal. Sources are in `foretoken.ops.tree` and in the rules for chains.
 """
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import final
 
 import torch
@@ -16,6 +17,7 @@ from foretoken.ops.tree import BranchTest, Nodes, RecursiveWalk, Traversal
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.rules.base import Branch, RuleSettings, TreeCheck, TreeRule, draw_last
 from foretoken.runtime.rules.synthetic import num_kept
+from foretoken.runtime.rules.weighed import complete, weigh
 from foretoken.runtime.sampler import Sampler
 
 
@@ -74,6 +76,14 @@ class TreeRejection(TreeRule):
         self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
     ) -> list[Branch]:
         """See `TreeRule`."""
+        block = self.name != "standard"
+        found = weigh(self._sampler, logits_PV, checks, probs_KV, block=block)
+        return complete(found, logits_PV, checks, partial(self._twin, probs_KV=probs_KV))
+
+    def _twin(
+        self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
+    ) -> list[Branch]:
+        """The rule by PyTorch's operations."""
         processed_PV = self._sampler.process(logits_PV, _runs(checks))
         tests, start = [], 0
         for check in checks:
