@@ -1,11 +1,11 @@
 """Text to token ids and back: encoding, chat templates, incremental text, stop strings.
 
 Knows nothing about models or sampling. The fast path reads tokenizer.json with `tokenizers`;
-a tokenizer without one, and chat templates, go through `transformers`, imported only then.
+a tokenizer without one goes through `transformers`, imported only then. All files are read when
+a tokenizer is made.
 """
 
 import json
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import tokenizers
 
+from foretoken.chat_template import ChatTemplate
 from foretoken.errors import PromptError, TokenizerError
 from foretoken.growing_text import GrowingText
 
@@ -35,12 +36,10 @@ class Tokenizer:
             TokenizerError: there is none, or it cannot be read.
         """
         self.path = path
-        self._tokenizer = _load(path)
         self._config = _read_json(path / "tokenizer_config.json")
+        self._tokenizer, self._chat = _load(path, self._config)
         self.eos_token_id = self._special("eos_token")
         self.bos_token_id = self._special("bos_token")
-        self._chat: Any = None
-        self._making_chat = threading.Lock()
 
     @classmethod
     def of_folder(cls, folder: Path) -> "Tokenizer | None":
@@ -104,28 +103,22 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation; what becomes of `tools` is the template's affair.
+        """Token ids of a conversation; what becomes of `tools`, and of `variables` such as
+        `enable_thinking`, is the template's affair.
 
         Raises:
             PromptError: the model has no chat template, or it rejects the messages.
         """
-        import jinja2
-
-        with self._making_chat:  # requests ask from several threads at once
-            if self._chat is None:
-                self._chat = _transformers_tokenizer(self.path)
-        if self._chat.chat_template is None:
+        if self._chat is None:
             raise PromptError("messages", messages, "a model with a chat template")
-        try:
-            text = self._chat.apply_chat_template(
-                list(messages),
-                tools=None if tools is None else list(tools),
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-            )
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
-            raise PromptError("messages", messages, f"what the template takes: {error}") from error
+        text = self._chat.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=variables or {},
+        )
         return self.encode(text, add_special_tokens=False)
 
     def _special(self, name: str) -> int | None:
@@ -222,13 +215,19 @@ class Detokenizer:
         return stop
 
 
-def _load(path: Path) -> tokenizers.Tokenizer:
+def _load(
+    path: Path, config: Mapping[str, Any]
+) -> tuple[tokenizers.Tokenizer, ChatTemplate | None]:
+    """The tokenizer and its chat template; through transformers only what needs it."""
     file = path / "tokenizer.json"
     try:
-        if file.is_file():
-            return tokenizers.Tokenizer.from_file(str(file))
-        backend: tokenizers.Tokenizer = _transformers_tokenizer(path).backend_tokenizer
-        return backend
+        if not file.is_file():
+            whole = _transformers_tokenizer(path)
+            return whole.backend_tokenizer, ChatTemplate.of_transformers(whole)
+        chat = ChatTemplate.of_folder(path, config)
+        if chat is not None and chat.unknown_tokens(config):
+            chat = ChatTemplate.of_transformers(_transformers_tokenizer(path))
+        return tokenizers.Tokenizer.from_file(str(file)), chat
     except Exception as error:
         raise TokenizerError(
             "tokenizer", str(path), f"a readable tokenizer.json or GGUF ({error})"
