@@ -67,10 +67,16 @@ class _FieldError(ForetokenError):
         self.field = field
         self.given = given
         self.allowed = allowed
+        super().__init__(f"{field}: got {_shown(given)}; allowed: {allowed}")
+
+
+def _shown(given: object) -> str:
+    """What was given, shortened; an integer of thousands of digits, for one, has no repr."""
+    try:
         shown = repr(given)
-        if len(shown) > 200:
-            shown = shown[:197] + "..."
-        super().__init__(f"{field}: got {shown}; allowed: {allowed}")
+    except Exception:  # noqa: BLE001 - a value that cannot be shown must not hide the mistake
+        shown = f"a value of type {type(given).__name__}"
+    return shown if len(shown) <= 200 else shown[:197] + "..."
 
 
 class ConfigError(_FieldError):

@@ -1,7 +1,7 @@
 """How the tokens of one request are chosen: vLLM's sampling parameters, every value checked."""
 
-import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,11 +16,32 @@ def _check(name: str, given: object, ok: bool, allowed: str) -> None:
 
 
 def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite number that a float can hold; integers have no bound of their own."""
+    most = sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and -most <= value <= most
 
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_id(value: object) -> bool:
+    """A token id >= 0, or its text, as keys of JSON are."""
+    if isinstance(value, str):
+        return value.isascii() and value.isdigit() and len(value) < 20
+    return _is_int(value) and value >= 0  # type: ignore[operator]
+
+
+def _items(name: str, given: object, allowed: str) -> tuple[Any, ...]:
+    """The items of a list, tuple or set; none of None."""
+    if given is None:
+        return ()
+    ok = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    _check(name, given, ok, allowed)
+    try:
+        return tuple(given)  # type: ignore[arg-type]
+    except TypeError:
+        raise ParameterError(name, given, allowed) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,33 +142,39 @@ class SamplingParams:
             _check(name, value, ok, "None or an integer from 0 to 20")
 
     def _check_tokens(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        ok = all(isinstance(s, str) and s for s in stop)
-        _check("stop", self.stop, ok, "a non-empty string or a list of them")
+        allowed = "a non-empty string or a list of them"
+        given = (self.stop,) if isinstance(self.stop, str) else self.stop
+        stop = _items("stop", given, allowed)
+        _check("stop", self.stop, all(isinstance(s, str) and s for s in stop), allowed)
         object.__setattr__(self, "stop", stop)
-        words = self.bad_words
-        ok = not isinstance(words, str) and all(isinstance(w, str) and w for w in words or ())
-        _check("bad_words", words, ok, "a list of non-empty strings")
-        object.__setattr__(self, "bad_words", tuple(words or ()))
-        ids = tuple(self.stop_token_ids or ())
+        words = _items("bad_words", self.bad_words, "a list of non-empty strings")
+        ok = all(isinstance(word, str) and word for word in words)
+        _check("bad_words", self.bad_words, ok, "a list of non-empty strings")
+        object.__setattr__(self, "bad_words", words)
+        ids = _items("stop_token_ids", self.stop_token_ids, "a list of integers >= 0")
         ok = all(_is_int(i) and i >= 0 for i in ids)
         _check("stop_token_ids", self.stop_token_ids, ok, "a list of integers >= 0")
         object.__setattr__(self, "stop_token_ids", ids)
         if self.allowed_token_ids is not None:
-            allowed = tuple(self.allowed_token_ids)
-            ok = bool(allowed) and all(_is_int(i) and i >= 0 for i in allowed)
+            ids = _items("allowed_token_ids", self.allowed_token_ids, "a list of ids >= 0")
+            ok = bool(ids) and all(_is_int(i) and i >= 0 for i in ids)
             _check("allowed_token_ids", self.allowed_token_ids, ok, "a non-empty list of ids >= 0")
-            object.__setattr__(self, "allowed_token_ids", allowed)
-        bias = self.logit_bias
-        if bias is not None:
-            ok = all(str(i).isdigit() and _is_real(b) for i, b in bias.items())
-            _check("logit_bias", bias, ok, "a map of token id >= 0 to a finite number")
-            clamped = {int(i): max(-100.0, min(100.0, float(b))) for i, b in bias.items()}
-            object.__setattr__(self, "logit_bias", clamped)
+            object.__setattr__(self, "allowed_token_ids", ids)
+        self._check_bias()
         object.__setattr__(self, "speculation", Speculation.of(self.speculation))
         structured = StructuredOutputs.of(self.structured_outputs)
         object.__setattr__(self, "structured_outputs", structured)
         self._check_prediction()
+
+    def _check_bias(self) -> None:
+        bias, allowed = self.logit_bias, "a map of token id >= 0 to a finite number"
+        if bias is None:
+            return
+        _check("logit_bias", bias, isinstance(bias, Mapping), allowed)
+        ok = all(_is_id(i) and _is_real(b) for i, b in bias.items())
+        _check("logit_bias", bias, ok, allowed)
+        clamped = {int(i): max(-100.0, min(100.0, float(b))) for i, b in bias.items()}
+        object.__setattr__(self, "logit_bias", clamped)
 
     def _check_prediction(self) -> None:
         given = self.prediction

@@ -6,7 +6,7 @@ which tokens come out, only how they are found.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Self
 
 from foretoken.errors import ParameterError
 
@@ -39,11 +39,11 @@ class Speculation:
         allowed = f"None or a dictionary with {', '.join(known)}"
         if not isinstance(given, Mapping):
             raise ParameterError("speculation", given, allowed)
-        values: dict[str, Any] = {str(key): value for key, value in given.items()}
-        for key in values:
+        for key, value in given.items():
             if key not in known:
-                raise ParameterError(f"speculation.{key}", values[key], ", ".join(known))
-        return cls(**values)
+                name = key if isinstance(key, str) else "(a key that is no text)"
+                raise ParameterError(f"speculation.{name}", value, ", ".join(known))
+        return cls(**given)
 
     def __post_init__(self) -> None:
         """Check types and ranges."""

@@ -48,23 +48,22 @@ class StructuredOutputs:
         if not isinstance(given, Mapping):
             allowed = f"None or a dictionary with {', '.join(known)}"
             raise ParameterError("structured_outputs", given, allowed)
-        values: dict[str, Any] = {str(key): value for key, value in given.items()}
-        for key, value in values.items():
+        for key, value in given.items():
             if key not in known:
-                raise ParameterError(f"structured_outputs.{key}", value, ", ".join(known))
-        return cls(**values)
+                name = key if isinstance(key, str) else "(a key that is no text)"
+                raise ParameterError(f"structured_outputs.{name}", value, ", ".join(known))
+        return cls(**given)
 
     def __post_init__(self) -> None:
         """Check types and sizes; turn a schema into text and choices into a tuple."""
-        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
+        given = [name for name in KINDS if self._has(name)]
         _check("", given, len(given) == 1, f"exactly one of {', '.join(KINDS)}")
         if self.json is not None:
             object.__setattr__(self, "json", _schema(self.json))
         if self.choice is not None:
-            ok = not isinstance(self.choice, str) and all(
-                isinstance(text, str) and text for text in self.choice
-            )
-            _check(".choice", self.choice, ok and bool(self.choice), "non-empty texts")
+            listed = isinstance(self.choice, Sequence) and not isinstance(self.choice, str)
+            ok = listed and all(isinstance(text, str) and text for text in self.choice)
+            _check(".choice", self.choice, ok and bool(self.choice), "a list of non-empty texts")
             object.__setattr__(self, "choice", tuple(self.choice))
         for name in ("regex", "grammar"):
             value = getattr(self, name)
@@ -79,7 +78,11 @@ class StructuredOutputs:
     @property
     def kind(self) -> str:
         """Which of KINDS it is."""
-        return next(name for name in KINDS if getattr(self, name) not in (None, False))
+        return next(name for name in KINDS if self._has(name))
+
+    def _has(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None and value is not False
 
     @property
     def source(self) -> str:
