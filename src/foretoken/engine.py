@@ -26,7 +26,7 @@ from foretoken.runtime.scheduler import Scheduler
 from foretoken.runtime.verifier import Verification, Verifier
 from foretoken.text_streams import TextStreams
 from foretoken.tokenizer import Tokenizer
-from foretoken.types import FinishReason, Output, Request, SamplingParams, Speculation, StepStats
+from foretoken.types import Output, Request, SamplingParams, Speculation, StepStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +161,8 @@ class Engine:
             raise
         verified = time.perf_counter()
         ended = [parts.scheduler.fail(request_id, why) for request_id, why in broken.items()]
+        ended += self._fail_grammars()
         committed = parts.scheduler.commit(batch, verification, time.monotonic())
-        committed += self._fail_grammars(committed)
         committed += [output for output in ended if output is not None]
         outputs = [self._with_text(output) for output in committed]
         for output in outputs:
@@ -188,22 +188,12 @@ class Engine:
         reason = FinishReason.ERROR
         return replace(output, finish_reason=reason, stop_reason=None, error=why, metrics=metrics)
 
-    def _fail_grammars(self, committed: list[Output]) -> list[Output]:
-        """Ends of requests whose grammar failed in this step; their tokens are taken back."""
+    def _fail_grammars(self) -> list[Output]:
+        """Ends of requests whose grammar failed in this step, before its tokens are committed:
+        their rows were not masked."""
         failures = self.parts.grammars.take_failures()
-        ends = []
-        for request_id, reason in failures.items():
-            end = self.parts.scheduler.fail(request_id, reason)
-            at = [i for i, output in enumerate(committed) if output.request_id == request_id]
-            if end is not None:
-                ends.append(end)
-            for i in at:
-                committed[i] = (
-                    Output(request_id=request_id)
-                    if end is not None
-                    else replace(committed[i], finish_reason=FinishReason.ERROR, error=reason)
-                )
-        return ends
+        ended = (self.parts.scheduler.fail(i, reason) for i, reason in failures.items())
+        return [replace(output, refused=True) for output in ended if output is not None]
 
     def _release(self, request_id: str) -> None:
         self.parts.proposer.release(request_id)

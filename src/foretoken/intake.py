@@ -75,7 +75,7 @@ class Intake:
         )
         self._check_choice(request)
         self.scheduler.check_capacity(request)
-        self.grammars.check(request)
+        request = replace(request, grammar=self.grammars.compiled(params))
         if params.n == 1:
             return [request]
         return [

@@ -114,7 +114,7 @@ def test_calls_are_found_where_the_model_chose_them(server: Serving) -> None:
         ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
          "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ({"structured_outputs": {"regex": "x"}, "ignore_eos": True}, "ignore_eos"),
     ],
 )  # fmt: skip

@@ -4,7 +4,8 @@ Owns compiled grammars and one matcher per live request, brought up to date from
 tokens whenever it is asked, so that preemption and rejected drafts need nothing. The automaton is
 llguidance's. Invariants: what is allowed at a row depends on the output before it alone; where the
 text to come is forced, so is its spelling in tokens, with or without speculation; a grammar that
-fails (too complex, or a token that it cannot read) is reported, never silently dropped.
+fails (too complex, or a token that it cannot read) is reported, never silently dropped; compiling
+never makes the thread wait that runs the steps.
 """
 
 import threading
@@ -19,12 +20,14 @@ from torch import Tensor
 from foretoken.errors import ParameterError
 from foretoken.extras import OptionalPackages
 from foretoken.ops.logits import NEVER
+from foretoken.runtime.compile_apart import Rehearsal
+from foretoken.runtime.compile_grammar import compile_grammar, reason_of, refused
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.sequence import Sequence
-from foretoken.types import Request
+from foretoken.types import Request, SamplingParams
 from foretoken.types.structure import StructuredOutputs
 
-_MOST_COMPILED = 64
+_MOST_KNOWN = 64
 _CLASHES = ("min_tokens", "ignore_eos", "bad_words", "allowed_token_ids")
 """Parameters that could forbid everything that a grammar allows."""
 
@@ -41,7 +44,10 @@ class _State:
 
 
 class Grammars:
-    """The grammars of one engine. `check` may be called from any thread, the rest from one."""
+    """The grammars of one engine.
+
+    `compiled`, `knows` and `stop` may be called from any thread, the rest from one.
+    """
 
     def __init__(
         self,
@@ -56,28 +62,42 @@ class Grammars:
         self._eos_ids = list(eos_ids)
         self._device = torch.device(device)
         self._tokenizer: Any = None
-        self._compiled: OrderedDict[StructuredOutputs, Any] = OrderedDict()
-        self._lock = threading.Lock()
+        self._executor: Any = None
+        self._rehearsal = Rehearsal()
+        self._known: OrderedDict[StructuredOutputs, Any] = OrderedDict()
+        self._reading, self._building = threading.Lock(), threading.Lock()
         self._states: dict[str, _State] = {}
         self._failures: dict[str, str] = {}
 
-    def check(self, request: Request) -> None:
-        """Compile the request's grammar, if it has one.
+    def knows(self, params: SamplingParams) -> bool:
+        """Whether `compiled` answers at once."""
+        return params.structured is None or params.structured in self._known
+
+    def compiled(self, params: SamplingParams) -> Any:
+        """The grammar that a request with these parameters must carry; None: it needs none.
+
+        Takes seconds at most, without holding up other threads.
 
         Raises:
-            ParameterError: it does not compile, is too large, or clashes with other parameters.
+            ParameterError: it does not compile, is too large, has no text that could match it, or
+                clashes with other parameters.
         """
-        params = request.params
         given = params.structured
         if given is None:
-            return
+            return None
         for name in _CLASHES:
             value = getattr(params, name)
             if value:
                 raise ParameterError(name, value, "nothing beside structured_outputs")
         if self._tokenizer_json is None or not self._eos_ids:
             raise ParameterError("structured_outputs", given.kind, "a model with a tokenizer")
-        self._compile(given)
+        found = self._remembered(given)
+        if found is None:
+            with self._building:
+                found = self._remembered(given) or self._remember(given, self._build(given))
+        if isinstance(found, ParameterError):
+            raise ParameterError(found.field, found.given, found.allowed)
+        return found
 
     def forbid(self, logits_RV: Tensor, rows: Rows) -> None:
         """Set the logits of what the grammar forbids to -inf, in place; one row per row of `rows`.
@@ -105,6 +125,10 @@ class Grammars:
         self._states.pop(request_id, None)
         self._failures.pop(request_id, None)
 
+    def stop(self) -> None:
+        """End what is being compiled, from any thread."""
+        self._rehearsal.stop()
+
     def take_failures(self) -> dict[str, str]:
         """What failed since the last call, by request; those requests must be ended."""
         failures, self._failures = self._failures, {}
@@ -118,7 +142,8 @@ class Grammars:
             return None
         state = self._states.get(request.request_id)
         if state is None or state.request is not request:
-            state = _State(request, self._compile(given).deep_copy())
+            assert request.grammar is not None, f"{request.request_id} came without its grammar"
+            state = _State(request, request.grammar.deep_copy())
             self._states[request.request_id] = state
         new_ids = sequence.token_ids[sequence.num_prompt + state.num_read :]
         if new_ids:
@@ -126,7 +151,7 @@ class Grammars:
             state.forbidden.clear()
             state.matcher.consume_tokens(new_ids)
         if state.matcher.is_error():
-            self._failures[request.request_id] = _reason(state.matcher)
+            self._failures[request.request_id] = reason_of(state.matcher)
             return None
         return state
 
@@ -150,7 +175,7 @@ class Grammars:
             return forbidden_V.to(self._device)
         allowed = bytearray(state.matcher.compute_logit_bias())
         if state.matcher.is_error():
-            self._failures[state.request.request_id] = _reason(state.matcher)
+            self._failures[state.request.request_id] = reason_of(state.matcher)
             return None
         return (torch.frombuffer(allowed, dtype=torch.uint8) == 0).to(self._device)
 
@@ -161,52 +186,46 @@ class Grammars:
             return forced
         return self._eos_ids[:1] if matcher.is_stopped() and not matcher.is_error() else []
 
-    def _compile(self, given: StructuredOutputs) -> Any:
-        with self._lock:
-            found = self._compiled.get(given)
-            if found is None:
-                found = self._build(given)
-                self._compiled[given] = found
-                if len(self._compiled) > _MOST_COMPILED:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(given)
-            return found
+    def _remembered(self, given: StructuredOutputs) -> Any:
+        """What became of a structure before: its grammar, or why there is none."""
+        with self._reading:
+            if given in self._known:
+                self._known.move_to_end(given)
+            return self._known.get(given)
+
+    def _remember(self, given: StructuredOutputs, found: Any) -> Any:
+        with self._reading:
+            self._known[given] = found
+            if len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+        return found
 
     def _build(self, given: StructuredOutputs) -> Any:
+        """The grammar, its first mask computed; or the error that says why there is none."""
         with OptionalPackages("structured_outputs"):
             import llguidance
 
-        assert self._tokenizer_json is not None, "checked by `check`"
+        assert self._tokenizer_json is not None, "checked by `compiled`"
         if self._tokenizer is None:
             self._tokenizer = llguidance.LLTokenizer(
                 self._tokenizer_json, n_vocab=self._vocab_size, eos_token=self._eos_ids
             )
-        limits = llguidance.LLParserLimits(verbose_errors=False)
+            self._executor = llguidance.LLExecutor(num_threads=1)
+        order = (given.kind, given.source, given.disable_any_whitespace)
         try:
-            matcher = llguidance.LLMatcher(
-                self._tokenizer, _grammar_text(given), log_level=0, limits=limits
-            )
-        except ValueError as error:
-            raise ParameterError("structured_outputs", given.kind, _short(str(error))) from None
-        if matcher.is_error():
-            raise ParameterError("structured_outputs", given.kind, _reason(matcher))
+            self._rehearsal.check(*order)
+            matcher = compile_grammar(*order, self._tokenizer)
+        except ParameterError as error:
+            return error
+        if not self._begins(matcher):
+            return refused(given.kind, given.source, "what some text can match")
         return matcher
 
+    def _begins(self, matcher: Any) -> bool:
+        """Whether anything is allowed at the start. The first mask can take long; this computes it
+        without holding the interpreter, and the copies of `matcher` find its work done."""
+        from llguidance import numpy as masks
 
-def _grammar_text(given: StructuredOutputs) -> str:
-    """The grammar in llguidance's own form."""
-    import llguidance
-
-    if given.kind in ("json", "json_object"):
-        options: Any = {"whitespace_flexible": not given.disable_any_whitespace}
-        return llguidance.LLMatcher.grammar_from_json_schema(given.source, overrides=options)
-    kind: Any = given.kind
-    return llguidance.grammar_from(kind, given.source)
-
-
-def _reason(matcher: Any) -> str:
-    return _short(f"what llguidance compiles: {matcher.get_error()}")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 300 else text[:297] + "..."
+        mask = masks.allocate_token_bitmask(1, self._vocab_size)
+        masks.fill_next_token_bitmask_par(self._executor, [(matcher, 0)], mask)
+        return bool(mask.any()) and not matcher.is_error()

@@ -78,6 +78,7 @@ def build_app(state: ServerState) -> ASGIApp:
         trimming = asyncio.create_task(keep_trimmed(_TRIMMED_EVERY_S))
         yield
         trimming.cancel()
+        state.close()
         await state.engine.stop()
         if state.spans is not None:
             await asyncio.to_thread(state.spans.close)

@@ -109,6 +109,8 @@ class Generation:
         self.state.engine.close(self.stream)
 
     def _check(self, output: Output) -> None:
+        if output.refused:
+            raise Problem(400, output.error or "", "structured_outputs")
         if output.finish_reason is FinishReason.ERROR:
             logger.error("request %s failed: %s", self.order.request_id, output.error)
             raise Problem(500, "the engine failed; the request id finds the cause in the log")
@@ -152,10 +154,12 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
     _check_admission(state, len(order.prompts) * order.params.n)
     engine = state.engine.engine
     answer_id = f"{kind}-{uuid.uuid4().hex}"
-    if order.params.structured is None:
-        requests = _make_requests(engine, answer_id, order)
-    else:
-        requests = await asyncio.to_thread(_make_requests, engine, answer_id, order)
+    if not engine.parts.grammars.knows(order.params):
+        # one after the other, and not in the threads that encode prompts: it can take seconds
+        compiling, params = state.compiling, order.params
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(compiling, engine.parts.grammars.compiled, params)
+    requests = _make_requests(engine, answer_id, order)
     deadline = asyncio.get_running_loop().time() + state.config.limits.timeout_s
     stream = state.engine.open(requests)
     state.metrics.opened(requests)
@@ -179,7 +183,7 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
 
 
 def _make_requests(engine: Engine, answer_id: str, order: Order) -> list[Request]:
-    """Requests of all prompts; a grammar is compiled here, which may take a while."""
+    """Requests of all prompts; their grammar was compiled before."""
     requests: list[Request] = []
     for number, prompt in enumerate(order.prompts):
         name = f"{answer_id}-{number}" if len(order.prompts) > 1 else answer_id

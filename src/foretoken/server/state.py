@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,16 @@ class ServerState:
     """Makes OpenTelemetry spans, where they are wanted."""
     draining: Callable[[], bool] = lambda: False
     """Whether the server has been told to stop."""
+    compiling: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, "foretoken-grammars")
+    )
+    """Where grammars are compiled, one at a time."""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def close(self) -> None:
+        """Stop what runs beside the engine; a grammar that is being compiled is refused."""
+        self.compiling.shutdown(wait=False, cancel_futures=True)
+        self.engine.engine.parts.grammars.stop()
 
     @property
     def tokenizer(self) -> Tokenizer | None:

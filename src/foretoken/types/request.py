@@ -1,6 +1,7 @@
 """One prompt and how to continue it, as the engine takes it: ids only, everything resolved."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from foretoken.types.params import SamplingParams
 
@@ -31,3 +32,5 @@ class Request:
     """Requests share prefix-cached pages, and drafts of past outputs, only within one salt."""
     prediction_ids: tuple[int, ...] = ()
     """Token ids of params.prediction."""
+    grammar: Any = field(default=None, compare=False, repr=False)
+    """What params.structured_outputs compiled to, as `foretoken.runtime.grammar` reads it."""
