@@ -26,7 +26,7 @@ from foretoken.runtime.scheduler import Scheduler
 from foretoken.runtime.verifier import Verification, Verifier
 from foretoken.text_streams import TextStreams
 from foretoken.tokenizer import Tokenizer
-from foretoken.types import Output, Request, SamplingParams, Speculation, StepStats
+from foretoken.types import FinishReason, Output, Request, SamplingParams, Speculation, StepStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
