@@ -163,6 +163,19 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"plain values, not {type(value).__name__}")
 
 
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is; jinja2's own filter writes it for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
 def _environment() -> "SandboxedEnvironment":
     """jinja2 as chat templates expect it."""
     from jinja2 import TemplateError, nodes
@@ -207,25 +220,10 @@ def _environment() -> "SandboxedEnvironment":
     def fail(message: str) -> None:
         raise TemplateError(message)
 
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
-
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
-    made.filters["tojson"] = tojson
+    made.filters["tojson"] = _to_json
     made.globals["raise_exception"] = fail
     made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     made.globals["namespace"] = namespace

@@ -111,15 +111,35 @@ class Tokenizer:
         Raises:
             PromptError: the model has no chat template, or it rejects the messages.
         """
+        text = self.chat_text(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=variables,
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation, as `apply_chat_template` encodes it.
+
+        Raises:
+            PromptError: the model has no chat template, or it rejects the messages.
+        """
         if self._chat is None:
             raise PromptError("messages", messages, "a model with a chat template")
-        text = self._chat.render(
+        return self._chat.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             tools=tools,
             variables=variables or {},
         )
-        return self.encode(text, add_special_tokens=False)
 
     def _special(self, name: str) -> int | None:
         token = self._config.get(name)
