@@ -8,6 +8,7 @@ a tokenizer is made.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ import tokenizers
 from foretoken.chat_template import ChatTemplate
 from foretoken.errors import PromptError, TokenizerError
 from foretoken.growing_text import GrowingText
+from foretoken.token_reach import token_reach
+
+_LONG = 2000
+"""Characters of a text, or tokens, beyond which others may run while they are translated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class Tokenizer:
         self.path = path
         self._config = _read_json(path / "tokenizer_config.json")
         self._tokenizer, self._chat = _load(path, self._config)
+        self._tokenizer.no_truncation()  # some files carry what their training cut and padded to;
+        self._tokenizer.no_padding()  # a prompt is neither cut nor padded, as in transformers
         self.eos_token_id = self._special("eos_token")
         self.bos_token_id = self._special("bos_token")
 
@@ -58,13 +65,22 @@ class Tokenizer:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """Token ids of `text`; other threads run meanwhile if it is long."""
+        if len(text) <= _LONG:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # `encode` holds the interpreter until it is done, a batch does not.
+        [found] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return found.ids
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, without special tokens."""
-        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [one.ids for one in found]
+
+    @cached_property
+    def reach(self) -> int | None:
+        """Most characters that one token can cover; None if no bound is proven."""
+        return token_reach(self.describe(), self.vocabulary())
 
     def vocabulary(self) -> dict[str, int]:
         """Every token as it is written in tokenizer.json, added tokens included, and its id."""
@@ -76,8 +92,11 @@ class Tokenizer:
         return content
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        """Text of `ids`; other threads run meanwhile if they are many."""
+        if len(ids) <= _LONG:
+            return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        [text] = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        return text
 
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json."""
@@ -89,13 +108,8 @@ class Tokenizer:
 
     def bad_words_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """Token sequences that spell each word at the start of a text and after a space."""
-        found: dict[tuple[int, ...], None] = {}
-        for word in words:
-            for text in (word.lstrip(), " " + word.lstrip()):
-                ids = tuple(self.encode(text, add_special_tokens=False))
-                if ids:
-                    found[ids] = None
-        return tuple(found)
+        texts = [start + word.lstrip() for word in words for start in ("", " ")]
+        return tuple(dict.fromkeys(tuple(ids) for ids in self.encode_many(texts) if ids))
 
     def apply_chat_template(
         self,

@@ -16,7 +16,7 @@ from foretoken.server.answers import (
 )
 from foretoken.server.generation import Event, Generation
 from foretoken.server.messages import ChoiceMessage
-from foretoken.server.prompts import chat_prompt, check_model
+from foretoken.server.prompts import chat_prompt, check_model, check_texts
 from foretoken.server.reading import read_body
 from foretoken.server.sampling import chat_params
 from foretoken.server.schemas import ChatBody
@@ -32,6 +32,7 @@ async def chat_completions(request: Request) -> ASGIApp:
     state = state_of(request)
     body = await read_body(request, ChatBody, state.config.limits.max_body_bytes)
     check_model(state, body.model)
+    check_texts(state, body)
     plan = plan_tools(body, state.config.tool_parser)
     params = chat_params(body, state.config.limits, plan.structure)
     prompt = await chat_prompt(

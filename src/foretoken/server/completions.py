@@ -15,7 +15,7 @@ from foretoken.server.answers import (
     token_entry,
 )
 from foretoken.server.generation import Event, Generation
-from foretoken.server.prompts import PromptIds, check_model, completion_prompts
+from foretoken.server.prompts import PromptIds, check_model, check_texts, completion_prompts
 from foretoken.server.reading import read_body
 from foretoken.server.sampling import completion_params
 from foretoken.server.schemas import CompletionBody
@@ -29,6 +29,7 @@ async def completions(request: Request) -> ASGIApp:
     state = state_of(request)
     body = await read_body(request, CompletionBody, state.config.limits.max_body_bytes)
     check_model(state, body.model)
+    check_texts(state, body)
     params = completion_params(body, state.config.limits)
     prompts = await completion_prompts(state, body)
 

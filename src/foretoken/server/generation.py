@@ -159,7 +159,10 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
         compiling, params = state.compiling, order.params
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(compiling, engine.parts.grammars.compiled, params)
-    requests = _make_requests(engine, answer_id, order)
+    if order.params.prediction is None and not order.params.bad_words:
+        requests = _make_requests(engine, answer_id, order)
+    else:
+        requests = await asyncio.to_thread(_make_requests, engine, answer_id, order)
     deadline = asyncio.get_running_loop().time() + state.config.limits.timeout_s
     stream = state.engine.open(requests)
     state.metrics.opened(requests)
@@ -183,7 +186,7 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
 
 
 def _make_requests(engine: Engine, answer_id: str, order: Order) -> list[Request]:
-    """Requests of all prompts; their grammar was compiled before."""
+    """Requests of all prompts, their grammar compiled before; texts beside them are encoded."""
     requests: list[Request] = []
     for number, prompt in enumerate(order.prompts):
         name = f"{answer_id}-{number}" if len(order.prompts) > 1 else answer_id

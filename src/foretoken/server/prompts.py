@@ -1,4 +1,8 @@
-"""From what a body asks to be continued to token ids. Long texts are encoded off the loop."""
+"""From what a body asks to be continued to token ids.
+
+Texts that cannot fit are refused before they are encoded, which may take seconds; long ones are
+encoded off the loop.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,7 +11,7 @@ from typing import Any
 
 from foretoken.errors import PromptError
 from foretoken.server.problems import Problem
-from foretoken.server.schemas import CompletionBody, Message, Tool
+from foretoken.server.schemas import CompletionBody, GenerationBody, Message, Tool
 from foretoken.server.state import ServerState
 from foretoken.tokenizer import Tokenizer
 
@@ -61,6 +65,7 @@ async def completion_prompts(state: ServerState, body: CompletionBody) -> list[P
 async def _prompt(state: ServerState, given: str | list[int], special: bool) -> PromptIds:
     if not isinstance(given, str):
         return _within(state, PromptIds(given))
+    check_fits(state, "prompt", given, _most_tokens(state))
     return _within(state, PromptIds(await encode(state, given, special), given))
 
 
@@ -70,6 +75,22 @@ async def encode(state: ServerState, text: str, special: bool = True) -> list[in
     if len(text) <= _ENCODED_AT_ONCE:
         return tokenizer.encode(text, add_special_tokens=special)
     return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=special)
+
+
+def check_fits(state: ServerState, field: str, text: str, most: int) -> None:
+    """Raise a PromptError for a text of more characters than `most` tokens can cover."""
+    reach = None if state.tokenizer is None else state.tokenizer.reach
+    if reach is not None and len(text) > reach * most:
+        given = f"{len(text)} characters, which are more than {most} tokens"
+        raise PromptError(field, given, f"at most {most} tokens, one of at most {reach} characters")
+
+
+def check_texts(state: ServerState, body: GenerationBody) -> None:
+    """Raise a PromptError for texts beside the prompt that cannot be in any output."""
+    for word in body.bad_words or ():
+        check_fits(state, "bad_words", word, state.max_model_len)
+    if body.prediction is not None:
+        check_fits(state, "prediction", body.prediction.text, state.max_model_len)
 
 
 async def chat_prompt(
@@ -82,16 +103,26 @@ async def chat_prompt(
     """A conversation through the model's chat template.
 
     Raises:
-        PromptError: there is no template, or it rejects the messages.
+        PromptError: there is no template, it rejects the messages, or they cannot fit.
     """
-    plain = [_plain(message) for message in messages]
-    ids = await asyncio.to_thread(
-        tokenizer_of(state).apply_chat_template,
-        plain,
-        add_generation_prompt=add_generation_prompt,
-        tools=None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools],
-    )
-    return _within(state, PromptIds(ids))
+    tokenizer = tokenizer_of(state)
+
+    def run() -> list[int]:
+        text = tokenizer.chat_text(
+            [_plain(message) for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            tools=None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools],
+        )
+        check_fits(state, "messages", text, _most_tokens(state))
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    return _within(state, PromptIds(await asyncio.to_thread(run)))
+
+
+def _most_tokens(state: ServerState) -> int:
+    """Tokens of the longest prompt that is taken."""
+    most = state.config.limits.max_prompt_tokens
+    return min(state.max_model_len - 1, most or state.max_model_len)
 
 
 def _within(state: ServerState, prompt: PromptIds) -> PromptIds:

@@ -1,14 +1,16 @@
-"""From bytes to a checked body: size, JSON, fields.
+"""From bytes to a checked body: size, number of values, JSON, fields.
 
 Invariant: whatever a client sends, the answer is a body of the right type or a Problem.
 """
 
+import asyncio
 import difflib
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from foretoken.server.json_size import SMALL, check_json_size
 from foretoken.server.problems import Problem
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -18,13 +20,16 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
     """Read a request's JSON as `kind`.
 
     Raises:
-        Problem: 413 too large, 415 not JSON, 400 malformed or with wrong fields, 499 gone.
+        Problem: 413 too large, 415 not JSON, 400 malformed, with wrong fields or too
+            many values, 499 gone.
     """
     media = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if media != "application/json":
         allowed = "application/json (curl: -H 'content-type: application/json')"
         raise Problem(415, f"content-type: got {media!r}; allowed: {allowed}")
     raw = await _read(request, max_bytes)
+    if len(raw) > SMALL:
+        await asyncio.to_thread(check_json_size, raw)
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:

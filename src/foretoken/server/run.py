@@ -41,6 +41,8 @@ def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]
 
     engine = build_engine(config)
     _warm_up(engine)
+    if engine.parts.tokenizer is not None:
+        logger.debug("a token covers at most %s characters", engine.parts.tokenizer.reach)
     stopping = _Stopping()
     state = build_state(engine, server, stopping, spans)
     runner = uvicorn.Server(

@@ -5,11 +5,41 @@ ignored; fields that change nothing here are accepted only at the values at whic
 """
 
 from abc import ABC
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+MOST_WORDS = 1024
+"""Bad words of a request; each is looked for at every row of every step."""
+MOST_STOPS = 64
+"""Stop strings of a request; each is looked for after every token."""
 
 LogitBias = dict[str, float]
+Ids = Annotated[list[int], Field(fail_fast=True)]
+"""Token ids. Lists that clients fill end at their first mistake: a million take seconds to say."""
+
+
+def _kind_of_prompt(given: object) -> str | None:
+    """Which form a prompt has, found at a glance: trying each on a long list takes seconds."""
+    if isinstance(given, str):
+        return "text"
+    kinds = set(map(type, given)) if isinstance(given, list) else {None}
+    if kinds == {list}:
+        return "lists" if all(set(map(type, one)) <= {int} for one in given) else None
+    return {(): "texts", (str,): "texts", (int,): "ids"}.get(tuple(kinds))
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Tag("texts")]
+    | Annotated[list[int], Tag("ids")]
+    | Annotated[list[list[int]], Tag("lists")],
+    Discriminator(
+        _kind_of_prompt,
+        custom_error_type="prompt",
+        custom_error_message="allowed: a text, texts, token ids, or lists of token ids",
+    ),
+]
 
 
 class StreamOptions(BaseModel):
@@ -57,7 +87,7 @@ class Prediction(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
     @property
     def text(self) -> str:
@@ -85,12 +115,12 @@ class GenerationBody(BaseModel, ABC):
     repetition_penalty: float | None = None
     logit_bias: LogitBias | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Ids | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    bad_words: Annotated[list[str], Field(max_length=MOST_WORDS)] | None = None
+    allowed_token_ids: Ids | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     prompt_logprobs: int | None = None
@@ -115,7 +145,7 @@ class GenerationBody(BaseModel, ABC):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompt
     logprobs: int | None = None
     echo: bool = False
     add_special_tokens: bool = True
@@ -129,7 +159,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
 
 class FunctionDefinition(BaseModel):
@@ -172,7 +202,7 @@ class NamedTool(BaseModel):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -194,7 +224,7 @@ class TokenizeBody(BaseModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -206,7 +236,7 @@ class DetokenizeBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Ids
     skip_special_tokens: bool = False
 
 

@@ -1,4 +1,8 @@
-"""POST /tokenize and /detokenize, as in vLLM."""
+"""POST /tokenize and /detokenize, as in vLLM. Long lists are written in slices, beside streams."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,6 +14,11 @@ from foretoken.server.prompts import chat_prompt, check_model, encode, tokenizer
 from foretoken.server.reading import read_body
 from foretoken.server.schemas import DetokenizeBody, TokenizeBody
 from foretoken.server.state import state_of
+
+_MOST_CHARACTERS = 1 << 18
+"""Of a text for /tokenize; longer ones can be cut by whoever counts."""
+_AT_ONCE = 4096
+"""Tokens that are written without letting anything else run."""
 
 
 async def tokenize(request: Request) -> Response:
@@ -25,15 +34,26 @@ async def tokenize(request: Request) -> Response:
         )
         ids = prompt.ids
     else:
-        ids = await encode(state, body.prompt or "", body.add_special_tokens)
+        text = body.prompt or ""
+        if len(text) > _MOST_CHARACTERS:
+            given = f"{len(text)} characters"
+            raise PromptError("prompt", given, f"at most {_MOST_CHARACTERS} at once")
+        ids = await encode(state, text, body.add_special_tokens)
     texts = TokenTexts(state.tokenizer)
-    answer = {
-        "tokens": ids,
-        "count": len(ids),
-        "max_model_len": state.max_model_len,
-        "token_strs": [texts(i) for i in ids] if body.return_token_strs else None,
-    }
-    return Response(to_json(answer), media_type="application/json")
+    head = to_json({"count": len(ids), "max_model_len": state.max_model_len})[:-1]
+    tokens = await _array(ids, lambda token_id: token_id)
+    strings = await _array(ids, texts) if body.return_token_strs else b"null"
+    answer = head + b',"tokens":' + tokens + b',"token_strs":' + strings + b"}"
+    return Response(answer, media_type="application/json")
+
+
+async def _array(ids: list[int], of: Callable[[int], Any]) -> bytes:
+    """A JSON list of something about each token."""
+    parts = []
+    for start in range(0, len(ids), _AT_ONCE):
+        parts.append(to_json([of(i) for i in ids[start : start + _AT_ONCE]])[1:-1])
+        await asyncio.sleep(0)
+    return b"[" + b",".join(parts) + b"]"
 
 
 async def detokenize(request: Request) -> Response:
@@ -45,5 +65,8 @@ async def detokenize(request: Request) -> Response:
     wrong = [i for i in body.tokens if not 0 <= i <= highest]
     if wrong:
         raise PromptError("tokens", wrong[0], f"0 to {highest}")
-    text = tokenizer_of(state).decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+    skip = body.skip_special_tokens
+    text = await asyncio.to_thread(
+        tokenizer_of(state).decode, body.tokens, skip_special_tokens=skip
+    )
     return Response(to_json({"prompt": text}), media_type="application/json")
