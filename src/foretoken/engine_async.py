@@ -157,6 +157,12 @@ class AsyncEngine:
         if ids:
             self._commands.put(lambda: self._abort(ids))
 
+    def end_all(self) -> None:
+        """Abort everything that is open; its readers get the end as an output."""
+        ids = tuple(self._streams)
+        if ids:
+            self._commands.put(lambda: self._abort(ids))
+
     async def call(self, function: Callable[[Engine], Result]) -> Result:
         """Run `function` in the engine's thread between two steps.
 

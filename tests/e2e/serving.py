@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import uvicorn
 
 from foretoken.engine import Engine
 from foretoken.server.app import build_app, build_state
+from foretoken.server.drain import Drain
+from foretoken.server.runner import Runner
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.server.tracing import RequestSpans
@@ -28,7 +29,7 @@ class Serving:
 
     url: str
     state: ServerState
-    runner: uvicorn.Server
+    runner: Runner
 
     def wait_idle(self, seconds: float = 20.0) -> None:
         """Wait until no request is open and every page is free."""
@@ -45,11 +46,10 @@ def serving(
     engine: Engine, config: ServerConfig | None = None, spans: RequestSpans | None = None
 ) -> Iterator[Serving]:
     """Serve `engine` until the block ends."""
-    state = build_state(engine, config or ServerConfig(), spans=spans)
-    settings = uvicorn.Config(
-        build_app(state), log_config=None, access_log=False, ws="none", lifespan="on"
-    )
-    runner = uvicorn.Server(settings)
+    config = config or ServerConfig()
+    drain = Drain(config.limits.drain_s)
+    state = build_state(engine, config, drain, spans)
+    runner = Runner(build_app(state), state, drain)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -60,7 +60,8 @@ def serving(
             time.sleep(0.005)
         yield Serving(url, state, runner)
     finally:
-        runner.should_exit = True
+        drain.begin()
+        drain.begin()
         thread.join(30)
         listening.close()
     assert not thread.is_alive(), "the server did not stop"
@@ -72,11 +73,16 @@ def post(serving: Serving, path: str, body: object, **headers: str) -> httpx.Res
 
 
 def start_server(
-    *arguments: str, folder: Path | None = None, log: Path | None = None
+    *arguments: str,
+    folder: Path | None = None,
+    log: Path | None = None,
+    descriptors: int | None = None,
 ) -> tuple[subprocess.Popen[str], str]:
     """`foretoken serve demo` in a process of its own, in `folder`, and its URL."""
     own = ("--port", "0") if "--port" not in arguments else ()
     command = [sys.executable, "-m", "foretoken", "serve", "demo", *own, *arguments]
+    if descriptors is not None:
+        command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]
     source = Path(__file__).parents[2] / "src"
     level = "ERROR" if log is None else "INFO"
     environment = {**os.environ, "PYTHONPATH": str(source), "FORETOKEN_LOGGING_LEVEL": level}

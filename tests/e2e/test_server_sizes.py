@@ -112,7 +112,7 @@ def test_long_texts_are_the_same_ids_as_ever(server: Serving) -> None:
 
 def test_text_may_be_full_of_what_json_is_made_of(server: Serving) -> None:
     """Only values outside of strings count."""
-    text = json.dumps({"a": [[], {}, "\\\""]}) * 20_000
+    text = json.dumps({"a": [[], {}, '\\"']}) * 20_000
     answer = post(server, "/tokenize", {"prompt": text[:200_000]})
     assert answer.status_code == 200, answer.text[:300]
     assert httpx.get(server.url + "/health").status_code == 200

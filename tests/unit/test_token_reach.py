@@ -43,9 +43,7 @@ def sentence_pieces() -> Tokenizer:
         unk_token="<unk>", fuse_unk=True, byte_fallback=True,
     )  # fmt: skip
     raw = Tokenizer(model)
-    raw.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
+    raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     return raw
 
 

@@ -71,7 +71,7 @@ async def respond(
     generation = await accept(state, shape.id_prefix, order)
     answer = _Answer(generation, shape, writer(generation), body.stream_options or StreamOptions())
     if body.stream:
-        timeout = state.config.limits.timeout_s
+        timeout = state.config.limits.client_timeout_s
         return EventStream(answer.chunks(), generation.close, order.request_id, timeout)
     try:
         whole = await unless_gone(request, answer.whole())

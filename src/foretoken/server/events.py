@@ -51,12 +51,14 @@ class EventStream:
         try:
             await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # Cancelled before its source is closed, which would look like the end of the answer.
+            tasks = [task for task in (writing, gone) if not task.done()]
+            for task in tasks:
+                task.cancel()
             self._close()
-            for task in (gone, writing):
-                if not task.done():
-                    task.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await task
+            for task in tasks:
+                with suppress(asyncio.CancelledError):
+                    await task
         if not writing.cancelled():
             writing.result()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from foretoken.engine import Engine
 from foretoken.engine_async import OutputStream
-from foretoken.server.problems import Problem
+from foretoken.server.problems import Problem, draining
 from foretoken.server.prompts import PromptIds
 from foretoken.server.state import ServerState
 from foretoken.types import (
@@ -115,7 +115,7 @@ class Generation:
             logger.error("request %s failed: %s", self.order.request_id, output.error)
             raise Problem(500, "the engine failed; the request id finds the cause in the log")
         if output.finish_reason is FinishReason.ABORT:
-            raise Problem(503, "the server is going away", headers={"retry-after": "5"})
+            raise draining()
 
 
 def events_of(output: Output, choice: int) -> Iterator[Event]:

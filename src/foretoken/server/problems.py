@@ -14,9 +14,11 @@ _KINDS = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     501: "not_implemented_error",
     503: "service_unavailable_error",
     504: "timeout_error",
@@ -70,3 +72,9 @@ def problem_of(error: ForetokenError) -> Problem:
 def internal() -> Problem:
     """Something of ours broke; the log says what, under the request id."""
     return Problem(500, "internal error; the request id finds it in the server's log")
+
+
+def draining() -> Problem:
+    """The server has been told to stop: it takes nothing new, or ended what it had taken."""
+    message = "the server is draining: it is going away, ask again elsewhere or later"
+    return Problem(503, message, code="draining", headers={"retry-after": "5"})

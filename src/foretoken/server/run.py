@@ -11,13 +11,13 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import uvicorn
-
 from foretoken.config import EngineConfig
 from foretoken.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.extras import OptionalPackages
 from foretoken.server.app import build_app, build_state
+from foretoken.server.drain import Drain
+from foretoken.server.runner import Runner
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.types import SamplingParams
@@ -43,22 +43,11 @@ def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]
     _warm_up(engine)
     if engine.parts.tokenizer is not None:
         logger.debug("a token covers at most %s characters", engine.parts.tokenizer.reach)
-    stopping = _Stopping()
-    state = build_state(engine, server, stopping, spans)
-    runner = uvicorn.Server(
-        uvicorn.Config(
-            build_app(state),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            ws="none",
-            lifespan="on",
-            timeout_graceful_shutdown=max(1, int(server.limits.drain_s)),
-        )
-    )
-    stopping.runner = runner
-    state.engine.on_lost = stopping.now
-    listening.listen(runner.config.backlog)  # who reads the URL may connect at once
+    drain = Drain(server.limits.drain_s)
+    state = build_state(engine, server, drain, spans)
+    runner = Runner(build_app(state), state, drain)
+    state.engine.on_lost = drain.begin
+    listening.listen()  # who reads the URL may connect at once
     for line in banner(state, listening):
         say(line)
     return _run(runner, listening, state)
@@ -88,20 +77,6 @@ def _spans(server: ServerConfig, model: str) -> "RequestSpans | None":
     return exported_to(endpoint, server.names_of(model)[0])
 
 
-class _Stopping:
-    """Whether the server was told to stop."""
-
-    def __init__(self) -> None:
-        self.runner: uvicorn.Server | None = None
-
-    def __call__(self) -> bool:
-        return self.runner is not None and self.runner.should_exit
-
-    def now(self) -> None:
-        if self.runner is not None:
-            self.runner.should_exit = True
-
-
 def _listen(server: ServerConfig) -> socket.socket:
     """A socket before the model is loaded, so that a taken port is known at once."""
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
@@ -120,8 +95,8 @@ def _listen(server: ServerConfig) -> socket.socket:
     return listening
 
 
-def _run(runner: uvicorn.Server, listening: socket.socket, state: ServerState) -> int:
-    """uvicorn raises the signal that ended it once more; by then it is ours, and harmless."""
+def _run(runner: Runner, listening: socket.socket, state: ServerState) -> int:
+    """Signals beside those that the runner hears, at its beginning and its end, are harmless."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     asyncio.run(runner.serve(sockets=[listening]))

@@ -19,14 +19,14 @@ Ids = Annotated[list[int], Field(fail_fast=True)]
 """Token ids. Lists that clients fill end at their first mistake: a million take seconds to say."""
 
 
-def _kind_of_prompt(given: object) -> str | None:
+def _kind_of_prompt(given: Any) -> str | None:
     """Which form a prompt has, found at a glance: trying each on a long list takes seconds."""
     if isinstance(given, str):
         return "text"
-    kinds = set(map(type, given)) if isinstance(given, list) else {None}
-    if kinds == {list}:
+    kinds = tuple(set(map(type, given))) if isinstance(given, list) else (None,)
+    if kinds == (list,):
         return "lists" if all(set(map(type, one)) <= {int} for one in given) else None
-    return {(): "texts", (str,): "texts", (int,): "ids"}.get(tuple(kinds))
+    return {(): "texts", (str,): "texts", (int,): "ids"}.get(kinds)
 
 
 Prompt = Annotated[

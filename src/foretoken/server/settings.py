@@ -33,17 +33,24 @@ class Limits:
     """A stream whose client reads so slowly that more tokens than this wait is ended."""
     drain_s: float = 30.0
     """After SIGTERM, how long running requests may go on."""
+    client_timeout_s: float = 60.0
+    """Most seconds for a request to come whole, and for a client to take what is sent to it."""
+    max_connections: int | None = None
+    """Connections at once; None: what the descriptors of the process allow, 1,024 at most."""
 
     def __post_init__(self) -> None:
         """Raise a ConfigError for what is out of range."""
         for name in ("max_body_bytes", "max_n", "max_prompts", "max_unread_tokens"):
             value = getattr(self, name)
             require(name, value, is_int(value, 1), "an integer >= 1")
-        for name in ("max_prompt_tokens", "max_tokens"):
+        for name in ("max_prompt_tokens", "max_tokens", "max_connections"):
             value = getattr(self, name)
             require(name, value, value is None or is_int(value, 1), "None or an integer >= 1")
         require("max_queue", self.max_queue, is_int(self.max_queue, 0), "an integer >= 0")
         require("timeout_s", self.timeout_s, self.timeout_s > 0, "a number > 0")
+        require(
+            "client_timeout_s", self.client_timeout_s, self.client_timeout_s > 0, "a number > 0"
+        )
         require("drain_s", self.drain_s, self.drain_s >= 0, "a number >= 0")
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 import foretoken
 from foretoken.server.events import to_json
-from foretoken.server.problems import Problem
+from foretoken.server.problems import Problem, draining
 from foretoken.server.reading import json_schema
 from foretoken.server.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from foretoken.server.state import state_of
@@ -25,7 +25,7 @@ async def health(request: Request) -> Response:
     if not state.engine.alive:
         raise Problem(503, "the engine has stopped")
     if state.draining():
-        raise Problem(503, "the server is going away")
+        raise draining()
     return _json({"status": "ready"})
 
 
