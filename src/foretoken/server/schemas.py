@@ -23,7 +23,7 @@ def _kind_of_prompt(given: Any) -> str | None:
     """Which form a prompt has, found at a glance: trying each on a long list takes seconds."""
     if isinstance(given, str):
         return "text"
-    kinds = tuple(set(map(type, given))) if isinstance(given, list) else (None,)
+    kinds: tuple[Any, ...] = tuple(set(map(type, given))) if isinstance(given, list) else (None,)
     if kinds == (list,):
         return "lists" if all(set(map(type, one)) <= {int} for one in given) else None
     return {(): "texts", (str,): "texts", (int,): "ids"}.get(kinds)
