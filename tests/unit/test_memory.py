@@ -32,7 +32,6 @@ from foretoken.shape.memory import (
     Packs,
     WeightCounts,
     engine_storage,
-    speculation_cost,
 )
 from foretoken.shape.memory import weight_bytes as formula
 
@@ -185,16 +184,91 @@ def test_commands_round_what_was_planned() -> None:
     assert "does not read" in planned(quantization="mxfp4").commands["foretoken"]
 
 
-def test_a_drafter_costs_weights_and_keys_and_slots() -> None:
-    both = budget_of(facts(kv_bytes=64 * MIB, max_model_len=100_000, max_model_len_given=False))
-    need = both.need
-    assert need.draft_weights > 0 and need.draft_kv_per_token == DRAFT.kv_bytes_per_token(2)
-    in_the_same_memory = (both.num_tokens * need.per_token + need.draft_weights) / need.kv_per_token
-    kept = both.num_tokens - 4 * 8
-    assert both.cost.tokens == int(in_the_same_memory) - kept
-    assert both.cost.share == pytest.approx(both.cost.tokens / in_the_same_memory, rel=1e-3)
-    plain = budget_of(facts(drafting=Drafting()))
-    assert speculation_cost(plain.need, plain.num_tokens) == (0, 0.0)
+def test_a_drafter_costs_the_pages_that_are_lost() -> None:
+    asked = facts(kv_bytes=64 * MIB, max_model_len=4096)
+    both, plain = budget_of(asked), budget_of(replace(asked, drafting=Drafting()))
+    assert both.need.draft_weights > 0
+    assert both.need.draft_kv_per_token == DRAFT.kv_bytes_per_token(2)
+    assert both.lost_tokens == plain.num_tokens - both.num_tokens > 0
+    assert (plain.lost_tokens, plain.plain_tokens) == (0, plain.num_tokens)
+    assert budget_of(facts()).lost_tokens == 0  # enough for all requests either way
+
+
+def context(budget: Budget, asked: MemoryFacts) -> int:
+    """The longest sequence."""
+    return min(asked.max_model_len, budget.num_tokens)
+
+
+DRAFTING = {
+    "look-up": Drafting(lookahead=7),
+    "draft": Drafting(models=(ModelMemory(shape=DRAFT),), lookahead=4),
+    "twin": Drafting(models=(ModelMemory(shape=DEMO),), lookahead=4),
+    "head": Drafting(
+        heads=(
+            HeadMemory(counts=WeightCounts(0, 0, 1_000_000, 0), kept=KeptNumbers(512, 64, "auto")),
+        ),
+        features_per_token=576,
+        lookahead=3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+@pytest.mark.parametrize("given", [False, True])
+def test_speculation_never_shortens_the_context(name: str, given: bool) -> None:
+    """In any memory: the same context on and off, or a refusal whose advice works."""
+    outcomes = set()
+    page = 32 * DEMO.kv_bytes_per_token(2)
+    fixed = budget_of(facts(drafting=DRAFTING[name])).need.fixed
+    sizes: list[dict[str, object]] = [{"kv_bytes": page * n} for n in (1, 2, 13, 27, 32, 60, 300)]
+    sizes += [{"free": fixed + page * n, "kv_share": 0.25} for n in (1, 3, 27, 33, 60, 200)]
+    for size in sizes:
+        asked = facts(drafting=DRAFTING[name], max_model_len_given=given, **size)
+        plain = replace(asked, drafting=Drafting())
+        try:
+            found = budget_of(asked)
+        except ConfigError as error:
+            outcomes.add("refused")
+            assert "tokens would fit" in str(error)
+            works = str(error).split("What would work: ")[1].split("; ")
+            longest = [w.split("=")[1] for w in works if w.startswith("max_model_len=")]
+            for fits in longest:
+                shorter = replace(asked, max_model_len=int(fits), max_model_len_given=True)
+                assert context(accepted(shorter), shorter) == int(fits)
+                assert context(budget_of(replace(shorter, drafting=Drafting())), shorter) == int(
+                    fits
+                )
+            assert works != ["a smaller model"]
+        else:
+            outcomes.add("same")
+            assert context(found, asked) == context(budget_of(plain), asked)
+    assert outcomes == {"refused", "same"} or (name, given) == ("look-up", False), outcomes
+
+
+def test_a_refusal_of_a_drafter_shows_both_contexts() -> None:
+    asked = facts(
+        drafting=DRAFTING["twin"], kv_bytes=27 * 32 * DEMO.kv_bytes_per_token(2),
+        max_model_len_given=False,
+    )  # fmt: skip
+    error = refused(asked)
+    assert error.field == "speculative_config"
+    assert "416 tokens would fit (864 without speculation" in str(error)
+    assert "max_model_len=416" in str(error)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_an_endless_context_is_told_what_fits(given: bool) -> None:
+    """Tables of positions alone would take more than there is."""
+    endless = replace(DEMO, max_position_embeddings=10**12)
+    asked = facts(
+        target=ModelMemory(shape=endless), max_model_len=10**12, max_model_len_given=given
+    )
+    error = refused(asked)
+    assert (error.field, error.given) == ("max_model_len", 10**12)
+    fits = int(str(error).split("max_model_len=")[1].split(";")[0])
+    accepted(replace(asked, max_model_len=fits, max_model_len_given=True))
+    with pytest.raises(ConfigError):
+        budget_of(replace(asked, max_model_len=fits + 1, max_model_len_given=True))
 
 
 def test_int8_keys_and_values_make_room_for_more() -> None:
@@ -258,7 +332,8 @@ def test_a_context_that_does_not_fit_names_one_that_does() -> None:
 
 
 def test_what_was_not_asked_for_only_becomes_shorter() -> None:
-    found = budget_of(facts(kv_bytes=4 * MIB, max_model_len_given=False))
+    asked = facts(kv_bytes=4 * MIB, max_model_len_given=False, drafting=Drafting(lookahead=4))
+    found = budget_of(asked)
     assert 0 < found.num_tokens < 1024
 
 

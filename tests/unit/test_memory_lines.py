@@ -52,14 +52,14 @@ def test_the_engine_says_where_memory_goes(
     total = found.pop("all together")
     assert sum(found.values()) == pytest.approx(total, abs=0.3)
     assert total == pytest.approx(budget.total / 2**20, abs=0.06)
-    said = re.search(r"costs (\d+) tokens of KV \(([\d.]+)% of what fits", lines[-1])
+    said = re.search(r"costs (\d+) tokens of KV \(([\d.]+)% of the (\d+) without it", lines[-1])
     if method is None:
         assert said is None
         return
     assert said is not None
-    assert int(said[1]) == budget.cost.tokens and int(said[1]) >= 4 * 4
-    assert float(said[2]) == pytest.approx(100 * budget.cost.share, abs=0.06)
-    assert "up to 16 of them look-ahead slots" in lines[-1]
+    assert int(said[1]) == budget.lost_tokens == int(said[3]) - budget.num_tokens
+    assert float(said[2]) == pytest.approx(100 * budget.lost_tokens / int(said[3]), abs=0.06)
+    assert lines[-1].endswith("hold up to 16")
 
 
 def resolved(free_gib: float, *, drafts: int = 0, **settings: object) -> ResolvedConfig:

@@ -14,13 +14,11 @@ from foretoken.shape import ModelShape
 from foretoken.shape.memory import (
     RUNTIME_BYTES,
     TRANSFORMERS_BYTES,
-    Cost,
     Need,
     Packs,
     StepSize,
     Widths,
     activation_bytes,
-    speculation_cost,
 )
 
 _LEAST_KV_BYTES = 64 << 20
@@ -79,6 +77,8 @@ class Budget:
     free: int
     page_size: int
     num_pages: int
+    plain_pages: int
+    """How many there would be without speculation, all other settings the same."""
 
     @property
     def num_tokens(self) -> int:
@@ -91,9 +91,14 @@ class Budget:
         return self.need.fixed + self.num_tokens * self.need.per_token
 
     @property
-    def cost(self) -> Cost:
+    def plain_tokens(self) -> int:
+        """Tokens whose keys and values would fit without speculation."""
+        return self.plain_pages * self.page_size
+
+    @property
+    def lost_tokens(self) -> int:
         """What speculation takes from the keys and values."""
-        return speculation_cost(self.need, self.num_tokens)
+        return self.plain_tokens - self.num_tokens
 
 
 def need_of(facts: MemoryFacts) -> Need:
@@ -129,29 +134,43 @@ def budget_of(facts: MemoryFacts) -> Budget:
     field = _shortage(facts, budget)
     if field is None:
         return budget
+    if field == "model" and _longest(facts):
+        field = "max_model_len"
     others = [text for text, other in _alternatives(facts, budget) if _works(other)]
     allowed = f"{_arithmetic(facts, budget)}. What would work: "
     given = {
         "kv_cache_memory_bytes": facts.kv_bytes,
         "max_model_len": facts.max_model_len,
+        "speculative_config": f"a context of {budget.num_tokens} tokens",
     }.get(field, "its weights")
     raise ConfigError(field, given, allowed + ("; ".join(others[:4]) or "a smaller model"))
 
 
 def _budget(facts: MemoryFacts) -> Budget:
+    """The pages with the drafter and without; where nobody said how many, as long a context."""
+    plain = replace(facts, drafting=Drafting())
+    plain_pages = _pages(plain, need_of(plain), 0)
     need = need_of(facts)
+    context = min(plain_pages, -(-facts.max_model_len // facts.page_size))
+    return Budget(
+        need=need,
+        free=facts.free,
+        page_size=facts.page_size,
+        num_pages=_pages(facts, need, context),
+        plain_pages=plain_pages,
+    )
+
+
+def _pages(facts: MemoryFacts, need: Need, least: int) -> int:
+    """As many as are wanted, and `least` if nobody said how many and they fit."""
     page_bytes = need.per_token * facts.page_size
     left = facts.free - need.fixed
     wanted = facts.kv_bytes
     if wanted is None:
         wanted = max(min(int(facts.free * facts.kv_share), left), min(_LEAST_KV_BYTES, left))
+        wanted = max(wanted, min(least * page_bytes, left))
     full = facts.max_num_seqs * -(-facts.max_model_len // facts.page_size)
-    return Budget(
-        need=need,
-        free=facts.free,
-        page_size=facts.page_size,
-        num_pages=max(0, min(wanted // page_bytes, full)),
-    )
+    return max(0, min(wanted // page_bytes, full))
 
 
 def _shortage(facts: MemoryFacts, budget: Budget) -> str | None:
@@ -162,6 +181,8 @@ def _shortage(facts: MemoryFacts, budget: Budget) -> str | None:
         return "kv_cache_memory_bytes" if facts.kv_bytes is not None else "model"
     if facts.max_model_len_given and budget.num_tokens < facts.max_model_len:
         return "max_model_len"
+    if budget.num_tokens < min(facts.max_model_len, budget.plain_tokens):
+        return "speculative_config"
     return None
 
 
@@ -171,12 +192,13 @@ def _works(facts: MemoryFacts) -> bool:
 
 def _alternatives(facts: MemoryFacts, budget: Budget) -> Iterator[tuple[str, MemoryFacts]]:
     """What else could be asked for, the least change first."""
-    fit = budget.num_tokens
-    if facts.max_model_len_given and 0 < fit < facts.max_model_len:
-        yield f"max_model_len={fit}", replace(facts, max_model_len=fit)
+    fit = _longest(facts)
+    if 0 < fit < facts.max_model_len:
+        yield f"max_model_len={fit}", _shorter(facts, fit)
     page = budget.need.per_token * facts.page_size
     if facts.kv_bytes is not None:
-        for kv_bytes in (page * -(-facts.max_model_len // facts.page_size), page):
+        whole = page * -(-facts.max_model_len // facts.page_size)
+        for kv_bytes in (whole,) if budget.num_pages and budget.lost_tokens else (whole, page):
             words = f"kv_cache_memory_bytes={kv_bytes}"
             yield words, replace(facts, kv_bytes=kv_bytes)
     else:
@@ -205,6 +227,22 @@ def _alternatives(facts: MemoryFacts, budget: Budget) -> Iterator[tuple[str, Mem
             if facts.drafting.has_weights:
                 words = f'quantization="{scheme}" and no speculative_config'
                 yield words, replace(plain, target=target)
+
+
+def _shorter(facts: MemoryFacts, max_model_len: int) -> MemoryFacts:
+    return replace(facts, max_model_len=max_model_len, max_model_len_given=True)
+
+
+def _longest(facts: MemoryFacts) -> int:
+    """The longest context that works, all other settings the same; 0: none does."""
+    works, fails = 0, facts.max_model_len
+    while fails - works > 1:
+        middle = (works + fails) // 2
+        if _works(_shorter(facts, middle)):
+            works = middle
+        else:
+            fails = middle
+    return works
 
 
 def _fewer_bits(quantization: str | None) -> tuple[str, ...]:
@@ -240,11 +278,14 @@ def _arithmetic(facts: MemoryFacts, budget: Budget) -> str:
         parts.append(f"draft weights {show(need.draft_weights)}")
     parts.append(f"activations and workspace {show(need.activations + need.workspace)}")
     request = -(-facts.max_model_len // facts.page_size) * page
+    fit = f"{budget.num_tokens} tokens would fit"
+    if budget.lost_tokens:
+        fit += f" ({budget.plain_tokens} without speculation, which must not shorten the context)"
     return (
         f"{show(facts.free)} are free; {' + '.join(parts)} = {show(need.fixed)}, which leaves "
         f"{show(facts.free - need.fixed)} for keys and values at {need.per_token} bytes a token: "
         f"one page is {page} bytes, one request of max_model_len {facts.max_model_len} "
-        f"{show(request)}, and {budget.num_tokens} tokens would fit"
+        f"{show(request)}, and {fit}"
     )
 
 

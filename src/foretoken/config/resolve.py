@@ -105,13 +105,14 @@ class ResolvedConfig:
         return [*shown, total, *self._speculation_line()]
 
     def _speculation_line(self) -> list[str]:
-        need, cost = self.budget.need, self.budget.cost
+        budget, need = self.budget, self.budget.need
         if not need.drafts:
             return []
         slots = min(need.lookahead_tokens, self.num_kv_tokens)
+        share = budget.lost_tokens / budget.plain_tokens if budget.plain_tokens else 0.0
         return [
-            f"memory: speculation costs {cost.tokens} tokens of KV ({cost.share:.1%} of what fits "
-            f"without it), up to {slots} of them look-ahead slots, held while drafts are checked"
+            f"memory: speculation costs {budget.lost_tokens} tokens of KV ({share:.1%} of the "
+            f"{budget.plain_tokens} without it); drafts that are being checked hold up to {slots}"
         ]
 
 

@@ -241,26 +241,6 @@ class Need:
         return bool(self.draft_weights or self.draft_kv_per_token or self.lookahead)
 
 
-class Cost(NamedTuple):
-    """What speculation takes from the keys and values, in tokens."""
-
-    tokens: int
-    share: float
-    """Of the tokens that the same memory holds without it."""
-
-
 def tokens_that_fit(kv_bytes: float, per_token: float) -> int:
     """Tokens whose keys and values fit, at least 0."""
     return max(0, int(kv_bytes // per_token))
-
-
-def speculation_cost(need: Need, num_tokens: int) -> Cost:
-    """Tokens lost to draft weights, draft keys and values and look-ahead, in the same memory.
-
-    Args:
-        need: with the drafter.
-        num_tokens: slots of the KV cache as configured.
-    """
-    kept = max(0, num_tokens - need.lookahead_tokens)
-    plain = tokens_that_fit(num_tokens * need.per_token + need.draft_weights, need.kv_per_token)
-    return Cost(plain - kept, (plain - kept) / plain if plain else 0.0)
