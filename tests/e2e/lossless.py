@@ -78,7 +78,12 @@ METHODS |= COMPOSED
 PRESSURES: dict[str, dict[str, Any]] = {
     "calm": {"max_num_seqs": 16},
     "chunks": {"max_num_batched_tokens": 24, "max_num_seqs": 5},
-    "shortage": {"kv_cache_memory_bytes": 180_000, "block_size": 8, "max_num_seqs": 16},
+    "shortage": {
+        "kv_cache_memory_bytes": 180_000,
+        "max_model_len": 136,
+        "block_size": 8,
+        "max_num_seqs": 16,
+    },
     "one at a time": {"max_num_seqs": 1, "enable_prefix_caching": False},
 }
 

@@ -94,7 +94,7 @@ def test_chunks_and_prefix_hits_change_no_token(
 def test_preemption_changes_no_token(
     name: str, model: Path, drafters: dict[str, Any], plain: Any
 ) -> None:
-    few = {"kv_cache_memory_bytes": FEW[name], "block_size": 8}
+    few = {"kv_cache_memory_bytes": FEW[name], "block_size": 8, "max_model_len": 128}
     with open_llm(model, drafters[name], **few) as llm:
         assert llm._engine.parts.config.num_pages < 24
         params = SamplingParams(**PARAMETERS["seeded"], max_tokens=TOKENS, detokenize=False)
