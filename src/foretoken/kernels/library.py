@@ -96,7 +96,10 @@ def describe_kernels() -> str:
 
 
 _COST = "decoding is many times slower"
-_REMEDY = "Install gcc or clang, then reinstall Foretoken"
+_REMEDY = (
+    "Install gcc or clang, then reinstall Foretoken with pip's --no-cache-dir --force-reinstall"
+)
+"""pip keeps the wheel that it built, and would install it once more."""
 
 
 def _uncompilable() -> str | None:

@@ -157,4 +157,5 @@ def test_without_a_library_one_line_says_what_it_costs_and_what_helps(
     assert len(warned) == 2, warned
     for line in warned:
         assert "many times slower" in line and "Install gcc or clang" in line and "\n" not in line
+        assert "--no-cache-dir" in line
     assert "installed without a C compiler" in warned[0] and "failed" in warned[1]
