@@ -96,6 +96,16 @@ def test_named_tests_exist() -> None:
     assert not missing, f"documents name tests that are not there: {missing}"
 
 
+def test_contributing_leads_to_files_that_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    paths = re.findall(r"`((?:src|tests|examples|scripts|docs)/[\w./]+)`", text)
+    assert len(paths) >= 8, "a path to read along"
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    reading = text.split("## Where to start reading")[1].split("## ")[0]
+    steps = re.findall(r"^\d+\. `([\w./]+)`", reading, re.MULTILINE)
+    assert 6 <= len(steps) <= 10, steps
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("code", snippets(), ids=lambda code: code.split("\n")[2][:30])
 def test_readme_snippets_run(code: str) -> None:

@@ -36,8 +36,9 @@ Form = Annotated[
     str | None,
     typer.Option(
         "--export",
-        help="Write the trained model to the folder `export` of the run's, too: speculators, "
-        "vllm or eagle, as far as its kind has the format.",
+        metavar="FORMAT",
+        help="At the end write the model to the folder `export` of the run's, too: `own`, which "
+        "every kind has, or speculators, vllm or eagle, as far as its kind has the format.",
     ),
 ]
 
@@ -130,7 +131,8 @@ def export(
         str | None,
         typer.Option(
             "--format",
-            help="speculators, vllm or eagle, as far as the kind has it; default: its own.",
+            metavar="FORMAT",
+            help="`own`, speculators, vllm or eagle, as far as the kind has it; default: own.",
         ),
     ] = None,
 ) -> None:

@@ -11,7 +11,10 @@ def worth_table(found: Worth, title: str) -> Table:
     most = max(len(kept.lengths) for kept in found.acceptance.values())
     by_count = {cost.drafts: cost for cost in found.costs}
     plain = f"{1e3 * by_count[0].total_s:.1f} ms"
-    title = f"{title}: speed-up simulated, over steps of {plain} without drafts"
+    title = (
+        f"{title}\nspeed-up: what tokens a step and the times of steps come to, "
+        f"over steps of {plain} without drafts"
+    )
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("temp.", no_wrap=True)
     table.add_column("drafts", no_wrap=True)

@@ -15,7 +15,15 @@ from torch import Tensor
 from foretoken.training.corpus import corpus_digest, load_corpus
 from foretoken.training.crew import Job
 from foretoken.training.data import Batch, TrainingData, bytes_per_token, held_out_rows
-from foretoken.training.loop import Progress, Trainer, autocast, pick_device, prepare, run_folder
+from foretoken.training.loop import (
+    Progress,
+    Trainer,
+    autocast,
+    pick_device,
+    prepare,
+    run_folder,
+    tell_compiling,
+)
 from foretoken.training.manifest import difference
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.provenance import write_provenance
@@ -91,5 +99,6 @@ def train_language_model(
         write_provenance(folder, settings, corpus_digest(), ranks.size)
 
     ranks.lead(begin)
+    tell_compiling(settings, report)
     build = partial(build_job, settings, folder)
     return Trainer(build(), settings, folder, build, ranks).run(report)

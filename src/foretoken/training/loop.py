@@ -60,6 +60,15 @@ def prepare(model: Llama, settings: Settings) -> None:
             block.compile(dynamic=False)
 
 
+def tell_compiling(settings: Settings, report: Callable[[str], None]) -> None:
+    """Say why nothing moves before the first step, which takes minutes on a small machine."""
+    if settings.compile:
+        report(
+            "compiling: minutes without a step now, and again before the first measurement "
+            "(`compile = false` in the config goes without, and steps take longer)"
+        )
+
+
 def autocast(device: torch.device, precision: str = "bfloat16") -> torch.autocast:
     """bfloat16 products with float32 weights; no change for precision `float32`."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
@@ -197,9 +206,11 @@ class Trainer:
     def _run(self, report: Callable[[str], None]) -> None:
         terminal = terminal_of(sys.stderr) if self.ranks.leads else None
         display = Display(report, self.settings.name, terminal)
-        saved, mean = time.monotonic(), 0.0
+        saved, mean, length = time.monotonic(), 0.0, self._length()
         while self.share() < 1.0:
             before = self.progress.seconds
+            if length != (length := self._length()):
+                display.note(f"rows of {length} tokens from now on{self._once_more()}")
             last = self.step()
             done = self.progress
             mean = last if mean == 0.0 else 0.95 * mean + 0.05 * last
@@ -214,6 +225,12 @@ class Trainer:
             display.measured(self.evaluate(mean))
         display.close()
         self.save()
+
+    def _length(self) -> int:
+        return current_stage(self.settings.stages, self.share()).length
+
+    def _once_more(self) -> str:
+        return ", compiled once more" if self.settings.compile else ""
 
     def _standing(self, loss: float, seconds: float) -> Standing:
         done, share = self.progress, self.share()

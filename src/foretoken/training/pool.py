@@ -20,7 +20,7 @@ from foretoken.training.corpus import corpus_digest, load_corpus
 from foretoken.training.crew import Job
 from foretoken.training.data import TrainingData
 from foretoken.training.export import copy_tokenizer, read_checkpoint, read_exported
-from foretoken.training.loop import Progress, Trainer, pick_device, run_folder
+from foretoken.training.loop import Progress, Trainer, pick_device, run_folder, tell_compiling
 from foretoken.training.model import Llama
 from foretoken.training.provenance import write_provenance
 from foretoken.training.ranks import Ranks
@@ -103,6 +103,9 @@ def grow_pool(
     """Sample from the target until the pool holds what the settings ask for."""
     given = open_inputs(settings, source, folder)
     target = given.target.to(torch.bfloat16)
+    if given.pool.tokens < settings.pool_tokens:
+        rows = f"{SAMPLE_ROWS} rows of {SAMPLE_LENGTH} tokens at a time"
+        report(f"the target writes what is learned from: {settings.pool_tokens} tokens, {rows}")
     while given.pool.tokens < settings.pool_tokens:
         given.pool.grow(target)
         report(f"sampled {given.pool.tokens} tokens of {settings.pool_tokens}")
@@ -131,5 +134,6 @@ def train_on_target(
         write_provenance(folder, settings, corpus_digest(), ranks.size)
 
     ranks.lead(begin)
+    tell_compiling(settings, report)
     build = partial(build_job, settings, source, folder)
     return Trainer(build(), settings, folder, build, ranks).run(report)

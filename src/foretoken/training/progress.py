@@ -63,7 +63,10 @@ class Display:
     def measured(self, found: Mapping[str, float]) -> None:
         """Show held-out measurements, and keep them beside the bar."""
         self._measured = f", {brief(found)}"
-        text = f"  held out: {' '.join(f'{name} {value:.4f}' for name, value in found.items())}"
+        self.note(f"  held out: {' '.join(f'{name} {value:.4f}' for name, value in found.items())}")
+
+    def note(self, text: str) -> None:
+        """A line of its own, above the bar if there is one."""
         if self._bar is None:
             self._report(text)
             return

@@ -1,7 +1,7 @@
 """What a drafter is worth: acceptance in the engine, cost of its steps, and what follows.
 
 Owns the measurements of `foretoken train eval`. Any drafter with weights is measured, heads and
-models alike, through the engine that serves it. The simulated speed-up of k drafts is
+models alike, through the engine that serves it. The speed-up that k drafts come to is
 (1 + S_1 + ... + S_k) * cost(0) / cost(k): S_j is the share of verifications that accept j drafts or
 more, cost(k) the median time of a decoding step of one sequence with k drafts, drafting included.
 """
@@ -73,7 +73,8 @@ class Worth:
     costs: tuple[StepCost, ...]
     """Of 0, 1, 2, ... drafts."""
     speedups: dict[str, tuple[float, ...]]
-    """By temperature: simulated, for 1, 2, ... drafts, against the same engine with none."""
+    """By temperature: of 1, 2, ... drafts against the same engine with none, as it follows from
+    acceptance and cost."""
 
     def as_record(self) -> dict[str, Any]:
         """For JSON."""
@@ -116,7 +117,7 @@ def measure_worth(
         report(f"temperature {temperature:g}: {kept.lengths[-1]:.2f} tokens a verification")
     most = max(len(kept.by_position) for kept in found.values())
     costs = step_costs(engine, prompts[0], most, plan.cost_repeats)
-    speedups = {name: simulate(kept, costs) for name, kept in found.items()}
+    speedups = {name: expected_speedups(kept, costs) for name, kept in found.items()}
     return Worth(acceptance=found, costs=costs, speedups=speedups)
 
 
@@ -169,7 +170,7 @@ def step_costs(
     )
 
 
-def simulate(found: Acceptance, costs: Sequence[StepCost]) -> tuple[float, ...]:
+def expected_speedups(found: Acceptance, costs: Sequence[StepCost]) -> tuple[float, ...]:
     """Speed-up of 1, 2, ... drafts over none."""
     by_count = {cost.drafts: cost.total_s for cost in costs}
     assert 0 in by_count, "plain steps were not measured"

@@ -71,12 +71,19 @@ def test_an_eagle3_run_is_exported_as_asked(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", FORMS)
 def test_a_format_that_a_kind_has_not_is_refused(kind: str) -> None:
-    for form in ("speculators", "vllm", "eagle", "gguf"):
-        if form in FORMS[kind]:
+    for form in ("own", "speculators", "vllm", "eagle", "gguf"):
+        if form in ("own", *FORMS[kind]):
             require_form(kind, form)
         else:
             with pytest.raises(ConfigError, match=f"export: .*for {kind}"):
                 require_form(kind, form)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "medusa"])
+def test_every_kind_can_be_exported_at_the_end_of_its_run(kind: str, tmp_path: Path) -> None:
+    target = write_tiny_llama(tmp_path / "target", seed=2)
+    train(write_config(tmp_path, kind, steps=2), tmp_path / "run", target, silent, export="own")
+    assert kind_of(read_head(tmp_path / "run" / "export")) == kind
 
 
 def test_a_format_is_refused_before_the_run(tmp_path: Path) -> None:
@@ -96,6 +103,7 @@ def test_variants_that_a_format_cannot_hold_are_refused() -> None:
     state = {"kind": "peagle", "model": Eagle3(shape).state_dict(), "shape": asdict(shape)}
     with pytest.raises(ConfigError, match="anchored"):
         layout_of({**state, "head": {}}, "t", "vllm")
+    assert layout_of({**state, "head": {}}, "t", "own").tensors
     for bias in (True, False):
         net = Eagle(LAYER, fc_bias=bias)
         state = {"kind": "eagle", "model": net.state_dict(), "shape": asdict(LAYER)}

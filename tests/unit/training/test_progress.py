@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from foretoken.errors import ConfigError, TrainingError
-from foretoken.training import checkpoints
-from foretoken.training.loop import Trainer
+from foretoken.training import checkpoints, pool
+from foretoken.training.crew import Job
+from foretoken.training.loop import Trainer, tell_compiling
 from foretoken.training.progress import Display, Standing, brief, terminal_of
+from foretoken.training.ranks import Ranks
 from foretoken.training.schedule import Stage
 from tests.unit.training import tiny
 
@@ -140,3 +142,38 @@ def test_a_bar_needs_a_terminal_of_known_size() -> None:
         for lines, columns in ((0, 0), (0, 80), (24, 80)):
             fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
             assert (terminal_of(terminal) is not None) == (lines > 0)
+
+
+def test_a_run_says_what_takes_minutes_before_its_first_step() -> None:
+    lines: list[str] = []
+    tell_compiling(tiny.tiny_settings(compile=False), lines.append)
+    assert lines == []
+    tell_compiling(tiny.tiny_settings(compile=True), lines.append)
+    assert len(lines) == 1 and "minutes" in lines[0] and "compile = false" in lines[0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rows_of_another_length_are_announced(compiled: bool, tmp_path: Path) -> None:
+    stages = (Stage(until=0.5, length=16), Stage(until=1.0, length=32))
+    settings = tiny.tiny_settings(stages=stages, compile=compiled, max_steps=4)
+    lines: list[str] = []
+    Trainer(tiny.tiny_job(), settings, tmp_path).run(lines.append)
+    [said] = [line for line in lines if "rows of" in line]
+    assert "32 tokens" in said and ("compiled once more" in said) == compiled
+
+
+def test_drafters_for_the_packaged_target_say_what_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which data, then compilation, then the network is built: compiling starts in there."""
+    lines: list[str] = []
+    for name in ("copy_tokenizer", "grow_pool", "write_provenance", "corpus_digest"):
+        monkeypatch.setattr(pool, name, lambda *_: None)
+
+    def build(*_: object) -> Job:
+        assert len(lines) == 1 and "compiling" in lines[0]
+        return tiny.tiny_job()
+
+    settings = tiny.tiny_settings(target=str(tmp_path), compile=True, max_steps=2)
+    done = pool.train_on_target(settings, tmp_path / "run", lines.append, build, Ranks())
+    assert done.step == 2

@@ -11,9 +11,9 @@ from foretoken.training.worth import (
     EvalPlan,
     StepCost,
     accepted,
+    expected_speedups,
     measure_worth,
     open_pair,
-    simulate,
 )
 from foretoken.types import CompletionOutput, RequestMetrics
 from tests.e2e.heads import write_head
@@ -44,13 +44,13 @@ def test_nothing_drafted_is_length_one() -> None:
     assert accepted([_output((0,), (0,))]).lengths == (1.0,)
 
 
-def test_simulated_speedups() -> None:
+def test_speedups_follow_from_acceptance_and_cost() -> None:
     costs = [
         StepCost(drafts=k, total_s=s, drafting_s=0, verifying_s=0)
         for k, s in enumerate((2.0, 2.5, 4.0))
     ]
     acceptance = Acceptance(by_position=(0.5, 0.5), lengths=(1.5, 2.0), num_verifications=9)
-    assert simulate(acceptance, costs) == pytest.approx((1.2, 1.0))
+    assert expected_speedups(acceptance, costs) == pytest.approx((1.2, 1.0))
 
 
 @pytest.mark.parametrize("name", ["draft", "mlp"])

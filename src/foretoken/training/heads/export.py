@@ -56,7 +56,7 @@ def export_head(
         verifier: name or path of the target, for the file's own record.
         dtype: of the weights.
         embedding: of EAGLE-3 and P-EAGLE, put the target's token embedding into the file.
-        form: a published format by name (see `layouts.FORMS`); None: the kind's own. With
+        form: a published format by name (see `layouts.FORMS`); None or "own": the kind's own. With
             `speculators` the embedding is in the file too: that package needs it.
 
     Raises:

@@ -1,7 +1,7 @@
 """The published formats of heads: names of tensors and contents of config.json.
 
-Knows no run and no file. A head has a format of its own, which our loaders read; `speculators`,
-`vllm` and `eagle` ask for one by name, where its kind has it.
+Knows no run and no file. A head has a format of its own, which our loaders read and `own` names;
+`speculators`, `vllm` and `eagle` ask for one by name, where its kind has it.
 
 Sources: the EAGLE, EAGLE-3, Medusa and IBM accelerator repositories, the `speculators` library, and
 vLLM's loaders of them.
@@ -17,6 +17,7 @@ from foretoken.errors import ConfigError
 
 SPECULATORS_VERSION = "0.3.0"
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+OWN = "own"
 FORMS = {
     "lm": (),
     "draft": ("vllm",),
@@ -27,7 +28,7 @@ FORMS = {
     "mlp": (),
     "medusa": (),
 }
-"""The named formats that each kind of run can be written in."""
+"""The formats that each kind of run can be written in beside its own."""
 
 
 class Layout(NamedTuple):
@@ -38,11 +39,10 @@ class Layout(NamedTuple):
 
 
 def require_form(kind: str, form: str | None) -> None:
-    """Raise ConfigError for a kind that has no such format; None is a kind's own."""
-    allowed = FORMS.get(kind, ())
+    """Raise ConfigError for a kind that has no such format; None is a kind's own, too."""
+    allowed = (OWN, *FORMS.get(kind, ()))
     if form is not None and form not in allowed:
-        shown = f"{', '.join(allowed)} or none" if allowed else "none: there is one format only"
-        raise ConfigError("export", form, f"for {kind}: {shown}")
+        raise ConfigError("export", form, f"for {kind}: {', '.join(allowed)}")
 
 
 def layout_of(state: dict[str, Any], verifier: str, form: str | None = None) -> Layout:
@@ -71,7 +71,7 @@ def layout_of(state: dict[str, Any], verifier: str, form: str | None = None) -> 
     if kind == "eagle3":
         return Layout(own, _eagle3_config(shape, verifier))
     assert kind == "peagle", kind
-    if shape["anchored"] and form is not None:
+    if shape["anchored"] and form not in (None, OWN):
         raise ConfigError("export", form, "none: anchored P-EAGLE is a variant of our own")
     return Layout(own, _peagle_config(state["head"], shape, verifier))
 

@@ -16,7 +16,7 @@ from foretoken.errors import ConfigError
 from foretoken.training.crew import Job
 from foretoken.training.export import copy_tokenizer, keep_special_ids
 from foretoken.training.heads.build import HeadTraining, fresh_head, head_points, require_fit
-from foretoken.training.loop import Progress, Trainer, pick_device, run_folder
+from foretoken.training.loop import Progress, Trainer, pick_device, run_folder, tell_compiling
 from foretoken.training.own.answers import write_answers
 from foretoken.training.own.keep import estimate_states, keep_states, states_folder
 from foretoken.training.own.prompts import PromptSet, read_prompt_set
@@ -128,6 +128,8 @@ def train_own_head(
         write_provenance(folder, settings, digest, ranks.size)
 
     ranks.lead(begin)
+    if settings.head is not None and settings.head.kind == "draft":
+        tell_compiling(settings, report)
     build = partial(build_own_job, settings, folder)
     return Trainer(build(), settings, folder, build, ranks).run(report)
 
