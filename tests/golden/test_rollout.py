@@ -124,6 +124,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     + [
         ["seeded", "greedy", "filtered"],
         ["unseeded", "filtered, unseeded"],
+        ["unseeded", "seeded", "greedy"],
         ["unseeded", "seeded", "edited"],
     ],
 )

@@ -110,6 +110,7 @@ def test_distributions_stay_with_their_tokens_and_looked_up_tokens_are_one_hot()
     flat, hot = [pytest.approx(1 / VOCAB)] * VOCAB, [0.0] * VOCAB
     hot[4] = 1.0
     assert _rows(draft.probs_KV) == [hot, hot, flat, hot, flat, flat]
+    assert [draft.is_one_hot(i) for i in range(4)] == [True, False, True, False]
     draft.check()
 
 

@@ -57,13 +57,11 @@ class StopCall:
 
 
 def cut(found: RolledOut, stopped: Stopped) -> RolledOut:
-    """Less what a rule ended; distributions are of one sequence alone."""
-    undecided_BV, logits_KV = found.undecided_BV, found.logits_KV
-    assert logits_KV is None or len(stopped.lengths) == 1, len(stopped.lengths)
+    """Less the tokens that a rule ended; logits stay, of those too."""
+    undecided_BV = found.undecided_BV
     return replace(
         found,
         ids=[ids[:count] for ids, count in zip(found.ids, stopped.lengths, strict=True)],
-        logits_KV=None if logits_KV is None else logits_KV[: stopped.lengths[0]],
         undecided_BV=None if undecided_BV is None else undecided_BV[stopped.going],
         stopped=stopped,
     )

@@ -101,7 +101,8 @@ class RolledOut:
     ids: list[list[int]]
     """Per sequence; all equally many, perhaps fewer than planned, but where a rule ended them."""
     logits_KV: Tensor | None
-    """float32, step by step, B rows each; None unless they are kept."""
+    """float32, step by step, B rows each, also where a rule ended the tokens; None unless they are
+    kept."""
     undecided_BV: Tensor | None = None
     """float32 logits after those tokens, valid until the next rollout, where the choice is left to
     the caller (of those that did not end); None: all that was planned was drafted, or ended."""
@@ -151,6 +152,9 @@ class Draft:
     """Name of the drafter, for provenance and metrics."""
     drafters: tuple[str, ...] | None = None
     """One name per span, where several drafters had a part; None: `drafter` for all."""
+    one_hot: tuple[bool, ...] | None = None
+    """Per span, whether its drafts were not drawn, though there are rows for them in `probs_KV`
+    (with all mass on each); None: the same for all, one-hot without `probs_KV`."""
     promises: tuple[float, ...] | None = None
     """Per span, how many of its drafts the drafter expects to be accepted, known before any of
     them was drawn; None: it has no opinion."""
@@ -164,6 +168,10 @@ class Draft:
     def names(self) -> tuple[str, ...]:
         """Whose draft each span has."""
         return (self.drafter,) * len(self.ids) if self.drafters is None else self.drafters
+
+    def is_one_hot(self, index: int) -> bool:
+        """Whether a span's drafts come without a distribution of their own."""
+        return self.probs_KV is None or (self.one_hot is not None and self.one_hot[index])
 
     def check(self) -> None:
         """Assert that probabilities, names, parents and ids belong together."""

@@ -39,9 +39,9 @@ def rule_of(params: SamplingParams, rule: str, one_hot: bool) -> str:
     return rule
 
 
-def wants_distribution(params: SamplingParams, rule: str) -> bool:
+def wants_distribution(params: SamplingParams, rule: str, one_hot: bool = False) -> bool:
     """Whether the rule for such a request weighs the distribution that a draft was drawn from."""
-    return rule_of(params, rule, one_hot=False) in ("standard", "block", "traversal")
+    return rule_of(params, rule, one_hot) in ("standard", "block", "traversal")
 
 
 def agreeing(drafts: Sequence[int], targets: Sequence[int]) -> int:

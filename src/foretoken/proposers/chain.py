@@ -7,7 +7,7 @@ what the token was really drawn from.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from foretoken.models.tensors import Draft, RolledOut, Stopped
 from foretoken.proposers.confidence import Confidence, Stopping
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
+from foretoken.runtime.rows import Rows
 from foretoken.runtime.sequence import Sequence
 
 
@@ -57,8 +58,10 @@ class Rolled:
     """What was appended to the drafts of some spans at once, equally many to each that goes on."""
 
     probs_NV: Tensor | None = None
-    """Distributions if they were asked for: one row for each span and further token, token by
-    token."""
+    """Distributions if they were asked for: one row for each further token."""
+    owners: list[int] = field(default_factory=list)
+    """Whose draft each of those rows is, by place among the spans that were asked for; the drafts
+    of one in order."""
     logits_BV: Tensor | None = None
     """float32 logits after those drafts, where the next ones are left to be chosen; None: what was
     wanted by the span that wanted least was appended, or ended."""
@@ -70,12 +73,26 @@ def take_rolled(
     found: RolledOut, sampler: DraftSampler, sequences: Seq[Sequence], drafted: Seq[list[int]]
 ) -> Rolled:
     """Append what a rollout gave to the drafts of its sequences."""
+    rows: list[Rows] = []
+    kept: list[int] = []
+    owners: list[int] = []
+    steps = max(len(more) for more in found.ids)
+    for at in range(steps if found.logits_KV is not None else 0):
+        for place, (sequence, tokens) in enumerate(zip(sequences, drafted, strict=True)):
+            if at < len(found.ids[place]):
+                before = (*tokens, *found.ids[place][:at])
+                rows.append(Rows(sequence=sequence, drafts=before, first=len(before)))
+                kept.append(at * len(sequences) + place)
+                owners.append(place)
     for tokens, more in zip(drafted, found.ids, strict=True):
         tokens.extend(more)
     probs_NV = None
-    if found.logits_KV is not None and found.ids[0]:
-        probs_NV = sampler.distributions(found.logits_KV, sequences, drafted)
-    return Rolled(probs_NV, found.undecided_BV, found.stopped)
+    if found.logits_KV is not None and rows:
+        logits_KV = found.logits_KV
+        logits_NV = logits_KV if len(kept) == logits_KV.shape[0] else logits_KV[kept]
+        ids = [drafted[place][len(row.drafts)] for place, row in zip(owners, rows, strict=True)]
+        probs_NV = sampler.distributions(logits_NV, rows, ids)
+    return Rolled(probs_NV, owners, found.undecided_BV, found.stopped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +132,7 @@ def draft_chain(
         else:
             if rolled.probs_NV is not None:
                 rows.append(rolled.probs_NV)
-                owners.extend(active * (rolled.probs_NV.shape[0] // len(active)))
+                owners.extend(active[place] for place in rolled.owners)
             if rolled.stopped is not None and stopping is not None:
                 stopping.took(active, rolled.stopped)
                 active = [active[row] for row in rolled.stopped.going]

@@ -82,16 +82,14 @@ class Stopping:
 
     def on(
         self, plan: RolloutPlan, active: Sequence[int], count: int, *, at_once: bool = False
-    ) -> RolloutPlan | None:
-        """A rollout that ends where this says; None: it has to be drafted token by token.
+    ) -> RolloutPlan:
+        """The same rollout, which ends where this says.
 
         Args:
             plan: of the spans `active`.
             count: the drafts that each of them has.
             at_once: whether one pass gives them all.
         """
-        if plan.keeps_logits and len(active) > 1:
-            return None
         gain = self._how.gain
         token, row, usual, another = (1.0, 0.0, 1.0, -1.0) if gain is None else gain.rule()
         rule = StopRule(

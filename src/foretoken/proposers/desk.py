@@ -104,6 +104,7 @@ class Desk:
             probs_KV=_joined(each),
             parents=tuple(offer.parents for offer in each),
             drafters=tuple(offer.name for offer in each),
+            one_hot=tuple(offer.probs_KV is None for offer in each),
         )
 
 
@@ -117,6 +118,8 @@ def _offers(name: str, draft: Draft) -> list[Offer]:
     for index, ids in enumerate(draft.ids):
         end = start + len(ids)
         probs_KV = None if draft.probs_KV is None else draft.probs_KV[start:end]
+        if draft.is_one_hot(index):
+            probs_KV = None
         promise = None if draft.promises is None else draft.promises[index]
         parents = None if draft.parents is None else draft.parents[index]
         offers.append(Offer(name, ids, probs_KV, promise, parents))

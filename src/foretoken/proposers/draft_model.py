@@ -170,13 +170,11 @@ class _ModelSteps(ChainSteps):
         counts = [len(tokens) for tokens in drafted]
         steps = min(self._spans[i].draft_budget - n for i, n in zip(active, counts, strict=True))
         sequences = [self._spans[i].sequence for i in active]
-        plan = self._sampler.plan(sequences, drafted, steps)
-        if plan is None or plan.keeps_logits != with_probs:
+        plan = self._sampler.plan(sequences, drafted, steps, with_probs=with_probs)
+        if plan is None:
             return None
         if stopping is not None:
             plan = stopping.on(plan, active, len(drafted[0]))
-            if plan is None:
-                return None
         if drafted[0]:
             places, fed = self._places(active, drafted), [tokens[-1:] for tokens in drafted]
         else:

@@ -174,13 +174,11 @@ class _RecurrentSteps(ChainSteps):
     ) -> Rolled | None:
         sequences = [self._spans[i].sequence for i in active]
         left = [self._spans[i].draft_budget - len(n) for i, n in zip(active, drafted, strict=True)]
-        plan = self._sampler.plan(sequences, drafted, min(left))
-        if plan is None or plan.keeps_logits != with_probs:
+        plan = self._sampler.plan(sequences, drafted, min(left), with_probs=with_probs)
+        if plan is None:
             return None
         if stopping is not None:
             plan = stopping.on(plan, active, len(drafted[0]))
-            if plan is None:
-                return None
         stream_BD = None
         if drafted[0]:
             layouts, tokens, stream_BD = self._next(active, drafted)

@@ -66,13 +66,11 @@ class ParallelSteps(ChainSteps):
             return None
         if any(other != count for other in self._counts):
             return None
-        plan = self._sampler.plan(self._sequences, drafted, count)
-        if plan is None or plan.keeps_logits != with_probs:
+        plan = self._sampler.plan(self._sequences, drafted, count, with_probs=with_probs)
+        if plan is None:
             return None
         if stopping is not None:
             plan = stopping.on(plan, active, 0, at_once=True)
-            if plan is None:
-                return None
         found = self._runner.draft_at_once(self._fed.layouts, self._fed.tokens, plan)
         if found is None or found.undecided_BV is not None:
             return None

@@ -140,7 +140,7 @@ class _Chains(ChainSteps):
         if any(span.draft_budget != budget for span in self._spans):
             return None
         sequences = [span.sequence for span in self._spans]
-        plan = self._sampler.plan(sequences, drafted, budget)
+        plan = self._sampler.plan(sequences, drafted, budget, with_probs=with_probs)
         if plan is not None and stopping is not None:
             plan = stopping.on(plan, active, 0, at_once=kernels.at_once)
         if plan is None:

@@ -44,7 +44,7 @@ def _each(batch: Batch, output: ModelOutput) -> Iterator[tuple[Span, Batch, Mode
     """Every span as a batch of its own, with its rows."""
     probs_KV = None if batch.draft is None else batch.draft.probs_KV
     row = drafted = 0
-    for span in batch.spans:
+    for index, span in enumerate(batch.spans):
         rows = slice(row, row + span.prompt_rows + span.sample_rows)
         drafts = slice(drafted, drafted + span.num_drafts)
         row, drafted = rows.stop, drafts.stop
@@ -55,6 +55,7 @@ def _each(batch: Batch, output: ModelOutput) -> Iterator[tuple[Span, Batch, Mode
                 probs_KV=None if probs_KV is None else probs_KV[drafts],
                 parents=(span.draft_parents,),
                 drafter=span.drafter,
+                one_hot=(batch.draft.is_one_hot(index),),
             )
         own = ModelOutput(logits_RV=output.logits_RV[rows], hidden_RD=output.hidden_RD[rows])
         yield span, replace(batch, spans=(span,), draft=draft), own

@@ -105,7 +105,7 @@ def _way(drafts: DraftSampler, fork: Fork) -> str:
     params = fork.row.sequence.request.params
     if params.greedy or drafts.prefers_best:
         return "best"
-    if not drafts.draws(params):
+    if not drafts.draws(params, fixed=fork.fixed):
         return "coupled"
     return "fixed" if fork.fixed else "drawn"
 

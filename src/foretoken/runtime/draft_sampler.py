@@ -57,63 +57,57 @@ class DraftSampler:
         """Forget a request; unknown ids are fine."""
         self.sampler.release(request_id)
 
-    def draws(self, params: SamplingParams) -> bool:
-        """Whether drafts of such a request need distributions: drawn, and weighed by the rule."""
-        return self._method != "greedy" and wants_distribution(params, self._rule)
+    def draws(self, params: SamplingParams, *, fixed: bool = False) -> bool:
+        """Whether the rule weighs what drafts of such a request were drawn from; of drafts that are
+        `fixed`, whether it tests them as such instead of matching them."""
+        return self._method != "greedy" and wants_distribution(params, self._rule, fixed)
 
     def plan(
-        self, sequences: Seq[Sequence], drafted: Seq[Seq[int]], steps: int
+        self, sequences: Seq[Sequence], drafted: Seq[Seq[int]], steps: int, *, with_probs: bool
     ) -> RolloutPlan | None:
-        """`steps` more drafts of each sequence as one rollout.
-
-        None: some logits are edited before a token is chosen, or only some of the sequences need
-        distributions.
-        """
-        profiles = [self.sampler.profile(sequence.request) for sequence in sequences]
-        draws = {self.draws(sequence.request.params) for sequence in sequences}
-        if len(draws) > 1 or any(profile.edits for profile in profiles):
+        """`steps` more drafts of each sequence as one rollout, which keeps the logits if
+        distributions are wanted; None: some logits are edited before a token is chosen."""
+        requests = [sequence.request for sequence in sequences]
+        profiles = [self.sampler.profile(request) for request in requests]
+        if any(profile.edits for profile in profiles):
             return None
-        drawn = draws.pop()
-        stream = Stream.DRAFT if drawn else Stream.TARGET
-        if not drawn and (self.prefers_best or all(profile.greedy for profile in profiles)):
+        if not with_probs and (self.prefers_best or all(p.greedy for p in profiles)):
             return plan_best(len(sequences), steps)
         columns = []
         for profile, sequence, tokens in zip(profiles, sequences, drafted, strict=True):
-            if profile.greedy or self.prefers_best:
+            drawn = self.draws(sequence.request.params)
+            if profile.greedy or (self.prefers_best and not drawn):
                 columns.append([pack_rows((0,), BEST)] * steps)
                 continue
+            stream = Stream.DRAFT if drawn else Stream.TARGET
             start, anchor = sequence.num_tokens + len(tokens), sequence.num_tokens if drawn else 0
             keys = [row_key(profile.key, start + at, stream, anchor) for at in range(steps)]
             columns.append([pack_rows((key,), profile.drawing) for key in keys])
         return RolloutPlan(
             steps=steps,
             rows=b"".join(column[at] for at in range(steps) for column in columns),
-            keeps_logits=drawn,
+            keeps_logits=with_probs,
             best=False,
         )
 
     @torch.inference_mode()
-    def distributions(
-        self, logits_KV: Tensor, sequences: Seq[Sequence], drafted: Seq[Seq[int]]
-    ) -> Tensor:
-        """What the newest drafts of a rollout were drawn from, float32 [K, V].
+    def distributions(self, logits_NV: Tensor, rows: Seq[Rows], ids: Seq[int]) -> Tensor:
+        """What drafts were drawn from, float32 [N, V]; one-hot where they were not drawn.
 
         Args:
-            logits_KV: of the rollout, step by step, one row for each sequence.
-            sequences: the committed tokens.
-            drafted: all drafts after them, those of the rollout last.
+            logits_NV: raw float32 logits of the draft.
+            rows: what they are rows of, a single row each.
+            ids: the drafts.
         """
-        steps = logits_KV.shape[0] // len(sequences)
-        rows = [
-            Rows(
-                sequence=sequence,
-                drafts=tuple(tokens[: len(tokens) - back]),
-                first=len(tokens) - back,
-            )
-            for back in range(steps, 0, -1)
-            for sequence, tokens in zip(sequences, drafted, strict=True)
-        ]
-        return self.sampler.distributions(logits_KV, rows)
+        drawn = [i for i, row in enumerate(rows) if self.draws(row.sequence.request.params)]
+        if len(drawn) == len(rows):
+            return self.sampler.distributions(logits_NV, rows)
+        probs_NV = torch.zeros_like(logits_NV)
+        probs_NV[torch.arange(len(rows)), torch.tensor(ids)] = 1.0
+        if drawn:
+            some = [rows[i] for i in drawn]
+            probs_NV[drawn] = self.sampler.distributions(logits_NV[drawn], some)
+        return probs_NV
 
     @torch.inference_mode()
     def choose(
@@ -137,29 +131,21 @@ class DraftSampler:
             for sequence, tokens in zip(sequences, drafted, strict=True)
         ]
         drawn = [i for i, s in enumerate(sequences) if self.draws(s.request.params)]
-        others = sorted(set(range(len(rows))).difference(drawn))
         ids = [0] * len(rows)
-        probs_BV = None
-        if drawn and not others:
-            probs_BV = self.sampler.distributions(logits_BV, rows)
-        elif with_probs or (with_probs is None and drawn):
-            probs_BV = torch.zeros_like(logits_BV)
-        if others:
-            part = [rows[i] for i in others]
-            for i, token in zip(others, self._settle(logits_BV[others], part), strict=True):
-                ids[i] = token
-                if probs_BV is not None:
-                    probs_BV[i, token] = 1.0
-        if drawn:
-            assert probs_BV is not None, "drawn drafts need their distributions"
-            part, logits_DV = rows, logits_BV
-            if others:
-                part, logits_DV = [rows[i] for i in drawn], logits_BV[drawn]
-                probs_BV[drawn] = self.sampler.distributions(logits_DV, part)
-            tokens_D = self.sampler.choose(logits_DV, part, Stream.DRAFT)
-            for i, token in zip(drawn, tokens_D.tolist(), strict=True):
-                ids[i] = token
+        for some, choose in ((drawn, self._draw), (_others(drawn, len(rows)), self._settle)):
+            if some:
+                part_PV = logits_BV if len(some) == len(rows) else logits_BV[some]
+                tokens = choose(part_PV, [rows[i] for i in some])
+                for i, token in zip(some, tokens, strict=True):
+                    ids[i] = token
+        wanted = bool(drawn) if with_probs is None else with_probs
+        probs_BV = self.distributions(logits_BV, rows, ids) if wanted else None
         return DraftChoice(ids=ids, probs_BV=probs_BV)
+
+    def _draw(self, logits_PV: Tensor, rows: list[Rows]) -> list[int]:
+        """Tokens of their own distribution, with noise of their own."""
+        tokens: list[int] = self.sampler.choose(logits_PV, rows, Stream.DRAFT).tolist()
+        return tokens
 
     def _settle(self, logits_PV: Tensor, rows: list[Rows]) -> list[int]:
         """Tokens without a distribution: the best, or what the target's own noise draws."""
@@ -169,3 +155,8 @@ class DraftSampler:
             tokens_P = self.sampler.choose(logits_PV, rows)
         tokens: list[int] = tokens_P.tolist()
         return tokens
+
+
+def _others(some: Seq[int], count: int) -> list[int]:
+    """Indices below `count` that are not among `some`."""
+    return sorted(set(range(count)).difference(some))

@@ -113,7 +113,8 @@ class Verifier:
         for check in _checks(batch):
             params = check.rows.sequence.request.params
             drafted = check.num_rows > 1
-            name = rule_of(params, self.rule, probs_KV is None) if drafted else "matching"
+            one_hot = batch.draft is None or batch.draft.is_one_hot(check.index)
+            name = rule_of(params, self.rule, one_hot) if drafted else "matching"
             if isinstance(check, TreeCheck):
                 trees.setdefault(name, []).append(check)
             else:
