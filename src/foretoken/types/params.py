@@ -111,7 +111,8 @@ class SamplingParams:
     is drafted from, before any drafter, and found again after a difference."""
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
     """What the output must look like, as a dictionary with one of `json` (a schema), `regex`,
-    `choice`, `grammar`, `json_object`. Where it leaves no choice, its tokens are drafted."""
+    `choice`, `grammar`, `json_object`. Where it leaves no choice, its tokens are drafted. Needs
+    the extra `serve`."""
 
     def __post_init__(self) -> None:
         """Check every field; turn sequences into tuples so that the object is truly frozen."""
