@@ -1,4 +1,5 @@
-// Attention on random shapes against its definition, in buffers without a byte to spare.
+// Attention on random shapes, chains and trees, against its definition, in buffers without a byte to
+// spare.
 //
 // Built with sanitizers: a read or write beside a buffer ends the program. So does a wrong
 // result. Arguments: number of rounds, seed.
@@ -62,20 +63,50 @@ static void *fill_rounded(int64_t heads, int size, int type, float **floats) {
 typedef struct {
     ft_attention_shape shape;
     ft_span span;
-    int32_t *pages;
+    int32_t *pages, *paths;
     float *q, *kv;
 } problem;
+
+// Of a tree, a row's path: its depth, then the indices of its ancestors, itself last.
+static const int32_t *path_of(const problem *p, int row) {
+    return p->paths + (int64_t)row * (p->span.known + p->span.num_rows + 1);
+}
+
+// Where the key lies that a row has at a position.
+static int place_of(const problem *p, int row, int position) {
+    if (!p->paths || position < p->span.start) return position;
+    return p->span.start + path_of(p, row)[1 + position - p->span.start];
+}
+
+// A parent for each token among those before it; the first ones may be known already.
+static void plant(problem *p) {
+    const int count = p->span.known + p->span.num_rows, width = count + 1;
+    p->paths = exactly((size_t)(p->span.num_rows * width) * sizeof *p->paths);
+    int32_t *parents = exactly((size_t)count * sizeof *parents);
+    for (int i = 0; i < count; i++) parents[i] = draw(-1, i - 1);
+    for (int row = 0; row < p->span.num_rows; row++) {
+        int32_t *path = p->paths + row * width, depth = 0;
+        for (int i = parents[p->span.known + row]; i >= 0; i = parents[i]) depth++;
+        path[0] = depth;
+        for (int i = p->span.known + row, at = depth; i >= 0; i = parents[i], at--) path[1 + at] = i;
+        for (int at = depth + 2; at < width; at++) path[at] = -1;
+    }
+    free(parents);
+}
 
 // Output d of a row's head, in double.
 static double expected(const problem *p, int row, int head, int d) {
     const ft_attention_shape *s = &p->shape;
-    const int h = s->head_dim, kv = s->num_kv_heads, last = p->span.start + row;
+    const int h = s->head_dim, kv = s->num_kv_heads;
+    const int last = p->span.start + (p->paths ? path_of(p, row)[0] : row);
     const int first = s->window && last - s->window + 1 > 0 ? last - s->window + 1 : 0;
     double *scores = exactly((size_t)(last + 1) * 8), best = -INFINITY, sum = 0, out = 0;
     for (int pass = 0; pass < 2; pass++)
         for (int i = first; i <= last; i++) {
-            const int64_t page = p->pages[i / s->page_size];
-            const float *at = p->kv + (page * s->page_size + i % s->page_size) * 2 * kv * h + head % kv * h;
+            const int place = place_of(p, row, i);
+            const int64_t page = p->pages[place / s->page_size];
+            const int64_t slot = page * s->page_size + place % s->page_size;
+            const float *at = p->kv + slot * 2 * kv * h + head % kv * h;
             if (pass) {
                 const double weight = exp(scores[i] - best);
                 sum += weight;
@@ -125,7 +156,12 @@ static void one(void) {
     p.span.num_rows = draw(0, 3) ? draw(1, 9) : draw(10, 90);
     p.span.start = draw(0, 1) ? draw(0, 70) : draw(0, 1100);
     p.span.paths = -1;
-    const int places = p.span.start + p.span.num_rows;
+    if (!draw(0, 2)) {
+        p.span.known = draw(0, 1) ? draw(1, 9) : 0;
+        p.span.paths = 0;
+        plant(&p);
+    }
+    const int places = p.span.start + p.span.known + p.span.num_rows;
     const int num_pages = (places + p.shape.page_size - 1) / p.shape.page_size;
     p.pages = exactly((size_t)num_pages * sizeof *p.pages);
     for (int i = 0; i < num_pages; i++) p.pages[i] = num_pages - 1 - i;
@@ -138,7 +174,8 @@ static void one(void) {
     void *kv = rounded ? fill_rounded(slots * heads, (int)size, p.shape.type, &p.kv)
                        : fill(p.shape.type, slots * slot, &p.kv);
     void *out = exactly((size_t)(p.span.num_rows * width) * (p.shape.type == FT_BFLOAT16 ? 2 : 4));
-    const ft_attention_call call = {.shape = &p.shape, .spans = &p.span, .pages = p.pages, .q = q,
+    const ft_attention_call call = {.shape = &p.shape, .spans = &p.span, .pages = p.pages,
+                                    .paths = p.paths, .q = q,
                                     .kv = kv, .out = out, .q_stride = width, .kv_stride = slot,
                                     .out_stride = width, .num_spans = 1};
     const int64_t count = ft_attention_plan(&p.shape, &p.span, 1, NULL, 0);
@@ -146,7 +183,7 @@ static void one(void) {
     ft_attention_plan(&p.shape, &p.span, 1, units, count);
     ft_attention_run(&call, units, count);
     check(&p, out);
-    void *const all[] = {p.pages, p.q, p.kv, q, kv, out, units};
+    void *const all[] = {p.pages, p.paths, p.q, p.kv, q, kv, out, units};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 

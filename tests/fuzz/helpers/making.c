@@ -1,0 +1,171 @@
+// See making.h.
+#include "making.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "vec.h"
+
+enum { MOST_MADE = 4096 };
+static uint64_t state = 1;
+static void *made[MOST_MADE];
+static int num_made;
+
+void begin_making(uint64_t seed) { state = 1 + seed; }
+
+int pick(int least, int most) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return least + (int)((state >> 33) % (uint64_t)(most - least + 1));
+}
+
+float uniform(float most) { return (float)pick(-1000, 1000) / 1000.0f * most; }
+
+void *make_bytes(size_t bytes) {
+    void *start = malloc(bytes ? bytes : 1);
+    if (!start || num_made == MOST_MADE) abort();
+    made[num_made++] = start;
+    return start;
+}
+
+void *make_copy(const void *from, size_t bytes) { return memcpy(make_bytes(bytes), from, bytes); }
+
+void free_made(void) {
+    while (num_made) free(made[--num_made]);
+}
+
+size_t item_bytes(int type) { return type == FT_BFLOAT16 ? 2 : 4; }
+
+void *make_numbers(int type, int64_t count, float most) {
+    void *all = make_bytes((size_t)count * item_bytes(type));
+    for (int64_t i = 0; i < count; i++)
+        if (type == FT_BFLOAT16)
+            ((bf16 *)all)[i] = float_to_bf16(uniform(most));
+        else
+            ((float *)all)[i] = uniform(most);
+    return all;
+}
+
+ft_linear *make_linear(int type, int y_type, int64_t inputs, int64_t outputs) {
+    ft_linear *l = make_bytes(sizeof *l);
+    *l = (ft_linear){.x_type = type, .y_type = y_type, .inputs = inputs, .outputs = outputs};
+    l->weight_type = pick(type == FT_FLOAT32 ? FT_WEIGHT_FLOAT32 : FT_WEIGHT_BFLOAT16, FT_WEIGHT_INT4);
+    if (l->weight_type == FT_WEIGHT_INT4) l->group = 32;
+    if (l->group && inputs % l->group) l->group = 0, l->weight_type = FT_WEIGHT_INT8;
+    const int64_t padded = ft_padded_inputs(l), room = ft_panels(l) * FT_PANEL;
+    const float most = 2.0f / sqrtf((float)inputs);
+    if (l->weight_type <= FT_WEIGHT_BFLOAT16) {
+        const int kept = l->weight_type == FT_WEIGHT_BFLOAT16 ? FT_BFLOAT16 : FT_FLOAT32;
+        l->weight = make_numbers(kept, room * padded, most);
+    } else {
+        const int64_t bytes = room * padded / (l->weight_type == FT_WEIGHT_INT4 ? 2 : 1);
+        uint8_t *weight = make_bytes((size_t)bytes);
+        for (int64_t i = 0; i < bytes; i++) weight[i] = (uint8_t)pick(0, 255);
+        l->weight = weight;
+        const float steps = l->weight_type == FT_WEIGHT_INT4 ? 8.0f : 128.0f;
+        const int64_t groups = l->group ? padded / l->group : 1;
+        l->scale = make_numbers(FT_FLOAT32, room * groups, most / steps);
+    }
+    if (!pick(0, 3)) l->bias = make_numbers(FT_FLOAT32, room, 0.1f);
+    return l;
+}
+
+static ft_layer make_layer(const ft_decoder *d, int beside) {
+    const int64_t heads = d->num_heads * d->head_dim, hidden = d->hidden;
+    const int64_t width = heads + 2 * d->num_kv_heads * d->head_dim;
+    ft_layer l = {.qkv = make_linear(d->type, d->type, (beside ? 2 : 1) * hidden, width),
+                  .out = make_linear(d->type, d->type, heads, hidden),
+                  .gate_up = make_linear(d->type, d->type, hidden, 2 * d->inner),
+                  .down = make_linear(d->type, d->type, d->inner, hidden),
+                  .attention_norm = make_numbers(d->norm_type, hidden, 1.0f),
+                  .mlp_norm = make_numbers(d->norm_type, hidden, 1.0f)};
+    if (!pick(0, 2)) {
+        l.after_attention = make_numbers(d->norm_type, hidden, 1.0f);
+        l.after_mlp = make_numbers(d->norm_type, hidden, 1.0f);
+    }
+    if (!pick(0, 2)) {
+        l.query_norm = make_numbers(d->norm_type, d->head_dim, 1.0f);
+        l.key_norm = make_numbers(d->norm_type, d->head_dim, 1.0f);
+    }
+    if (beside) l.beside_norm = make_numbers(d->norm_type, hidden, 1.0f), l.from_norm = pick(0, 1);
+    return l;
+}
+
+ft_decoder *make_decoder(int type, int64_t hidden, int64_t layers, int beside) {
+    ft_decoder *d = make_bytes(sizeof *d);
+    *d = (ft_decoder){.hidden = hidden, .inner = pick(0, 1) ? 32 * pick(1, 3) : pick(1, 90),
+                      .num_kv_heads = pick(1, 3), .head_dim = 2 * pick(1, 40), .type = type,
+                      .norm_type = pick(0, 1), .activation = pick(0, 1), .eps = 1e-5f};
+    d->num_heads = d->num_kv_heads * pick(1, 3);
+    ft_layer *all = make_bytes((size_t)layers * sizeof *all);
+    for (int64_t i = 0; i < layers; i++) all[i] = make_layer(d, beside);
+    d->layers = all;
+    return d;
+}
+
+ft_attention_shape *make_shape(const ft_decoder *d, int kv_type, int page_size) {
+    ft_attention_shape *shape = make_bytes(sizeof *shape);
+    *shape = (ft_attention_shape){.num_heads = d->num_heads, .num_kv_heads = d->num_kv_heads,
+                                  .head_dim = d->head_dim, .page_size = page_size, .type = d->type,
+                                  .kv_type = kv_type, .window = pick(0, 2) ? 0 : pick(1, 30),
+                                  .scale = 0.2f, .softcap = pick(0, 2) ? 0.0f : 4.0f};
+    return shape;
+}
+
+int64_t slot_numbers(const ft_attention_shape *shape) {
+    const int scale = shape->kv_type == FT_INT8 ? FT_SCALE_BYTES : 0;
+    return 2 * shape->num_kv_heads * (shape->head_dim + scale);
+}
+
+int64_t slot_bytes(const ft_attention_shape *shape) {
+    return slot_numbers(shape) * (shape->kv_type == FT_INT8 ? 1 : (int64_t)item_bytes(shape->type));
+}
+
+ft_draw_row make_draw(int greedy) {
+    const uint64_t key = (uint64_t)pick(0, 1 << 30) << 33 | (uint64_t)pick(0, 1 << 30);
+    ft_draw_row how = {.key = key, .log_min_p = -INFINITY, .top_p = 2.0f};
+    if (greedy) return how;
+    how.temperature = (float)pick(1, 30) / 10.0f;
+    if (!pick(0, 2)) how.log_min_p = logf((float)pick(1, 99) / 100.0f);
+    if (!pick(0, 2)) how.top_p = (float)pick(1, 100) / 100.0f;
+    if (!pick(0, 2)) how.top_k = pick(0, 9) ? pick(1, 60) : pick(1000, 1100);
+    return how;
+}
+
+ft_stop make_stop(int64_t steps, int64_t spans) {
+    ft_stop stop = {.least_sure = pick(0, 1) ? 0.0f : (float)pick(0, 100) / 100.0f,
+                    .token = (float)pick(0, 100),
+                    .row = (float)pick(0, 40),
+                    .usual = (float)pick(1, 100) / 100.0f,
+                    .pass = (float)pick(0, 200),
+                    .least = pick(0, 3) ? 0 : pick(1, (int)steps + 1)};
+    stop.sure = make_bytes((size_t)(steps * spans) * sizeof(float));
+    stop.reach = make_bytes((size_t)spans * sizeof(float));
+    stop.lengths = make_bytes((size_t)spans * sizeof(int64_t));
+    for (int64_t i = 0; i < spans; i++) stop.reach[i] = 1.0f, stop.lengths[i] = 0;
+    return stop;
+}
+
+void wanted(int holds, const char *what) {
+    if (holds) return;
+    printf("not so: %s\n", what);
+    exit(1);
+}
+
+void same_bytes(const void *a, const void *b, size_t bytes, const char *what) {
+    wanted(!memcmp(a, b, bytes), what);
+}
+
+void check_drafted(int64_t done, int64_t steps, int64_t spans, const int64_t *tokens,
+                   int64_t vocabulary, const ft_stop *stop) {
+    wanted(stop ? done >= -1 - steps && done <= steps : done >= 0 && done <= steps,
+           "as many steps as were asked for, or fewer");
+    const int64_t counted = done < 0 ? -1 - done : done;
+    for (int64_t i = 0; i < counted * spans; i++)
+        wanted(tokens[i] >= 0 && tokens[i] < vocabulary, "tokens of the vocabulary");
+    for (int64_t r = 0; stop && r < spans; r++) {
+        wanted(stop->reach[r] >= 0.0f && stop->reach[r] <= 1.0f, "a chance that all are accepted");
+        wanted(stop->lengths[r] >= 0 && stop->lengths[r] <= counted, "drafts of steps that were done");
+    }
+}
