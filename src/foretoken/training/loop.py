@@ -216,15 +216,20 @@ class Trainer:
             mean = last if mean == 0.0 else 0.95 * mean + 0.05 * last
             display.step(self._standing(mean, done.seconds - before))
             if done.step % self.settings.evaluate_steps == 0 and self.ranks.leads:
-                display.measured(self.evaluate(mean))
+                self._measure(display, mean)
             if time.monotonic() - saved > 60 * self.settings.checkpoint_minutes:
                 self.save()
                 saved = time.monotonic()
         measured = self.progress.history and self.progress.history[-1]["step"] == self.progress.step
         if self.ranks.leads and not measured:
-            display.measured(self.evaluate(mean))
+            self._measure(display, mean)
         display.close()
         self.save()
+
+    def _measure(self, display: Display, loss: float) -> None:
+        if not self.progress.history:
+            display.note("measuring on held-out text, which takes longest the first time")
+        display.measured(self.evaluate(loss))
 
     def _length(self) -> int:
         return current_stage(self.settings.stages, self.share()).length

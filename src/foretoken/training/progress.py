@@ -34,7 +34,7 @@ class Standing:
 
 
 class Display:
-    """A bar on `terminal`, or a line to `report` every LINE_STEPS steps."""
+    """A bar on `terminal`, or a line to `report` after the first step and every LINE_STEPS."""
 
     def __init__(
         self, report: Callable[[str], None], name: str, terminal: IO[str] | None = None
@@ -49,7 +49,7 @@ class Display:
     def step(self, now: Standing) -> None:
         """Show where the run is."""
         if self._bar is None:
-            if now.step % LINE_STEPS == 0:
+            if now.step % LINE_STEPS == 0 or now.step == 1:
                 self._report(_line(now))
             return
         if self._bar.n == 0:

@@ -53,7 +53,8 @@ def test_elsewhere_there_are_lines() -> None:
         display.step(_standing(step))
     display.measured({"nats": 2.0})
     display.close()
-    assert len(lines) == 3 and lines[1].startswith("step 20 loss 1.500 tokens 0.00M 812 tokens/s")
+    assert [line.split()[1] for line in lines[:-1]] == ["1", "10", "20"], "the first: it lives"
+    assert lines[2].startswith("step 20 loss 1.500 tokens 0.00M 812 tokens/s")
     assert brief({"nats": 2.0, "bits_per_byte": 0.5}) == "nats 2.000, bits_per_byte 0.500"
 
 
@@ -177,3 +178,11 @@ def test_drafters_for_the_packaged_target_say_what_comes_first(
     settings = tiny.tiny_settings(target=str(tmp_path), compile=True, max_steps=2)
     done = pool.train_on_target(settings, tmp_path / "run", lines.append, build, Ranks())
     assert done.step == 2
+
+
+def test_the_first_measurement_is_announced(tmp_path: Path) -> None:
+    lines: list[str] = []
+    Trainer(tiny.tiny_job(), tiny.tiny_settings(max_steps=8), tmp_path).run(lines.append)
+    [at] = [i for i, line in enumerate(lines) if "measuring" in line]
+    assert "held out" in lines[at + 1]
+    assert sum("held out" in line for line in lines) == 2
