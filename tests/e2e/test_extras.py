@@ -54,7 +54,7 @@ URL = "http://127.0.0.1:9"
 @pytest.mark.parametrize(
     ("words", "package", "extra"),
     [
-        (["serve", "demo"], "uvicorn", "serve"),
+        (["serve", "demo"], "starlette", "serve"),
         (["lab", "mock"], "httptools", "serve"),
         (["lab", "bench", "--server", URL], "httptools", "serve"),
         (["lab", "watch", URL], "httptools", "serve"),

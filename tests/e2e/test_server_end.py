@@ -18,9 +18,9 @@ import pytest
 
 from tests.e2e.serving import start_server
 
-SMALL = ("--max-num-seqs", "2", "--kv-cache-memory-bytes", "20000000")
+SMALL = ("--max-num-seqs", "2", "--kv-cache-memory-bytes", "40000000")
 BODY = {"prompt": "x = ", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
-ENDLESS = {**BODY, "max_tokens": 2000, "n": 2}
+ENDLESS = {**BODY, "max_tokens": 1500, "n": 64}
 TEXT = "/v1/completions"
 
 

@@ -18,7 +18,7 @@ BODY: dict[str, Any] = {
     "seed": 3,
     "ignore_eos": True,
 }
-SMALL = ("--max-num-seqs", "2", "--kv-cache-memory-bytes", "20000000")
+SMALL = ("--max-num-seqs", "2", "--kv-cache-memory-bytes", "40000000")
 
 
 def text_of(url: str) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from foretoken.checkpoint import find_model
 from foretoken.errors import (
     CheckpointError,
-    ConfigError,
+    MissingPackageError,
     ModelNotFoundError,
     UnsupportedModelError,
 )
@@ -233,7 +233,7 @@ def test_gguf_files_are_named_themselves(tmp_path: Path) -> None:
 def test_gguf_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ConfigError, match=r"foretoken\[gguf\]"):
+    with pytest.raises(MissingPackageError, match=r"foretoken\[gguf\]"):
         ModelShape.from_config(tmp_path / "a.gguf")
 
 

@@ -23,7 +23,9 @@ def test_every_number_is_in_its_place() -> None:
     file = io.StringIO()
     Console(file=file, width=100).print(worth_table(found, "head for target"))
     lines = [" ".join(line.split()) for line in file.getvalue().splitlines() if line.strip()]
-    assert "head for target: speed-up simulated, over steps of 2.0 ms" in " ".join(lines)
+    assert lines[0] == "head for target"
+    assert "speed-up: what tokens a step and the times of steps come to" in " ".join(lines)
+    assert "over steps of 2.0 ms without drafts" in " ".join(lines)
     assert "temp. drafts 1 2" in lines
     assert "0 accepted 60% 44%" in lines and "0.8 accepted 60% 44%" in lines
     assert "tokens a step 1.60 2.00" in lines and "tokens a step 1.50 1.70" in lines
