@@ -9,7 +9,8 @@
     |   +-- NotYetError            exit 2  HTTP 501  a known setting whose part is not built yet
     +-- RequestError               exit 2  HTTP 400  one request is wrong; its neighbours go on
     |   +-- ParameterError         exit 2  HTTP 400  a sampling parameter
-    |   +-- PromptError            exit 2  HTTP 400  an empty, over-long or invalid prompt
+    |   +-- PromptError            exit 2  HTTP 400  an empty or invalid prompt
+    |   |   +-- ContextError       exit 2  HTTP 400  a prompt that is longer than the context
     |   +-- CapacityError          exit 2  HTTP 413  a request that can never fit the KV cache
     +-- ModelError                 exit 3  HTTP 500  something on disk is not what it should be
         +-- ModelNotFoundError     exit 3  HTTP 404
@@ -104,7 +105,11 @@ class ParameterError(RequestError):
 
 
 class PromptError(RequestError):
-    """A prompt is empty, too long, of the wrong type, or has token ids out of range."""
+    """A prompt is empty, of the wrong type, or has token ids out of range."""
+
+
+class ContextError(PromptError):
+    """A prompt leaves no room in the context of the model, or is longer than the server takes."""
 
 
 class CapacityError(RequestError):

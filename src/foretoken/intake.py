@@ -12,7 +12,7 @@ from typing import final
 
 from foretoken.config import ResolvedConfig
 from foretoken.control.budget import PREDICTED_DRAFTS
-from foretoken.errors import ParameterError, PromptError
+from foretoken.errors import ContextError, ParameterError, PromptError
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.scheduler import Scheduler
 from foretoken.tokenizer import Tokenizer
@@ -47,7 +47,8 @@ class Intake:
         """Check one prompt and its parameters; n > 1 gives n requests, ids `request_id-i`.
 
         Raises:
-            PromptError: the prompt is empty, too long, or has token ids out of range.
+            PromptError: the prompt is empty, or has token ids out of range.
+            ContextError: it is longer than the context.
             ParameterError: a parameter names token ids that the model does not have, or needs
                 text and there is no tokenizer; or together they forbid every token.
             CapacityError: the prompt can never fit the KV cache.
@@ -99,7 +100,7 @@ class Intake:
         limit = self.config.max_model_len
         if len(prompt_token_ids) >= limit:
             given = f"{len(prompt_token_ids)} tokens"
-            raise PromptError("prompt", given, f"at most {limit - 1} (max_model_len {limit})")
+            raise ContextError("prompt", given, f"at most {limit - 1} (max_model_len {limit})")
         low, high = min(prompt_token_ids), max(prompt_token_ids)
         if low < 0 or high >= self.vocab_size:
             wrong = low if low < 0 else high

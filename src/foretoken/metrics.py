@@ -6,9 +6,11 @@ Fed with one StepStats per step; knows nothing about how they came about. Names 
 
 import logging
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from foretoken.types import StepStats
 
@@ -16,6 +18,8 @@ logger = logging.getLogger("foretoken")
 
 TEMPERATURE_EDGES = (0.0, 0.2, 0.5, 0.7, 1.0)
 """Upper edges of the temperature buckets that acceptance is reported by."""
+_STEP_EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper edges of the buckets of tokens per step, as vLLM's."""
 _WINDOW_S = 60
 _KEEPS = 0.9
 """Weight of the past in the running mean of a plain step's cost."""
@@ -54,6 +58,15 @@ class Vector(Metric):
     """Counters by index, such as draft positions."""
 
     values: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram(Metric):
+    """How many values were at most each upper edge; the last edge is `+Inf`."""
+
+    count: int
+    sum: float
+    buckets: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -186,6 +199,8 @@ class EngineMetrics:
         """Forget all counts; what a plain step costs stays known."""
         self.plain = self.plain.fresh()
         self._totals = _Totals()
+        self._step_sizes = [0] * (len(_STEP_EDGES) + 1)
+        self._step_tokens = 0
         self._per_pos: list[int] = []
         self._running = 0
         self._waiting = 0
@@ -203,6 +218,9 @@ class EngineMetrics:
     def record(self, stats: StepStats) -> None:
         """Add one step."""
         self._totals.add(stats)
+        tokens = stats.num_prefilled + stats.num_output_tokens
+        self._step_sizes[bisect_left(_STEP_EDGES, tokens)] += 1
+        self._step_tokens += tokens
         _add_by_position(self._per_pos, stats.num_accepted_tokens_per_pos)
         self._running, self._waiting = stats.num_sequences, stats.num_waiting
         self.plain.add(stats)
@@ -252,11 +270,15 @@ class EngineMetrics:
         metrics: list[Metric] = [Counter(n, self._labels, v) for n, v in counters.items()]
         gauges |= {name: read() for name, read in self._watched.items()}
         metrics += [Gauge(n, self._labels, v) for n, v in gauges.items()]
-        per_pos = list(self._per_pos)
-        metrics.append(
-            Vector("vllm:spec_decode_num_accepted_tokens_per_pos", self._labels, per_pos)
-        )
-        return metrics
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        return [*metrics, Vector(name, self._labels, list(self._per_pos)), self._steps()]
+
+    def _steps(self) -> Histogram:
+        """Tokens of a step: of prompts that were computed, and of outputs."""
+        edges = (*(f"{edge:.1f}" for edge in _STEP_EDGES), "+Inf")
+        found = dict(zip(edges, accumulate(self._step_sizes), strict=True))
+        name, total = "vllm:iteration_tokens_total", self._step_tokens
+        return Histogram(name, self._labels, found["+Inf"], total, found)
 
     def _maybe_log(self) -> None:
         now = time.monotonic()
@@ -264,17 +286,15 @@ class EngineMetrics:
         if elapsed < self._log_interval_s:
             return
         t = self._recent
-        line = (
-            f"{t.num_output_tokens / elapsed:.1f} tokens/s, {self._running} running, "
-            f"{self._waiting} waiting"
-        )
+        line = f"{t.num_output_tokens / elapsed:.1f} tokens/s, {self._running} running"
+        line += f", {self._waiting} waiting"
         if t.num_drafts:
             by_pos = ", ".join(f"{count / t.num_drafts:.3f}" for count in self._recent_per_pos)
             line += (
-                f"; mean acceptance length {t.acceptance_length:.2f}, "
-                f"acceptance rate {t.acceptance_rate:.1%}, per position {by_pos}, "
-                f"drafted {t.num_draft_tokens / elapsed:.1f} tokens/s, "
-                f"accepted {t.num_accepted_tokens / elapsed:.1f} tokens/s"
+                f"; mean acceptance length {t.acceptance_length:.2f}, acceptance rate "
+                f"{t.acceptance_rate:.1%}, per position {by_pos}, drafted "
+                f"{t.num_draft_tokens / elapsed:.1f} tokens/s, accepted "
+                f"{t.num_accepted_tokens / elapsed:.1f} tokens/s"
             )
         logger.info(line)
         self._recent, self._recent_per_pos, self._logged_at = _Totals(), [], now

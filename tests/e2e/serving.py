@@ -77,15 +77,18 @@ def start_server(
     folder: Path | None = None,
     log: Path | None = None,
     descriptors: int | None = None,
+    customize: Path | None = None,
 ) -> tuple[subprocess.Popen[str], str]:
-    """`foretoken serve demo` in a process of its own, in `folder`, and its URL."""
+    """`foretoken serve demo` in a process of its own, in `folder`, and its URL; `customize` is a
+    folder with a `sitecustomize.py` for it."""
     own = ("--port", "0") if "--port" not in arguments else ()
     command = [sys.executable, "-m", "foretoken", "serve", "demo", *own, *arguments]
     if descriptors is not None:
         command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]
     source = Path(__file__).parents[2] / "src"
+    path = os.pathsep.join(str(one) for one in (customize, source) if one is not None)
     level = "ERROR" if log is None else "INFO"
-    environment = {**os.environ, "PYTHONPATH": str(source), "FORETOKEN_LOGGING_LEVEL": level}
+    environment = {**os.environ, "PYTHONPATH": path, "FORETOKEN_LOGGING_LEVEL": level}
     with open(log or os.devnull, "w") as errors:
         process = subprocess.Popen(
             command,

@@ -359,6 +359,8 @@ def test_metrics_have_vllms_names(server: Serving) -> None:
         "vllm:num_preemptions_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
         "vllm:time_to_first_token_seconds_count", "vllm:inter_token_latency_seconds_count",
         "vllm:request_time_per_output_token_seconds_count",
+        "vllm:time_per_output_token_seconds_count", "vllm:iteration_tokens_total_count",
+        "vllm:request_max_num_generation_tokens_count",
         "vllm:e2e_request_latency_seconds_count", "vllm:request_queue_time_seconds_count",
         "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total",
         "vllm:spec_decode_num_accepted_tokens_total",

@@ -73,3 +73,39 @@ def test_a_killed_server_starts_again_as_if_nothing_had_been(tmp_path: Path) -> 
     [ended] = [line for line in logged if line["message"] == "ended"]
     assert 0 < ended["queued_ms"] <= ended["ttft_ms"] <= ended["e2e_ms"]
     assert ended["id"] == accepted["id"] and ended["completion_tokens"] == 40
+
+
+LOSES = """
+from foretoken.engine import Engine
+
+
+def broken(engine):
+    outputs = step(engine)
+    if any(output.request_id != "warm-up" for output in outputs):
+        raise SystemError("cosmic ray")
+    return outputs
+
+
+step, Engine.step = Engine.step, broken
+"""
+"""A `sitecustomize` whose engine fails after the first step of a client's request, committed."""
+
+
+@pytest.mark.slow
+def test_a_lost_engine_ends_the_process_with_1(tmp_path: Path) -> None:
+    """After every open request was answered, and without a word of the cause to clients."""
+    (tmp_path / "sitecustomize.py").write_text(LOSES)
+    log = tmp_path / "log"
+    process, url = start_server(*SMALL, log=log, customize=tmp_path)
+    try:
+        with httpx.stream(
+            "POST", url + "/v1/completions", json={**BODY, "stream": True}, timeout=60
+        ) as answer:
+            text = answer.read().decode()
+        assert '"internal_server_error"' in text and text.endswith("data: [DONE]\n\n"), text
+        assert "cosmic" not in text
+        assert process.wait(60) == 1
+    finally:
+        process.kill()
+        process.communicate()
+    assert "cosmic ray" in log.read_text() and "engine is lost" in log.read_text()

@@ -9,6 +9,7 @@ from foretoken.metrics import (
     Counter,
     EngineMetrics,
     Gauge,
+    Histogram,
     PlainCost,
     Vector,
     temperature_bucket,
@@ -30,6 +31,18 @@ def stats(accepted: tuple[int, ...], drafts: int, drafted: int) -> StepStats:
         verifying_s=0.5,
         total_s=1.0,
     )
+
+
+def test_sizes_of_steps() -> None:
+    metrics = EngineMetrics("m", log_stats=False)
+    sizes = ((2, 1), (1,), ())
+    for accepted in sizes:
+        metrics.record(stats(accepted, drafts=1, drafted=4))
+    found = {metric.name: metric for metric in metrics.read()}["vllm:iteration_tokens_total"]
+    assert isinstance(found, Histogram)
+    tokens = [8 - 4 + 1 + sum(accepted) for accepted in sizes]
+    assert (found.count, found.sum) == (3, sum(tokens))
+    assert found.buckets["8.0"] == 3 and found.buckets["1.0"] == 0 and found.buckets["+Inf"] == 3
 
 
 def test_totals_and_positions() -> None:

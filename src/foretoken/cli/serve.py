@@ -22,6 +22,7 @@ _SERVER = {
     "port": "port",
     "served_model_name": "served_model_names",
     "api_key": "api_keys",
+    "allowed_host": "allowed_hosts",
     "admin_key": "admin_key",
     "per_request_spec_decode_metrics": "per_request_metrics",
     "metrics_prefix": "metrics_prefix",
@@ -56,6 +57,7 @@ def serve(
     port: Annotated[Number, option("port")] = None,
     served_model_name: Annotated[Texts, option("served_model_name")] = None,
     api_key: Annotated[Texts, option("api_key")] = None,
+    allowed_host: Annotated[Texts, option("allowed_host")] = None,
     admin_key: Annotated[Text, option("admin_key")] = None,
     speculative_config: Annotated[Text, option("speculative_config")] = None,
     spec_method: Annotated[Text, option("spec_method")] = None,
@@ -119,7 +121,7 @@ def _read_config(path: Path | None) -> dict[str, Any]:
         raise ConfigError("--config", str(path), "a mapping such as `max-num-seqs: 32`")
     known = ("model", "log_format", *_SPECULATION, *_SERVER, *_LIMITS, *_ENGINE)
     settings = _KEYS.accept(content, known)
-    for name in ("served_model_name", "api_key"):
+    for name in ("served_model_name", "api_key", "allowed_host"):
         if isinstance(settings.get(name), str):
             settings[name] = [settings[name]]
     return settings
@@ -143,7 +145,7 @@ def _serve(settings: dict[str, Any]) -> int:
     own.setdefault("admin_key", os.environ.get(ADMIN_KEY_VARIABLE))
     if "api_keys" not in own and os.environ.get(API_KEY_VARIABLE):
         own["api_keys"] = os.environ[API_KEY_VARIABLE].split(",")
-    for name in ("api_keys", "served_model_names"):
+    for name in ("api_keys", "served_model_names", "allowed_hosts"):
         own[name] = tuple(own.get(name, ()))
     limits = Limits(**{name: settings[name] for name in _LIMITS if name in settings})
     server = ServerConfig(**own, limits=limits)

@@ -44,6 +44,11 @@ GROUPS: dict[str, dict[str, Row]] = {
         "api_key": Row(
             f"Key that /v1 asks for; may be repeated; also {API_KEY_VARIABLE}.", "KEY", "none"
         ),
+        "allowed_host": Row(
+            "Name in Host headers to answer to without a key, or *; may be repeated.",
+            "NAME",
+            "addresses, localhost",
+        ),
         "admin_key": Row(f"Opens /admin; also {ADMIN_KEY_VARIABLE}.", "KEY", "no /admin"),
     },
     "Speculation": {

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from foretoken.errors import CapacityError, PromptError, RequestError
+from foretoken.errors import CapacityError, ContextError, PromptError, RequestError
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
 from foretoken.runtime import commit as commits
@@ -113,7 +113,7 @@ class Scheduler:
             raise PromptError("prompt", "no tokens", "at least one token")
         if num_prompt >= self.config.max_model_len:
             allowed = f"at most {self.config.max_model_len - 1} tokens (max_model_len - 1)"
-            raise PromptError("prompt", f"{num_prompt} tokens", allowed)
+            raise ContextError("prompt", f"{num_prompt} tokens", allowed)
         if num_prompt >= pool.capacity:
             allowed = f"at most {pool.capacity - 1} tokens: the KV cache holds {pool.capacity}"
             raise CapacityError("prompt", f"{num_prompt} tokens", allowed)

@@ -1,4 +1,4 @@
-"""The outermost layer: request ids, API keys, the access log, and errors as JSON.
+"""The outermost layer: request ids, hosts, API keys, the access log, and errors as JSON.
 
 A plain ASGI middleware. Invariants: every answer has an x-request-id; a key is compared in
 constant time and never logged; an exception becomes 500 without its text.
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.errors import ForetokenError
 from foretoken.server.events import to_json
+from foretoken.server.hosts import is_own
 from foretoken.server.log_lines import milliseconds
 from foretoken.server.metrics import ServerMetrics
 from foretoken.server.problems import Problem, internal, problem_of
@@ -27,7 +28,8 @@ from foretoken.server.state import request_id_of, tenant_of
 
 logger = logging.getLogger("foretoken.access")
 
-_OPEN = ("/health", "/ping", "/health/live", "/health/ready", "/version", "/metrics", "/")
+_WATCHING = ("/health", "/ping", "/health/live", "/health/ready", "/version", "/metrics")
+_OPEN = (*_WATCHING, "/")
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -62,6 +64,7 @@ class Access:
             await send(message)
 
         try:
+            self._check_host(scope["path"], headers)
             scope["foretoken.tenant"] = self._authorize(scope["path"], headers)
             await self._app(scope, receive, tagged)
         except Exception as error:
@@ -73,13 +76,22 @@ class Access:
         finally:
             self._record(scope, status, time.perf_counter() - began, request_id)
 
+    def _check_host(self, path: str, headers: Headers) -> None:
+        """Raise a Problem (403) for a name that is not ours, where no key protects us."""
+        host = headers.get("host", "")
+        named = (*self._config.allowed_hosts, self._config.host)
+        if self._config.api_keys or path in _WATCHING or is_own(host, named):
+            return
+        allowed = "an address, localhost, or a name given with --allowed-host; or use --api-key"
+        raise Problem(403, f"host: got {host[:200]!r}; allowed: {allowed}", code="foreign_host")
+
     def _authorize(self, path: str, headers: Headers) -> str | None:
         """The tenant that the key stands for, None if no key is asked for.
 
         Raises:
             Problem: 401, the key does not open the path.
         """
-        given = headers.get("authorization", "").removeprefix("Bearer ")
+        given = _token(headers.get("authorization", ""))
         if path.startswith("/admin"):
             key = self._config.admin_key
             if key is None:
@@ -111,6 +123,12 @@ class Access:
         }
         quiet = status < 400 and path in _OPEN
         logger.log(logging.DEBUG if quiet else logging.INFO, "http", extra={"facts": facts})
+
+
+def _token(authorization: str) -> str:
+    """The key of an Authorization header; the word before it in any case."""
+    scheme, _, key = authorization.strip().partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else authorization
 
 
 def _matches(given: str, keys: Sequence[str]) -> bool:

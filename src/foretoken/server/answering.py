@@ -18,7 +18,7 @@ from foretoken.server.events import EventStream, to_json, unless_gone
 from foretoken.server.generation import Event, Generation, Order, accept
 from foretoken.server.prompts import PromptIds
 from foretoken.server.schemas import GenerationBody, StreamOptions
-from foretoken.server.state import request_id_of, salt_of, state_of
+from foretoken.server.state import priority_of, request_id_of, salt_of, state_of
 from foretoken.types import SamplingParams
 
 
@@ -64,9 +64,10 @@ async def respond(
         request_id=request_id_of(request),
         prompts=prompts,
         params=params,
-        priority=body.priority,
+        priority=priority_of(request, body.priority),
         cache_salt=salt_of(request, body.cache_salt),
         traceparent=request.headers.get("traceparent"),
+        without_effect=body.without_effect,
     )
     generation = await accept(state, shape.id_prefix, order)
     answer = _Answer(generation, shape, writer(generation), body.stream_options or StreamOptions())

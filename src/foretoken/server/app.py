@@ -29,6 +29,8 @@ ROUTES = (
     Route("/v1/models/{name:path}", status.models),
     Route("/v1/completions", completions.completions, methods=["POST"]),
     Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
+    Route("/v1/embeddings", status.not_built, methods=["POST"]),
+    Route("/v1/responses", status.not_built, methods=["POST"]),
     Route("/tokenize", tokens.tokenize, methods=["POST"]),
     Route("/detokenize", tokens.detokenize, methods=["POST"]),
     Route("/health", status.health),

@@ -40,6 +40,7 @@ async def chat_completions(request: Request) -> ASGIApp:
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         tools=plan.tools,
+        variables=body.template_variables,
     )
 
     def writer(generation: Generation) -> ChoiceWriter:

@@ -61,6 +61,8 @@ class Order:
     cache_salt: str | None = None
     traceparent: str | None = None
     """The caller's trace, in W3C's words."""
+    without_effect: tuple[str, ...] = ()
+    """Fields of the body that change nothing; the log names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,12 +170,14 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
     state.metrics.opened(requests)
     if state.spans is not None:
         state.spans.opened(requests, order.request_id, order.traceparent)
-    facts = {
+    facts: dict[str, object] = {
         "request_id": order.request_id,
         "id": answer_id,
         "prompt_tokens": sum(len(prompt.ids) for prompt in order.prompts),
         "choices": len(requests),
     }
+    if order.without_effect:
+        facts["without_effect"] = ",".join(order.without_effect)
     logger.info("accepted", extra={"facts": facts})
     return Generation(
         answer_id=answer_id,

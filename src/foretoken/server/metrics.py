@@ -7,6 +7,7 @@ the loop sees (latencies, ends, what was asked for) is observed here. Knows no e
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,7 +16,12 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 import foretoken
@@ -100,6 +106,10 @@ class EngineCollector(Collector):
             return self._gauge(name, name, metric.value)
         if isinstance(metric, engine_metrics.Counter):
             return self._counter(name, name, metric.value)
+        if isinstance(metric, engine_metrics.Histogram):
+            steps = HistogramMetricFamily(name, "Tokens of a step.", labels=LABELS)
+            steps.add_metric(self._values, list(metric.buckets.items()), metric.sum)
+            return steps
         assert isinstance(metric, engine_metrics.Vector), type(metric)
         family = CounterMetricFamily(name, name, labels=(*LABELS, "position"))
         for position, value in enumerate(metric.values):
@@ -117,6 +127,14 @@ class EngineCollector(Collector):
         return family
 
 
+@dataclass(slots=True)
+class _Siblings:
+    """The outputs of one prompt that have not ended, and the longest of those that have."""
+
+    live: int
+    most: int = 0
+
+
 class ServerMetrics:
     """Histograms and counts of requests."""
 
@@ -128,8 +146,10 @@ class ServerMetrics:
         self._started: dict[str, Request] = {}
         self._last_at: dict[str, float] = {}
         self._num_tokens: dict[str, int] = {}
+        self._siblings: dict[str, _Siblings] = {}
         self._first_token = self._histogram("time_to_first_token_seconds", _FIRST_TOKEN_S)
         self._between = self._histogram("inter_token_latency_seconds", _PER_TOKEN_S)
+        self._between_formerly = self._histogram("time_per_output_token_seconds", _PER_TOKEN_S)
         self._per_token = self._histogram("request_time_per_output_token_seconds", _PER_TOKEN_S)
         self._whole = self._histogram("e2e_request_latency_seconds", _REQUEST_S)
         self._queued = self._histogram("request_queue_time_seconds", _REQUEST_S)
@@ -138,6 +158,7 @@ class ServerMetrics:
         self._inference = self._histogram("request_inference_time_seconds", _REQUEST_S)
         self._prompt = self._histogram("request_prompt_tokens", _TOKENS)
         self._generated = self._histogram("request_generation_tokens", _TOKENS)
+        self._longest = self._histogram("request_max_num_generation_tokens", _TOKENS)
         self._asked = self._histogram("request_params_max_tokens", _TOKENS)
         self._n = self._histogram("request_params_n", (1, 2, 5, 10, 20))
         self._ends = Counter(
@@ -161,7 +182,11 @@ class ServerMetrics:
 
     def opened(self, requests: Sequence[Request]) -> None:
         """Requests that were accepted."""
+        siblings = _Siblings(0)
         for request in requests:
+            if request.sample_index == 0:
+                siblings = _Siblings(request.params.n)
+            self._siblings[request.request_id] = siblings
             self._started[request.request_id] = request
             self._prompt.observe(len(request.prompt_token_ids))
             self._asked.observe(request.max_tokens)
@@ -181,6 +206,7 @@ class ServerMetrics:
             now = time.monotonic()
             if request_id in self._last_at:
                 self._between.observe(now - self._last_at[request_id])
+                self._between_formerly.observe(now - self._last_at[request_id])
             else:
                 self._first_token.observe(now - request.arrival)
             self._last_at[request_id] = now
@@ -193,6 +219,10 @@ class ServerMetrics:
         request = self._started.pop(request_id)
         count = self._num_tokens.pop(request_id)
         self._last_at.pop(request_id, None)
+        siblings = self._siblings.pop(request_id)
+        siblings.live, siblings.most = siblings.live - 1, max(siblings.most, count)
+        if siblings.live == 0:
+            self._longest.observe(siblings.most)
         self._ends.labels(*self._values, str(reason)).inc()
         times = output.metrics
         facts = {"id": request_id, "finish_reason": str(reason), "completion_tokens": count}

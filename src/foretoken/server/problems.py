@@ -6,7 +6,7 @@ Messages name the field, what was given and what is allowed; never a path, a key
 from collections.abc import Mapping
 from typing import Any
 
-from foretoken.errors import ForetokenError, ModelError, RequestError
+from foretoken.errors import CapacityError, ContextError, ForetokenError, ModelError, RequestError
 
 _KINDS = {
     400: "invalid_request_error",
@@ -66,7 +66,9 @@ def problem_of(error: ForetokenError) -> Problem:
     if isinstance(error, ModelError):
         return Problem(500, "the model cannot do this")
     param = error.field if isinstance(error, RequestError) else None
-    return Problem(error.http_status, str(error), param)
+    over = isinstance(error, ContextError | CapacityError)
+    code = "context_length_exceeded" if over else None
+    return Problem(error.http_status, str(error), param, code=code)
 
 
 def internal() -> Problem:

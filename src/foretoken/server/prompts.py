@@ -5,11 +5,11 @@ encoded off the loop.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foretoken.errors import PromptError
+from foretoken.errors import ContextError, PromptError
 from foretoken.server.problems import Problem
 from foretoken.server.schemas import CompletionBody, GenerationBody, Message, Tool
 from foretoken.server.state import ServerState
@@ -78,15 +78,16 @@ async def encode(state: ServerState, text: str, special: bool = True) -> list[in
 
 
 def check_fits(state: ServerState, field: str, text: str, most: int) -> None:
-    """Raise a PromptError for a text of more characters than `most` tokens can cover."""
+    """Raise a ContextError for a text of more characters than `most` tokens can cover."""
     reach = None if state.tokenizer is None else state.tokenizer.reach
     if reach is not None and len(text) > reach * most:
         given = f"{len(text)} characters, which are more than {most} tokens"
-        raise PromptError(field, given, f"at most {most} tokens, one of at most {reach} characters")
+        allowed = f"at most {most} tokens, one of at most {reach} characters"
+        raise ContextError(field, given, allowed)
 
 
 def check_texts(state: ServerState, body: GenerationBody) -> None:
-    """Raise a PromptError for texts beside the prompt that cannot be in any output."""
+    """Raise a ContextError for texts beside the prompt that cannot be in any output."""
     for word in body.bad_words or ():
         check_fits(state, "bad_words", word, state.max_model_len)
     if body.prediction is not None:
@@ -99,6 +100,7 @@ async def chat_prompt(
     *,
     add_generation_prompt: bool,
     tools: Sequence[Tool] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> PromptIds:
     """A conversation through the model's chat template.
 
@@ -112,6 +114,7 @@ async def chat_prompt(
             [_plain(message) for message in messages],
             add_generation_prompt=add_generation_prompt,
             tools=None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools],
+            variables=variables,
         )
         check_fits(state, "messages", text, _most_tokens(state))
         return tokenizer.encode(text, add_special_tokens=False)
@@ -128,7 +131,7 @@ def _most_tokens(state: ServerState) -> int:
 def _within(state: ServerState, prompt: PromptIds) -> PromptIds:
     most = state.config.limits.max_prompt_tokens
     if most is not None and len(prompt.ids) > most:
-        raise PromptError("prompt", f"{len(prompt.ids)} tokens", f"at most {most} on this server")
+        raise ContextError("prompt", f"{len(prompt.ids)} tokens", f"at most {most} on this server")
     return prompt
 
 

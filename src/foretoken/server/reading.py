@@ -23,7 +23,8 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
         Problem: 413 too large, 415 not JSON, 400 malformed, with wrong fields or too
             many values, 499 gone.
     """
-    media = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    unsaid = "application/json" if request.scope["foretoken.tenant"] is not None else ""
+    media = request.headers.get("content-type", unsaid).split(";")[0].strip().lower()
     if media != "application/json":
         allowed = "application/json (curl: -H 'content-type: application/json')"
         raise Problem(415, f"content-type: got {media!r}; allowed: {allowed}")
@@ -68,6 +69,8 @@ def _problem(error: ValidationError, kind: type[BaseModel]) -> Problem:
         message = _unknown(path[0], kind)
     elif first["type"] == "json_invalid":
         message = f"the body is not valid JSON: {first['msg']}"
+    elif param is None:
+        message = 'the body: a JSON object is wanted, such as {"prompt": "x"}'
     else:
         message = f"{param}: {first['msg']}"
     if len(found) > 1:

@@ -67,10 +67,14 @@ def chat_params(
 def _structure(body: GenerationBody) -> dict[str, Any] | None:
     """What response_format or structured_outputs ask for, as SamplingParams takes it."""
     form = body.response_format
+    if form is not None and form.schema_ is not None and form.type != "json_object":
+        raise ParameterError("response_format.schema", "a schema", "json_object beside it")
     if form is None or form.type == "text":
         return body.structured_outputs
     if body.structured_outputs is not None:
         raise ParameterError("response_format", form.type, "nothing beside structured_outputs")
+    if form.type == "json_object" and form.schema_ is not None:
+        return {"json": form.schema_, "disable_any_whitespace": True}
     if form.type == "json_object":
         return {"json_object": True, "disable_any_whitespace": True}
     if form.json_schema is None:

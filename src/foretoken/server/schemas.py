@@ -40,6 +40,11 @@ Prompt = Annotated[
         custom_error_message="allowed: a text, texts, token ids, or lists of token ids",
     ),
 ]
+_WITHOUT_EFFECT = (
+    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "verbosity",
+    "reasoning_effort", "service_tier", "store", "metadata",
+)  # fmt: skip
+"""Fields that new clients send, and that are named in the log."""
 
 
 class StreamOptions(BaseModel):
@@ -70,6 +75,8 @@ class ResponseFormat(BaseModel):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    """Beside json_object, as instructor and llama.cpp have it: the object's schema."""
 
 
 class TextPart(BaseModel):
@@ -132,6 +139,15 @@ class GenerationBody(BaseModel, ABC):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    verbosity: str | None = None
+    reasoning_effort: str | None = None
+    """Given to the chat template, which may know it; without effect elsewhere."""
+    service_tier: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
     priority: int = 0
     cache_salt: str | None = None
     """Requests share cached prefixes only within one salt."""
@@ -140,6 +156,11 @@ class GenerationBody(BaseModel, ABC):
     token_sources: bool = False
     """Add to every choice `tokens`, text, id and source of each, and at its end `times`: seconds
     from the request's arrival until it ran, until its first token and until its end."""
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Fields that were given and change nothing here."""
+        return tuple(name for name in _WITHOUT_EFFECT if getattr(self, name) is not None)
 
 
 class CompletionBody(GenerationBody):
@@ -211,10 +232,15 @@ class ChatBody(GenerationBody):
     tools: list[Tool] | None = Field(default=None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
-    store: bool | None = None
-    metadata: dict[str, str] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """More variables for the chat template, such as `enable_thinking`."""
     modalities: list[Literal["text"]] | None = None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template is given beside messages and tools."""
+        given = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**given, **(self.chat_template_kwargs or {})}
 
 
 class TokenizeBody(BaseModel):
@@ -227,6 +253,7 @@ class TokenizeBody(BaseModel):
     messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
 
 

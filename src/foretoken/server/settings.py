@@ -65,6 +65,9 @@ class ServerConfig:
     """Names that requests may give; the first is the one answered. Empty: the model's."""
     api_keys: tuple[str, ...] = ()
     """Keys that open /v1 and the playground; empty: no key is asked for."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in Host headers that are answered where no key is asked for, beside addresses,
+    localhost and names without a dot; `*.example.com` for all below, `*` for all."""
     admin_key: str | None = None
     """Opens /admin; None: there is no /admin."""
     per_request_metrics: str = "none"

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from foretoken.engine_async import AsyncEngine
+from foretoken.errors import ParameterError
 from foretoken.server.metrics import ServerMetrics
 from foretoken.server.settings import ServerConfig
 from foretoken.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from foretoken.server.tracing import RequestSpans
+
+
+_MOST_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,20 @@ def request_id_of(request: Request) -> str:
 def salt_of(request: Request, given: str | None) -> str | None:
     """The salt within which a request shares caches: its own, inside its API key's."""
     return salt_from(request.scope["foretoken.tenant"], given)
+
+
+def priority_of(request: Request, given: int) -> int:
+    """The priority of a request; with API keys a tenant may step back, but never ahead of others.
+
+    Raises:
+        ParameterError: it is out of bounds.
+    """
+    keyed = request.scope["foretoken.tenant"] is not None
+    least, most = (0 if keyed else -_MOST_PRIORITY), _MOST_PRIORITY
+    if not least <= given <= most:
+        allowed = f"{least} to {most}" + (", where lower goes first" if keyed else "")
+        raise ParameterError("priority", given, allowed)
+    return given
 
 
 def tenant_of(key: str) -> str:

@@ -81,6 +81,12 @@ async def metrics(request: Request) -> Response:
     return Response(state_of(request).metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
+async def not_built(request: Request) -> Response:
+    """What OpenAI has and this server has not. 404, since clients ask again after a 501."""
+    instead = "use /v1/chat/completions or /v1/completions"
+    raise Problem(404, f"{request.url.path}: not built; {instead}", code="not_built")
+
+
 _POSTS: dict[str, tuple[type[BaseModel], str]] = {
     "/v1/completions": (CompletionBody, "Continue prompts"),
     "/v1/chat/completions": (ChatBody, "Answer a conversation"),

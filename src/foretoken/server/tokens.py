@@ -30,7 +30,10 @@ async def tokenize(request: Request) -> Response:
         raise PromptError("prompt", None, "either prompt or messages")
     if body.messages is not None:
         prompt = await chat_prompt(
-            state, body.messages, add_generation_prompt=body.add_generation_prompt
+            state,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            variables=body.chat_template_kwargs,
         )
         ids = prompt.ids
     else:
