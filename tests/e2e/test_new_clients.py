@@ -86,7 +86,7 @@ def test_variables_reach_the_chat_template(server: Serving) -> None:
     chat = post(server, "/v1/chat/completions", {**CHAT, **changed, "return_token_ids": True})
     ids = chat.json()["choices"][0]["prompt_token_ids"]
     assert ids == post(server, "/tokenize", body | changed).json()["tokens"]
-    wrong = {"chat_template_kwargs": {"messages": []}}
+    wrong: dict[str, Any] = {"chat_template_kwargs": {"messages": []}}
     answer = post(server, "/v1/chat/completions", {**CHAT, **wrong})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "chat_template_kwargs"
