@@ -68,11 +68,12 @@ def test_everyone_is_told_when_the_drain_ends() -> None:
     with process_of("--drain-s", "2") as (process, url), connect(url) as slow:
         slow.sendall(f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{".encode())
         asking = threading.Thread(target=ask, args=(url,))
-        asking.start()
         streamed = {**ENDLESS, "stream": True, "stream_options": {"include_usage": True}}
         with httpx.stream("POST", url + TEXT, json=streamed, timeout=60) as answer:
             lines = answer.iter_lines()
             assert next(lines).startswith("data: {")
+            asking.start()
+            time.sleep(0.5)  # it is accepted
             process.send_signal(signal.SIGTERM)
             began = time.monotonic()
             assert b"503" in slow.recv(10_000)
