@@ -17,6 +17,7 @@ from foretoken.control.budget import LoadLimit, RequestBudget
 from foretoken.control.live import LivePolicy
 from foretoken.control.measured import MeasuredLimit
 from foretoken.engine import Engine, EngineParts
+from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kernels.library import find_library
 from foretoken.kernels.linear import TYPES
@@ -27,6 +28,7 @@ from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.base import Proposer
+from foretoken.proposers.checked import DraftCheck
 from foretoken.proposers.desk import Member
 from foretoken.proposers.draft_models import Surroundings, build_draft_model, find_draft_models
 from foretoken.proposers.drafters import Drafters
@@ -227,11 +229,13 @@ class _Assembly:
 
     def _given(self, proposer: Proposer, grammars: Grammars) -> Drafters:
         """A drafter of the caller's own, under the name that it has."""
+        if not isinstance(proposer, Proposer) or not getattr(proposer, "name", ""):
+            raise ConfigError("proposer", proposer, "a foretoken Proposer with a name")
         given = self.speculative
         most = given.num_speculative_tokens if given else _DEFAULT_DRAFTS
-        return Drafters(
-            {proposer.name: Member(proposer=proposer, most=most)}, FirstPolicy(), grammars
-        )
+        check = DraftCheck(proposer.name, self.shape.vocab_size)
+        member = Member(proposer=proposer, most=most, check=check)
+        return Drafters({proposer.name: member}, FirstPolicy(), grammars)
 
 
 def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:

@@ -21,6 +21,7 @@ from foretoken.runtime.apart import verify_apart
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.failures import say_failure
 from foretoken.runtime.grammar import Grammars
+from foretoken.runtime.masked import leave_out_masked
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduler import Scheduler
 from foretoken.runtime.verifier import Verification, Verifier
@@ -160,8 +161,10 @@ class Engine:
             self.cancelled = tuple(span.sequence.request.request_id for span in planned.spans)
             raise
         verified = time.perf_counter()
+        verification, masked = leave_out_masked(batch, verification)
         ended = [parts.scheduler.fail(request_id, why) for request_id, why in broken.items()]
-        ended += self._fail_grammars()
+        ended += self._refuse("bad_words", masked)
+        ended += self._refuse("structured_outputs", parts.grammars.take_failures())
         committed = parts.scheduler.commit(batch, verification, time.monotonic())
         committed += [output for output in ended if output is not None]
         outputs = [self._with_text(output) for output in committed]
@@ -188,12 +191,11 @@ class Engine:
         reason = FinishReason.ERROR
         return replace(output, finish_reason=reason, stop_reason=None, error=why, metrics=metrics)
 
-    def _fail_grammars(self) -> list[Output]:
-        """Ends of requests whose grammar failed in this step, before its tokens are committed:
-        their rows were not masked."""
-        failures = self.parts.grammars.take_failures()
-        ended = (self.parts.scheduler.fail(i, reason) for i, reason in failures.items())
-        return [replace(output, refused=True) for output in ended if output is not None]
+    def _refuse(self, field: str, reasons: Mapping[str, str]) -> list[Output]:
+        """Ends of requests whose parameter `field` left no right token in this step, before its
+        tokens are committed."""
+        ended = (self.parts.scheduler.fail(i, reason) for i, reason in reasons.items())
+        return [replace(output, refused=field) for output in ended if output is not None]
 
     def _release(self, request_id: str) -> None:
         self.parts.proposer.release(request_id)

@@ -3,7 +3,7 @@
 Turns prompts into requests, drives the engine until they end, and collects their outputs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +15,16 @@ from foretoken.errors import PromptError
 from foretoken.logs import show_logs
 from foretoken.metrics import Metric
 from foretoken.output_builder import GrowingOutput, collect
+from foretoken.prompts import (
+    Messages,
+    Prompt,
+    list_conversations,
+    list_params,
+    list_priorities,
+    list_prompts,
+    read_prompt,
+    text_of,
+)
 from foretoken.proposers.base import Proposer
 from foretoken.shared_engine import SharedEngine
 from foretoken.tokenizer import Tokenizer
@@ -22,8 +32,6 @@ from foretoken.types import Output, Request, RequestOutput, SamplingParams
 
 PATIENCE_S = 2.0
 """Calls that take less show no progress bar."""
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -82,7 +90,8 @@ class LLM:
 
         Args:
             prompts: a text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those;
-                a dictionary may carry `cache_salt`.
+                a dictionary may carry `cache_salt`. A text without any token is an error: an empty
+                one, unless the tokenizer puts a token at the beginning.
             sampling_params: one for all or one each; default `SamplingParams()`.
             use_tqdm: on a terminal, show a progress bar once the call has taken two seconds.
             priority: one number each; lower runs first.
@@ -90,11 +99,9 @@ class LLM:
         Raises:
             RequestError: a prompt or parameter is wrong; nothing has been started then.
         """
-        listed = _as_list(prompts)
-        params = _as_params(sampling_params, len(listed))
-        ranks = list(priority) if priority is not None else [0] * len(listed)
-        if len(ranks) != len(listed):
-            raise PromptError("priority", len(ranks), f"one number per prompt ({len(listed)})")
+        listed = list_prompts(prompts)
+        params = list_params(sampling_params, len(listed))
+        ranks = list_priorities(priority, len(listed))
         requests = [
             self._requests(prompt, p, rank)
             for prompt, p, rank in zip(listed, params, ranks, strict=True)
@@ -116,8 +123,7 @@ class LLM:
             RequestError: as in `generate`.
         """
         tokenizer = self.get_tokenizer()
-        many = bool(messages) and not isinstance(messages[0], Mapping)
-        conversations: Any = messages if many else [messages]
+        conversations = list_conversations(messages)
         prompts = [
             {
                 "prompt_token_ids": tokenizer.apply_chat_template(
@@ -141,7 +147,7 @@ class LLM:
         Raises:
             RequestError: the prompt or a parameter is wrong.
         """
-        params = sampling_params or SamplingParams()
+        [params] = list_params(sampling_params, 1)
         if params.n != 1:
             raise PromptError("n", params.n, "1 when streaming")
         with self._shared.open(self._requests(prompt, params, 0)) as outputs:
@@ -171,20 +177,8 @@ class LLM:
         return self._shared.engine
 
     def _requests(self, prompt: Prompt, params: SamplingParams, rank: int) -> list[Request]:
-        salt = None
-        if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
-            if unknown or not {"prompt", "prompt_token_ids"} & set(prompt):
-                allowed = "prompt or prompt_token_ids, and cache_salt"
-                raise PromptError("prompt", sorted(prompt), allowed)
-            salt = prompt.get("cache_salt")
-            prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
-        if isinstance(prompt, str):
-            ids = self.get_tokenizer().encode(prompt)
-        else:
-            ids = list(prompt)
-            if not all(isinstance(i, int) for i in ids):
-                raise PromptError("prompt_token_ids", ids, "integers")
+        given, salt = read_prompt(prompt)
+        ids = self.get_tokenizer().encode(given) if isinstance(given, str) else list(given)
         return self._engine.make_requests(
             str(next(self._ids)), ids, params, priority=rank, cache_salt=salt
         )
@@ -203,35 +197,9 @@ class LLM:
         finally:
             progress.close()
         return [
-            collect(_text(prompt), [growing[r.request_id] for r in group])
+            collect(text_of(prompt), [growing[r.request_id] for r in group])
             for prompt, group in zip(prompts, requests, strict=True)
         ]
-
-
-def _text(prompt: Prompt) -> str | None:
-    """The prompt, if it was given as text."""
-    if isinstance(prompt, Mapping):
-        prompt = prompt.get("prompt", ())
-    return prompt if isinstance(prompt, str) else None
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]
-    return list(prompts)
-
-
-def _as_params(
-    given: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> list[SamplingParams]:
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * num_prompts
-    if len(given) != num_prompts:
-        allowed = f"one, or one per prompt ({num_prompts})"
-        raise PromptError("sampling_params", f"{len(given)} of them", allowed)
-    return list(given)
 
 
 def _progress(total: int, shown: bool) -> Any:

@@ -65,7 +65,12 @@ class Tokenizer:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; other threads run meanwhile if it is long."""
+        """Token ids of `text`; other threads run meanwhile if it is long.
+
+        Raises:
+            PromptError: it holds half of a surrogate pair, which is no character.
+        """
+        _check_text(text)
         if len(text) <= _LONG:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         # `encode` holds the interpreter until it is done, a batch does not.
@@ -73,7 +78,13 @@ class Tokenizer:
         return found.ids
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, without special tokens."""
+        """Token ids of each text, without special tokens.
+
+        Raises:
+            PromptError: as for `encode`.
+        """
+        for text in texts:
+            _check_text(text)
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [one.ids for one in found]
 
@@ -160,6 +171,15 @@ class Tokenizer:
         if isinstance(token, Mapping):
             token = token.get("content")
         return None if token is None else self._tokenizer.token_to_id(str(token))
+
+
+def _check_text(text: str) -> None:
+    """Refuse what has no UTF-8: the library would raise an error of its own."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise PromptError("text", half, "characters: half of a surrogate pair is none") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from foretoken.errors import (
     ModelNotFoundError,
     ParameterError,
     PromptError,
+    RequestError,
     TokenizerError,
 )
 from foretoken.testing import write_tiny_llama
@@ -44,6 +45,24 @@ def llm(folder: Path) -> LLM:
         ({"prompt_token_ids": [1.5]}, "prompt_token_ids"),
         ({"text": "x"}, "prompt"),
         ("text without a tokenizer", "prompt"),
+        ({"prompt_token_ids": [True, 2]}, "prompt_token_ids"),
+        ({"prompt_token_ids": [None]}, "prompt_token_ids"),
+        ({"prompt_token_ids": ["1"]}, "prompt_token_ids"),
+        ({"prompt_token_ids": "12"}, "prompt_token_ids"),
+        ({"prompt_token_ids": 12}, "prompt_token_ids"),
+        ({"prompt_token_ids": b"12"}, "prompt_token_ids"),
+        ({"prompt_token_ids": None}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": b"text"}, "prompt"),
+        ({"prompt_token_ids": [1], "cache_salt": 3}, "cache_salt"),
+        ({1: 2}, "prompt"),
+        (None, "prompt"),
+        (2.5, "prompt"),
+        (b"text", "prompt"),
+        ([], "prompt"),
+        ([True], "prompt_token_ids"),
+        ([1, None], "prompt_token_ids"),
     ],
 )
 def test_a_bad_prompt_starts_nothing(llm: LLM, prompt: Any, field: str) -> None:
@@ -76,6 +95,68 @@ def test_numbers_that_do_not_match(llm: LLM) -> None:
         llm.generate([GOOD, GOOD], [PARAMS], use_tqdm=False)
     with pytest.raises(PromptError, match="priority"):
         llm.generate([GOOD], PARAMS, use_tqdm=False, priority=[1, 2])
+
+
+@pytest.mark.parametrize("prompts", [None, 5, True, b"text", bytearray(b"x"), 2.5, object()])
+def test_what_is_no_list_of_prompts(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(PromptError) as caught:
+        llm.generate(prompts, PARAMS, use_tqdm=False)
+    assert caught.value.field == "prompts"
+    with pytest.raises(PromptError):
+        next(llm.stream(prompts, PARAMS))
+
+
+@pytest.mark.parametrize("given", [{"temperature": 0}, "greedy", 3, ["greedy"], [None], [{}]])
+def test_what_are_no_parameters(llm: LLM, given: Any) -> None:
+    with pytest.raises(ParameterError, match="sampling_params"):
+        llm.generate([GOOD], given, use_tqdm=False)
+    with pytest.raises(ParameterError, match="sampling_params"):
+        next(llm.stream(GOOD, given))
+
+
+@pytest.mark.parametrize("given", ["1", [None], ["1"], [1.5], [True], 3])
+def test_what_are_no_priorities(llm: LLM, given: Any) -> None:
+    with pytest.raises(PromptError, match="priority"):
+        llm.generate([GOOD, GOOD], PARAMS, use_tqdm=False, priority=given)
+
+
+HALF = chr(0xD83D)
+"""One half of a pair: a string of Python can hold it, a text cannot."""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parameters"),
+    [
+        (f"a{HALF}b", {}),
+        ({"prompt": HALF}, {}),
+        ("x", {"prediction": f"a{HALF}"}),
+        ("x", {"bad_words": [HALF]}),
+    ],
+)
+def test_half_a_character_is_no_text(prompt: Any, parameters: dict[str, Any]) -> None:
+    with LLM("demo", kv_cache_memory_bytes=8 << 20, max_model_len=128) as demo:
+        with pytest.raises(RequestError, match="surrogate"):
+            demo.generate([prompt], SamplingParams(**parameters), use_tqdm=False)
+        assert not demo._engine.has_unfinished
+
+
+def test_an_empty_text_is_the_token_that_begins_one() -> None:
+    """Of a tokenizer that has such a token; where there is none, it is an error."""
+    with LLM("demo", kv_cache_memory_bytes=8 << 20, max_model_len=128) as demo:
+        [found] = demo.generate("", PARAMS, use_tqdm=False)
+        assert found.prompt_token_ids == (demo.get_tokenizer().bos_token_id,)
+        with pytest.raises(PromptError, match="at least one token"):
+            demo.generate({"prompt_token_ids": []}, PARAMS, use_tqdm=False)
+
+
+@pytest.mark.parametrize("messages", [None, 3, "hello", b"hello", ["hello"], [None], [3, 4], [[3]]])
+def test_what_is_no_conversation(messages: Any) -> None:
+    with (
+        LLM("demo", kv_cache_memory_bytes=8 << 20, max_model_len=128) as demo,
+        pytest.raises(PromptError) as caught,
+    ):
+        demo.chat(messages, PARAMS, use_tqdm=False)
+    assert caught.value.field == "messages"
 
 
 def test_a_request_that_can_never_fit(folder: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from foretoken.errors import CheckpointError, ModelNotFoundError
+from foretoken.quant.finite import check_finite
 from foretoken.shape.fields import read_json
 
 WEIGHTS = (
@@ -98,7 +99,8 @@ def fill(
         ignored: names (of the file) that may be there and are not used.
 
     Raises:
-        CheckpointError: tensors are missing, unused, double or misshapen; the message names them.
+        CheckpointError: tensors are missing, unused, double, misshapen or not finite; the message
+            names them.
     """
     skipped = set(ignored)
     wanted = module.state_dict()
@@ -118,6 +120,7 @@ def fill(
         if tensor.numel() != place.numel() or tensor.squeeze().shape != place.squeeze().shape:
             shown = f"{name} {list(tensor.shape)}"
             raise CheckpointError("tensor shape", shown, f"{list(place.shape)} from config.json")
+        check_finite(name, tensor)
         fitting[name] = tensor.reshape(place.shape)
     module.load_state_dict(fitting, assign=True)
 

@@ -17,6 +17,7 @@ from foretoken.errors import CheckpointError
 from foretoken.models.files import open_files
 from foretoken.quant import Weights
 from foretoken.quant.arrange import change_rows
+from foretoken.quant.finite import check_finite
 from foretoken.quant.formats import Format
 
 _DERIVED = (".rotary_emb.inv_freq",)
@@ -72,7 +73,8 @@ class Checkpoint:
         """The tensor `name`, which must have this shape.
 
         Raises:
-            CheckpointError: it is missing, misshapen, not of a floating type, or unreadable.
+            CheckpointError: it is missing, misshapen, not of a floating type, unreadable, or not
+                finite in the type that it is converted to.
         """
         return self._checked(name, self.raw(name), shape)
 
@@ -92,6 +94,7 @@ class Checkpoint:
         if tuple(found.values_NK.shape) != shape:
             given = f"{module} {list(found.values_NK.shape)}"
             raise CheckpointError("tensor shape", given, f"{list(shape)} from config.json")
+        check_finite(module, found)
         return change_rows(found, lambda rows: rows.to(self.device))
 
     def has(self, name: str) -> bool:
@@ -129,7 +132,9 @@ class Checkpoint:
             given = f"{name} {tensor.dtype}"
             allowed = "a floating type, or a quantization_config that says what it is"
             raise CheckpointError("tensor type", given, allowed)
-        return tensor.to(self._dtype)
+        converted = tensor.to(self._dtype)
+        check_finite(name, converted)
+        return converted
 
     def keep(self, name: str, shape: Sequence[int]) -> Tensor:
         """The same for tensors that stay as they are, in memory of their own.

@@ -5,6 +5,7 @@ whose request allows it and never for more than its own number of drafts; nothin
 offer, it is taken whole or not at all; what is put together has one drafter per span.
 """
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +16,10 @@ from torch import Tensor
 
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
+from foretoken.proposers.checked import DraftCheck
 from foretoken.runtime.batch import Span
+
+logger = logging.getLogger("foretoken")
 
 PREDICTION = "prediction"
 GRAMMAR = "grammar"
@@ -33,6 +37,26 @@ class Member:
     least: int = 0
     """It is not asked where there is room for fewer; looked-up drafts that are shorter, which
     follow from committed text alone, are not checked."""
+    check: DraftCheck | None = None
+    """Of a drafter of the user's own: what it gives is not believed."""
+
+    def propose(self, context: Context) -> Draft:
+        """Ask the drafter.
+
+        Raises:
+            ConfigError: a drafter of the user's own gave what is no draft.
+        """
+        draft = self.proposer.propose(context)
+        return draft if self.check is None else self.check.checked(draft, context)
+
+    def release(self, request_id: str) -> None:
+        """Have the drafter forget a request; the user's own may fail in it without harm."""
+        try:
+            self.proposer.release(request_id)
+        except Exception:
+            if self.check is None:
+                raise
+            logger.exception("proposer %r, release of %s", self.check.name, request_id)
 
 
 class Offer(NamedTuple):
@@ -84,7 +108,7 @@ class Desk:
         if not asked:
             return {}
         began = time.perf_counter()
-        draft = member.proposer.propose(Context(tuple(asked.values())))
+        draft = member.propose(Context(tuple(asked.values())))
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
         least = member.least if member.proposer.looks_up else 0
         offers = dict(zip(asked, _offers(name, draft), strict=True))

@@ -105,7 +105,7 @@ class Drafters(Proposer):
     def release(self, request_id: str) -> None:
         """Tell everybody."""
         for member in self._everyone.values():
-            member.proposer.release(request_id)
+            member.release(request_id)
         self._policy.release(request_id)
 
     def _ask_only(self, context: Context) -> Draft:
@@ -116,7 +116,7 @@ class Drafters(Proposer):
             desk = Desk(self._everyone, context.spans)
             desk.take(desk.ask(name, desk.open))
             return desk.draft()
-        return replace(member.proposer.propose(context), drafter=name)
+        return replace(member.propose(context), drafter=name)
 
 
 def _is_particular(span: Span) -> bool:

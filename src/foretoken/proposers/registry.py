@@ -6,6 +6,7 @@ from foretoken.config import SpeculativeConfig
 from foretoken.config.speculative import METHODS, WITH_WEIGHTS
 from foretoken.errors import ConfigError
 from foretoken.proposers.base import Proposer, ProposerSettings
+from foretoken.proposers.checked import DraftCheck
 from foretoken.proposers.desk import Member
 from foretoken.proposers.drafters import Drafters
 from foretoken.proposers.policy import FirstPolicy, Policy
@@ -49,6 +50,7 @@ def create_drafters(
             proposer=create(one),
             most=one.num_speculative_tokens,
             least=one.min_speculative_tokens,
+            check=DraftCheck(one.label, vocab_size) if one.method == "custom_class" else None,
         )
         for one in each
     }

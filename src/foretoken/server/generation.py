@@ -111,8 +111,8 @@ class Generation:
         self.state.engine.close(self.stream)
 
     def _check(self, output: Output) -> None:
-        if output.refused:
-            raise Problem(400, output.error or "", "structured_outputs")
+        if output.refused is not None:
+            raise Problem(400, output.error or "", output.refused)
         if output.finish_reason is FinishReason.ERROR:
             logger.error("request %s failed: %s", self.order.request_id, output.error)
             raise Problem(500, "the engine failed; the request id finds the cause in the log")

@@ -114,8 +114,8 @@ class Output:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    refused: bool = False
-    """With an error: whether it is the request's own fault, such as a grammar that is too large."""
+    refused: str | None = None
+    """With an error that is the request's own fault: the parameter, such as a grammar too large."""
     metrics: RequestMetrics | None = None
     """Given with the finish reason."""
     valid: bool = True
