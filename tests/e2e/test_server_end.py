@@ -22,6 +22,11 @@ SMALL = ("--max-num-seqs", "2", "--kv-cache-memory-bytes", "40000000")
 BODY = {"prompt": "x = ", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
 ENDLESS = {**BODY, "max_tokens": 1500, "n": 64}
 TEXT = "/v1/completions"
+UNFINISHED = (
+    f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\n"
+    "content-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+).encode()
+"""A request whose body never comes."""
 
 
 @contextmanager
@@ -66,7 +71,7 @@ def test_everyone_is_told_when_the_drain_ends() -> None:
         plain.append(httpx.post(url + TEXT, json=ENDLESS, timeout=60))
 
     with process_of("--drain-s", "2") as (process, url), connect(url) as slow:
-        slow.sendall(f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{".encode())
+        slow.sendall(UNFINISHED)
         asking = threading.Thread(target=ask, args=(url,))
         streamed = {**ENDLESS, "stream": True, "stream_options": {"include_usage": True}}
         with httpx.stream("POST", url + TEXT, json=streamed, timeout=60) as answer:
@@ -96,7 +101,7 @@ def test_everyone_is_told_when_the_drain_ends() -> None:
 @pytest.mark.slow
 def test_a_second_signal_waits_for_nobody_and_a_slow_body_holds_nothing() -> None:
     with process_of("--drain-s", "600") as (process, url), connect(url) as slow:
-        slow.sendall(f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{".encode())
+        slow.sendall(UNFINISHED)
         with httpx.stream("POST", url + TEXT, json={**ENDLESS, "stream": True}) as answer:
             lines = answer.iter_lines()
             assert next(lines).startswith("data: {")
@@ -107,7 +112,7 @@ def test_a_second_signal_waits_for_nobody_and_a_slow_body_holds_nothing() -> Non
             assert events(lines)[-1] == "[DONE]"
         assert process.wait(30) == 0
     with process_of("--drain-s", "600") as (process, url), connect(url) as slow:
-        slow.sendall(f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{".encode())
+        slow.sendall(UNFINISHED)
         assert httpx.get(url + "/health").status_code == 200
         process.terminate()
         assert process.wait(30) == 0

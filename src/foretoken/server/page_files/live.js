@@ -21,8 +21,9 @@ function show(id, there, draw) {
   if (there) draw(at(id));
 }
 
-function showLines(id, series) {
-  const there = series.some((one) => one.values.some((value) => value > 0));
+const some = (series) => series.some((one) => one.values.some((value) => value > 0));
+
+function showLines(id, series, there = some(series)) {
   show(id, there, (canvas) => lines(canvas, series, KEPT));
 }
 
@@ -61,7 +62,7 @@ function draw() {
     remember("KV %", 100 * rates.value("vllm:kv_cache_usage_perc")),
     remember("running", rates.value("vllm:num_requests_running")),
     remember("waiting", rates.value("vllm:num_requests_waiting")),
-  ]);
+  ], rates.value("vllm:prompt_tokens_total") > 0);  // a short answer falls between two readings
 }
 
 export async function watch() {
