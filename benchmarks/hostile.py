@@ -18,7 +18,7 @@ from typing import Any
 from common import Goal, announce, at_most, finish, make_parser
 from served import demo_server
 
-from foretoken.lab.http1 import HttpPool, Incoming, now
+from foretoken.lab.http.timed import HttpPool, Incoming, now
 
 BAR_S = 0.1
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import EndpointError
-from foretoken.lab.client import Client
-from foretoken.lab.experiments import ArmConfig
-from foretoken.lab.servers import serving
-from foretoken.lab.sse import parse_events
+from foretoken.lab.http.client import Client
+from foretoken.lab.http.sse import parse_events
+from foretoken.lab.measure.experiment import ArmConfig
+from foretoken.lab.measure.servers import serving
 
 TOKENS = 40
 SEEN = 10

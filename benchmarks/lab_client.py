@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.lab.arrivals import Load
-from foretoken.lab.client import EndpointConfig, connect
-from foretoken.lab.driving import Stretch, drive
-from foretoken.lab.http1 import now
-from foretoken.lab.results import RequestRecord
-from foretoken.lab.servers import free_port
-from foretoken.lab.workload import Item, take
+from foretoken.lab.http.client import EndpointConfig, connect
+from foretoken.lab.http.timed import now
+from foretoken.lab.measure.arrivals import Load
+from foretoken.lab.measure.driving import Stretch, drive
+from foretoken.lab.measure.servers import free_port
+from foretoken.lab.measure.workload import Item, take
+from foretoken.lab.records.results import RequestRecord
 
 CHUNKS, STEP_MS, WARM_UP = 16, 10, 64
 

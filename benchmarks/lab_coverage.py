@@ -10,7 +10,7 @@ import argparse
 import json
 from dataclasses import asdict, replace
 
-from foretoken.lab.simulator import SCENARIOS, measure_coverage
+from foretoken.lab.stats.simulator import SCENARIOS, measure_coverage
 
 ALLOWED = (0.93, 0.97)
 TAIL_REQUESTS = 1000

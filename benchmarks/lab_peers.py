@@ -33,22 +33,22 @@ from peer_llama_cpp import llama_server
 from peer_setup import convert_for_llama_cpp, install, process_environment, python_of
 
 from foretoken.errors import EndpointError, ForetokenError
-from foretoken.lab.ab import run_or_read
-from foretoken.lab.arrivals import Load
-from foretoken.lab.deciding.policy import load_policy
-from foretoken.lab.deciding.verdict import best_decision, decide
-from foretoken.lab.dial import BreakEven, dial_config, find_break_even, turned
-from foretoken.lab.experiments import AbConfig, ArmConfig, Sizes, WorkloadConfig
-from foretoken.lab.fit import fit_arms
+from foretoken.lab.analysis.fit import fit_arms
+from foretoken.lab.analysis.summary import counted
+from foretoken.lab.decide.policy import load_policy
+from foretoken.lab.decide.verdict import best_decision, decide
+from foretoken.lab.measure.ab import run_or_read
+from foretoken.lab.measure.arrivals import Load
+from foretoken.lab.measure.dial import BreakEven, dial_config, find_break_even, turned
+from foretoken.lab.measure.experiment import AbConfig, ArmConfig, Sizes, WorkloadConfig
+from foretoken.lab.measure.segments import Segment
 from foretoken.lab.plain import to_plain
-from foretoken.lab.plan.build import build_plan
+from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings
-from foretoken.lab.plan.speed import alpha_of_length
-from foretoken.lab.results import RequestRecord
-from foretoken.lab.results_io import finished_ab, read_requests
-from foretoken.lab.segments import Segment
-from foretoken.lab.statistics_ratio import FEWEST_BLOCKS
-from foretoken.lab.summary import counted
+from foretoken.lab.plan.speedup import alpha_of_length
+from foretoken.lab.records.files import finished_ab, read_requests
+from foretoken.lab.records.results import RequestRecord
+from foretoken.lab.stats.ratios import FEWEST_BLOCKS
 
 PEERS = ("vllm", "llama-cpp")
 TARGET, DRAFT = "cycle-target", "cycle-draft"

@@ -11,9 +11,9 @@ import argparse
 import json
 from statistics import median
 
-from foretoken.lab.deciding.policy import load_policy
-from foretoken.lab.deciding.rehearsal import Played, Rehearsal, play
-from foretoken.lab.deciding.verdict import SHIP
+from foretoken.lab.decide.policy import load_policy
+from foretoken.lab.decide.rehearsal import Played, Rehearsal, play
+from foretoken.lab.decide.verdict import SHIP
 
 LIMIT, ABOVE = 1.30, 1.43
 MOST_WRONG, LEAST_RIGHT = 0.05, 0.90

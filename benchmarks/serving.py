@@ -21,7 +21,7 @@ from typing import Any
 from common import Goal, Ratio, announce, at_most, finish, make_parser, ratio_of_medians
 from served import demo_server
 
-from foretoken.lab.http1 import HttpPool, now
+from foretoken.lab.http.timed import HttpPool, now
 
 PROMPTS = (
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n",

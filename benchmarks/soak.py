@@ -23,7 +23,7 @@ import httpx
 from common import Goal, announce, at_most, finish, make_parser
 from served import DemoServer, demo_server, pages_of
 
-from foretoken.lab.scraping import parse_metrics
+from foretoken.lab.http.scraping import parse_metrics
 
 PROMPTS = ("def ", "import os\n\n\nclass Walker:\n", "x = [", "for name in names:\n    ", "# ")
 NONSENSE: tuple[bytes, ...] = (

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
-from foretoken.lab.deciding.verdict import DO_NOT_SHIP, NOT_YET, SHIP
-from foretoken.lab.mock_engine import MockLaw
-from foretoken.lab.mock_run import mock_running
-from foretoken.lab.mock_server import MockServer
+from foretoken.lab.decide.verdict import DO_NOT_SHIP, NOT_YET, SHIP
+from foretoken.lab.mock.loop import MockLaw
+from foretoken.lab.mock.run import mock_running
+from foretoken.lab.mock.server import MockServer
 
 SLOW = MockLaw(step_s=0.004, prefill_s=0.004, seed=1)
 FAST = MockLaw(step_s=0.004, prefill_s=0.004, k=5, alpha=0.9, draft_s=0.0002, seed=1)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from foretoken.lab.servers import free_port
+from foretoken.lab.measure.servers import free_port
 from tests.e2e.serving import start_server
 
 BODY: dict[str, Any] = {

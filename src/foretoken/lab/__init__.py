@@ -1,5 +1,6 @@
 """The lab: plan, measure and decide whether to speculate, for any OpenAI-style server.
 
-Speaks HTTP and reads files; imports neither torch nor the engine. Measuring is in `statistics*`,
-`client`, `bench`, `ab` and their neighbours; what a run leaves behind is in `results`.
+Speaks HTTP and reads files; imports neither torch nor the engine. `plan` and `lint` come before a
+measurement, `measure` takes it (over `http`, or against `mock`), `records` keeps it, `analysis` and
+`stats` make numbers of it, `decide` and `report` say what they mean.
 """

@@ -6,9 +6,9 @@ test walks the ids.
 
 from collections import defaultdict
 
-from foretoken.lab.deciding.policy import RULE_KINDS
-from foretoken.lab.lint.run import LAUNCH_CHECKS
-from foretoken.lab.plan.build import CHECKS
+from foretoken.lab.decide.policy import RULE_KINDS
+from foretoken.lab.lint.checks import LAUNCH_CHECKS
+from foretoken.lab.plan.planner import CHECKS
 
 SECTIONS = {"D": 11, "K": 7, "T": 5, "M": 12, "Q": 5, "L": 9, "V": 8}
 """Choosing the draft, draft length, temperature, memory, quantization, load, verdict."""

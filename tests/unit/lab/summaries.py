@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.lab.results import (
+from foretoken.lab.records.files import LineWriter, write_json
+from foretoken.lab.records.results import (
     AbSummary,
     AcceptanceBucket,
     ArmSummary,
@@ -18,8 +19,7 @@ from foretoken.lab.results import (
     Scrape,
     ServerInfo,
 )
-from foretoken.lab.results_io import LineWriter, write_json
-from foretoken.lab.statistics import Interval, student_quantile
+from foretoken.lab.stats.intervals import Interval, student_quantile
 
 METRICS = ("tpot_p50", "tpot_p95", "tpot_p99", "ttft_p50", "ttft_p99", "e2e_p50", "tokens_per_s")
 

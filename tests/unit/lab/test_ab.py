@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from foretoken.errors import ConfigError, EndpointError
-from foretoken.lab import servers
-from foretoken.lab.ab import judge_mix, plan_ab, run_ab
-from foretoken.lab.arrivals import Load
-from foretoken.lab.bench import load_items, run_bench
-from foretoken.lab.client import key_headers
-from foretoken.lab.experiments import (
+from foretoken.lab.http.client import key_headers
+from foretoken.lab.http.timed import HttpPool
+from foretoken.lab.measure import servers
+from foretoken.lab.measure.ab import judge_mix, plan_ab, run_ab
+from foretoken.lab.measure.arrivals import Load
+from foretoken.lab.measure.bench import load_items, run_bench
+from foretoken.lab.measure.experiment import (
     AbConfig,
     ArmConfig,
     RunConfig,
@@ -28,15 +29,14 @@ from foretoken.lab.experiments import (
     WorkloadConfig,
     load_settings,
 )
-from foretoken.lab.http1 import HttpPool
-from foretoken.lab.mock_engine import MockLaw
-from foretoken.lab.mock_run import mock_running
-from foretoken.lab.mock_server import MockFaults, MockServer, Receive, Scope, Send
-from foretoken.lab.results import AbSummary, Diagnosis, Gain, RequestRecord
-from foretoken.lab.results_io import read_requests, read_scrapes, read_summary
-from foretoken.lab.segments import Segment
-from foretoken.lab.servers import serving
-from foretoken.lab.statistics import Interval
+from foretoken.lab.measure.segments import Segment
+from foretoken.lab.measure.servers import serving
+from foretoken.lab.mock.loop import MockLaw
+from foretoken.lab.mock.run import mock_running
+from foretoken.lab.mock.server import MockFaults, MockServer, Receive, Scope, Send
+from foretoken.lab.records.files import read_requests, read_scrapes, read_summary
+from foretoken.lab.records.results import AbSummary, Diagnosis, Gain, RequestRecord
+from foretoken.lab.stats.intervals import Interval
 
 SLOW = MockLaw(step_s=0.008, prefill_s=0.004, seed=1)
 FAST = MockLaw(step_s=0.008, prefill_s=0.004, k=3, alpha=0.7, draft_s=0.0003, seed=1)

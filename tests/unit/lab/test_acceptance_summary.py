@@ -2,8 +2,8 @@
 
 import pytest
 
-from foretoken.lab.acceptance_summary import summarize_acceptance
-from foretoken.lab.results import Acceptance, RequestRecord
+from foretoken.lab.analysis.buckets import summarize_acceptance
+from foretoken.lab.records.results import Acceptance, RequestRecord
 from foretoken.metrics import TEMPERATURE_EDGES
 
 

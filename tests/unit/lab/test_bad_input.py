@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from foretoken.errors import ConfigError
-from foretoken.lab import segments
-from foretoken.lab.ab import summarize_ab
-from foretoken.lab.bench import gather, run_bench
-from foretoken.lab.experiments import AbConfig, ArmConfig, RunConfig, Sizes, WorkloadConfig
-from foretoken.lab.http1 import now
-from foretoken.lab.mock_engine import MockLaw
-from foretoken.lab.mock_run import mock_running
-from foretoken.lab.mock_server import MockFaults, MockServer
-from foretoken.lab.results import RequestRecord, ServerInfo
-from foretoken.lab.results_io import REQUESTS, LineWriter, read_requests
-from foretoken.lab.segments import SegmentEnd
+from foretoken.lab.http.timed import now
+from foretoken.lab.measure import segments
+from foretoken.lab.measure.ab import summarize_ab
+from foretoken.lab.measure.bench import gather, run_bench
+from foretoken.lab.measure.experiment import AbConfig, ArmConfig, RunConfig, Sizes, WorkloadConfig
+from foretoken.lab.measure.segments import SegmentEnd
+from foretoken.lab.mock.loop import MockLaw
+from foretoken.lab.mock.run import mock_running
+from foretoken.lab.mock.server import MockFaults, MockServer
+from foretoken.lab.records.files import REQUESTS, LineWriter, read_requests
+from foretoken.lab.records.results import RequestRecord, ServerInfo
 
 LAW = MockLaw(step_s=0.002, prefill_s=0.001, seed=1)
 

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from foretoken.errors import ConfigError, EndpointError
-from foretoken.lab.arrivals import Load
-from foretoken.lab.client import Client, EndpointConfig, connect
-from foretoken.lab.driving import Stretch, drive, instants
-from foretoken.lab.http1 import HttpPool, now
-from foretoken.lab.mock_engine import MockLaw
-from foretoken.lab.mock_run import mock_running
-from foretoken.lab.mock_server import MockFaults, MockServer
-from foretoken.lab.origin import Origin
-from foretoken.lab.results import RequestRecord
-from foretoken.lab.workload import Item, take
+from foretoken.lab.http.client import Client, EndpointConfig, connect
+from foretoken.lab.http.origin import Origin
+from foretoken.lab.http.timed import HttpPool, now
+from foretoken.lab.measure.arrivals import Load
+from foretoken.lab.measure.driving import Stretch, drive, instants
+from foretoken.lab.measure.workload import Item, take
+from foretoken.lab.mock.loop import MockLaw
+from foretoken.lab.mock.run import mock_running
+from foretoken.lab.mock.server import MockFaults, MockServer
+from foretoken.lab.records.results import RequestRecord
 
 ITEMS = take([Item(index=0, prompt="one two", max_tokens=12, temperature=0.0)], 8)
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.deciding.policy import RULE_KINDS, default_text, load_policy
-from foretoken.lab.deciding.verdict import (
+from foretoken.lab.decide.policy import RULE_KINDS, default_text, load_policy
+from foretoken.lab.decide.verdict import (
     DO_NOT_SHIP,
     NOT_YET,
     SHIP,
@@ -19,9 +19,9 @@ from foretoken.lab.deciding.verdict import (
     best_decision,
     decide,
 )
-from foretoken.lab.results import AbSummary, Equality
-from foretoken.lab.results_io import write_json
-from foretoken.lab.statistics import Interval, unknown
+from foretoken.lab.records.files import write_json
+from foretoken.lab.records.results import AbSummary, Equality
+from foretoken.lab.stats.intervals import Interval, unknown
 from tests.unit.lab.summaries import ab, around, bucket, gain, with_candidate, with_gain
 
 

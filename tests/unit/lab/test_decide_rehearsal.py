@@ -2,9 +2,9 @@
 
 import pytest
 
-from foretoken.lab.deciding.policy import load_policy
-from foretoken.lab.deciding.rehearsal import Rehearsal, play, rehearse
-from foretoken.lab.deciding.verdict import DO_NOT_SHIP, SHIP
+from foretoken.lab.decide.policy import load_policy
+from foretoken.lab.decide.rehearsal import Rehearsal, play, rehearse
+from foretoken.lab.decide.verdict import DO_NOT_SHIP, SHIP
 
 
 def shares(speedup: float, restart_sd: float, experiments: int) -> dict[str, float]:

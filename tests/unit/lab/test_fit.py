@@ -9,11 +9,10 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.fit import fit_arms
-from foretoken.lab.lookups import LookedUp, Written, look_up
-from foretoken.lab.results import Acceptance, RequestRecord
-from foretoken.lab.steps import merge_chunks, step_times, without_prompts
-from foretoken.lab.whatif import (
+from foretoken.lab.analysis.fit import fit_arms
+from foretoken.lab.analysis.lookups import LookedUp, Written, look_up
+from foretoken.lab.analysis.steps import merge_chunks, step_times, without_prompts
+from foretoken.lab.analysis.whatif import (
     Costs,
     Gate,
     replay,
@@ -21,6 +20,7 @@ from foretoken.lab.whatif import (
     what_if,
     what_if_looked_up,
 )
+from foretoken.lab.records.results import Acceptance, RequestRecord
 from tests.unit.lab.summaries import ab, write_run
 
 K, RATE = 4, 0.5

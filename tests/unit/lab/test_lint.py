@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.lab.findings import Finding
+from foretoken.lab.lint.checks import LAUNCH_CHECKS, NAMES, lint
+from foretoken.lab.lint.launches import read_source
 from foretoken.lab.lint.pairs import Machine
-from foretoken.lab.lint.run import LAUNCH_CHECKS, NAMES, lint
-from foretoken.lab.lint.source import read_source
-from foretoken.lab.plan.build import build_plan
+from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings
 
 OLD = """

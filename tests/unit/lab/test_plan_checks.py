@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.plan.build import CHECKS, build_plan
+from foretoken.lab.plan.planner import CHECKS, build_plan
 from foretoken.lab.plan.setup import PlanSettings
 
 PAIR: dict[str, Any] = {

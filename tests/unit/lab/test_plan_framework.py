@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from foretoken.lab.plan.catalog import load_plan_model
-from foretoken.lab.plan.framework import framework_table, nominal_billions
-from foretoken.lab.plan.memory import DraftLoad, plan_memory
+from foretoken.lab.plan.memory_plan import DraftLoad, plan_memory
+from foretoken.lab.plan.nominal import framework_table, nominal_billions
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
 
 PAIR = ("llama-3.1-70b", "llama-3.1-8b")

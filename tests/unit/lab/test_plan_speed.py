@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.lab.plan.build import build_plan
+from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.predict import predict
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
-from foretoken.lab.plan.speed import (
+from foretoken.lab.plan.speedup import (
     acceptance_length,
     acceptance_rate,
     alpha_of_length,

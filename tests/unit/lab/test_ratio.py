@@ -7,17 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.lab.simulator import (
-    SCENARIOS,
-    AbDesign,
-    AbLaw,
-    DraftLaw,
-    draw_accepted,
-    measure_coverage,
-    simulate_ab,
-)
-from foretoken.lab.statistics import Interval
-from foretoken.lab.statistics_ratio import (
+from foretoken.lab.stats.intervals import Interval
+from foretoken.lab.stats.ratios import (
     Sample,
     blocks_for_width,
     blocks_to_decide,
@@ -29,6 +20,15 @@ from foretoken.lab.statistics_ratio import (
     supports_quantile,
     weighted_mean,
     weighted_quantile,
+)
+from foretoken.lab.stats.simulator import (
+    SCENARIOS,
+    AbDesign,
+    AbLaw,
+    DraftLaw,
+    draw_accepted,
+    measure_coverage,
+    simulate_ab,
 )
 
 

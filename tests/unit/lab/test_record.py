@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from foretoken.lab.http1 import Answer, HttpPool, Incoming
-from foretoken.lab.mock_engine import MockLaw
-from foretoken.lab.mock_run import mock_running
-from foretoken.lab.mock_server import MockFaults, MockServer, Receive, Scope, Send
-from foretoken.lab.record import RecordConfig, RecordingProxy
-from foretoken.lab.recording import Prompts, redact_secrets
-from foretoken.lab.results_io import LineWriter
-from foretoken.lab.sse import parse_events
-from foretoken.lab.traces import load_workload
+from foretoken.lab.http.sse import parse_events
+from foretoken.lab.http.timed import Answer, HttpPool, Incoming
+from foretoken.lab.measure.traces import load_workload
+from foretoken.lab.mock.loop import MockLaw
+from foretoken.lab.mock.run import mock_running
+from foretoken.lab.mock.server import MockFaults, MockServer, Receive, Scope, Send
+from foretoken.lab.records.files import LineWriter
+from foretoken.lab.records.proxy import RecordConfig, RecordingProxy
+from foretoken.lab.records.recording import Prompts, redact_secrets
 
 LAW = MockLaw(step_s=0.002, prefill_s=0.002, k=3, alpha=0.7, seed=1)
 BODY: dict[str, Any] = {"prompt": "my key is sk-abcdefghijklmnop1234", "max_tokens": 9,

@@ -14,16 +14,16 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
-from foretoken.lab.deciding.policy import load_policy
+from foretoken.lab.decide.policy import load_policy
+from foretoken.lab.records.files import write_json
+from foretoken.lab.report.accepted import by_position, lengths_by_k
 from foretoken.lab.report.canvas import as_svg, house_style
-from foretoken.lab.report.data import names_of, read_runs
-from foretoken.lab.report.plots import ONE_RUN, load_plots, run_plots
-from foretoken.lab.report.plots_acceptance import by_position, lengths_by_k
-from foretoken.lab.report.plots_load import crossing_load
-from foretoken.lab.report.plots_time import label
-from foretoken.lab.report.render import Stamp, write_report
-from foretoken.lab.results_io import write_json
-from foretoken.lab.statistics import Interval
+from foretoken.lab.report.figures import ONE_RUN, load_plots, run_plots
+from foretoken.lab.report.judged import names_of, read_runs
+from foretoken.lab.report.loads import crossing_load
+from foretoken.lab.report.page import Stamp, write_report
+from foretoken.lab.report.times import label
+from foretoken.lab.stats.intervals import Interval
 from tests.unit.lab.summaries import ab, arm, bucket, with_candidate, write_run
 
 STAMP = Stamp(version="1", when="then", policy="default")

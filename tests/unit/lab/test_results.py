@@ -9,7 +9,15 @@ import pytest
 
 from foretoken.errors import ConfigError
 from foretoken.lab.plain import from_plain, to_plain
-from foretoken.lab.results import (
+from foretoken.lab.records.files import (
+    LineWriter,
+    finished_ab,
+    read_ab,
+    read_requests,
+    read_summary,
+    write_json,
+)
+from foretoken.lab.records.results import (
     AbSummary,
     Acceptance,
     ArmSummary,
@@ -18,15 +26,7 @@ from foretoken.lab.results import (
     RunSummary,
     ServerInfo,
 )
-from foretoken.lab.results_io import (
-    LineWriter,
-    finished_ab,
-    read_ab,
-    read_requests,
-    read_summary,
-    write_json,
-)
-from foretoken.lab.statistics import Interval, unknown
+from foretoken.lab.stats.intervals import Interval, unknown
 from tests.unit.lab.summaries import ab
 
 RECORD = RequestRecord(

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from foretoken.lab.deciding.policy import RULE_KINDS
+from foretoken.lab.decide.policy import RULE_KINDS
 from foretoken.lab.rules import REJECTED, rule_ids, rule_places
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "deciding.md"

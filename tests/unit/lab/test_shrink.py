@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from foretoken.lab.simulator import DraftLaw, draw_accepted
-from foretoken.lab.statistics_shrink import (
+from foretoken.lab.stats.shrinkage import (
     fit_population,
     request_quantiles,
     shrink,
     spread_out,
 )
+from foretoken.lab.stats.simulator import DraftLaw, draw_accepted
 
 
 def moments(steps_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.lab.statistics import (
+from foretoken.lab.stats.intervals import (
     binomial_cdf,
     normal_quantile,
     quantile_interval,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.lab.statistics import Floats, quantile_interval, share_interval
-from foretoken.lab.statistics_ratio import (
+from foretoken.lab.stats.intervals import Floats, quantile_interval, share_interval
+from foretoken.lab.stats.ratios import (
     Sample,
     Statistic,
     at_level,
@@ -17,7 +17,7 @@ from foretoken.lab.statistics_ratio import (
     weighted_mean,
     weighted_quantile,
 )
-from foretoken.lab.statistics_shrink import (
+from foretoken.lab.stats.shrinkage import (
     Population,
     fit_population,
     request_quantiles,
@@ -25,7 +25,7 @@ from foretoken.lab.statistics_shrink import (
     spread_out,
     trust,
 )
-from foretoken.lab.statistics_steady import BATCH, is_steady, measure_drift, warm_up_length
+from foretoken.lab.stats.steady import BATCH, is_steady, measure_drift, warm_up_length
 
 QUANTILES = st.sampled_from((0.1, 0.5, 0.9, 0.99))
 SCALES = st.floats(0.001, 1000.0)

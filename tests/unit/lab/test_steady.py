@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from foretoken.lab.results import RequestRecord
-from foretoken.lab.statistics_steady import is_steady, measure_drift, warm_up_length
-from foretoken.lab.summary import _steady
+from foretoken.lab.analysis.summary import _steady
+from foretoken.lab.records.results import RequestRecord
+from foretoken.lab.stats.steady import is_steady, measure_drift, warm_up_length
 
 
 def test_a_slow_start_is_cut_off() -> None:

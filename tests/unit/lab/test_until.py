@@ -13,13 +13,19 @@ from foretoken.cli.lab.ab import ab
 from foretoken.cli.lab.options import Shortcuts, parse_prices
 from foretoken.cli.lab.sweep import dial
 from foretoken.errors import ConfigError
-from foretoken.lab.deciding import until
-from foretoken.lab.deciding.policy import load_policy
-from foretoken.lab.deciding.until import MOST_LOOKS, Patience, run_until_decided
-from foretoken.lab.deciding.verdict import NOT_YET, SHIP, Decision, decide
-from foretoken.lab.experiments import AbConfig, ArmConfig, Sizes, WorkloadConfig, load_settings
-from foretoken.lab.results import AbSummary
-from foretoken.lab.results_io import SUMMARY, write_json
+from foretoken.lab.decide import until
+from foretoken.lab.decide.policy import load_policy
+from foretoken.lab.decide.until import MOST_LOOKS, Patience, run_until_decided
+from foretoken.lab.decide.verdict import NOT_YET, SHIP, Decision, decide
+from foretoken.lab.measure.experiment import (
+    AbConfig,
+    ArmConfig,
+    Sizes,
+    WorkloadConfig,
+    load_settings,
+)
+from foretoken.lab.records.files import SUMMARY, write_json
+from foretoken.lab.records.results import AbSummary
 from tests.unit.lab.summaries import ab as ab_summary
 
 POLICY = """

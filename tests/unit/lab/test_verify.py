@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
-from foretoken.lab.client import EndpointConfig, connect
-from foretoken.lab.mock_engine import MockLaw
-from foretoken.lab.mock_model import MockModel
-from foretoken.lab.mock_run import mock_running
-from foretoken.lab.mock_server import MockFaults, MockServer
-from foretoken.lab.statistics_samples import compare_samples, holm_rejects
-from foretoken.lab.verify import Verified, verify
-from foretoken.lab.verify_plan import VerifyPlan
+from foretoken.lab.http.client import EndpointConfig, connect
+from foretoken.lab.measure.lossless import Verified, verify
+from foretoken.lab.measure.verify_plan import VerifyPlan
+from foretoken.lab.mock.language import MockModel
+from foretoken.lab.mock.loop import MockLaw
+from foretoken.lab.mock.run import mock_running
+from foretoken.lab.mock.server import MockFaults, MockServer
+from foretoken.lab.stats.permutation import compare_samples, holm_rejects
 
 PROMPTS = [f"prompt {i}" for i in range(6)]
 QUICK = VerifyPlan(

@@ -13,12 +13,7 @@ from rich.console import Console
 
 from foretoken.cli.lab.watch import bars, picture
 from foretoken.errors import ConfigError, EndpointError
-from foretoken.lab.http1 import HttpPool
-from foretoken.lab.mock_engine import MockLaw
-from foretoken.lab.mock_run import mock_running
-from foretoken.lab.mock_server import MockServer
-from foretoken.lab.watch import WatchConfig, render_page, watch
-from foretoken.lab.watching import (
+from foretoken.lab.analysis.window import (
     Alarm,
     Reading,
     Targets,
@@ -28,6 +23,11 @@ from foretoken.lab.watching import (
     find_alarms,
     parse_buckets,
 )
+from foretoken.lab.http.timed import HttpPool
+from foretoken.lab.measure.watch import WatchConfig, render_page, watch
+from foretoken.lab.mock.loop import MockLaw
+from foretoken.lab.mock.run import mock_running
+from foretoken.lab.mock.server import MockServer
 
 LAW = MockLaw(step_s=0.002, prefill_s=0.002, k=3, alpha=0.7, seed=1)
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 9, "temperature": 0.0, "stream": True}

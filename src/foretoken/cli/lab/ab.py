@@ -17,8 +17,8 @@ from foretoken.cli.lab.shared import Measuring, measuring
 
 if TYPE_CHECKING:
     from foretoken.cli.lab.progress import LiveView
-    from foretoken.lab.experiments import AbConfig
-    from foretoken.lab.results import AbSummary
+    from foretoken.lab.measure.experiment import AbConfig
+    from foretoken.lab.records.results import AbSummary
 
 ENOUGH = {"sizes": {"blocks": 9, "requests_per_block": 120}}
 """Unless told otherwise: the thousand requests that a P99 takes, and starts enough to compare."""
@@ -54,9 +54,9 @@ def ab(
     """
     from foretoken.cli.lab.progress import live_view
     from foretoken.cli.lab.tables import console, print_ab
-    from foretoken.lab.ab import plan_ab, run_ab
-    from foretoken.lab.bench import load_items
-    from foretoken.lab.experiments import AbConfig
+    from foretoken.lab.measure.ab import plan_ab, run_ab
+    from foretoken.lab.measure.bench import load_items
+    from foretoken.lab.measure.experiment import AbConfig
     from foretoken.lab.plain import to_plain
 
     arms = arms_of(baseline, candidate)
@@ -84,9 +84,9 @@ def ab(
 def _until_decided(
     settings: "AbConfig", shared: Measuring, watch: "LiveView", given: tuple[Path | None, float]
 ) -> "AbSummary":
-    from foretoken.lab.deciding.policy import load_policy
-    from foretoken.lab.deciding.until import Patience, run_until_decided
-    from foretoken.lab.deciding.verdict import Decision
+    from foretoken.lab.decide.policy import load_policy
+    from foretoken.lab.decide.until import Patience, run_until_decided
+    from foretoken.lab.decide.verdict import Decision
 
     policy = load_policy(str(given[0]) if given[0] else None)
 

@@ -27,8 +27,8 @@ def bench(
     """
     from foretoken.cli.lab.progress import live_view
     from foretoken.cli.lab.tables import console, print_arms
-    from foretoken.lab.bench import load_items, plan_run, run_bench
-    from foretoken.lab.experiments import RunConfig, arm_of
+    from foretoken.lab.measure.bench import load_items, plan_run, run_bench
+    from foretoken.lab.measure.experiment import RunConfig, arm_of
     from foretoken.lab.plain import to_plain
 
     if read is not None:
@@ -68,9 +68,9 @@ def _read_instead(path: Path, shared: Measuring) -> None:
     """The summary of what another load generator measured."""
     from foretoken.cli.lab.options import parse_levels
     from foretoken.cli.lab.tables import console, print_arms
-    from foretoken.lab.experiments import ServiceLevels
+    from foretoken.lab.measure.experiment import ServiceLevels
     from foretoken.lab.plain import to_plain
-    from foretoken.lab.readers import read_foreign, summarize_foreign, write_foreign
+    from foretoken.lab.records.other_tools import read_foreign, summarize_foreign, write_foreign
 
     levels = ServiceLevels(**parse_levels(shared.short.slo)) if shared.short.slo else None
     found = read_foreign(path, "server", strict=shared.short.strict)

@@ -10,8 +10,8 @@ import typer
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretoken.lab.deciding.verdict import Decision, Overall
-    from foretoken.lab.results import ArmSummary
+    from foretoken.lab.decide.verdict import Decision, Overall
+    from foretoken.lab.records.results import ArmSummary
 
 EPILOG = (
     "Exit code: 0: SHIP; 1: DO NOT SHIP; 4: NOT YET, measure as much more as it says; 2: no A/B "
@@ -41,10 +41,10 @@ def decide(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Ship, do not ship, or not yet: every rule with its number, interval and what is missing."""
-    from foretoken.lab.deciding.policy import default_text, load_policy
-    from foretoken.lab.deciding.verdict import EXIT_CODES, best_decision
-    from foretoken.lab.deciding.verdict import decide as judge
-    from foretoken.lab.results_io import read_ab
+    from foretoken.lab.decide.policy import default_text, load_policy
+    from foretoken.lab.decide.verdict import EXIT_CODES, best_decision
+    from foretoken.lab.decide.verdict import decide as judge
+    from foretoken.lab.records.files import read_ab
 
     if show_policy:
         print(default_text(), end="")
@@ -63,15 +63,15 @@ def decide(
 
 
 def _reference(run: Path) -> "ArmSummary":
-    from foretoken.lab.results import AbSummary
-    from foretoken.lab.results_io import read_summary
+    from foretoken.lab.records.files import read_summary
+    from foretoken.lab.records.results import AbSummary
 
     summary = read_summary(run)
     return summary.arm(summary.candidate) if isinstance(summary, AbSummary) else summary.arm
 
 
 def _document(policy: str, decisions: list["Decision"], best: "Overall") -> dict[str, object]:
-    from foretoken.lab.deciding.verdict import EXIT_CODES
+    from foretoken.lab.decide.verdict import EXIT_CODES
     from foretoken.lab.plain import to_plain
 
     return {
@@ -88,7 +88,7 @@ def _document(policy: str, decisions: list["Decision"], best: "Overall") -> dict
 def _print(decisions: list["Decision"], best: "Overall") -> None:
     from rich.console import Console
 
-    from foretoken.lab.deciding.show import print_decision
+    from foretoken.lab.decide.wording import print_decision
 
     console = Console(highlight=False)
     for decision in decisions:

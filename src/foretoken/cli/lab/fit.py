@@ -10,7 +10,7 @@ from foretoken.cli.lab.options import JsonOption
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretoken.lab.whatif import Gate
+    from foretoken.lab.analysis.whatif import Gate
 
 RunArgument = Annotated[Path, typer.Argument(help="The folder that `foretoken lab ab` wrote.")]
 
@@ -27,10 +27,10 @@ def fit(
     from rich.table import Table
 
     from foretoken.cli.lab.tables import console, show_number
-    from foretoken.lab.fit import fit_arms
+    from foretoken.lab.analysis.fit import fit_arms
+    from foretoken.lab.analysis.summary import counted
     from foretoken.lab.plain import to_plain
-    from foretoken.lab.results_io import read_ab, read_requests, write_json
-    from foretoken.lab.summary import counted
+    from foretoken.lab.records.files import read_ab, read_requests, write_json
 
     summary = read_ab(run, "RUN")
     records = read_requests(run)
@@ -90,10 +90,10 @@ def whatif(
 
     from foretoken.cli.lab.options import parse_numbers
     from foretoken.cli.lab.tables import console
+    from foretoken.lab.analysis.summary import counted
+    from foretoken.lab.analysis.whatif import Costs, WhatIf, what_if, what_if_looked_up
     from foretoken.lab.plain import to_plain
-    from foretoken.lab.results_io import read_ab, read_requests
-    from foretoken.lab.summary import counted
-    from foretoken.lab.whatif import Costs, WhatIf, what_if, what_if_looked_up
+    from foretoken.lab.records.files import read_ab, read_requests
 
     summary = read_ab(run, "RUN")
     records = counted(read_requests(run), summary.candidate)
@@ -122,7 +122,7 @@ def whatif(
 def _gates(text: str | None) -> "list[Gate]":
     """No gate, and the one that `--gate` means."""
     from foretoken.cli.lab.options import parse_numbers
-    from foretoken.lab.whatif import Gate
+    from foretoken.lab.analysis.whatif import Gate
 
     if text is None:
         return [Gate()]

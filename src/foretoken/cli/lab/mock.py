@@ -19,10 +19,10 @@ def mock(
     seed: Annotated[int | None, typer.Option(help="Of its luck.", show_default=False)] = None,
 ) -> None:
     """Serve made-up words at a known pace and with known acceptance."""
-    from foretoken.lab.mock_engine import MockLaw
-    from foretoken.lab.mock_model import MockModel
-    from foretoken.lab.mock_run import bind, serve
-    from foretoken.lab.mock_server import MockServer
+    from foretoken.lab.mock.language import MockModel
+    from foretoken.lab.mock.loop import MockLaw
+    from foretoken.lab.mock.run import bind, serve
+    from foretoken.lab.mock.server import MockServer
 
     law = MockLaw(
         step_s=step_ms / 1000,

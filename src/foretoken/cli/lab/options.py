@@ -70,7 +70,7 @@ CandidateOption = Annotated[
 
 def arms_of(baseline: str | None, candidate: str | None) -> list[str]:
     """`--baseline` and `--candidate` as `--set` would say them; the arms are `off` and `on`."""
-    from foretoken.lab.experiments import arm_of
+    from foretoken.lab.measure.experiment import arm_of
 
     given = (("baseline", baseline, "off"), ("candidate", candidate, "on"))
     return [

@@ -87,9 +87,9 @@ _OWN = ("measured", "config", "as_json")
 def _run(given: dict[str, Any], measured: str | None, config: Path | None, as_json: bool) -> int:
     from rich.console import Console
 
-    from foretoken.lab.experiments import read_yaml
     from foretoken.lab.findings import worst_level
-    from foretoken.lab.plan.build import build_plan
+    from foretoken.lab.measure.experiment import read_yaml
+    from foretoken.lab.plan.planner import build_plan
     from foretoken.lab.plan.setup import PlanSettings
     from foretoken.lab.plan.show import plan_document, print_plan
     from foretoken.lab.plan.tuning import next_step

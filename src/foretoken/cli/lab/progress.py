@@ -9,14 +9,14 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from foretoken.lab.results import RequestRecord
-from foretoken.lab.segments import Segment
+from foretoken.lab.measure.segments import Segment
+from foretoken.lab.records.results import RequestRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from foretoken.lab.verify import Follow, Verified
+    from foretoken.lab.measure.lossless import Follow, Verified
 
 
 class LiveView:
@@ -32,7 +32,7 @@ class LiveView:
 
     def expect(self, blocks: int, out: Path, arms: int) -> None:
         """Of `arms` times `blocks` segments those that `out` does not have will come."""
-        from foretoken.lab.segments import read_segments
+        from foretoken.lab.measure.segments import read_segments
 
         self._left, self._begun = max(0, arms * blocks - len(read_segments(out))), 0
 
@@ -89,7 +89,7 @@ def answers_view(told: "Callable[[Verified], str]") -> "Iterator[Follow]":
     from rich.console import Console
     from rich.progress import Progress
 
-    from foretoken.lab.verify import Follow
+    from foretoken.lab.measure.lossless import Follow
 
     console = Console(stderr=True, highlight=False)
     terminal = console.is_terminal

@@ -55,7 +55,7 @@ class Measuring:
         Raises:
             ConfigError: something in them is wrong.
         """
-        from foretoken.lab.experiments import load_settings
+        from foretoken.lab.measure.experiment import load_settings
 
         overrides = [*self.short.overrides(self.out), *arms, *self.setting]
         return load_settings(kind, self.config, overrides, defaults)

@@ -35,8 +35,8 @@ def sweep(
 
     from foretoken.cli.lab.progress import live_view
     from foretoken.cli.lab.tables import console, show_number
-    from foretoken.lab.experiments import AbConfig
-    from foretoken.lab.sweep import apply, cells_of, describe, run_sweep
+    from foretoken.lab.measure.experiment import AbConfig
+    from foretoken.lab.measure.sweep import apply, cells_of, describe, run_sweep
 
     settings = shared.settings(AbConfig, arms_of(baseline, candidate))
     axes = parse_grid(grid or ["temperature=0,0.4,0.8,1"])
@@ -86,8 +86,8 @@ def dial(
     """
     from foretoken.cli.lab.progress import live_view
     from foretoken.cli.lab.tables import console, show_number
-    from foretoken.lab.dial import DialPlan, levels_of, run_dial
-    from foretoken.lab.experiments import AbConfig
+    from foretoken.lab.measure.dial import DialPlan, levels_of, run_dial
+    from foretoken.lab.measure.experiment import AbConfig
     from foretoken.lab.plain import to_plain
 
     settings = shared.settings(AbConfig, arms_of(baseline, candidate))
@@ -123,7 +123,7 @@ def parse_grid(texts: list[str]) -> dict[str, list[Any]]:
         ConfigError: a text has no `=`.
     """
     from foretoken.errors import ConfigError
-    from foretoken.lab.experiments import parse_yaml
+    from foretoken.lab.measure.experiment import parse_yaml
 
     axes: dict[str, list[Any]] = {}
     for text in texts:

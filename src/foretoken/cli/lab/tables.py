@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from foretoken.lab.results import AbSummary, ArmSummary, Gain, Quantiles
-from foretoken.lab.statistics import Interval
+from foretoken.lab.records.results import AbSummary, ArmSummary, Gain, Quantiles
+from foretoken.lab.stats.intervals import Interval
 
 
 def console() -> Console:

@@ -9,8 +9,8 @@ from foretoken.cli.lab.options import BaselineOption, CandidateOption, arms_of, 
 from foretoken.cli.lab.shared import Measuring, measuring
 
 if TYPE_CHECKING:
-    from foretoken.lab.verify import DistributionCheck, TextCheck, Verified
-    from foretoken.lab.verify_plan import VerifyPlan
+    from foretoken.lab.measure.lossless import DistributionCheck, TextCheck, Verified
+    from foretoken.lab.measure.verify_plan import VerifyPlan
 
 EXIT_NOTHING, EXIT_DIFFERENT = 1, 4
 
@@ -35,8 +35,8 @@ def verify(
     compared; 2: wrong settings; 5: no server.
     """
     from foretoken.cli.lab.progress import answers_view
+    from foretoken.lab.measure.verify import VerifyConfig, run_verify
     from foretoken.lab.plain import to_plain
-    from foretoken.lab.verifying import VerifyConfig, run_verify
 
     defaults: dict[str, Any] = {}
     if shared.short.workload is None and shared.config is None:
@@ -79,7 +79,7 @@ def _text(check: "TextCheck") -> str:
 
 
 def _sampled(check: "DistributionCheck") -> str:
-    from foretoken.lab.verify_plan import describe
+    from foretoken.lab.measure.verify_plan import describe
 
     name = describe(check.parameters)
     if check.refused is not None:
@@ -95,7 +95,7 @@ def _sampled(check: "DistributionCheck") -> str:
 def _show(found: "Verified") -> None:
     """What it comes to; a test that fails only beside the others is said here too."""
     from foretoken.cli.lab.tables import console
-    from foretoken.lab.verify_plan import describe
+    from foretoken.lab.measure.verify_plan import describe
 
     show = console()
     for check in found.distributions:

@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from foretoken.lab.watching import Alarm, Reading, Targets
+    from foretoken.lab.analysis.window import Alarm, Reading, Targets
 
 _BARS = "".join(chr(0x2581 + n) for n in range(8))
 _WIDTH = 60
@@ -40,9 +40,9 @@ def watch(
     5: no metrics at the start.
     """
     from foretoken.cli.lab.tables import console
-    from foretoken.lab.watch import WatchConfig
-    from foretoken.lab.watch import watch as follow
-    from foretoken.lab.watching import Targets
+    from foretoken.lab.analysis.window import Targets
+    from foretoken.lab.measure.watch import WatchConfig
+    from foretoken.lab.measure.watch import watch as follow
 
     p50, p99 = _baseline_tpot(baseline)
     targets = Targets(break_even=break_even, tpot_p50_s=p50, tpot_p99_s=p99)
@@ -64,7 +64,7 @@ def watch(
 
 
 def _baseline_tpot(folder: Path | None) -> tuple[float | None, float | None]:
-    from foretoken.lab.results_io import read_ab
+    from foretoken.lab.records.files import read_ab
 
     if folder is None:
         return None, None
@@ -92,7 +92,7 @@ def _view(console: "Console", targets: "Targets") -> Iterator[_Show]:
     """A picture that is drawn over on a terminal; elsewhere a line per reading."""
     from rich.live import Live
 
-    from foretoken.lab.watch import describe
+    from foretoken.lab.measure.watch import describe
 
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
@@ -118,7 +118,7 @@ def picture(
     from rich.table import Table
     from rich.text import Text
 
-    from foretoken.lab.watch import describe
+    from foretoken.lab.measure.watch import describe
 
     table = Table.grid(padding=(0, 2))
     for name, value in describe(readings[-1]).items():

@@ -15,7 +15,7 @@ from typing import Any
 
 from foretoken.checkpoint import PACKAGED, find_model
 from foretoken.errors import CheckpointError, ModelNotFoundError
-from foretoken.lab.plan.models import PlanModel, read_config
+from foretoken.lab.plan.sizes import PlanModel, read_config
 
 
 @cache

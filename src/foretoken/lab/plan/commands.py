@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from foretoken.lab.plan.bits import Quantization
-from foretoken.lab.plan.models import PlanModel
 from foretoken.lab.plan.setup import Setup
+from foretoken.lab.plan.sizes import PlanModel
 
 _FLOATS = ("bf16", "fp16", "fp32")
 _WITH_KEYS = ("draft_model", "eagle3")

@@ -8,12 +8,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from foretoken.lab.plan.acceptance import Acceptance, assume_acceptance
 from foretoken.lab.plan.bits import QUANTIZATIONS
-from foretoken.lab.plan.models import PlanModel
+from foretoken.lab.plan.priors import Acceptance, assume_acceptance
 from foretoken.lab.plan.roofline import StepModel
 from foretoken.lab.plan.setup import Setup
-from foretoken.lab.plan.speed import MOST_K, acceptance_length, best_k, break_even_rate
+from foretoken.lab.plan.sizes import PlanModel
+from foretoken.lab.plan.speedup import MOST_K, acceptance_length, best_k, break_even_rate
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LOOKUP_COST = 0.01

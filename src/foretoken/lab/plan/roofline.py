@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from foretoken.lab.plan.bits import Quantization
 from foretoken.lab.plan.devices import Device
-from foretoken.lab.plan.memory import kv_per_token, weight_bytes
-from foretoken.lab.plan.models import PlanModel
+from foretoken.lab.plan.memory_plan import kv_per_token, weight_bytes
+from foretoken.lab.plan.sizes import PlanModel
 
 BANDWIDTH_SHARE = 0.80
 """Of the peak bandwidth, reached when reading weights: an assumption."""

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from foretoken.lab.plain import to_plain
-from foretoken.lab.plan.acceptance import ONE_HOT_LOSS_PER_T
-from foretoken.lab.plan.build import Plan
-from foretoken.lab.plan.memory import MemoryPlan
+from foretoken.lab.plan.memory_plan import MemoryPlan
+from foretoken.lab.plan.planner import Plan
+from foretoken.lab.plan.priors import ONE_HOT_LOSS_PER_T
 from foretoken.lab.plan.roofline import (
     BANDWIDTH_SHARE,
     COMPUTE_SHARE,

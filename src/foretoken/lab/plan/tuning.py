@@ -6,7 +6,7 @@ The raw acceptance rate is never compared with a fixed number, for it falls with
 
 from dataclasses import dataclass
 
-from foretoken.lab.plan.speed import (
+from foretoken.lab.plan.speedup import (
     acceptance_length,
     acceptance_rate,
     alpha_of_length,

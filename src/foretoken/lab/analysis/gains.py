@@ -1,0 +1,159 @@
+"""How much better the candidate is, over requests that both arms answered. Pure.
+
+For times a gain is baseline / candidate, for rates candidate / baseline: above 1 is better.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from foretoken.lab.analysis.summary import (
+    ArmData,
+    Value,
+    counted,
+    is_good,
+    output_tokens,
+    rates_per_block,
+    sample_of,
+)
+from foretoken.lab.measure.experiment import ServiceLevels
+from foretoken.lab.records.results import ArmSummary, Equality, Gain, RequestRecord
+from foretoken.lab.stats.intervals import Interval, share_interval
+from foretoken.lab.stats.ratios import (
+    FEWEST_BLOCKS,
+    Sample,
+    Statistic,
+    blocks_for_width,
+    paired_ratio,
+    supports_quantile,
+    weighted_mean,
+    weighted_quantile,
+)
+
+NARROW = 0.05
+"""Half width, as a share, that `needed_blocks` is about."""
+_TIMES: dict[str, Value] = {
+    "tpot": lambda r: r.tpot_s,
+    "ttft": lambda r: r.ttft_s,
+    "e2e": lambda r: r.e2e_s,
+}
+_STATISTICS: dict[str, float | None] = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "mean": None}
+
+
+def pair(
+    records: Sequence[RequestRecord], names: tuple[str, str]
+) -> tuple[list[RequestRecord], list[RequestRecord]]:
+    """Answers of both arms to the same requests, in the same order."""
+    arms = [{(r.block, r.index): r for r in counted(records, name)} for name in names]
+    common = sorted(arms[0].keys() & arms[1].keys())
+    return [arms[0][key] for key in common], [arms[1][key] for key in common]
+
+
+def compute_gains(
+    records: Sequence[RequestRecord],
+    data: tuple[ArmData, ArmData],
+    levels: ServiceLevels,
+    prices: dict[str, float],
+) -> tuple[Gain, ...]:
+    """Every gain; `data` is the baseline's and the candidate's."""
+    base, other = pair(records, (data[0].arm, data[1].arm))
+    if not base:
+        return ()
+    gains = []
+    for name, value in _TIMES.items():
+        for suffix, q in _STATISTICS.items():
+            statistic = weighted_mean if q is None else weighted_quantile(q)
+            samples = sample_of(base, value), sample_of(other, value)
+            gains.append(_gain(f"{name}_{suffix}", samples, statistic, q))
+    gains.append(_rate_gain("tokens_per_s", records, data, output_tokens))
+    if levels.any:
+        good = [r for r in records if is_good(r, levels)]
+        gains.append(_rate_gain("goodput", good, data, lambda _: 1.0))
+    if all(prices.get(d.arm) for d in data):
+        factor = prices[data[0].arm] / prices[data[1].arm]
+        rate = next(gain for gain in gains if gain.metric == "tokens_per_s")
+        gains.append(replace(rate, metric="cost", ratio=rate.ratio.scaled(factor)))
+    return tuple(gains)
+
+
+def _gain(
+    metric: str, samples: tuple[Sample, Sample], statistic: Statistic, q: float | None
+) -> Gain:
+    """Of a pair of samples whose first is on top of the ratio."""
+    known_N = np.isfinite(samples[0].values_N) & np.isfinite(samples[1].values_N)
+    top, bottom = (Sample(s.values_N[known_N], s.blocks_N[known_N]) for s in samples)
+    ratio = paired_ratio(top, bottom, statistic)
+    blocks = int(np.unique(top.blocks_N).size)
+    enough = blocks >= FEWEST_BLOCKS
+    if q is not None:
+        enough = enough and supports_quantile(top, q)
+    return Gain(
+        metric=metric,
+        ratio=ratio,
+        num_blocks=blocks,
+        num_pairs=int(top.values_N.size),
+        enough=enough,
+        needed_blocks=_needed(ratio, blocks, q, top.values_N.size),
+        ratio_by_block=_by_block(top, bottom, statistic),
+    )
+
+
+def _needed(ratio: Interval, blocks: int, q: float | None, pairs: int) -> int | None:
+    """For a narrow interval, and for enough values beyond a quantile."""
+    narrow = blocks_for_width(ratio, blocks, NARROW)
+    if narrow is None or q is None or pairs == 0:
+        return narrow
+    beyond = 10 / min(q, 1 - q) * blocks / pairs
+    return max(narrow, int(np.ceil(beyond)))
+
+
+def _by_block(top: Sample, bottom: Sample, statistic: Statistic) -> tuple[float, ...]:
+    ratios = []
+    for block in np.unique(top.blocks_N):
+        parts = [s.values_N[s.blocks_N == block] for s in (top, bottom)]
+        if parts[0].size and parts[1].size:
+            values = [float(statistic(p, np.ones((1, p.size)))[0]) for p in parts]
+            ratios.append(values[0] / values[1] if values[1] > 0 else float("nan"))
+    return tuple(ratios)
+
+
+def _rate_gain(
+    metric: str,
+    records: Sequence[RequestRecord],
+    data: tuple[ArmData, ArmData],
+    value: Value,
+) -> Gain:
+    base, other = (rates_per_block(counted(records, d.arm), d, value) for d in data)
+    return _gain(metric, (other, base), weighted_mean, None)
+
+
+def compare_texts(records: Sequence[RequestRecord], names: tuple[str, str]) -> Equality:
+    """Equality of the texts of greedy and seeded requests."""
+    base, other = pair(records, names)
+    fixed = [
+        (a, b)
+        for a, b in zip(base, other, strict=True)
+        if (a.temperature == 0.0 or "seed" in a.parameters) and a.text_hash is not None
+    ]
+    different = [a.index for a, b in fixed if a.text_hash != b.text_hash]
+    equal = len(fixed) - len(different)
+    return Equality(
+        num_compared=len(fixed),
+        num_equal=equal,
+        share=share_interval(equal, len(fixed)) if fixed else None,
+        first_differences=tuple(different[:10]),
+    )
+
+
+def cost_of(arms: tuple[ArmSummary, ArmSummary], prices: dict[str, float]) -> dict[str, Interval]:
+    """Price of a million output tokens per arm that has a price per hour."""
+    found = {}
+    for arm in arms:
+        rate, price = arm.tokens_per_s, prices.get(arm.arm)
+        if price and rate.estimate > 0:
+            scale = price / 3600 * 1e6
+            high = scale / rate.low if rate.low > 0 else float("inf")
+            low = scale / rate.high if rate.high > 0 else 0.0
+            found[arm.arm] = Interval(scale / rate.estimate, low, high, rate.level)
+    return found

@@ -1,0 +1,216 @@
+"""Other draft lengths, gates and look-up methods, replayed on what a run recorded.
+
+Each recorded step tells of target positions: its accepted drafts would be accepted again, and the
+one after them was rejected. Only the bonus token after a draft that was accepted whole is not known
+to match or not. A draft's guess is taken to depend on the text before it alone, which is so for
+draft models and n-grams at temperature 0; anything else is an estimate, and labelled so, as is
+every look-up method.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from foretoken.errors import ConfigError
+from foretoken.lab.analysis.lookups import METHODS, Written, look_up
+from foretoken.lab.measure.bench import load_items
+from foretoken.lab.measure.experiment import WorkloadConfig
+from foretoken.lab.plain import from_plain
+from foretoken.lab.records.results import AbSummary, RequestRecord
+
+MATCH, MISS, OPEN = 1, 0, -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """A rule that leaves drafts out: after `misses` empty-handed steps, `pause` plain ones."""
+
+    misses: int = 0
+    """0: never."""
+    pause: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """One replayed setting."""
+
+    k: int
+    gate: Gate
+    method: str = "recorded"
+    """The run's own drafter, or a look-up (see `lookups`)."""
+    tokens_per_step: float
+    least: float
+    """If no open position matched."""
+    most: float
+    """If all did."""
+    acceptance_rate: float
+    draft_share: float
+    """Steps that carried a draft."""
+    speedup: float | None
+    """Over plain decoding, with the costs given; None without them."""
+    label: Literal["exact", "estimate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """In plain steps: V of `k` drafts is 1 + k * verify_per_draft."""
+
+    verify_per_draft: float
+    draft: float
+
+
+def streams_of(records: Sequence[RequestRecord]) -> tuple[list[list[int]], bool]:
+    """Per request, its target positions as MATCH, MISS or OPEN; and whether depth cannot matter.
+
+    Raises:
+        ConfigError: no record has per-step counts.
+    """
+    streams, greedy = [], True
+    for record in records:
+        found = record.acceptance
+        if found is None or not found.per_step_accepted:
+            continue
+        drafted = found.per_step_drafted or (max(found.per_step_accepted),) * len(
+            found.per_step_accepted
+        )
+        streams.append(_stream(found.per_step_accepted, drafted))
+        greedy = greedy and record.temperature == 0.0 and found.exact
+    if not streams:
+        allowed = "answers with per-step counts (detailed per-request metrics)"
+        raise ConfigError("run", "no accept stream", allowed)
+    return streams, greedy
+
+
+def _stream(accepted: Sequence[int], drafted: Sequence[int]) -> list[int]:
+    stream: list[int] = []
+    for good, tried in zip(accepted, drafted, strict=True):
+        stream += [MATCH] * good
+        stream.append(MISS if good < tried else OPEN)
+    return stream
+
+
+def replay(
+    streams: Sequence[Sequence[int]], k: int, gate: Gate, *, open_chance: float, seed: int = 0
+) -> tuple[float, float, float]:
+    """Tokens per step, acceptance rate, and share of steps with a draft."""
+    rng = np.random.default_rng(seed)
+    tokens = steps = drafted = accepted = drafting = 0
+    for stream in streams:
+        known = [
+            value == MATCH or (value == OPEN and rng.random() < open_chance) for value in stream
+        ]
+        position = misses = paused = 0
+        while position < len(known):
+            budget = 0 if paused else min(k, len(known) - position - 1)
+            good = 0
+            while good < budget and known[position + good]:
+                good += 1
+            steps += 1
+            drafting += budget > 0
+            drafted, accepted = drafted + budget, accepted + good
+            position += good + 1
+            paused = max(0, paused - 1)
+            misses = misses + 1 if budget and good == 0 else 0
+            if gate.misses and misses >= gate.misses:
+                misses, paused = 0, gate.pause
+        tokens += len(known)
+    rate = accepted / drafted if drafted else 0.0
+    return tokens / steps, rate, drafting / steps
+
+
+def what_if(
+    records: Sequence[RequestRecord],
+    ks: Sequence[int],
+    gates: Sequence[Gate] = (Gate(),),
+    *,
+    costs: Costs | None = None,
+    depth_free: bool = False,
+) -> tuple[WhatIf, ...]:
+    """Every k with every gate; `depth_free` says that guesses do not depend on draft depth."""
+    streams, greedy = streams_of(records)
+    flat = [value for stream in streams for value in stream]
+    matched, missed = flat.count(MATCH), flat.count(MISS)
+    chance = matched / (matched + missed) if matched + missed else 0.0
+    found = []
+    for k in ks:
+        for gate in gates:
+            low, middle, high = (
+                replay(streams, k, gate, open_chance=c) for c in (0.0, chance, 1.0)
+            )
+            sure = high[0] - low[0] < 1e-9 and greedy and depth_free
+            found.append(
+                WhatIf(
+                    k=k,
+                    gate=gate,
+                    tokens_per_step=middle[0],
+                    least=min(low[0], high[0]),
+                    most=max(low[0], high[0]),
+                    acceptance_rate=middle[1],
+                    draft_share=middle[2],
+                    speedup=_speedup(k, middle, costs),
+                    label="exact" if sure else "estimate",
+                )
+            )
+    return tuple(found)
+
+
+def what_if_looked_up(
+    summary: AbSummary,
+    records: Sequence[RequestRecord],
+    ks: Sequence[int],
+    methods: Sequence[str],
+    *,
+    costs: Costs | None = None,
+) -> tuple[WhatIf, ...]:
+    """Look-up methods on the recorded texts, a prompt counted once; estimates, and drafts are free.
+
+    Raises:
+        ConfigError: an unknown method, no texts, or the prompts are gone.
+    """
+    for method in methods:
+        if method not in METHODS:
+            raise ConfigError("--method", method, ", ".join(METHODS))
+    answers = _written(summary, records)
+    found = []
+    for method in methods:
+        for k in ks:
+            seen = look_up(answers, k, method)
+            outcome = seen.tokens_per_step, seen.acceptance_rate, seen.draft_share
+            free = None if costs is None else replace(costs, draft=0.0)
+            found.append(
+                WhatIf(
+                    k=k,
+                    gate=Gate(),
+                    method=method,
+                    tokens_per_step=outcome[0],
+                    least=outcome[0],
+                    most=outcome[0],
+                    acceptance_rate=outcome[1],
+                    draft_share=outcome[2],
+                    speedup=_speedup(k, outcome, free),
+                    label="estimate",
+                )
+            )
+    return tuple(found)
+
+
+def _written(summary: AbSummary, records: Sequence[RequestRecord]) -> list[Written]:
+    texts = {record.index: record.text for record in records if record.text}
+    if not texts:
+        raise ConfigError("run", "no texts", "an A/B measured with --set keep_text=true")
+    items = load_items(from_plain(WorkloadConfig, summary.config["workload"], "workload"))[0]
+    prompts: dict[str, str] = {}
+    for index, text in texts.items():
+        item = items[index % len(items)]
+        said = "\n".join(str(message.get("content", "")) for message in item.messages)
+        prompts.setdefault(item.prompt or said, text)
+    return [Written(prompt=prompt, text=text) for prompt, text in prompts.items()]
+
+
+def _speedup(k: int, outcome: tuple[float, float, float], costs: Costs | None) -> float | None:
+    if costs is None:
+        return None
+    tokens, _, drafting = outcome
+    return tokens / (1 + drafting * k * (costs.verify_per_draft + costs.draft))

@@ -1,0 +1,174 @@
+"""What the rules look at: an A/B's summary, with intervals corrected for repeated looks.
+
+Also the answer of a rule. Knows no rule.
+"""
+
+import math
+from dataclasses import dataclass
+
+from foretoken.lab.records.results import AbSummary, ArmSummary, Gain
+from foretoken.lab.stats.intervals import Interval, normal_quantile, student_quantile
+from foretoken.lab.stats.ratios import (
+    FEWEST_BLOCKS,
+    TAIL_VALUES,
+    at_level,
+    level_of_look,
+    standard_error,
+)
+
+OUTCOMES = ("pass", "fail", "inconclusive")
+WEIGHTS = ("must", "veto", "note")
+BOTH_SIDES_LEVEL = 0.9
+"""Over all looks together, so that one side errs in 5 % at most; the first look is at 95 %."""
+POWER = 0.95
+"""With which an asked sample should settle a rule, before the spread's own uncertainty."""
+FIRST_BLOCKS = 8
+"""Fewer say so little about their spread that the blocks asked for would be hundreds or none."""
+MOST_BLOCKS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleResult:
+    """One rule's answer."""
+
+    outcome: str
+    """One of OUTCOMES."""
+    says: str
+    value: Interval | None = None
+    threshold: float | None = None
+    needed_blocks: int | None = None
+    """Blocks in total that should settle it; None if blocks are not what is missing."""
+    needed_requests: int | None = None
+    """Requests in total that should settle it."""
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is judged."""
+
+    summary: AbSummary
+    slo: str
+    reference: ArmSummary | None = None
+    """The candidate at another quantization, for comparing acceptance."""
+
+    @property
+    def baseline(self) -> ArmSummary:
+        """The arm without speculation."""
+        return self.summary.arm(self.summary.baseline)
+
+    @property
+    def candidate(self) -> ArmSummary:
+        """The arm that would be shipped."""
+        return self.summary.arm(self.summary.candidate)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that both arms have."""
+        return max((gain.num_blocks for gain in self.summary.gains), default=0)
+
+    @property
+    def level(self) -> float:
+        """Of intervals at this look."""
+        return level_of_look(BOTH_SIDES_LEVEL, self.summary.look)
+
+    def ratio(self, gain: Gain) -> Interval:
+        """The gain's interval at this look's level."""
+        return at_level(gain.ratio, gain.num_blocks, self.level)
+
+    def blocks_to_show(self, gain: Gain, threshold: float, resolution: float) -> int | None:
+        """Blocks after which the next look shows `threshold` to be exceeded, with POWER.
+
+        Assumes a truth of `resolution` x threshold, or the estimate less its standard error if
+        that is further away.
+        """
+        if gain.num_blocks < FIRST_BLOCKS:
+            return FIRST_BLOCKS
+        error = standard_error(gain.ratio, gain.num_blocks)
+        if not math.isfinite(error):
+            return gain.needed_blocks or 2 * gain.num_blocks
+        seen = abs(math.log(gain.ratio.estimate / threshold)) - error
+        distance = max(math.log(resolution), seen)
+        spread = error * math.sqrt(gain.num_blocks) * _caution(gain.num_blocks)
+        tail = 1 - (1 - level_of_look(BOTH_SIDES_LEVEL, self.summary.look + 1)) / 2
+        at_least = ((normal_quantile(tail) + normal_quantile(POWER)) * spread / distance) ** 2
+        for blocks in range(max(gain.num_blocks + 1, math.floor(at_least)), MOST_BLOCKS):
+            quantiles = student_quantile(tail, blocks - 1) + normal_quantile(POWER)
+            if quantiles * spread / math.sqrt(blocks) <= distance:
+                return blocks
+        return MOST_BLOCKS
+
+    @property
+    def break_even_rate(self) -> float | None:
+        """Acceptance rate at which this server at this load would gain nothing.
+
+        With s = AL / cost, the cost of a verification is AL / s plain steps, and a rate r* whose
+        AL equals the cost breaks even: (1 + r* k) = AL / s, k = drafted tokens per verification.
+        None if the server does not count verifications.
+        """
+        bucket, gain = self.candidate.all_drafts, self.summary.gain("tpot_p50")
+        if bucket is None or gain is None or not bucket.num_steps or not bucket.num_drafted:
+            return None
+        length = 1.0 + bucket.num_accepted / bucket.num_steps
+        per_step = bucket.num_drafted / bucket.num_steps
+        return (length / gain.ratio.estimate - 1.0) / per_step
+
+
+def _caution(num_blocks: int) -> float:
+    """Factor on a spread estimated from few blocks: its 70 % upper bound, roughly."""
+    return 1.0 + 0.52 / math.sqrt(max(1, 2 * (num_blocks - 1)))
+
+
+def judge_ratio(
+    evidence: Evidence, gain: Gain | None, threshold: float, resolution: float, name: str
+) -> RuleResult:
+    """Whether a gain is above `threshold`: its whole interval above, below, or neither."""
+    if gain is None:
+        return RuleResult(outcome="inconclusive", says=f"{name} was not measured")
+    ratio = evidence.ratio(gain)
+    shown = f"{name} {show(ratio)} against {threshold:.2f}x"
+    if gain.enough and ratio.known and ratio.low >= threshold:
+        return RuleResult(outcome="pass", says=shown, value=ratio, threshold=threshold)
+    if gain.enough and ratio.known and ratio.high < threshold:
+        return RuleResult(outcome="fail", says=shown, value=ratio, threshold=threshold)
+    needed = evidence.blocks_to_show(gain, threshold, resolution)
+    if not gain.enough:
+        shown += ": too few requests for this statistic"
+        needed = max(needed or 0, blocks_to_support(gain), gain.num_blocks + 1)
+    return RuleResult(
+        outcome="inconclusive",
+        says=shown,
+        value=ratio,
+        threshold=threshold,
+        needed_blocks=needed,
+        advice=_TOO_CLOSE if evidence.summary.look > 2 else "",
+    )
+
+
+def blocks_to_support(gain: Gain) -> int:
+    """Blocks, of as many requests as those that there are, that can tell about the gain at all."""
+    q = _QUANTILES.get(gain.metric.rsplit("_", 1)[-1])
+    if q is None or not gain.num_pairs:
+        return FEWEST_BLOCKS
+    requests = TAIL_VALUES / min(q, 1 - q)
+    return max(FEWEST_BLOCKS, math.ceil(round(requests * gain.num_blocks / gain.num_pairs, 6)))
+
+
+_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_TOO_CLOSE = "the truth is near the limit: more measuring may not settle it, another limit would"
+
+
+def show(interval: Interval) -> str:
+    """`1.42x [1.35, 1.50]`."""
+    if math.isnan(interval.estimate):
+        return "unknown"
+    if not interval.known:
+        return f"{interval.estimate:.2f}x (interval unknown)"
+    return f"{interval.estimate:.2f}x [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def show_share(interval: Interval) -> str:
+    """`52 % [48 %, 56 %]`."""
+    if not interval.known:
+        return f"{interval.estimate:.0%} (interval unknown)"
+    return f"{interval.estimate:.0%} [{interval.low:.0%}, {interval.high:.0%}]"

@@ -1,0 +1,124 @@
+"""Policy files: which rules count, how much, and with which numbers.
+
+YAML. A file may extend another one (`default`, or a path beside it). Unknown rules and keys are
+errors; a rule set to null is dropped.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import ConfigError
+from foretoken.lab.decide.evidence import WEIGHTS
+from foretoken.lab.decide.kinds import RuleKind
+from foretoken.lab.decide.rules.drafts import ACCEPTANCE_RULES
+from foretoken.lab.decide.rules.safety import SAFETY_RULES
+from foretoken.lab.decide.rules.speed import SPEED_RULES
+from foretoken.lab.measure.experiment import parse_yaml, read_yaml
+from foretoken.lab.plain import from_plain
+
+RULE_KINDS = {kind.name: kind for kind in (*SPEED_RULES, *ACCEPTANCE_RULES, *SAFETY_RULES)}
+SLOS = ("tpot", "ttft", "throughput")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShipRule:
+    """One rule of a policy."""
+
+    kind: RuleKind
+    weight: str
+    parameters: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShipPolicy:
+    """What has to hold before speculation is shipped."""
+
+    name: str
+    slo: str
+    rules: tuple[ShipRule, ...]
+
+
+def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
+    """The policy of a file, or the default; `changes` are `rule.key=value` over it.
+
+    Raises:
+        ConfigError: the file is no policy, or names an unknown rule, key or value.
+    """
+    content = _read(name or "default", ())
+    for change in changes:
+        _apply(content, change)
+    slo = content.get("slo", "tpot")
+    if slo not in SLOS:
+        raise ConfigError("policy.slo", slo, ", ".join(SLOS))
+    rules = content.get("rules")
+    if not isinstance(rules, dict) or not any(rules.values()):
+        raise ConfigError("policy.rules", rules, f"rules such as {', '.join(RULE_KINDS)}")
+    return ShipPolicy(
+        name=str(content.get("name", name or "default")),
+        slo=slo,
+        rules=tuple(_rule(key, value) for key, value in rules.items() if value is not None),
+    )
+
+
+def default_text() -> str:
+    """The default policy file as it ships."""
+    file = resources.files("foretoken.lab.decide").joinpath("default.yaml")
+    return file.read_text("utf-8")
+
+
+def _read(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    """A file's content over that of what it extends."""
+    if name in seen:
+        raise ConfigError("policy.extends", name, "a policy that does not extend itself")
+    if name == "default":
+        content: Any = parse_yaml(default_text(), "policy")
+    else:
+        content = read_yaml(Path(name))
+    if not isinstance(content, dict):
+        raise ConfigError("--policy", name, "a file with `rules:`")
+    unknown = set(content) - {"name", "slo", "rules", "extends"}
+    if unknown:
+        raise ConfigError(f"policy.{sorted(unknown)[0]}", name, "name, slo, rules, extends")
+    parent = content.get("extends")
+    if parent is None:
+        return content
+    path = parent if parent == "default" else str(Path(name).parent / str(parent))
+    base = _read(path, (*seen, name))
+    rules = dict(base["rules"])
+    for key, value in (content.get("rules") or {}).items():
+        keep = isinstance(value, Mapping) and isinstance(rules.get(key), Mapping)
+        rules[key] = {**rules[key], **value} if keep else value
+    return {**base, **content, "rules": rules}
+
+
+def _apply(content: dict[str, Any], change: str) -> None:
+    """`speedup.least=1.2`, `slo=ttft`, or `cost=null`."""
+    path, equals, text = change.partition("=")
+    if not equals:
+        raise ConfigError("--set", change, "rule.key=value, such as speedup.least=1.2")
+    value = parse_yaml(text, "--set")
+    rule, dot, key = path.partition(".")
+    if path == "slo":
+        content["slo"] = value
+    elif dot:
+        own = content["rules"].get(rule)
+        content["rules"][rule] = {**(own if isinstance(own, Mapping) else {}), key: value}
+    else:
+        content["rules"][rule] = value
+
+
+def _rule(name: str, value: object) -> ShipRule:
+    if name not in RULE_KINDS:
+        raise ConfigError(f"policy.rules.{name}", value, ", ".join(RULE_KINDS))
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"policy.rules.{name}", value, "keys and values, such as {weight: must}")
+    weight = value.get("weight", "must")
+    if weight not in WEIGHTS:
+        raise ConfigError(f"policy.rules.{name}.weight", weight, ", ".join(WEIGHTS))
+    given = {key: part for key, part in value.items() if key != "weight"}
+    kind = RULE_KINDS[name]
+    parameters = from_plain(kind.parameters, given, f"policy.rules.{name}")
+    return ShipRule(kind=kind, weight=weight, parameters=parameters)

@@ -1,0 +1,65 @@
+"""Measures an A/B block by block until its verdict is known, or patience ends.
+
+Each judgement is one look: the intervals of later ones are wider for it (see `evidence`), so that
+going on until a rule passes does not ship what should not be.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from foretoken.lab.decide.policy import ShipPolicy
+from foretoken.lab.decide.verdict import NOT_YET, Decision, decide
+from foretoken.lab.http.timed import now
+from foretoken.lab.measure.ab import run_ab
+from foretoken.lab.measure.bench import Watch, silent
+from foretoken.lab.measure.experiment import AbConfig
+from foretoken.lab.records.results import AbSummary
+
+MOST_LOOKS = 5
+"""The sixth look's intervals are so wide that another limit should be asked for instead."""
+
+
+def _untold(blocks: int, decision: Decision | None) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to go on."""
+
+    most_s: float = 1800.0
+    """No block begins that would end later than this, by the pace so far."""
+    tell: Callable[[int, Decision | None], None] = _untold
+    """Told of the blocks that are wanted, and of what was said about those before."""
+
+
+def run_until_decided(
+    config: AbConfig,
+    out: Path,
+    policy: ShipPolicy,
+    patience: Patience | None = None,
+    *,
+    resume: bool = False,
+    watch: Watch = silent,
+) -> AbSummary:
+    """Measure `config.sizes`, judge, measure the blocks that are asked for, and judge again.
+
+    Raises:
+        ConfigError: wrong settings. EndpointError: a server is not there.
+    """
+    patience = patience or Patience()
+    began, had = now(), 0
+    patience.tell(config.sizes.blocks, None)
+    while True:
+        summary = run_ab(config, out, resume=resume, watch=watch)
+        decision = decide(summary, policy, run=str(out))
+        spent, done = now() - began, max(1, decision.num_blocks - had)
+        affordable = decision.num_blocks + int((patience.most_s - spent) / (spent / done))
+        wanted = min(decision.needed_blocks or 0, affordable)
+        patience.tell(wanted, decision)
+        open_still = decision.verdict == NOT_YET and summary.look < MOST_LOOKS
+        if not open_still or wanted <= decision.num_blocks:
+            return summary
+        config = replace(config, sizes=replace(config.sizes, blocks=wanted))
+        resume = True

@@ -1,0 +1,297 @@
+"""HTTP/1.1 requests whose bytes are stamped when they arrive.
+
+A load generator must not be late because it parses: `buffer_updated` takes the time before anything
+else, and bodies are kept as (time, bytes) for whoever made the request. Parsing is httptools'. One
+connection carries one request at a time; idle ones are kept, and replaced where the server closed
+them unasked. Knows nothing of OpenAI's formats.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+import httptools
+
+from foretoken.lab.http.origin import Origin
+
+now = time.perf_counter
+_BUFFER_BYTES = 1 << 16
+
+
+class TransportError(Exception):
+    """The exchange broke: `kind` is connection, timeout, truncated or protocol."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        """Say what broke and how."""
+        self.kind = kind
+        super().__init__(f"{kind}: {text}")
+
+
+class Incoming:
+    """An answer while it comes, for whoever passes it on."""
+
+    def __init__(self) -> None:
+        """Nothing has come yet."""
+        self.head = asyncio.Event()
+        self.status = 0
+        self.headers: tuple[tuple[str, str], ...] = ()
+        self._arrived: list[tuple[float, bytes]] = []
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    @property
+    def started(self) -> bool:
+        """Whether the head is there."""
+        return self.head.is_set()
+
+    def begin(self, exchange: "_Exchange") -> None:
+        """The head has come."""
+        self.status, self.headers = exchange.status, tuple(exchange.headers)
+        self._arrived = exchange.pieces
+        self.head.set()
+
+    def put(self, piece: bytes | None) -> None:
+        """A piece of the body, or None at its end, whole or not."""
+        self._pieces.put_nowait(piece)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes."""
+        while (piece := await self._pieces.get()) is not None:
+            yield piece
+
+    def cut_off(self, error: TransportError, sent_s: float) -> "Answer":
+        """What has come so far, as an answer that broke off."""
+        return Answer(self.status, self.headers, tuple(self._arrived), sent_s, now(), error)
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One request on its way; the connection fills it in."""
+
+    done: "asyncio.Future[None]"
+    status: int = 0
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    sent_s: float = 0.0
+    complete: bool = False
+    incoming: Incoming | None = None
+    bodyless: bool = False
+    """Asked by HEAD: the lengths in its head are those of a body that does not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer: `pieces` are (arrival on the monotonic clock, bytes)."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    pieces: tuple[tuple[float, bytes], ...]
+    sent_s: float
+    end_s: float
+    broken: TransportError | None = None
+    """Why the answer is not whole, if it is not."""
+
+    @property
+    def unread(self) -> bool:
+        """Whether the server closed the connection without a word.
+
+        Some close a kept connection right after an answer that promised to keep it; what was sent
+        there meanwhile may go over a new one.
+        """
+        return self.status == 0 and self.broken is not None and self.broken.kind == "connection"
+
+    @property
+    def body(self) -> bytes:
+        """All pieces."""
+        return b"".join(piece for _, piece in self.pieces)
+
+
+class _Connection(asyncio.BufferedProtocol):
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer = buffer
+        self.exchange: _Exchange | None = None
+        self.transport: asyncio.Transport | None = None
+        self.keep = True
+        self._parser = httptools.HttpResponseParser(self)
+        self._at = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), transport
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._at = now()
+        try:
+            self._parser.feed_data(self._buffer[:nbytes])
+        except httptools.HttpParserError as error:
+            self._fail(TransportError("protocol", f"not HTTP/1.1 ({error})"))
+            self.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.exchange is not None:
+            pair = (name.decode("latin-1").lower(), value.decode("latin-1"))
+            self.exchange.headers.append(pair)
+
+    def on_headers_complete(self) -> None:
+        self.keep = self._parser.should_keep_alive()
+        exchange, status = self.exchange, self._parser.get_status_code()
+        if exchange is None:
+            return
+        if status < 200:  # such as 100: the answer itself is still to come
+            exchange.headers.clear()
+            return
+        exchange.status = status
+        if exchange.incoming is not None:
+            exchange.incoming.begin(exchange)
+        if exchange.bodyless:
+            self.keep = False
+            self.on_message_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self.exchange is not None:
+            self.exchange.pieces.append((self._at, body))
+            if self.exchange.incoming is not None:
+                self.exchange.incoming.put(body)
+
+    def on_message_complete(self) -> None:
+        if self.exchange is not None and self.exchange.status >= 200:
+            self.exchange.complete = True
+            if not self.exchange.done.done():
+                self.exchange.done.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.keep = False
+        started = self.exchange is not None and self.exchange.status > 0
+        text = f"the server closed the connection ({error or 'end of file'})"
+        self._fail(TransportError("truncated" if started else "connection", text))
+
+    def _fail(self, error: TransportError) -> None:
+        if self.exchange is not None and not self.exchange.done.done():
+            self.exchange.done.set_exception(error)
+
+    @property
+    def usable(self) -> bool:
+        return self.keep and self.transport is not None and not self.transport.is_closing()
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+
+class HttpPool:
+    """Requests to one server."""
+
+    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
+        """Send `headers` with every request."""
+        self.origin = Origin.parse(url)
+        self._headers = dict(headers or {})
+        self._idle: list[_Connection] = []
+        self._tls = ssl.create_default_context() if self.origin.secure else None
+        # One for all connections: each is emptied before the loop reads the next.
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+        incoming: Incoming | None = None,
+    ) -> Answer:
+        """One request. An answer that breaks off comes back with `broken` set.
+
+        `incoming` is told of everything as it comes, its end included.
+
+        Raises:
+            TransportError: there was no answer at all.
+        """
+        request = self._head(method, path, len(body), headers) + body
+        answer = None
+        try:
+            if (idle := self._idle_connection()) is not None:
+                answer = await self._exchange(idle, request, timeout_s, incoming)
+            if answer is None or answer.unread:
+                fresh = await self._connect(min(timeout_s, 10.0))
+                answer = await self._exchange(fresh, request, timeout_s, incoming)
+        finally:
+            if incoming is not None:
+                incoming.put(None)
+        if answer.broken is not None and not answer.status:
+            raise answer.broken
+        return answer
+
+    async def _exchange(
+        self, connection: _Connection, request: bytes, timeout_s: float, incoming: Incoming | None
+    ) -> Answer:
+        done = asyncio.get_running_loop().create_future()
+        exchange = _Exchange(done, incoming=incoming, bodyless=request.startswith(b"HEAD "))
+        connection.exchange = exchange
+        exchange.sent_s = now()
+        assert connection.transport is not None
+        connection.transport.write(request)
+        broken = None
+        try:
+            # Not wait_for, which in Python 3.11 loses a cancellation that comes with the result.
+            async with asyncio.timeout(timeout_s):
+                await exchange.done
+        except TimeoutError:
+            broken = TransportError("timeout", f"no whole answer within {timeout_s:g} s")
+        except TransportError as error:
+            broken = error
+        finally:
+            connection.exchange = None
+            if exchange.complete and connection.usable:
+                self._idle.append(connection)
+            else:
+                connection.close()
+        pieces = tuple(exchange.pieces)
+        end_s = pieces[-1][0] if pieces and not broken else now()
+        head = (exchange.status, tuple(exchange.headers))
+        return Answer(*head, pieces, exchange.sent_s, end_s, broken)
+
+    async def close(self) -> None:
+        """Close idle connections."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+        await asyncio.sleep(0)
+
+    def _head(
+        self, method: str, path: str, length: int, headers: Mapping[str, str] | None
+    ) -> bytes:
+        extra = {**self._headers, **(headers or {})}
+        lines = [
+            f"{method} {self.origin.prefix}{path} HTTP/1.1",
+            f"host: {self.origin.host}:{self.origin.port}",
+            f"content-length: {length}",
+        ]
+        if length and "content-type" not in extra:
+            lines.append("content-type: application/json")
+        lines += [f"{name}: {value}" for name, value in extra.items()]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+    def _idle_connection(self) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return None
+
+    async def _connect(self, timeout_s: float) -> _Connection:
+        loop = asyncio.get_running_loop()
+        at = (self.origin.host, self.origin.port)
+        try:
+            making = loop.create_connection(lambda: _Connection(self._buffer), *at, ssl=self._tls)
+            async with asyncio.timeout(timeout_s):
+                _, connection = await making
+        except TimeoutError as error:
+            raise TransportError("timeout", f"no connection to {self.origin.url}") from error
+        except OSError as error:
+            raise TransportError("connection", f"{self.origin.url}: {error}") from error
+        return connection

@@ -1,0 +1,228 @@
+"""Checks of a vLLM launch: settings that are broken or exclude each other."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from foretoken.lab.findings import Finding
+from foretoken.lab.lint.known import LaunchCheck, engine_table, number
+from foretoken.lab.lint.launches import Launch
+
+_VLLM = ("vllm",)
+_HEADS = ("eagle", "eagle3", "mtp")
+
+
+def _speculation(launch: Launch) -> Mapping[str, Any]:
+    return launch.speculation or {}
+
+
+def _broken_config(launch: Launch) -> Iterator[Finding]:
+    if launch.broken:
+        yield Finding(
+            check="broken_config",
+            level="error",
+            where="speculative_config",
+            message=f"not a JSON object: {launch.broken}",
+            remedy="""quote it for the shell: '{"method": "ngram", "num_speculative_tokens": 5}'""",
+        )
+    speculation = _speculation(launch)
+    for flag, key in (("spec-method", "method"), ("spec-tokens", "num_speculative_tokens")):
+        written = str(launch.options.get("speculative-config", ""))
+        if flag in launch.options and f'"{key}"' in written:
+            yield Finding(
+                check="broken_config",
+                level="error",
+                where=f"--{flag}",
+                message=f"{key} is given twice, which vLLM refuses",
+            )
+    if not speculation:
+        return
+    count = speculation.get("num_speculative_tokens")
+    brings_its_own = speculation.get("method") in ("mtp", "dflash", "dspark", "suffix")
+    if count is None and not brings_its_own:
+        yield Finding(
+            check="broken_config",
+            level="error",
+            where="speculative_config.num_speculative_tokens",
+            message="it is required for this method",
+        )
+    elif count is not None and not 1 <= (number(count) or 0) <= 128:
+        yield Finding(
+            check="broken_config",
+            level="error",
+            where="speculative_config.num_speculative_tokens",
+            message=f"{count!r} is not within 1 and 128",
+        )
+
+
+def _draft_ranks(launch: Launch) -> Iterator[Finding]:
+    speculation = _speculation(launch)
+    ranks = number(speculation.get("draft_tensor_parallel_size"))
+    target = number(launch.options.get("tensor-parallel-size", launch.options.get("tp", 1))) or 1
+    if ranks is None or ranks == target:
+        return
+    if ranks != 1:
+        level, message = "error", f"it must be 1 or the target's {target}"
+    elif speculation.get("method") == "draft_model":
+        level = "error"
+        message = (
+            f"a draft model must be split over the target's {target} ranks; on one rank its "
+            "weights count double, for all ranks keep pools of one size"
+        )
+    else:
+        level, message = "warning", "its weights count double: all ranks keep pools of one size"
+    yield Finding(
+        check="draft_ranks",
+        level=level,
+        where="speculative_config.draft_tensor_parallel_size",
+        message=message,
+        remedy=f'"draft_tensor_parallel_size": {target}',
+    )
+
+
+def _draft_rule(launch: Launch) -> Iterator[Finding]:
+    speculation = _speculation(launch)
+    method, sampled = speculation.get("method"), speculation.get("draft_sample_method")
+    rule = speculation.get("rejection_sample_method")
+    known = engine_table("vllm")["known"]
+    if sampled == "probabilistic" and method in ("ngram", "ngram_gpu", "suffix"):
+        yield _rule("error", "draft_sample_method", "looked-up drafts have no distribution")
+    if sampled is not None and sampled not in known["draft_sample_methods"]:
+        yield _rule("error", "draft_sample_method", f"{sampled!r} is unknown")
+    if rule == "fly":
+        yield _rule("warning", "rejection_sample_method", "fly is lossy: outputs change")
+    if rule == "synthetic":
+        yield _rule(
+            "warning", "rejection_sample_method", "synthetic writes garbage: only to measure"
+        )
+        given = [k for k in ("synthetic_acceptance_rates", "synthetic_acceptance_length")
+                 if speculation.get(k) is not None]  # fmt: skip
+        if len(given) != 1:
+            yield _rule("error", "rejection_sample_method", "needs exactly one of the "
+                        "synthetic_acceptance_ keys")  # fmt: skip
+    if speculation.get("use_heterogeneous_vocab"):
+        if method != "draft_model":
+            yield _rule("error", "use_heterogeneous_vocab", "only for draft_model")
+        if sampled == "probabilistic":
+            yield _rule("error", "use_heterogeneous_vocab", "only with greedy drafts")
+
+
+def _rule(level: str, key: str, message: str) -> Finding:
+    return Finding(
+        check="draft_rule", level=level, where=f"speculative_config.{key}", message=message
+    )
+
+
+def _parallel_drafting(launch: Launch) -> Iterator[Finding]:
+    speculation = _speculation(launch)
+    if speculation.get("parallel_drafting") is True:
+        yield Finding(
+            check="parallel_drafting",
+            level="warning",
+            where="speculative_config.parallel_drafting",
+            message="needs a model trained for it (PARD, P-EAGLE); others draft nonsense",
+        )
+    method = speculation.get("method")
+    if speculation.get("disable_padded_drafter_batch") is True and method not in _HEADS:
+        yield Finding(
+            check="parallel_drafting",
+            level="error",
+            where="speculative_config.disable_padded_drafter_batch",
+            message="only for EAGLE heads",
+        )
+
+
+def _batch_schedule(launch: Launch) -> Iterator[Finding]:
+    ranges = _speculation(launch).get("num_speculative_tokens_per_batch_size")
+    if ranges is None:
+        return
+    problem = _schedule_problem(ranges)
+    if problem:
+        yield _schedule("error", problem)
+    elif (number(launch.options.get("data-parallel-size")) or 1) > 1:
+        yield _schedule("warning", "turned off under data parallelism")
+    else:
+        yield _schedule(
+            "note",
+            "prefills count towards the batch size, and an aggregate-throughput collapse at the "
+            "threshold has been reported: confirm the schedule with an A/B",
+        )
+
+
+def _schedule(level: str, message: str) -> Finding:
+    return Finding(
+        check="batch_schedule",
+        level=level,
+        where="speculative_config.num_speculative_tokens_per_batch_size",
+        message=message,
+    )
+
+
+def _schedule_problem(ranges: object) -> str:
+    if not isinstance(ranges, list) or not ranges:
+        return "not a list of [first, last, k]"
+    end = 0
+    for part in ranges:
+        if not isinstance(part, list) or len(part) != 3 or not all(type(n) is int for n in part):
+            return f"{part!r} is not [first, last, k]"
+        first, last, k = part
+        if first <= end or last < first or k < 0 or (end == 0 and first != 1):
+            return f"{part!r}: ranges start at 1, rise, do not overlap, and k is at least 0"
+        end = last
+    return ""
+
+
+def _incompatible(launch: Launch) -> Iterator[Finding]:
+    speculation, options = _speculation(launch), launch.options
+    if not speculation:
+        return
+    if "logits-processors" in options:
+        yield _clash("error", "--logits-processors", "custom logits processors are refused at "
+                     "start-up, except with Model Runner V2's interface")  # fmt: skip
+    if (number(options.get("pipeline-parallel-size", options.get("pp"))) or 1) > 1:
+        yield _clash("warning", "--pipeline-parallel-size", "works for few models, on Model "
+                     "Runner V2 only")  # fmt: skip
+    k = number(speculation.get("num_speculative_tokens")) or 0
+    rows, seqs = (number(options.get(n)) for n in ("max-num-batched-tokens", "max-num-seqs"))
+    if rows and seqs and rows < seqs * (k + 1):
+        level = "error" if options.get("enable-lora") else "warning"
+        yield _clash(level, "--max-num-batched-tokens", f"{seqs} requests verify up to "
+                     f"{seqs * (k + 1)} rows in a step, {rows} are allowed")  # fmt: skip
+    limit, own = number(speculation.get("max_model_len")), number(options.get("max-model-len"))
+    if limit and own and limit > own:
+        yield _clash("error", "speculative_config.max_model_len", f"{limit} is beyond the "
+                     f"target's {own}")  # fmt: skip
+
+
+def _clash(level: str, where: str, message: str) -> Finding:
+    return Finding(check="incompatible", level=level, where=where, message=message)
+
+
+def _monitoring(launch: Launch) -> Iterator[Finding]:
+    if not launch.speculation:
+        return
+    if launch.options.get("disable-log-stats"):
+        yield Finding(
+            check="monitoring",
+            level="warning",
+            where="--disable-log-stats",
+            message="no acceptance counters: nobody will notice when speculation stops paying",
+        )
+    elif "per-request-spec-decode-metrics" not in launch.options:
+        yield Finding(
+            check="monitoring",
+            level="note",
+            message="acceptance per request is off; averages over tokens hide the requests that "
+            "lose",
+            remedy="--per-request-spec-decode-metrics detailed",
+        )
+
+
+VLLM_CHECKS = (
+    LaunchCheck("broken_config", (), _VLLM, _broken_config),
+    LaunchCheck("draft_ranks", ("M10",), _VLLM, _draft_ranks),
+    LaunchCheck("draft_rule", (), _VLLM, _draft_rule),
+    LaunchCheck("parallel_drafting", ("K6",), _VLLM, _parallel_drafting),
+    LaunchCheck("batch_schedule", ("L3",), _VLLM, _batch_schedule),
+    LaunchCheck("incompatible", ("L4",), _VLLM, _incompatible),
+    LaunchCheck("monitoring", ("V6",), _VLLM, _monitoring),
+)

@@ -1,0 +1,5 @@
+"""Measuring servers: prompts, arrivals, blocks of both arms, sweeps, losslessness, watching.
+
+Every module here takes time on a clock or prepares what does. Arithmetic is in `analysis` and
+`stats`, what is written to disk in `records`.
+"""

@@ -1,0 +1,224 @@
+"""Settings of a run and of an A/B: one YAML file, and dotted overrides from the command line.
+
+Frozen and checked; a field that does not exist is an error. Knows how settings are written, not
+what is done with them.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from foretoken.errors import ConfigError
+from foretoken.lab.measure.arrivals import Load
+from foretoken.lab.plain import from_plain
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmConfig:
+    """One server: where it is, or how to start it."""
+
+    name: str = ""
+    url: str | None = None
+    command: str | None = None
+    """Started anew for every block; `{port}` becomes a free port."""
+    env: dict[str, str] = field(default_factory=dict)
+    ready_timeout_s: float = 600.0
+    model: str | None = None
+    engine: str | None = None
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key; keys are never written down."""
+    k: int = 0
+    """Draft length, where acceptance can only be told from chunks."""
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        """Raise a ConfigError unless there is exactly one of `url` and `command`."""
+        if (self.url is None) == (self.command is None):
+            given = f"url={self.url!r}, command={self.command!r}"
+            raise ConfigError(f"arm {self.name}", given, "exactly one of url and command")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadConfig:
+    """What is asked."""
+
+    file: str
+    """A file, see docs/deciding.md for formats; `demo`: held-out Python, for the packaged model."""
+    format: str = "auto"
+    strict: bool = False
+    max_tokens: int | None = None
+    """None: as the file has it."""
+    temperatures: tuple[float, ...] = (0.0,)
+    """Dealt out in turn over requests without one; empty: the server's default."""
+    seed: int | None = None
+    """Sent with requests, counted up; None: not sent."""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    category: str | None = None
+    """Only requests of this class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLevels:
+    """What a request must meet to count as good; None: no limit."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit."""
+        return any(v is not None for v in (self.ttft_s, self.tpot_s, self.e2e_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    blocks: int = 8
+    """Starts of each server, at least 3 for an interval."""
+    requests_per_block: int = 30
+    warm_up: int = 4
+    """Requests before each block that do not count."""
+
+    def __post_init__(self) -> None:
+        """Raise a ConfigError for what is out of range."""
+        for name, least in (("blocks", 1), ("requests_per_block", 1), ("warm_up", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"sizes.{name}", getattr(self, name), f"an integer >= {least}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """`foretoken lab bench`."""
+
+    arm: ArmConfig
+    workload: WorkloadConfig
+    load: Load = field(default_factory=Load)
+    sizes: Sizes = field(default_factory=Sizes)
+    slo: ServiceLevels = field(default_factory=ServiceLevels)
+    seed: int = 0
+    keep_text: bool = False
+    scrape_every_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbConfig:
+    """`foretoken lab ab`."""
+
+    baseline: ArmConfig
+    candidate: ArmConfig
+    workload: WorkloadConfig
+    load: Load = field(default_factory=Load)
+    sizes: Sizes = field(default_factory=Sizes)
+    slo: ServiceLevels = field(default_factory=ServiceLevels)
+    price_per_hour: dict[str, float] = field(default_factory=dict)
+    """By arm, for the cost of a million output tokens."""
+    diagnose: bool = False
+    """Run every class alone too."""
+    seed: int = 0
+    keep_text: bool = False
+    scrape_every_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise a ConfigError if the arms cannot be told apart."""
+        if self.baseline.name == self.candidate.name:
+            raise ConfigError("candidate.name", self.candidate.name, "another than the baseline's")
+        for name in self.price_per_hour:
+            if name not in (self.baseline.name, self.candidate.name):
+                raise ConfigError("price_per_hour", name, "the name of an arm")
+
+
+def load_settings(
+    kind: type[T],
+    file: Path | None,
+    overrides: Sequence[str],
+    defaults: Mapping[str, Any] | None = None,
+) -> T:
+    """Settings from a YAML file and `a.b=value` overrides, values in YAML.
+
+    `defaults` are a command's own, below the file's; a mapping in them is merged.
+
+    Raises:
+        ConfigError: the file cannot be read, or a field is unknown or wrong.
+    """
+    value: Any = {}
+    if file is not None:
+        value = read_yaml(file)
+    for name, given in (defaults or {}).items():
+        own = value.get(name)
+        merged = isinstance(given, Mapping) and isinstance(own, dict)
+        value[name] = {**given, **own} if merged else (deepcopy(given) if own is None else own)
+    for override in overrides:
+        _override(value, override)
+    return from_plain(kind, value, "settings")
+
+
+def read_yaml(path: Path) -> Any:
+    """The YAML (or JSON) mapping of a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a mapping.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("config", str(path), f"a readable YAML file ({error})") from error
+    value = parse_yaml(text, f"config {path.name}")
+    if not isinstance(value, dict):
+        raise ConfigError("config", str(path), "a mapping of settings")
+    return value
+
+
+def parse_yaml(text: str, field: str) -> Any:
+    """The value of a YAML text; `on` and `off` are words, as in YAML 1.2.
+
+    Raises:
+        ConfigError: it is not YAML.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
+        """Knows true and false only."""
+
+    kind = "tag:yaml.org,2002:bool"
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != kind]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_implicit_resolver(kind, re.compile(r"^(?:true|false)$", re.IGNORECASE), [*"tTfF"])
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(field, text[:80], f"YAML ({error})") from error
+
+
+def _override(value: dict[str, Any], text: str) -> None:
+    key, equals, given = text.partition("=")
+    if not equals or not key:
+        raise ConfigError("--set", text, "such as load.concurrency=8")
+    parsed = parse_yaml(given, f"--set {key}")
+    *path, last = key.split(".")
+    for part in path:
+        value = value.setdefault(part, {})
+        if not isinstance(value, dict):
+            raise ConfigError(f"--set {key}", given, f"a mapping at {part}")
+    value[last] = parsed
+
+
+def arm_of(text: str, name: str) -> dict[str, Any]:
+    """The mapping of an arm given as one word: a URL, a command line, or JSON."""
+    if text.lstrip().startswith("{"):
+        try:
+            return {"name": name, **json.loads(text)}
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"--{name}", text, "a URL, a command or a JSON object") from error
+    key = "url" if text.startswith(("http://", "https://")) else "command"
+    return {"name": name, key: text}

@@ -1,0 +1,263 @@
+"""Is a server's speculation lossless, seen from outside? Equal texts, and equal distributions.
+
+Greedy and seeded requests must give the same text with speculation on and off; where they first
+differ, a near-tie of the two likeliest tokens is an excuse that is counted by itself, never added
+to the equal ones. Sampling is compared as a whole, per set of sampling parameters: many short
+unseeded samples of each prompt from both arms. Knows two running servers, no files.
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from foretoken.lab.http.answers import ReadingOptions
+from foretoken.lab.http.client import Client
+from foretoken.lab.http.timed import TransportError, now
+from foretoken.lab.measure.verify_plan import KINDS, VerifyPlan
+from foretoken.lab.measure.workload import Item
+from foretoken.lab.records.results import RequestRecord
+from foretoken.lab.stats.permutation import compare_samples, holm_rejects
+
+NEAR_TIE = 0.02
+"""Difference of log-probabilities below which the order of two tokens may turn with the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextCheck:
+    """Texts of requests that must be the same."""
+
+    kind: str
+    """One of KINDS."""
+    compared: int
+    equal: int
+    excused: int
+    """Different, first at a near-tie."""
+    different: int
+    failed: int
+    """Without an answer from one of the arms."""
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributionCheck:
+    """One set of sampling parameters."""
+
+    parameters: dict[str, Any]
+    samples: int
+    """Per arm, over prompts."""
+    distance: float
+    """Total variation between the arms' samples; chance alone gives `expected`."""
+    expected: float
+    p_value: float
+    passed: bool
+    failed: int = 0
+    """Answers that did not come."""
+    refused: str | None = None
+    """What an arm said, if it takes no such parameters, or answers nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """The verdict of the kit."""
+
+    texts: tuple[TextCheck, ...] = ()
+    distributions: tuple[DistributionCheck, ...] = ()
+
+    @property
+    def compared(self) -> int:
+        """Pairs of texts that there were."""
+        return sum(check.compared for check in self.texts)
+
+    @property
+    def lossless(self) -> bool:
+        """Nothing differs that is not excused, and something was compared."""
+        texts = all(check.different == 0 for check in self.texts)
+        done = all(check.passed for check in self.distributions if check.refused is None)
+        return self.compared > 0 and texts and done
+
+
+def _ignore(*_: object) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follow:
+    """Who is told how far it is."""
+
+    began: Callable[[str, int], None] = _ignore
+    """A check begins: its name, and how many answers it asks for."""
+    answered: Callable[[], None] = _ignore
+    checked: Callable[[Verified], None] = _ignore
+    """A check has ended: all that there are so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kit:
+    off: Client
+    on: Client
+    prompts: Sequence[str]
+    plan: VerifyPlan
+    follow: Follow
+
+
+async def verify(
+    arms: tuple[Client, Client],
+    prompts: Sequence[str],
+    plan: VerifyPlan,
+    *,
+    done: Verified | None = None,
+    follow: Follow | None = None,
+) -> Verified:
+    """Both kinds of checks of two running servers, off and on; those in `done` are not repeated."""
+    kit = _Kit(*arms, list(prompts[: plan.prompts]), plan, follow or Follow())
+    found = done or Verified()
+    sizes = plan.checks()
+    for kind in KINDS[len(found.texts) :]:
+        kit.follow.began(*sizes[len(found.texts)])
+        found = replace(found, texts=(*found.texts, await _check_texts(kit, kind)))
+        kit.follow.checked(found)
+    if len(found.distributions) < len(plan.parameters):
+        await _part(kit)
+    for given in plan.parameters[len(found.distributions) :]:
+        kit.follow.began(*sizes[len(KINDS) + len(found.distributions)])
+        checks = (*found.distributions, await _check_distribution(kit, given))
+        found = replace(found, distributions=_corrected(checks, plan.error))
+        kit.follow.checked(found)
+    return found
+
+
+async def _ask(kit: _Kit, client: Client, items: Sequence[Item]) -> list[RequestRecord]:
+    options = ReadingOptions(start_s=now(), keep_text=True)
+    gate = asyncio.Semaphore(kit.plan.concurrency)
+
+    async def one(item: Item) -> RequestRecord:
+        async with gate:
+            record = await client.complete(item, RequestRecord(index=item.index), options)
+        kit.follow.answered()
+        return record
+
+    return list(await asyncio.gather(*(one(item) for item in items)))
+
+
+async def _check_texts(kit: _Kit, kind: str) -> TextCheck:
+    settings: dict[str, Any] = (
+        {"temperature": 0.0} if kind == "greedy" else {"temperature": 0.8, "seed": 1234}
+    )
+    items = [
+        Item(index=i, prompt=prompt, max_tokens=kit.plan.max_tokens, **settings)
+        for i, prompt in enumerate(kit.prompts)
+    ]
+    pairs = list(zip(*[await _ask(kit, arm, items) for arm in (kit.off, kit.on)], strict=True))
+    whole = [(a, b) for a, b in pairs if a.ok and b.ok]
+    unequal = [(a, b) for a, b in whole if a.text != b.text]
+    excuses = [await _excuse(kit.off, items[a.index], a, b) for a, b in unequal]
+    examples = [
+        f"prompt {a.index}: {text}" for (a, _), (text, _) in zip(unequal, excuses, strict=True)
+    ]
+    broken = [r.error or "no text" for pair in pairs for r in pair if not r.ok]
+    excused = sum(kind == "greedy" and near for _, near in excuses)
+    return TextCheck(
+        kind=kind,
+        compared=len(whole),
+        equal=len(whole) - len(unequal),
+        excused=excused,
+        different=len(unequal) - excused,
+        failed=len(pairs) - len(whole),
+        examples=(*examples[:5], *broken[:1]),
+    )
+
+
+async def _excuse(off: Client, item: Item, a: RequestRecord, b: RequestRecord) -> tuple[str, bool]:
+    """Where two texts part, and whether the two likeliest tokens were nearly tied there."""
+    texts = a.text or "", b.text or ""
+    at = next(
+        (i for i, (x, y) in enumerate(zip(*texts, strict=False)) if x != y), min(map(len, texts))
+    )
+    gap = await top_gap(off, item.prompt + texts[0][:at])
+    where = f"differs after {at} characters"
+    if gap is None:
+        return f"{where}; the server gives no log-probabilities", False
+    near = gap < NEAR_TIE
+    word = "near-tie" if near else "no near-tie"
+    return f"{where}; {word}: the likeliest two are {gap:.4f} apart", near
+
+
+async def top_gap(client: Client, prompt: str) -> float | None:
+    """Difference of the log-probabilities of the two likeliest next tokens; None if not told."""
+    body = {"model": client.info.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0,
+            "logprobs": 2}  # fmt: skip
+    payload = json.dumps(body).encode()
+    try:
+        answer = await client.pool.send("POST", "/v1/completions", payload, timeout_s=60.0)
+        top = json.loads(answer.body)["choices"][0]["logprobs"]["top_logprobs"][0]
+        values = sorted((float(v) for v in top.values()), reverse=True)
+    except (TransportError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return None
+    return values[0] - values[1] if len(values) > 1 else None
+
+
+async def _part(kit: _Kit) -> None:
+    """Ask the first arm alone for as many answers as a check takes.
+
+    A server that draws by the number of a request would else draw the same in both arms, and what
+    is alike by that would hide a difference.
+    """
+    chosen = kit.prompts[: kit.plan.sample_prompts]
+    items = [
+        Item(index=i, prompt=prompt, max_tokens=1, temperature=1.0)
+        for i, prompt in enumerate([*chosen] * kit.plan.samples)
+    ]
+    await _ask(replace(kit, follow=Follow()), kit.off, items)
+
+
+async def _check_distribution(kit: _Kit, given: Mapping[str, Any]) -> DistributionCheck:
+    rest = {name: value for name, value in given.items() if name != "temperature"}
+    chosen = kit.prompts[: kit.plan.sample_prompts]
+    items = [
+        Item(
+            index=i,
+            prompt=prompt,
+            max_tokens=kit.plan.sample_tokens,
+            temperature=given.get("temperature", 1.0),
+            parameters=rest,
+        )
+        for i, prompt in enumerate([*chosen] * kit.plan.samples)
+    ]
+    arms = [await _ask(kit, arm, items) for arm in (kit.off, kit.on)]
+    errors = [r.error or "no text" for records in arms for r in records if not r.ok]
+    refused = next((error for error in errors if error.startswith("refused")), None)
+    counts = [
+        [[r.text or "" for r in records[i :: len(chosen)] if r.ok] for records in arms]
+        for i in range(len(chosen))
+    ]
+    if refused is not None or not all(texts for pair in counts for texts in pair):
+        return _untested(given, refused or errors[0], len(errors))
+    distance, expected, p_value = compare_samples(counts)
+    return DistributionCheck(
+        parameters=dict(given),
+        samples=len(items),
+        distance=distance,
+        expected=expected,
+        p_value=p_value,
+        passed=True,
+        failed=len(errors),
+    )
+
+
+def _untested(given: Mapping[str, Any], error: str, failed: int) -> DistributionCheck:
+    return DistributionCheck(
+        parameters=dict(given), samples=0, distance=math.nan, expected=math.nan, p_value=math.nan,
+        passed=False, failed=failed, refused=error,
+    )  # fmt: skip
+
+
+def _corrected(found: Sequence[DistributionCheck], error: float) -> tuple[DistributionCheck, ...]:
+    """Passed or not, over all tests that were made."""
+    rejected = iter(holm_rejects([c.p_value for c in found if c.refused is None], error))
+    return tuple(
+        check if check.refused is not None else replace(check, passed=not next(rejected))
+        for check in found
+    )

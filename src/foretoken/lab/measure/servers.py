@@ -1,0 +1,156 @@
+"""Starts a server from its command line, waits until it answers, and stops all of it.
+
+A server gets its own process group and log file. Stopping asks first (SIGINT, SIGTERM) and kills
+after a while; a server that dies while starting is an error with the end of its log.
+"""
+
+import asyncio
+import os
+import random
+import shlex
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from foretoken.errors import ConfigError, EndpointError
+from foretoken.lab.http.client import Client, EndpointConfig, connect, key_headers
+from foretoken.lab.http.timed import HttpPool, TransportError, now
+from foretoken.lab.measure.experiment import ArmConfig
+
+_PATIENCE_S = 15.0
+_PORTS = (20_000, 32_000)
+
+
+def free_port() -> int:
+    """A port that is free now.
+
+    It is below those that the system gives to outgoing connections: between now and the server's
+    start, one of them could take it.
+    """
+    for _ in range(50):
+        port = random.SystemRandom().randrange(*_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@asynccontextmanager
+async def serving(arm: ArmConfig, log: Path) -> AsyncIterator[Client]:
+    """A client of the arm's server, which is started and stopped if the arm has a command.
+
+    Raises:
+        EndpointError: it does not start, or does not answer.
+    """
+    key = os.environ.get(arm.api_key_env) if arm.api_key_env else None
+    if arm.api_key_env and key is None:
+        raise ConfigError("api_key_env", arm.api_key_env, "a variable that is set")
+
+    def endpoint(url: str) -> EndpointConfig:
+        return EndpointConfig(
+            url=url,
+            model=arm.model,
+            engine=arm.engine,
+            api_key=key,
+            timeout_s=arm.timeout_s,
+            k=arm.k,
+            extra_body=arm.extra_body,
+        )
+
+    if arm.url is not None:
+        client = await connect(endpoint(arm.url))
+        try:
+            yield client
+        finally:
+            await client.close()
+        return
+    assert arm.command is not None
+    port = free_port()
+    command = arm.command.replace("{port}", str(port))
+    process = await _start(command, arm, log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        pool = HttpPool(url, headers=key_headers(key))
+        try:
+            await _wait_ready(process, pool, arm.ready_timeout_s, log)
+        finally:
+            await pool.close()
+        client = await connect(endpoint(url), command=arm.command)
+        try:
+            yield client
+        finally:
+            await client.close()
+    finally:
+        await _stop(process)
+
+
+async def _start(command: str, arm: ArmConfig, log: Path) -> asyncio.subprocess.Process:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if "{port}" not in (arm.command or ""):
+        allowed = "a command with {port} where the port belongs"
+        raise ConfigError(f"arm {arm.name}: command", arm.command, allowed)
+    try:
+        words = shlex.split(command)
+        with log.open("ab") as out:
+            return await asyncio.create_subprocess_exec(
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **arm.env},
+                start_new_session=True,
+            )
+    except (OSError, ValueError) as error:
+        raise EndpointError(f"cannot start `{command}`: {error}") from error
+
+
+async def _wait_ready(
+    process: asyncio.subprocess.Process, pool: HttpPool, timeout_s: float, log: Path
+) -> None:
+    until = now() + timeout_s
+    while now() < until:
+        if process.returncode is not None:
+            raise EndpointError(
+                f"the server ended with code {process.returncode} while starting:\n{_tail(log)}"
+            )
+        try:
+            answer = await pool.send("GET", "/v1/models", timeout_s=5.0)
+            health = await pool.send("GET", "/health", timeout_s=5.0)
+            if answer.status == 200 and health.status in (200, 404):
+                return
+        except TransportError:
+            pass
+        await asyncio.sleep(0.2)
+    raise EndpointError(f"the server was not ready after {timeout_s:g} s:\n{_tail(log)}")
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-lines:])
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            break
+        _signal_group(process.pid, sign)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await process.wait()
+        except TimeoutError:
+            continue
+    _signal_group(process.pid, signal.SIGKILL)
+
+
+def _signal_group(pid: int, sign: signal.Signals) -> None:
+    """To every process of a server's session; those that have gone are no loss."""
+    try:
+        os.killpg(pid, sign)
+    except ProcessLookupError:
+        return

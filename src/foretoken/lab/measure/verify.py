@@ -1,0 +1,112 @@
+"""Runs the losslessness kit on two arms: settings, what is saved after every check, going on.
+
+The folder gets verify.json, replaced whole after every check, and the servers' logs.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import ConfigError
+from foretoken.lab.measure.bench import load_items
+from foretoken.lab.measure.experiment import ArmConfig, WorkloadConfig
+from foretoken.lab.measure.lossless import Follow, Verified, verify
+from foretoken.lab.measure.servers import serving
+from foretoken.lab.measure.verify_plan import KINDS, VerifyPlan
+from foretoken.lab.plain import from_plain, to_plain
+from foretoken.lab.records.files import write_json
+from foretoken.lab.records.provenance import describe_client
+
+RESULT = "verify.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyConfig:
+    """`foretoken lab verify`."""
+
+    baseline: ArmConfig
+    candidate: ArmConfig
+    workload: WorkloadConfig
+    plan: VerifyPlan = VerifyPlan()
+
+    @property
+    def whole_plan(self) -> VerifyPlan:
+        """The plan, with the workload's length of outputs if it has one."""
+        length = self.workload.max_tokens
+        return self.plan if length is None else replace(self.plan, max_tokens=length)
+
+
+def prompts_of(config: VerifyConfig) -> list[str]:
+    """The texts to compare.
+
+    Raises:
+        ConfigError: the workload cannot be read, or has conversations only.
+    """
+    items = load_items(config.workload)[0]
+    found = [item.prompt for item in items if item.prompt][: config.plan.prompts]
+    if not found:
+        raise ConfigError("workload.file", config.workload.file, "prompts, not conversations")
+    return found
+
+
+def run_verify(
+    config: VerifyConfig, out: Path, *, resume: bool = False, follow: Follow | None = None
+) -> Verified:
+    """Every check that `out` does not have yet; each is saved when it ends.
+
+    Raises:
+        ConfigError: wrong settings, or no room. EndpointError: a server is not there.
+    """
+    prompts, done = prompts_of(config), _before(config, out, resume)
+    told = follow or Follow()
+
+    def checked(found: Verified) -> None:
+        _save(config, found, out)
+        told.checked(found)
+
+    if len(done.texts) == len(KINDS) and len(done.distributions) == len(config.plan.parameters):
+        return done
+    return asyncio.run(_run(config, prompts, out, done, replace(told, checked=checked)))
+
+
+async def _run(
+    config: VerifyConfig, prompts: Sequence[str], out: Path, done: Verified, follow: Follow
+) -> Verified:
+    async with serving(config.baseline, out / "logs" / "off.log") as off:
+        async with serving(config.candidate, out / "logs" / "on.log") as on:
+            return await verify((off, on), prompts, config.whole_plan, done=done, follow=follow)
+
+
+def _before(config: VerifyConfig, out: Path, resume: bool) -> Verified:
+    """What the folder has.
+
+    Raises:
+        ConfigError: it has something and `resume` is not set, or its settings were others.
+    """
+    path = out / RESULT
+    if not path.is_file():
+        return Verified()
+    if not resume:
+        raise ConfigError("--out", str(out), "a new folder, or --resume")
+    try:
+        value = json.loads(path.read_text("utf-8"))
+        before, found = value["config"], value["found"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError("--resume", str(path), f"what verify wrote ({error!r})") from error
+    after: dict[str, Any] = to_plain(asdict(config))
+    for name in before.keys() | after.keys():
+        if before.get(name) != after.get(name):
+            raise ConfigError(f"--resume: {name}", after.get(name), f"{before.get(name)!r}")
+    return from_plain(Verified, found, RESULT)
+
+
+def _save(config: VerifyConfig, found: Verified, out: Path) -> None:
+    value = {"kind": "verify", "schema": 1, "config": asdict(config), "found": found,
+             "lossless": found.lossless, "environment": describe_client()}  # fmt: skip
+    try:
+        write_json(out / RESULT, value)
+    except OSError as error:
+        raise ConfigError("--out", str(out), f"a disk with room ({error})") from error

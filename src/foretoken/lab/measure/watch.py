@@ -1,0 +1,190 @@
+"""Watches a running server: scrapes it, keeps a window of readings, writes one HTML page.
+
+The page is a file that reloads itself; what is drawn on a terminal is the caller's business.
+"""
+
+import asyncio
+import html
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from foretoken.errors import ConfigError, EndpointError
+from foretoken.lab.analysis.window import (
+    Alarm,
+    Reading,
+    Targets,
+    blank_reading,
+    find_alarms,
+    parse_buckets,
+    read_window,
+)
+from foretoken.lab.http.scraping import fetch_metrics, parse_metrics
+from foretoken.lab.http.timed import HttpPool, now
+from foretoken.lab.records.results import Scrape
+
+Shown = Callable[[list[Reading], list[Alarm]], None]
+_KEEP = 720
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchConfig:
+    """What is watched, and how."""
+
+    url: str
+    every_s: float = 5.0
+    targets: Targets = Targets()
+    page: Path | None = None
+    ticks: int | None = None
+    """Stop after so many readings; None: never."""
+
+
+async def watch(config: WatchConfig, show: Shown) -> list[Alarm]:
+    """Read until told to stop; returns every rule that fired, once.
+
+    Raises:
+        EndpointError: the server has no metrics at the start.
+        ConfigError: the page cannot be written.
+    """
+    pool = HttpPool(config.url)
+    try:
+        return await _follow(config, pool, show)
+    finally:
+        await pool.close()
+
+
+async def _follow(config: WatchConfig, pool: HttpPool, show: Shown) -> list[Alarm]:
+    readings: deque[Reading] = deque(maxlen=_KEEP)
+    fired: dict[str, Alarm] = {}
+    start = now()
+    text = await fetch_metrics(pool)
+    if text is None:
+        raise EndpointError(f"{config.url}/metrics: no metrics to watch")
+    before, buckets = Scrape(time_s=0.0, values=parse_metrics(text)), parse_buckets(text)
+    ticks = 0
+    while config.ticks is None or ticks < config.ticks:
+        await asyncio.sleep(config.every_s)
+        ticks += 1
+        text, at = await fetch_metrics(pool), now() - start
+        if text is None:
+            # The window grows until the server answers again.
+            readings.append(blank_reading(at))
+            silent = f"no metrics since {at - before.time_s:.0f} s"
+            alarms = [Alarm(rule="unreachable", text=silent)]
+        else:
+            after, later = Scrape(time_s=at, values=parse_metrics(text)), parse_buckets(text)
+            readings.append(read_window(before, after, (buckets, later)))
+            before, buckets = after, later
+            alarms = find_alarms(list(readings), config.targets)
+        if config.page is not None:
+            earlier = [a for r, a in fired.items() if r not in {alarm.rule for alarm in alarms}]
+            page = render_page(config, list(readings), alarms, earlier)
+            alarms += _write_page(config.page, page, first=ticks == 1)
+        fired.update({alarm.rule: alarm for alarm in alarms})
+        show(list(readings), alarms)
+    return list(fired.values())
+
+
+def _write_page(page: Path, text: str, *, first: bool) -> list[Alarm]:
+    """Replace the page whole; once it was there, what the disk says against it is an alarm.
+
+    Raises:
+        ConfigError: it cannot be written the first time.
+    """
+    temporary = page.with_name(page.name + ".partial")
+    try:
+        temporary.write_text(text, "utf-8")
+        temporary.replace(page)
+    except OSError as error:
+        if first:
+            raise ConfigError("--html", str(page), f"a file to write to ({error})") from error
+        return [Alarm(rule="page", text=f"the page is not up to date: {error}")]
+    return []
+
+
+UNKNOWN = "-"
+
+
+def describe(reading: Reading) -> dict[str, str]:
+    """A reading in words; what the server does not tell, or nothing happened to tell, is `-`."""
+
+    def show(form: str, *values: float) -> str:
+        return " / ".join(UNKNOWN if math.isnan(v) else form.format(v) for v in values)
+
+    return {
+        "acceptance rate": show("{:.2f}", reading.rate),
+        "acceptance length": show("{:.2f}", reading.length),
+        "tokens/s": show("{:.1f}", reading.tokens_per_s),
+        "running / waiting": show("{:.0f}", reading.running, reading.waiting),
+        "KV cache": show("{:.0%}", reading.kv_usage),
+        "TPOT P50 / P99, ms": show("{:.1f}", 1000 * reading.tpot_p50_s, 1000 * reading.tpot_p99_s),
+    }
+
+
+def sparkline(values: list[float], *, mark: float | None = None) -> str:
+    """An SVG line over time from 0 up, broken where nothing is known; dashed at `mark`."""
+    known = [v for v in values if not math.isnan(v)]
+    top = max([*known, mark or 0.0, 1e-9]) * 1.1
+    stretches: list[list[str]] = [[]]
+    for i, v in enumerate(values):
+        if math.isnan(v):
+            stretches.append([])
+        else:
+            x = 600 * i / max(len(values) - 1, 1)
+            stretches[-1].append(f"{x:.1f},{100 - 100 * v / top:.1f}")
+    level = "" if mark is None else (
+        f'<line x1="0" x2="600" y1="{100 - 100 * mark / top:.1f}" y2="{100 - 100 * mark / top:.1f}"'
+        ' stroke="#c0392b" stroke-dasharray="6 4"/>'
+    )  # fmt: skip
+    lines = "".join(
+        f'<polyline fill="none" stroke="#2c6fbb" stroke-width="2" points="{" ".join(own)}"/>'
+        for own in stretches
+        if own
+    )
+    return (
+        f'<svg viewBox="0 0 600 100" preserveAspectRatio="none">{level}{lines}</svg>'
+        f"<p>the frame is {top:.3g} high</p>"
+    )
+
+
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;
+color:#222;background:#fafafa}svg{width:100%;height:110px;background:#fff;border:1px solid #ddd}
+p{margin:0;color:#777;font-size:.8rem}
+h2{font-size:1rem;margin:1.2rem 0 .3rem}.alarm{background:#fdecea;border-left:4px solid #c0392b;
+padding:.5rem .8rem;margin:.4rem 0}.quiet{background:#eaf6ec;border-left:4px solid #2e8b57;
+padding:.5rem .8rem}.before{color:#777;padding:.2rem .8rem}td{padding:.1rem 1.2rem .1rem 0}"""
+
+
+def render_page(
+    config: WatchConfig, readings: list[Reading], alarms: list[Alarm], earlier: Sequence[Alarm] = ()
+) -> str:
+    """The HTML page, with what fires and what has fired; everything in it is escaped."""
+    last = readings[-1]
+    boxes = [
+        f'<div class="alarm"><b>{html.escape(a.rule)}</b> {html.escape(a.text)}</div>'
+        for a in alarms
+    ] or ['<div class="quiet">no rule fires now</div>']
+    boxes += [
+        f'<div class="before">fired earlier: <b>{html.escape(a.rule)}</b> {html.escape(a.text)}'
+        "</div>"
+        for a in earlier
+    ]
+    rows = {
+        **describe(last),
+        "accepted by position": " ".join(map("{:.0%}".format, last.by_position)),
+    }
+    table = "".join(
+        f"<tr><td>{n}</td><td>{html.escape(v or UNKNOWN)}</td></tr>" for n, v in rows.items()
+    )
+    rate = sparkline([r.rate for r in readings], mark=config.targets.break_even)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8">'
+        f'<meta http-equiv="refresh" content="{max(1, round(config.every_s))}">'
+        f"<title>{html.escape(config.url)}</title><style>{_STYLE}</style>"
+        f"<h1>{html.escape(config.url)}</h1>{''.join(boxes)}"
+        f"<h2>draft acceptance rate (dashed: break-even)</h2>{rate}"
+        f"<h2>tokens/s</h2>{sparkline([r.tokens_per_s for r in readings])}"
+        f"<h2>now</h2><table>{table}</table></html>\n"
+    )

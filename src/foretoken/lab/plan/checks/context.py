@@ -1,0 +1,33 @@
+"""What the checks of a plan look at, and how a check is declared."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from foretoken.lab.findings import Finding
+from foretoken.lab.plan.memory_plan import MemoryPlan
+from foretoken.lab.plan.nominal import FrameworkRow
+from foretoken.lab.plan.predict import Prediction
+from foretoken.lab.plan.ranking import Choice, MethodOutlook
+from foretoken.lab.plan.setup import Setup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanContext:
+    """Everything computed before the checks run."""
+
+    setup: Setup
+    plain: MemoryPlan
+    speculating: MemoryPlan
+    prediction: Prediction
+    outlooks: tuple[MethodOutlook, ...]
+    choices: tuple[Choice, ...]
+    framework: tuple[FrameworkRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A named check and the ids of the framework's rules that it stands for."""
+
+    name: str
+    rules: tuple[str, ...]
+    run: Callable[[PlanContext], Iterator[Finding]]

@@ -1,0 +1,225 @@
+"""Checks of a plan that are about memory: what fits, and what a draft takes."""
+
+from collections.abc import Iterator
+
+from foretoken.lab.findings import Finding
+from foretoken.lab.plan.checks.context import Check, PlanContext
+from foretoken.lab.plan.memory_plan import weight_bytes
+from foretoken.lab.plan.nominal import nominal_billions
+from foretoken.lab.plan.setup import Setup
+
+
+def _weights(context: PlanContext) -> Iterator[Finding]:
+    setup = context.setup
+    stored = weight_bytes(setup.target, setup.quantization, setup.settings.engine)
+    nominal = nominal_billions(setup.target) * 1e9 * setup.quantization.nominal_bytes
+    yield Finding(
+        check="weights",
+        level="note",
+        message=f"the target's weights are {stored / 1e9:.1f} GB as {setup.quantization.name}; "
+        f"size times bytes says {nominal / 1e9:.0f} GB (scales, and tables kept in 16 bit, differ)",
+    )
+
+
+def _small_kv(setup: Setup) -> str:
+    """The type of keys and values of half the size that the engine has."""
+    return {"vllm": "fp8", "llama.cpp": "q8_0", "foretoken": "int8"}[setup.settings.engine]
+
+
+def _kv_budget(context: PlanContext) -> Iterator[Finding]:
+    plan, setup = context.speculating, context.setup
+    if plan.kv_pool_bytes <= 0:
+        yield Finding(
+            check="kv_budget",
+            level="error",
+            message=f"does not load: {plan.fullest_rank_bytes / 1e9:.1f} GB of weights on a rank "
+            f"that may hold {plan.rank_limit_bytes / 1e9:.1f} GB",
+            remedy="more devices, a smaller quantization, or a method without weights",
+        )
+    elif not plan.fits:
+        yield Finding(
+            check="kv_budget",
+            level="error",
+            message=f"room for {plan.tokens:,} tokens, but one request needs "
+            f"{setup.settings.context + plan.lookahead:,}",
+            remedy=f"a shorter context, {_small_kv(setup)} keys and values, or more memory",
+        )
+    elif plan.requests < setup.settings.peak_concurrency:
+        yield Finding(
+            check="kv_budget",
+            level="warning",
+            message=f"{plan.requests} requests of {setup.settings.context:,} tokens fit at once; "
+            f"the peak is {setup.settings.peak_concurrency}: the rest waits or is preempted",
+            remedy=f"{_small_kv(setup)} keys and values, or speculation off at the peak",
+        )
+    else:
+        yield Finding(
+            check="kv_budget", level="ok", message=f"{plan.requests} requests fit at once"
+        )
+
+
+def _draft_kv(context: PlanContext) -> Iterator[Finding]:
+    plain, plan = context.plain, context.speculating
+    if not plan.draft_kv_bytes_per_token or not plain.tokens:
+        return
+    counted = max(0.0, plain.kv_pool_bytes - plan.draft_weight_bytes) / plain.kv_bytes_per_token
+    lost = 1 - plan.tokens / plain.tokens
+    yield Finding(
+        check="draft_kv",
+        level="warning" if lost > 0.25 else "note",
+        message=f"speculation takes {lost:.0%} of the tokens ({plain.tokens:,} to "
+        f"{plan.tokens:,}); the draft's weights alone would take "
+        f"{1 - counted / plain.tokens:.0%}. Each token keeps "
+        f"{plan.draft_kv_bytes_per_token / 1024:.0f} KiB for the draft beside "
+        f"{plan.kv_bytes_per_token / 1024:.0f} KiB for the target",
+    )
+
+
+def _draft_share(context: PlanContext) -> Iterator[Finding]:
+    plan, setup = context.speculating, context.setup
+    if not plan.draft_weight_bytes:
+        return
+    total = setup.device.memory_bytes * setup.tp
+    of_all = plan.draft_weight_bytes / total
+    left = max(1.0, total - plan.weight_bytes)
+    yield Finding(
+        check="draft_share",
+        level="warning" if plan.draft_weight_bytes / left > 0.15 else "ok",
+        message=f"the draft is {of_all:.0%} of all memory and "
+        f"{plan.draft_weight_bytes / left:.0%} of what the target leaves; the 15 % rule does not "
+        "say which it means, and the second is the one that hurts",
+    )
+
+
+def _target_share(context: PlanContext) -> Iterator[Finding]:
+    share = context.plain.weight_bytes / (context.setup.device.memory_bytes * context.setup.tp)
+    if share > 0.7:
+        yield Finding(
+            check="target_share",
+            level="warning",
+            message=f"the target alone fills {share:.0%} of the memory",
+            remedy="measure preemptions with and without speculation before believing a speed-up",
+        )
+
+
+def _headroom(context: PlanContext) -> Iterator[Finding]:
+    plain, setup = context.plain, context.setup
+    needed = setup.settings.peak_concurrency * setup.settings.context
+    if plain.tokens and needed / plain.tokens > 0.95:
+        yield Finding(
+            check="headroom",
+            level="warning",
+            message=f"the peak needs {needed / plain.tokens:.0%} of the keys and values even "
+            "without speculation: there is no room to give away",
+        )
+
+
+def _tp_symmetry(context: PlanContext) -> Iterator[Finding]:
+    setup, plan = context.setup, context.speculating
+    if not plan.draft_weight_bytes or setup.draft_tp == setup.tp:
+        return
+    over = plan.fullest_rank_bytes > plan.rank_limit_bytes
+    yield Finding(
+        check="tp_symmetry",
+        level="error" if over else "warning",
+        message=f"a draft on {setup.draft_tp} of {setup.tp} ranks: the fullest rank holds "
+        f"{plan.fullest_rank_bytes / 1e9:.1f} of {plan.rank_limit_bytes / 1e9:.1f} GB, and "
+        f"{plan.imbalance_bytes / 1e9:.1f} GB on the others lie idle, for all pools are alike",
+        where="draft_tensor_parallel_size",
+        remedy=f"split the draft over {setup.tp} ranks",
+    )
+
+
+def _ranks_divide(context: PlanContext) -> Iterator[Finding]:
+    setup = context.setup
+    parts = [("target", setup.target, setup.tp)]
+    if setup.method == "draft_model" and setup.draft is not None:
+        parts.append(("draft", setup.draft, setup.draft_tp))
+    for name, model, ranks in parts:
+        if model.num_heads % ranks:
+            yield Finding(
+                check="ranks_divide",
+                level="error",
+                message=f"the {name}'s {model.num_heads} attention heads cannot be split over "
+                f"{ranks} ranks",
+                where="tensor_parallel_size",
+                remedy="another number of ranks, or another draft",
+            )
+
+
+def _lookahead(context: PlanContext) -> Iterator[Finding]:
+    plan, setup = context.speculating, context.setup
+    if plan.lookahead and plan.tokens:
+        slots = plan.lookahead * min(setup.settings.peak_concurrency, max(1, plan.requests))
+        lent = setup.settings.engine == "foretoken"
+        how = "lent while drafts are checked" if lent else "reserved whatever is accepted"
+        yield Finding(
+            check="lookahead",
+            level="note",
+            message=f"{plan.lookahead} slots per running request are {how}: "
+            f"{slots:,} tokens at the peak ({slots / plan.tokens:.1%}). Fewer tokens in "
+            "the cache mean shorter contexts, smaller batches, and preemptions",
+        )
+
+
+def _long_context(context: PlanContext) -> Iterator[Finding]:
+    setup, plan = context.setup, context.speculating
+    settings = setup.settings
+    if settings.context >= 32768 and context.plain.requests > plan.requests:
+        yield Finding(
+            check="long_context",
+            level="warning",
+            message=f"at {settings.context:,} tokens per request the draft costs "
+            f"{context.plain.requests - plan.requests} of {context.plain.requests} requests",
+        )
+    if setup.draft is not None and setup.draft.context < settings.context:
+        yield Finding(
+            check="long_context",
+            level="warning",
+            message=f"the draft ends at {setup.draft.context:,} tokens; beyond, requests are "
+            "decoded without drafts",
+        )
+
+
+def _kv_quantization(context: PlanContext) -> Iterator[Finding]:
+    setup, plan = context.setup, context.speculating
+    if plan.requests < setup.settings.peak_concurrency and setup.kv_bytes >= 2:
+        small = _small_kv(setup)
+        yield Finding(
+            check="kv_quantization",
+            level="note",
+            message=f"{small} keys and values would hold about twice the tokens; the draft's can "
+            "be set on their own",
+            where="kv_cache_dtype",
+            remedy=f"--kv-cache-dtype {small}, and measure acceptance again",
+        )
+
+
+def _step_rows(context: PlanContext) -> Iterator[Finding]:
+    setup = context.setup
+    rows = setup.settings.peak_concurrency * (setup.k + 1)
+    limit = setup.settings.max_num_batched_tokens
+    yield Finding(
+        check="step_rows",
+        level="warning" if rows > limit else "ok",
+        message=f"a step of {setup.settings.peak_concurrency} requests verifies up to {rows:,} "
+        f"rows and ends with 1 to {setup.k + 1} tokens each; all wait for the slowest "
+        f"(limit {limit:,} rows)",
+        where="max_num_batched_tokens",
+    )
+
+
+MEMORY_CHECKS = (
+    Check("weights", ("M1",), _weights),
+    Check("kv_budget", ("M2", "M11"), _kv_budget),
+    Check("draft_kv", ("M6",), _draft_kv),
+    Check("draft_share", ("M7",), _draft_share),
+    Check("target_share", ("M8",), _target_share),
+    Check("headroom", ("M9",), _headroom),
+    Check("tp_symmetry", ("M10",), _tp_symmetry),
+    Check("ranks_divide", (), _ranks_divide),
+    Check("lookahead", ("M11",), _lookahead),
+    Check("long_context", ("M12",), _long_context),
+    Check("kv_quantization", ("Q5",), _kv_quantization),
+    Check("step_rows", ("L4",), _step_rows),
+)

@@ -1,0 +1,184 @@
+"""Where the memory goes, with and without speculation, rank by rank.
+
+The pool of keys and values is the same size on every tensor-parallel rank, so the fullest rank
+decides. A draft costs its weights, its own keys and values per token, and look-ahead slots per
+running request. Bytes throughout, by the formula of `foretoken.shape.memory`. Activation and
+graph memory is an estimate unless given.
+"""
+
+from dataclasses import dataclass
+
+from foretoken.lab.plan.bits import Quantization
+from foretoken.lab.plan.setup import Setup
+from foretoken.lab.plan.sizes import PlanModel
+from foretoken.shape import memory as formula
+
+GPU_RUNTIME_BYTES = 1 << 30
+"""CUDA context, communication buffers and captured graphs of one device: an assumption."""
+HEAD_FEATURES = 3
+"""Layers whose hidden states an EAGLE-3 head reads."""
+WITH_WEIGHTS = ("draft_model", "eagle3", "mtp")
+_STORED = {"bf16": (2, None), "fp16": (2, None), "fp32": (4, None), "fp8": (2, None),
+           "int8": (2, "int8"), "int4": (2, "int4")}  # fmt: skip
+"""What Foretoken can store, as `engine_storage` takes it; it multiplies fp8 out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftLoad:
+    """What a method keeps on the devices beside the target."""
+
+    weight_bytes: float
+    kv_bytes_per_token: float
+    lookahead: int
+    """Slots reserved per running request beyond its tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """One way to run: plain, or with a draft. All devices together unless a name says rank."""
+
+    usable_bytes: float
+    """Memory times utilisation, less the overhead, over all ranks."""
+    weight_bytes: float
+    draft_weight_bytes: float
+    fullest_rank_bytes: float
+    """Weights on the rank that holds most."""
+    rank_limit_bytes: float
+    """What a rank may hold."""
+    imbalance_bytes: float
+    """Memory that lies idle because the pools of all ranks are as small as the fullest one's."""
+    kv_bytes_per_token: float
+    draft_kv_bytes_per_token: float
+    lookahead: int
+    kv_pool_bytes: float
+    """Of all ranks; negative if the weights alone do not fit."""
+    tokens: int
+    """What the pool holds."""
+    requests: int
+    """Typical requests that fit at once, look-ahead slots included."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether at least one typical request can run."""
+        return self.requests >= 1
+
+
+def weight_bytes(model: PlanModel, quantization: Quantization, engine: str = "vllm") -> float:
+    """Bytes of the weights as stored; embedding and head stay 16 bit where the scheme says so.
+
+    In Foretoken a tied head is a packed copy, and its int4 has a scale per 32 inputs.
+    """
+    table, head = model.head_params, model.table_params - model.head_params
+    matrices = model.dense_params + model.expert_params
+    if engine == "foretoken" and quantization.name in _STORED:
+        counts = formula.WeightCounts(
+            table, table, matrices, 0, model.matrix_outputs, head_outputs=model.vocab_size
+        )
+        return formula.weight_bytes(counts, formula.engine_storage(*_STORED[quantization.name]))
+    wide = quantization.stored_bytes if quantization.tables_too else 2.0
+    storage = formula.Storage(wide, wide, quantization.stored_bytes, 2.0)
+    return formula.weight_bytes(formula.WeightCounts(table, head, matrices, 0), storage)
+
+
+def kv_per_token(
+    model: PlanModel, element_bytes: float, context: int, engine: str = "vllm"
+) -> float:
+    """Bytes per token of a request of `context` tokens; windowed layers keep only their window,
+    except in Foretoken, whose pages belong to sequences."""
+    bounded = engine != "foretoken" and model.window > 0
+    windowed = model.window_elements * min(1.0, model.window / context if bounded else 1.0)
+    return formula.kv_token_bytes(model.kv_elements + windowed, element_bytes)
+
+
+def draft_load(setup: Setup) -> DraftLoad:
+    """What the method of `setup` keeps beside the target.
+
+    A head (eagle3, mtp) is one more layer of the target's shape; it shares the tables. In Foretoken
+    the hidden states that a head reads are kept for every token, and look-up methods hold slots too
+    while drafts are checked; elsewhere they keep nothing on the device.
+    """
+    target, context, engine = setup.target, setup.settings.context, setup.settings.engine
+    if setup.method == "draft_model":
+        assert setup.draft is not None, setup.method
+        return DraftLoad(
+            weight_bytes=weight_bytes(setup.draft, setup.draft_quantization, engine),
+            kv_bytes_per_token=kv_per_token(setup.draft, setup.draft_kv_bytes, context, engine),
+            lookahead=setup.k,
+        )
+    if setup.method in ("eagle3", "mtp"):
+        layer = (target.dense_params + target.expert_params) / target.num_layers
+        size = setup.quantization.stored_bytes if setup.method == "mtp" else 2.0
+        elements = (target.kv_elements + target.window_elements) / target.num_layers
+        read = 2.0 * HEAD_FEATURES * target.hidden_size if engine == "foretoken" else 0.0
+        return DraftLoad(
+            weight_bytes=layer * size,
+            kv_bytes_per_token=elements * setup.draft_kv_bytes + read,
+            lookahead=setup.k,
+        )
+    slots = setup.k if engine == "foretoken" and setup.method != "none" else 0
+    return DraftLoad(weight_bytes=0.0, kv_bytes_per_token=0.0, lookahead=slots)
+
+
+def overhead_bytes(setup: Setup) -> float:
+    """Per device: what was given, else runtime plus the activations of a full step in 16 bit."""
+    if setup.settings.overhead_gb >= 0:
+        return setup.settings.overhead_gb * 1e9
+    target, tokens = setup.target, setup.settings.max_num_batched_tokens
+    hidden = target.hidden_size
+    if setup.settings.engine == "foretoken":
+        running = setup.settings.peak_concurrency
+        rows = min(running * (1 + setup.k), tokens)
+        drawn = running * setup.k if setup.method in WITH_WEIGHTS else 0
+        step = formula.StepSize(tokens, rows, drawn)
+        return formula.RUNTIME_BYTES + formula.activation_bytes(step, _widths(target), 2)
+    widest = 6 * hidden + 3 * 4 * hidden / setup.tp
+    runtime = GPU_RUNTIME_BYTES if setup.device.kind == "gpu" else GPU_RUNTIME_BYTES / 4
+    return runtime + 2 * widest * tokens
+
+
+def _widths(model: PlanModel) -> formula.Widths:
+    heads, key_heads = model.num_heads, model.num_kv_heads
+    return formula.Widths(
+        hidden=model.hidden_size,
+        query=heads * model.head_dim,
+        kv=key_heads * model.head_dim,
+        inner=model.intermediate_size,
+        vocabulary=model.vocab_size,
+    )
+
+
+def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:
+    """The memory of `setup` with `load` beside the target, or without any draft."""
+    load = load or DraftLoad(weight_bytes=0.0, kv_bytes_per_token=0.0, lookahead=0)
+    ranks, context, engine = setup.tp, setup.settings.context, setup.settings.engine
+    target = weight_bytes(setup.target, setup.quantization, engine)
+    limit = setup.device.memory_bytes * setup.utilization - overhead_bytes(setup)
+    draft_ranks = min(setup.draft_tp, ranks)
+    fullest = target / ranks + load.weight_bytes / draft_ranks
+    own = kv_per_token(setup.target, setup.kv_bytes, context, engine)
+    shared = ranks if setup.target.kv_is_shared else _kv_copies(setup.target, ranks)
+    drafts = load.kv_bytes_per_token
+    if setup.draft is not None and setup.method == "draft_model" and draft_ranks > 1:
+        drafts *= _kv_copies(setup.draft, draft_ranks)
+    per_rank = own * shared / ranks + drafts / draft_ranks
+    pool = limit - fullest
+    tokens = formula.tokens_that_fit(pool, per_rank)
+    return MemoryPlan(
+        usable_bytes=limit * ranks,
+        weight_bytes=target,
+        draft_weight_bytes=load.weight_bytes,
+        fullest_rank_bytes=fullest,
+        rank_limit_bytes=limit,
+        imbalance_bytes=load.weight_bytes * (ranks / draft_ranks - 1),
+        kv_bytes_per_token=own * shared,
+        draft_kv_bytes_per_token=drafts,
+        lookahead=load.lookahead,
+        kv_pool_bytes=pool * ranks,
+        tokens=tokens,
+        requests=tokens // (context + load.lookahead),
+    )
+
+
+def _kv_copies(model: PlanModel, ranks: int) -> float:
+    """How often each key is kept: once, unless there are fewer key heads than ranks."""
+    return max(1.0, ranks / model.num_kv_heads)

@@ -1,0 +1,89 @@
+"""Puts a plan together: memory both ways, predictions, choices, findings, commands.
+
+The only module that knows all parts of planning.
+"""
+
+from dataclasses import dataclass
+
+from foretoken.lab.findings import Finding
+from foretoken.lab.plan.checks.context import PlanContext
+from foretoken.lab.plan.checks.draft import DRAFT_CHECKS
+from foretoken.lab.plan.checks.fits import MEMORY_CHECKS
+from foretoken.lab.plan.checks.load import LOAD_CHECKS, draft_schedule
+from foretoken.lab.plan.commands import ready_commands
+from foretoken.lab.plan.memory_plan import (
+    DraftLoad,
+    MemoryPlan,
+    draft_load,
+    overhead_bytes,
+    plan_memory,
+)
+from foretoken.lab.plan.nominal import FrameworkRow, framework_table
+from foretoken.lab.plan.predict import Prediction, predict
+from foretoken.lab.plan.ranking import Choice, MethodOutlook, method_outlooks, rank_methods
+from foretoken.lab.plan.setup import PlanSettings, Setup, resolve_setup
+
+CHECKS = (*MEMORY_CHECKS, *DRAFT_CHECKS, *LOAD_CHECKS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The answer to one set of settings."""
+
+    setup: Setup
+    overhead_bytes: float
+    """Per device."""
+    plain: MemoryPlan
+    speculating: MemoryPlan
+    framework: tuple[FrameworkRow, ...]
+    """Empty without a draft model."""
+    prediction: Prediction
+    outlooks: tuple[MethodOutlook, ...]
+    choices: tuple[Choice, ...]
+    schedule: tuple[tuple[int, int], ...]
+    """(k, last number of requests in flight), 0 for no end."""
+    findings: tuple[Finding, ...]
+    commands: dict[str, str]
+
+
+def build_plan(settings: PlanSettings) -> Plan:
+    """Compute everything.
+
+    Raises:
+        ConfigError, ModelError: see `resolve_setup`.
+    """
+    setup = resolve_setup(settings)
+    load: DraftLoad = draft_load(setup)
+    outlooks = method_outlooks(setup)
+    context = PlanContext(
+        setup=setup,
+        plain=plan_memory(setup, None),
+        speculating=plan_memory(setup, load),
+        prediction=predict(setup),
+        outlooks=outlooks,
+        choices=rank_methods(setup, outlooks),
+        framework=_framework(setup),
+    )
+    schedule = draft_schedule(context)
+    return Plan(
+        setup=setup,
+        overhead_bytes=overhead_bytes(setup),
+        plain=context.plain,
+        speculating=context.speculating,
+        framework=context.framework,
+        prediction=context.prediction,
+        outlooks=outlooks,
+        choices=context.choices,
+        schedule=tuple(schedule),
+        findings=tuple(finding for check in CHECKS for finding in check.run(context)),
+        commands=ready_commands(setup, schedule),
+    )
+
+
+def _framework(setup: Setup) -> tuple[FrameworkRow, ...]:
+    if setup.draft is None:
+        return ()
+    memory_gb = setup.device.advertised_bytes * setup.tp / 1e9
+    return framework_table(
+        setup.target, setup.draft, memory_gb=memory_gb, utilization=setup.utilization
+    )

@@ -1,0 +1,111 @@
+"""Which way of drafting suits: four questions, each answered with a reason.
+
+Lowest latency, no memory, safe at the peak, easiest to set up. Answers come from the predictions of
+this target on this device, not from the method's reputation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from foretoken.lab.plan.memory_plan import draft_load
+from foretoken.lab.plan.predict import Prediction, predict
+from foretoken.lab.plan.setup import USUAL_K, Setup
+
+EFFORT = {
+    "ngram": (0, "nothing to load or train"),
+    "suffix": (1, "nothing to load, but a package of its own on some engines"),
+    "mtp": (1, "the checkpoint brings its own draft layers"),
+    "draft_model": (2, "a second model of the same tokenizer to find and load"),
+    "eagle3": (3, "a head trained for exactly this target"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The answer to one question."""
+
+    question: str
+    method: str
+    """`none` where no method pays."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodOutlook:
+    """One method on this setup."""
+
+    method: str
+    available: bool
+    """Whether it can be tried as things stand."""
+    needs: str
+    memory_bytes: float
+    """Weights it puts beside the target."""
+    prediction: Prediction
+
+
+def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:
+    """Every method that makes sense for this target, the asked one with its own k."""
+    names = ["ngram", "suffix", "eagle3"]
+    names += ["draft_model"] if setup.draft else []
+    names += ["mtp"] if setup.target.mtp_layers else []
+    found = []
+    for name in names:
+        k = setup.k if name == setup.method else USUAL_K[name]
+        given = setup.settings.acceptance if name == setup.method else ""
+        own = replace(setup, method=name, k=k, settings=replace(setup.settings, acceptance=given))
+        found.append(
+            MethodOutlook(
+                method=name,
+                available=name != "eagle3",
+                needs=EFFORT[name][1],
+                memory_bytes=draft_load(own).weight_bytes,
+                prediction=predict(own),
+            )
+        )
+    return tuple(found)
+
+
+def rank_methods(setup: Setup, outlooks: Sequence[MethodOutlook]) -> tuple[Choice, ...]:
+    """Lowest latency, no memory, peak-safe, easiest."""
+    ordinary, peak = setup.settings.concurrency, setup.settings.peak_concurrency
+    fast = max(outlooks, key=lambda o: o.prediction.at(ordinary).middle)
+    light = max(
+        (o for o in outlooks if o.memory_bytes == 0),
+        key=lambda o: o.prediction.at(ordinary).middle,
+    )
+    safe = max(outlooks, key=lambda o: o.prediction.at(peak).low)
+    paying = [o for o in outlooks if o.prediction.at(ordinary).middle > 1.05] or list(outlooks)
+    easy = min(paying, key=lambda o: EFFORT[o.method][0])
+    return (
+        _choice("lowest latency", fast, ordinary, "middle"),
+        _choice("no memory", light, ordinary, "middle"),
+        _peak_choice(safe, peak),
+        _choice("easiest", easy, ordinary, "middle"),
+    )
+
+
+def _choice(question: str, outlook: MethodOutlook, requests: int, bound: str) -> Choice:
+    load = outlook.prediction.at(requests)
+    gain = getattr(load, bound)
+    name = outlook.method if gain > 1.0 else "none"
+    return Choice(
+        question=question,
+        method=name,
+        reason=f"{outlook.method}: {gain:.2f}x predicted at {load.requests} in flight "
+        f"(c {load.draft_cost:.2f}, V {load.verify_cost:.2f}); {outlook.needs}",
+    )
+
+
+def _peak_choice(outlook: MethodOutlook, requests: int) -> Choice:
+    load = outlook.prediction.at(requests)
+    if load.low <= 1.0:
+        reason = (
+            f"even the best, {outlook.method}, is {load.low:.2f}x at the low end of its acceptance "
+            f"with {load.requests} in flight: let k go to 0 there"
+        )
+        return Choice(question="safe at the peak", method="none", reason=reason)
+    return Choice(
+        question="safe at the peak",
+        method=outlook.method,
+        reason=f"{load.low:.2f}x at the low end of its acceptance with {load.requests} in flight",
+    )

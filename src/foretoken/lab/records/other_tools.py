@@ -1,0 +1,209 @@
+"""Results of other load generators as our records: AIPerf's profile_export.jsonl, guidellm's JSON.
+
+What they do not store (chunk times, due arrivals) stays empty; a request counts as sent when it was
+due. Broken lines are skipped and counted.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import ConfigError
+from foretoken.lab.analysis.summary import ArmData, summarize_arm
+from foretoken.lab.http.reported import from_body
+from foretoken.lab.measure.experiment import ServiceLevels
+from foretoken.lab.records.files import REQUESTS, SUMMARY, LineWriter, write_json
+from foretoken.lab.records.provenance import describe_client
+from foretoken.lab.records.results import Acceptance, RequestRecord, RunSummary, ServerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Records of another tool's file."""
+
+    records: tuple[RequestRecord, ...]
+    tool: str
+    skipped: int
+
+
+def read_foreign(path: Path, arm: str, *, strict: bool = False) -> Foreign:
+    """The requests of a file of AIPerf or guidellm.
+
+    Raises:
+        ConfigError: it cannot be read, is neither, or with `strict` has a broken entry.
+    """
+    found = _read(path, arm)
+    if strict and found.skipped:
+        raise ConfigError("file", f"{found.skipped} broken entries", f"whole ones ({path})")
+    return found
+
+
+def _read(path: Path, arm: str) -> Foreign:
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("file", str(path), f"a readable file ({error})") from error
+    if path.suffix == ".jsonl":
+        return _read_aiperf(text, arm)
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError("file", str(path), f"JSON ({error})") from error
+    if isinstance(value, dict) and isinstance(value.get("benchmarks"), list):
+        return _read_guidellm(value["benchmarks"], arm)
+    raise ConfigError("file", str(path), "AIPerf's profile_export.jsonl or guidellm's JSON")
+
+
+def summarize_foreign(
+    found: Foreign, path: Path, levels: ServiceLevels | None = None
+) -> RunSummary:
+    """The summary of another tool's records."""
+    ends: dict[int, float] = {}
+    for record in found.records:
+        ends[record.block] = max(ends.get(record.block, 0.0), record.end_s or 0.0)
+    notes = (f"read from {path.name} of {found.tool}; {found.skipped} broken entries skipped",)
+    data = ArmData(
+        arm="server",
+        server=ServerInfo(url=path.name),
+        seconds_of_block=ends,
+        counters={},
+        gauges={},
+        notes=notes,
+    )
+    return RunSummary(
+        config={"read": str(path)},
+        environment=describe_client(),
+        arm=summarize_arm(found.records, data, levels or ServiceLevels()),
+    )
+
+
+def write_foreign(found: Foreign, summary: RunSummary, out: Path) -> None:
+    """The folder of a run, as if it had been measured here.
+
+    Raises:
+        ConfigError: there is a run already, or no room.
+    """
+    if (out / REQUESTS).exists() or (out / SUMMARY).exists():
+        raise ConfigError("--out", str(out), "a new folder")
+    try:
+        with LineWriter(out / REQUESTS) as writer:
+            for record in found.records:
+                writer.write(record)
+        write_json(out / SUMMARY, summary)
+    except OSError as error:
+        raise ConfigError("--out", str(out), f"a folder to write to ({error})") from error
+
+
+def _read_aiperf(text: str, arm: str) -> Foreign:
+    records: list[RequestRecord] = []
+    skipped = 0
+    zero: float | None = None
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            start = row["metadata"]["request_start_ns"] / 1e9
+            zero = start if zero is None else zero
+            records.append(_aiperf_record(len(records), row, arm, start - zero))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            skipped += 1
+    if not records:
+        raise ConfigError("file", "no request", "AIPerf's profile_export.jsonl")
+    return Foreign(tuple(records), "aiperf", skipped)
+
+
+def _aiperf_record(index: int, row: Mapping[str, Any], arm: str, start: float) -> RequestRecord:
+    metadata, metrics = row["metadata"], row.get("metrics") or {}
+    error = row.get("error")
+    ttft, latency = _seconds(metrics, "time_to_first_token"), _seconds(metrics, "request_latency")
+    tokens = _value(metrics, "output_sequence_length") or _value(metrics, "output_token_count")
+    gaps = (metrics.get("inter_chunk_latency") or {}).get("value") or []
+    first = None if ttft is None else start + ttft
+    chunks = [] if first is None else [first]
+    for gap in gaps:
+        chunks.append(chunks[-1] + float(gap) / 1000)
+    return RequestRecord(
+        index=index,
+        arm=arm,
+        cluster=str(metadata.get("conversation_id") or index),
+        warm_up=metadata.get("benchmark_phase") == "warmup",
+        scheduled_s=start,
+        sent_s=start,
+        first_s=first,
+        last_s=None if latency is None else start + latency,
+        end_s=None if latency is None else start + latency,
+        chunk_s=tuple(chunks),
+        prompt_tokens=_whole(_value(metrics, "input_sequence_length")),
+        output_tokens=_whole(tokens),
+        error=None if error is None else f"server: {error.get('type')}: {error.get('message')}",
+        acceptance=_aiperf_acceptance(row),
+    )
+
+
+def _aiperf_acceptance(row: Mapping[str, Any]) -> Acceptance | None:
+    found = row.get("spec_decode_acceptance") or row.get("spec_decode")
+    return from_body({"speculative_decoding": found}) if isinstance(found, dict) else None
+
+
+def _value(metrics: Mapping[str, Any], name: str) -> float | None:
+    value = (metrics.get(name) or {}).get("value")
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _seconds(metrics: Mapping[str, Any], name: str) -> float | None:
+    value = _value(metrics, name)
+    scale = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9, "s": 1.0}
+    unit = (metrics.get(name) or {}).get("unit", "ms")
+    return None if value is None else value * scale.get(unit, 1e-3)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def _read_guidellm(benchmarks: list[Any], arm: str) -> Foreign:
+    records: list[RequestRecord] = []
+    skipped = 0
+    for block, benchmark in enumerate(benchmarks):
+        groups = benchmark.get("requests") or {}
+        pairs: list[tuple[Any, str | None]] = [
+            (row, None) for row in groups.get("successful") or ()
+        ]
+        pairs += [(row, "server") for row in groups.get("errored") or ()]
+        zero = min((r["request_start_time"] for r, _ in pairs if _has_start(r)), default=0.0)
+        for row, error in pairs:
+            try:
+                records.append(_guidellm_record(len(records), row, arm, (block, zero, error)))
+            except (KeyError, TypeError, ValueError):
+                skipped += 1
+    if not records:
+        raise ConfigError("file", "no request", "guidellm's JSON with its requests")
+    return Foreign(tuple(records), "guidellm", skipped)
+
+
+def _has_start(row: Mapping[str, Any]) -> bool:
+    return isinstance(row.get("request_start_time"), int | float)
+
+
+def _guidellm_record(
+    index: int, row: Mapping[str, Any], arm: str, place: tuple[int, float, str | None]
+) -> RequestRecord:
+    block, zero, error = place
+    start = float(row["request_start_time"]) - zero
+    ttft, latency = row.get("time_to_first_token_ms"), row.get("request_latency")
+    return RequestRecord(
+        index=index,
+        arm=arm,
+        block=block,
+        scheduled_s=start,
+        sent_s=start,
+        first_s=None if ttft is None else start + float(ttft) / 1000,
+        last_s=None if latency is None else start + float(latency),
+        end_s=None if latency is None else start + float(latency),
+        prompt_tokens=row.get("prompt_tokens"),
+        output_tokens=row.get("output_tokens"),
+        error=f"{error}: {row.get('error') or 'guidellm says no more'}" if error else None,
+    )

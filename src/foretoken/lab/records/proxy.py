@@ -1,0 +1,244 @@
+"""A reverse proxy that writes down what goes through it and never breaks it.
+
+Bytes are passed on as they come. The one change is that a stream is asked for its usage, which
+carries acceptance too; the chunk that brings it is taken out again where the client did not ask.
+If anything about recording fails (a full disk, an answer that cannot be read), the traffic goes on
+and the failure is counted.
+"""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.lab.http.timed import Answer, HttpPool, Incoming, TransportError, now
+from foretoken.lab.records.files import LineWriter
+from foretoken.lab.records.recording import Prompts, Seen, line_of
+
+logger = logging.getLogger("foretoken")
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host",
+        "content-length", "proxy-authorization", "proxy-connection", "accept-encoding",
+        "expect"}  # fmt: skip
+LEFT = "left"
+"""Kind of the error of a request whose client went before its answer ended."""
+_FINISHED = re.compile(rb'"finish_reason":\s*"')
+_GENERATING = ("/v1/completions", "/v1/chat/completions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordConfig:
+    """How the proxy works."""
+
+    upstream: str
+    prompts: Prompts = "hash"
+    timeout_s: float = 3600.0
+
+
+class RecordingProxy:
+    """The ASGI application."""
+
+    def __init__(self, config: RecordConfig, writer: LineWriter) -> None:
+        """Pass on to `config.upstream`, write lines with `writer`."""
+        self.config = config
+        self._pool = HttpPool(config.upstream)
+        self._writer = writer
+        self._start_s = now()
+        self.recorded = self.lost = 0
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            await self._pool.close()
+            return
+        arrived = now()
+        headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"]}
+        raw = await _body(receive)
+        query = scope.get("query_string", b"").decode("latin-1")
+        path = scope["path"] + (f"?{query}" if query else "")
+        parsed = _parse(raw) if scope["path"] in _GENERATING else None
+        body, strip = _ask_for_usage(parsed, raw)
+        kept = {n: v for n, v in headers.items() if n not in _HOP}
+        kept.setdefault("content-type", "application/json")
+        answer = await self._pass_on(scope["method"], path, body, (kept, strip, receive), send)
+        if parsed is not None:
+            self._record(Seen(path=scope["path"], body=parsed, headers=headers, answer=answer,
+                              arrived_s=arrived, start_s=self._start_s))  # fmt: skip
+        if answer.broken is not None and answer.status and answer.broken.kind != LEFT:
+            # Ending the body in order would tell the client that the answer is whole.
+            raise ConnectionResetError(str(answer.broken))
+
+    async def _pass_on(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        how: tuple[dict[str, str], bool, Receive],
+        send: Send,
+    ) -> Answer:
+        """What came back, with `broken` set if the upstream or the client ended it early."""
+        headers, strip, receive = how
+        incoming, began = Incoming(), now()
+        asking = asyncio.create_task(
+            self._pool.send(
+                method, path, body, timeout_s=self.config.timeout_s, headers=headers,
+                incoming=incoming,
+            )
+        )  # fmt: skip
+        leaving = asyncio.create_task(_wait_for_end(receive))
+        leaving.add_done_callback(lambda _: asking.cancel())
+        try:
+            return await _forward(incoming, asking, strip, send)
+        except TransportError as error:
+            await _error(send, 502, f"upstream: {error}")
+            return incoming.cut_off(error, began)
+        except asyncio.CancelledError:
+            if not leaving.done():
+                raise
+            return incoming.cut_off(TransportError(LEFT, "the client has gone"), began)
+        finally:
+            leaving.cancel()
+
+    def _record(self, seen: Seen) -> None:
+        try:
+            self._writer.write(line_of(seen, self.config.prompts))
+            self.recorded += 1
+        except (OSError, ValueError, TypeError) as error:
+            if self.lost == 0:
+                logger.warning("recording fails, the traffic goes on: %s", error)
+            self.lost += 1
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(raw)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _ask_for_usage(parsed: dict[str, Any] | None, raw: bytes) -> tuple[bytes, bool]:
+    """The body to send, and whether the usage chunk has to be taken out of the answer."""
+    if parsed is None or parsed.get("stream") is not True:
+        return raw, False
+    options = parsed.get("stream_options") or {}
+    if not isinstance(options, dict) or options.get("include_usage"):
+        return raw, False
+    asked = {**parsed, "stream_options": {**options, "include_usage": True}}
+    return json.dumps(asked).encode(), True
+
+
+async def _forward(
+    incoming: Incoming, asking: "asyncio.Task[Answer]", strip: bool, send: Send
+) -> Answer:
+    """Pass head and pieces on; an answer that broke off is not ended.
+
+    Raises:
+        TransportError: there was no answer at all.
+    """
+    head = asyncio.create_task(incoming.head.wait())
+    await asyncio.wait({head, asking}, return_when=asyncio.FIRST_COMPLETED)
+    head.cancel()
+    if not incoming.started:
+        await asking
+    status, headers = incoming.status, incoming.headers
+    kept = [(n.encode(), v.encode("latin-1")) for n, v in headers
+            if n not in _HOP or (n == "content-length" and not strip)]  # fmt: skip
+    await send({"type": "http.response.start", "status": status, "headers": kept})
+    pieces = _without_usage(incoming.pieces()) if strip and status == 200 else incoming.pieces()
+    async for piece in pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    answer = await asking
+    if answer.broken is None:
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    return answer
+
+
+async def _without_usage(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The events of a stream but those with usage and no choices.
+
+    llama.cpp puts its `timings` there, which without usage are in the event before it: the last
+    one is held back for as long as it takes to know.
+    """
+    rest, held = b"", b""
+    async for piece in pieces:
+        rest += piece
+        end = max(rest.rfind(b"\n\n"), rest.rfind(b"\r\n\r\n"))
+        if end < 0:
+            continue
+        width = 2 if rest[end : end + 2] == b"\n\n" else 4
+        whole, rest = rest[: end + width], rest[end + width :]
+        passed = []
+        for frame in _frames(whole):
+            if _is_usage(frame):
+                held = _with_timings(held, frame)
+                continue
+            passed.append(held)
+            held = frame
+            if not _FINISHED.search(frame):
+                passed.append(held)
+                held = b""
+        if any(passed):
+            yield b"".join(passed)
+    if held or rest:
+        yield held + rest
+
+
+def _frames(whole: bytes) -> list[bytes]:
+    mark = b"\r\n\r\n" if b"\r\n\r\n" in whole else b"\n\n"
+    return [frame + mark for frame in whole.split(mark)[:-1]]
+
+
+def _event(frame: bytes) -> dict[str, Any] | None:
+    return _parse(frame.strip().removeprefix(b"data:").strip())
+
+
+def _with_timings(frame: bytes, usage: bytes) -> bytes:
+    """The frame with the timings of the usage frame that is left out, if it has any."""
+    event, timings = _event(frame), (_event(usage) or {}).get("timings")
+    if event is None or timings is None:
+        return frame
+    data = json.dumps({**event, "timings": timings}, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + data.encode() + frame[len(frame.rstrip()) :]
+
+
+def _is_usage(frame: bytes) -> bool:
+    if b'"usage"' not in frame:
+        return False
+    event = _event(frame)
+    return event is not None and event.get("usage") is not None and not event.get("choices")
+
+
+async def _body(receive: Receive) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+async def _wait_for_end(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": message["type"] + ".complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+async def _error(send: Send, status: int, text: str) -> None:
+    body = json.dumps({"error": {"message": text, "type": "upstream"}}).encode()
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,292 @@
+"""What a measured run and an A/B leave behind: the values that every report and verdict reads.
+
+Plain data, no arithmetic beyond ratios of two fields. Times are seconds; those of a request count
+from the start of its run on the client's monotonic clock. How they lie on disk is in `files`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretoken.lab.stats.intervals import Interval
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """What one request's drafts came to, and where that is known from."""
+
+    source: str
+    """body, timings, timing_chunks, chunks, spec_details, aiperf or metrics."""
+    num_drafted: int
+    num_accepted: int
+    num_steps: int | None = None
+    """Verifications with a draft; None where the server does not say."""
+    exact: bool = True
+    """False for what is inferred from chunk sizes."""
+    histogram: tuple[int, ...] = ()
+    """Entry j: steps that accepted j drafts."""
+    per_step_accepted: tuple[int, ...] = ()
+    per_step_drafted: tuple[int, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """Accepted per drafted token; NaN without drafts."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else float("nan")
+
+    @property
+    def length(self) -> float:
+        """Tokens per verification, the recovered or bonus token included; NaN if unknown."""
+        return 1.0 + self.num_accepted / self.num_steps if self.num_steps else float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One request as the client saw it."""
+
+    index: int
+    """Position in the workload: the same in every arm."""
+    arm: str = ""
+    block: int = 0
+    """Number of the stretch of traffic that one started server took, shared by the arms."""
+    cluster: str = ""
+    """Requests that are not independent of each other, such as a conversation."""
+    category: str = ""
+    warm_up: bool = False
+    temperature: float | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """Other sampling parameters that were sent."""
+    scheduled_s: float = 0.0
+    """When the arrival was due."""
+    sent_s: float | None = None
+    first_s: float | None = None
+    """Arrival of the first chunk with text."""
+    last_s: float | None = None
+    """Arrival of the last chunk with text."""
+    end_s: float | None = None
+    """End of the answer or of the attempt."""
+    chunk_s: tuple[float, ...] = ()
+    chunk_tokens: tuple[int, ...] = ()
+    """Tokens per chunk; empty where the server does not say."""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    """`kind: text`; kinds are refused, connection, timeout, truncated, server, protocol, and
+    of recorded traffic left."""
+    text: str | None = None
+    text_hash: str | None = None
+    acceptance: Acceptance | None = None
+    server: dict[str, float] = field(default_factory=dict)
+    """What the server says about this request's time: queue_s, prefill_s, decode_s, ttft_s."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the answer is whole."""
+        return self.error is None and self.first_s is not None
+
+    @property
+    def ttft_s(self) -> float:
+        """From the due arrival to the first token, so that a late client counts against itself."""
+        return self.first_s - self.scheduled_s if self.first_s is not None else float("nan")
+
+    @property
+    def e2e_s(self) -> float:
+        """From the due arrival to the last token."""
+        return self.last_s - self.scheduled_s if self.last_s is not None else float("nan")
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds per output token after the first; NaN for fewer than two tokens."""
+        if self.last_s is None or self.first_s is None or (self.output_tokens or 0) < 2:
+            return float("nan")
+        first = self.chunk_tokens[0] if self.chunk_tokens else 1
+        after = (self.output_tokens or 0) - max(first, 1)
+        return (self.last_s - self.first_s) / after if after > 0 else float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrape:
+    """The server's metrics at one moment: sums over engines and labels."""
+
+    time_s: float
+    arm: str = ""
+    block: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+    """By current vLLM name without `_total`; per position `name{position="0"}`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """Who answered."""
+
+    url: str
+    engine: str = "unknown"
+    """foretoken, vllm, llama.cpp, sglang, mock or unknown."""
+    version: str | None = None
+    model: str | None = None
+    command: str | None = None
+    """How it was started, if the lab did."""
+    speculation: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantiles:
+    """A latency's distribution over requests, in seconds, with 95 % intervals."""
+
+    mean: Interval
+    p50: Interval
+    p95: Interval
+    p99: Interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptanceBucket:
+    """Acceptance of the requests of one temperature, class or output length."""
+
+    by: str
+    """temperature, category, output_tokens or all."""
+    value: str
+    num_requests: int
+    num_drafted: int
+    num_accepted: int
+    num_steps: int | None
+    rate: Interval
+    """Accepted per drafted token, requests as clusters."""
+    length: Interval | None
+    p10: Interval
+    """Quantiles of requests' rates with their sampling noise taken out (see `stats.shrinkage`)."""
+    p50: Interval
+    p90: Interval
+    raw_p10: float
+    """As measured, noise included."""
+    num_too_short: int = 0
+    """Requests left out of the quantiles for too few steps."""
+    histogram: tuple[int, ...] = ()
+    """Entry j: steps that accepted j drafts, where the server says."""
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmSummary:
+    """One arm, warm-up left out."""
+
+    arm: str
+    server: ServerInfo
+    num_requests: int
+    num_errors: int
+    errors: dict[str, int]
+    duration_s: float
+    """Summed over blocks."""
+    output_tokens: int
+    tokens_per_s: Interval
+    requests_per_s: float
+    goodput_per_s: Interval | None
+    """Requests per second that met every service level; None without levels."""
+    attained: Interval | None
+    """Share of requests that met every service level."""
+    ttft: Quantiles | None
+    tpot: Quantiles | None
+    e2e: Quantiles | None
+    acceptance: tuple[AcceptanceBucket, ...] = ()
+    counters: dict[str, float] = field(default_factory=dict)
+    """Growth of the server's counters over the run, sums over restarts."""
+    gauges: dict[str, float] = field(default_factory=dict)
+    """Largest seen: vllm:kv_cache_usage_perc, vllm:num_requests_waiting, ..."""
+    parameters_seen: dict[str, int] = field(default_factory=dict)
+    """Requests per sampling parameter that was set."""
+    steady: bool = True
+    """False if queues kept growing or latencies drifted: the numbers then depend on the length."""
+    client_lag_p99_s: float = 0.0
+    """How late the client sent: must be small against TTFT."""
+    notes: tuple[str, ...] = ()
+
+    def buckets(self, by: str) -> tuple[AcceptanceBucket, ...]:
+        """Acceptance by temperature, category or output_tokens."""
+        return tuple(bucket for bucket in self.acceptance if bucket.by == by)
+
+    @property
+    def all_drafts(self) -> AcceptanceBucket | None:
+        """Acceptance over all requests; None if nothing is known of any."""
+        return next(iter(self.buckets("all")), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """How much better the candidate is: above 1 is better, for times and for rates alike."""
+
+    metric: str
+    """tpot_p50, tpot_p95, tpot_p99, ttft_p50, ..., e2e_p50, tokens_per_s, goodput, cost."""
+    ratio: Interval
+    """baseline / candidate for times and cost, candidate / baseline for rates."""
+    num_blocks: int
+    num_pairs: int
+    enough: bool
+    """Whether the sample can support this statistic at all."""
+    needed_blocks: int | None = None
+    """Blocks for an interval of +-5 %, from the spread seen; None if it cannot be said."""
+    ratio_by_block: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equality:
+    """Whether the arms wrote the same text, over deterministic requests answered by both."""
+
+    num_compared: int
+    num_equal: int
+    share: Interval | None
+    first_differences: tuple[int, ...] = ()
+    """Workload indices, the first few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Gains per class run alone, against those of the mix."""
+
+    category: str
+    """`mixed` or a class run alone."""
+    gains: tuple[Gain, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """`summary.json` of one arm's run."""
+
+    kind: str = "run"
+    schema: int = SCHEMA
+    complete: bool = True
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    arm: ArmSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbSummary:
+    """`summary.json` of an A/B: what `decide` and `report` read beside requests.jsonl."""
+
+    kind: str = "ab"
+    schema: int = SCHEMA
+    complete: bool = True
+    """False if it was stopped early; everything is computed on what there is."""
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    baseline: str
+    candidate: str
+    arms: tuple[ArmSummary, ...]
+    gains: tuple[Gain, ...]
+    equality: Equality | None = None
+    cost_per_million_tokens: dict[str, Interval] = field(default_factory=dict)
+    diagnosis: tuple[Diagnosis, ...] = ()
+    diagnosis_says: str = ""
+    """mixed_workload, speculation, none or empty if it was not asked for."""
+    look: int = 1
+    """How many times this experiment has been judged, for the correction of repeated looks."""
+    notes: tuple[str, ...] = ()
+
+    def arm(self, name: str) -> ArmSummary:
+        """The summary of one arm."""
+        return next(arm for arm in self.arms if arm.arm == name)
+
+    def gain(self, metric: str) -> Gain | None:
+        """One gain by its name."""
+        return next((gain for gain in self.gains if gain.metric == metric), None)

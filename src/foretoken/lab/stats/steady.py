@@ -1,0 +1,60 @@
+"""Where a run has settled, and whether it ever did.
+
+Pure functions over values in order of time. Warm-up is cut by MSER-5 (White 1997): the cut after
+which the mean of what is left is known best. A run whose batch means still climb or fall after the
+cut has no steady state, and its means depend on how long it was.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretoken.lab.stats.intervals import Floats, student_quantile
+
+BATCH = 5
+"""Values averaged before the cut is looked for, as in MSER-5."""
+BATCHES_OF_DRIFT = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Change over a run, as a share of its mean."""
+
+    change: float
+    significant: bool
+    """At 1 %, two-sided."""
+
+
+def warm_up_length(values_N: Floats) -> int:
+    """How many first values to leave out; at most half of them, a multiple of five."""
+    batches = values_N.size // BATCH
+    if batches < 4:
+        return 0
+    means_B = values_N[: batches * BATCH].reshape(batches, BATCH).mean(axis=1)
+    # Mean square error of the mean of what is left, for every cut, from the end backwards.
+    left_B = np.arange(batches, 0, -1.0)
+    sums_B = np.cumsum(means_B[::-1])[::-1]
+    squares_B = np.cumsum(means_B[::-1] ** 2)[::-1]
+    errors_B = (squares_B - sums_B**2 / left_B) / left_B**2
+    return int(np.argmin(errors_B[: batches // 2 + 1])) * BATCH
+
+
+def measure_drift(values_N: Floats) -> Drift:
+    """Slope of ten batch means over the run, times its length, over the mean."""
+    if values_N.size < 2 * BATCHES_OF_DRIFT:
+        return Drift(change=0.0, significant=False)
+    means_B = np.array([part.mean() for part in np.array_split(values_N, BATCHES_OF_DRIFT)])
+    times_B = np.linspace(-0.5, 0.5, BATCHES_OF_DRIFT)
+    slope = float((times_B * means_B).sum() / (times_B**2).sum())
+    left_B = means_B - means_B.mean() - slope * times_B
+    error = math.sqrt(float((left_B**2).sum()) / (BATCHES_OF_DRIFT - 2) / float((times_B**2).sum()))
+    mean = float(means_B.mean())
+    t = student_quantile(0.995, BATCHES_OF_DRIFT - 2)
+    return Drift(change=slope / mean if mean else 0.0, significant=abs(slope) > t * error)
+
+
+def is_steady(values_N: Floats, *, most_change: float = 0.25) -> bool:
+    """Whether what follows the warm-up changes by less than `most_change`, or only by chance."""
+    drift = measure_drift(values_N[warm_up_length(values_N) :])
+    return not (drift.significant and abs(drift.change) > most_change)
