@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from tests.guards.sources import PACKAGE, ROOT
 from tests.shown import run_shown
 
 SNIPPET = re.compile(r"<!-- test -->\n```python\n(.*?)```", re.DOTALL)
+FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def load_script(name: str) -> ModuleType:
@@ -50,9 +52,19 @@ def test_command_line_snapshot_is_fresh() -> None:
     assert written == script.render(), "the command line changed; if meant, run `make docs`"
 
 
-def test_readme_opens_with_two_commands() -> None:
-    block = (ROOT / "README.md").read_text("utf-8").split("```")[1]
+def test_readme_says_what_it_is_and_then_how_to_try_it() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    first_screen, block = readme.split("```")[:2]
     assert block.splitlines()[1:] == ["make demo", "make test"]
+    assert re.findall(r"^#+ (.*)", first_screen, re.MULTILINE) == ["Foretoken"]
+    assert 60 <= len(first_screen.split()) <= 130, "three or four short sentences and the picture"
+    assert "docs/generate.svg" in first_screen
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text("utf-8")
+    pages = [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md"]
+    assert [name for name in sorted(pages) if f"]({name})" not in index] == []
 
 
 def test_readme_names_the_long_tests() -> None:
@@ -77,12 +89,27 @@ def test_imports_only_point_down() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def anchors(page: Path) -> set[str]:
+    """The names that links give to the headings of a page."""
+    names: Counter[str] = Counter()
+    found = set()
+    for heading in re.findall(r"^#+ (.*)", FENCE.sub("", page.read_text("utf-8")), re.MULTILINE):
+        name = re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        found.add(f"{name}-{names[name]}" if names[name] else name)
+        names[name] += 1
+    return found
+
+
 def test_links_lead_somewhere() -> None:
     broken = []
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text("utf-8")):
-            if not target.startswith("http") and not (path.parent / target).exists():
-                broken.append(f"{path.name}: {target}")
+        text = FENCE.sub("", path.read_text("utf-8"))
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
+            page = path.parent / target if target else path
+            if target.startswith(("http:", "https:")):
+                continue
+            if not page.exists() or (anchor and anchor not in anchors(page)):
+                broken.append(f"{path.name}: {target}#{anchor}")
     assert not broken
 
 
@@ -124,8 +151,3 @@ def test_the_picture_is_of_a_run() -> None:
     )
     committed = script.text_of(script.PICTURE.read_text("utf-8"))
     assert committed[:-1] == shown[:-1], "run scripts/record_picture.py"  # but for the speed
-
-
-def test_the_readme_shows_the_picture() -> None:
-    before_what_it_is = (ROOT / "README.md").read_text("utf-8").split("\n## ")[0]
-    assert "docs/generate.svg" in before_what_it_is
