@@ -30,6 +30,8 @@ RESAMPLES = 4000
 FEWEST_REPEATS = 5
 BUSY_SHARE = 0.5
 
+sys.path.append(str(ROOT))  # where `tools` is
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:

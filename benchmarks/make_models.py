@@ -28,8 +28,8 @@ from shapes import LlamaShape, gaussian, layer_tensors, write_model
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foretoken.training.corpus import load_corpus
-from foretoken.training.tokenizer import BEGIN_ID, train_tokenizer
+from foretoken.training.python_text.library import load_corpus
+from tools.demo_models.tokenizer import BEGIN_ID, train_tokenizer
 
 VOCAB = 32000
 NUM_SPECIAL = 2

@@ -21,7 +21,7 @@ from common import Goal, announce, at_least, finish, make_pair_parser, use_threa
 from runs import acceptance, build, run_once
 
 from foretoken import LLM, SamplingParams
-from foretoken.training.prompts import heldout_prompts
+from foretoken.training.python_text.heldout import heldout_prompts
 from foretoken.training.quantize.job import PROVENANCE, quantize_model
 from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings
 

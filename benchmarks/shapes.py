@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foretoken.training.tokenizer import BEGIN_ID, END_ID, save_tokenizer
+from tools.demo_models.tokenizer import BEGIN_ID, END_ID, save_tokenizer
 
 CONTEXT = 4096
 

@@ -28,7 +28,7 @@ from foretoken.proposers.suffix import SuffixProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence as Running
 from foretoken.tokenizer import Tokenizer
-from foretoken.training.corpus import load_corpus
+from foretoken.training.python_text.library import load_corpus
 from foretoken.types import Request, SamplingParams
 
 PROMPT = 200

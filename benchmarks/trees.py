@@ -22,7 +22,7 @@ from runs import acceptance, build, greedy, run_once
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.static_tree import StaticTree
 from foretoken.runtime.tree import tree_of
-from foretoken.training.prompts import heldout_prompts
+from foretoken.training.python_text.heldout import heldout_prompts
 
 TREES = {
     "10 nodes, depth 4": [

@@ -46,6 +46,8 @@ def describe_command(name: str, command: Any) -> list[str]:
         lines += ["", "| argument | default | meaning |", "|---|---|---|"]
         lines += [describe_parameter(parameter) for parameter in parameters]
     for subname, subcommand in getattr(command, "commands", {}).items():
+        if subcommand.hidden:
+            continue
         lines += describe_command(f"{name} {subname}", subcommand)
     return lines
 

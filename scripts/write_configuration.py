@@ -12,9 +12,9 @@ from pathlib import Path
 
 from foretoken.config import EngineConfig, SpeculativeConfig
 from foretoken.config.aliases import ALIASES, FLAGS
+from foretoken.training.data.settings import DataSettings, StateSettings
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.model import LlamaShape
-from foretoken.training.own.settings import DataSettings, StateSettings
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
 from foretoken.types import SamplingParams

@@ -111,7 +111,7 @@ def make_workloads(plan: Plan) -> tuple[Workload, ...]:
 
     Every output has the same length, so that a prompt counts as much as the next.
     """
-    from foretoken.training.prompts import edit_prompts, heldout_prompts
+    from foretoken.training.python_text.heldout import edit_prompts, heldout_prompts
 
     code = tuple(prompt.text for prompt in heldout_prompts(plan.num_prompts))
     edits = tuple(prompt.text for prompt in edit_prompts(plan.num_prompts))

@@ -47,6 +47,7 @@ def write_commands(group: TyperGroup, formatter: Any) -> None:
     rows = [
         (name, " ".join((command.help or "").split("\n\n")[0].split()))
         for name, command in group.commands.items()
+        if not command.hidden
     ]
     with formatter.section("Commands"):
         formatter.write_dl(rows)

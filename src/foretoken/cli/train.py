@@ -1,4 +1,4 @@
-"""`foretoken train`: the commands that make models.
+"""`foretoken train`: the commands that make drafters.
 
 Owns argument parsing only; the runs are in `foretoken.training`.
 """
@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from foretoken.cli.help import WholeGroup
-from foretoken.cli.options import read_prompts, read_text
+from foretoken.cli.options import read_prompts
 from foretoken.errors import ConfigError
 
 train_app = typer.Typer(
-    help="Train language models and drafts.",
+    help="Train drafters for a target of your own.",
     no_args_is_help=True,
     cls=WholeGroup,
     rich_markup_mode=None,
@@ -24,10 +24,10 @@ train_app = typer.Typer(
 
 @train_app.callback()
 def main() -> None:
-    """Train language models and drafts."""
+    """Train drafters for a target of your own."""
 
 
-Config = Annotated[str, typer.Argument(help="A TOML file, or the name of a packaged config.")]
+Config = Annotated[str, typer.Argument(help="A TOML file.")]
 Out = Annotated[Path | None, typer.Option(help="The run's folder.")]
 Target = Annotated[Path | None, typer.Option(help="The target's folder, in place of CONFIG's.")]
 
@@ -52,14 +52,8 @@ def _run(
 
 
 @train_app.command()
-def lm(config: Config, out: Out = None) -> None:
-    """Train a language model (demo); goes on from the folder's newest checkpoint."""
-    _run("lm", config, out, None)
-
-
-@train_app.command()
 def draft(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
-    """Distil a draft model from a target (demo-draft)."""
+    """Distil a draft model from a target."""
     _run("draft", config, out, target, form)
 
 
@@ -71,7 +65,7 @@ def eagle(config: Config, out: Out = None, target: Target = None, form: Form = N
 
 @train_app.command()
 def eagle3(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
-    """Train an EAGLE-3 head by its training-time test (demo-eagle3)."""
+    """Train an EAGLE-3 head by its training-time test."""
     _run("eagle3", config, out, target, form)
 
 
@@ -83,19 +77,19 @@ def peagle(config: Config, out: Out = None, target: Target = None, form: Form = 
 
 @train_app.command()
 def mlp(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
-    """Train an MLP speculator (demo-mlp)."""
+    """Train an MLP speculator."""
     _run("mlp", config, out, target, form)
 
 
 @train_app.command()
 def medusa(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
-    """Train Medusa heads over the target's own output head (demo-medusa)."""
+    """Train Medusa heads over the target's own output head."""
     _run("medusa", config, out, target, form)
 
 
 @train_app.command()
 def pard(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
-    """Train a draft model that guesses all its tokens in one pass, PARD (demo-pard)."""
+    """Train a draft model that guesses all its tokens in one pass (PARD)."""
     _run("parallel", config, out, target, form)
 
 
@@ -168,7 +162,7 @@ def eval_drafter(
     from rich.console import Console
 
     from foretoken.cli.worth_table import worth_table
-    from foretoken.training.prompts import heldout_prompts
+    from foretoken.training.python_text.heldout import heldout_prompts
     from foretoken.training.worth import EvalPlan, measure_worth, open_pair
 
     texts = [p.text for p in heldout_prompts(count)] if prompts is None else read_prompts(prompts)
@@ -190,43 +184,12 @@ def eval_drafter(
         out.write_text(text + "\n")
 
 
-@train_app.command()
-def measure(
-    target: Annotated[Path, typer.Argument(help="The target's exported folder.")],
-    draft: Annotated[Path | None, typer.Argument(help="A draft's exported folder.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the numbers there as JSON.")] = None,
-) -> None:
-    """Measure `demo` and `demo-draft` for their cards: bits per byte, repetition, agreement."""
-    import json
-
-    from foretoken.training.evaluate import evaluate_pair
-
-    text = json.dumps(evaluate_pair(target, draft), indent=2)
-    typer.echo(text)
-    if out is not None:
-        out.write_text(text + "\n")
+def _moved(context: typer.Context) -> None:
+    """Commands of earlier versions, which made the packaged models."""
+    tool = "python -m tools.demo_models, in the root of the sources (docs/training.md)"
+    raise ConfigError("foretoken train", str(context.info_name), tool)
 
 
-@train_app.command()
-def card(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
-    numbers: Annotated[Path, typer.Argument(help="What `measure` (heads: `eval`) wrote.")],
-    to: Annotated[Path, typer.Argument(help="The Markdown file to write.")],
-    note: Annotated[list[str] | None, typer.Option(help="A line on how the run was done.")] = None,
-    draft: Annotated[bool, typer.Option("--draft", help="The card of a draft.")] = False,
-    name: Annotated[str | None, typer.Option(help="The head's name; default: the run's.")] = None,
-) -> None:
-    """Write the model card of a packaged model or head from a run and its measurements."""
-    import json
-
-    from foretoken.training.card import CardInput, draft_card, target_card
-    from foretoken.training.checkpoints import newest_state
-    from foretoken.training.heads.card import head_card
-
-    measured = json.loads(read_text(numbers, "NUMBERS"))
-    given = CardInput(run=run, measured=measured, notes=tuple(note or ()))
-    if newest_state(run).get("head") is not None:
-        to.write_text(head_card(given, name or run.name))
-    else:
-        to.write_text(draft_card(given) if draft else target_card(given))
-    typer.echo(f"wrote {to}")
+for _name in ("lm", "measure", "card"):
+    _anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+    train_app.command(_name, hidden=True, context_settings=_anything)(_moved)

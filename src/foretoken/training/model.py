@@ -1,7 +1,7 @@
 """The dense Llama that training runs: whole sequences, causal, no cache pages.
 
 Owns the training-time architecture and its parameter layout (fused QKV and gate/up).
-It does not know about serving: `foretoken.training.export` splits the fused matrices into
+It does not know about serving: `foretoken.training.llama_folder` splits the fused matrices into
 Hugging Face's Llama names. Invariant: with equal weights its logits equal LlamaForCausalLM's.
 """
 

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import sys
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import tokenizers
 import torch
 
 import foretoken
-from foretoken.training.settings import Settings
 
 FILE = "provenance.json"
 
@@ -32,7 +30,7 @@ def versions() -> dict[str, str]:
 
 
 def write_provenance(
-    folder: Path, settings: Settings, data_digest: str | None, processes: int = 1
+    folder: Path, settings: dict[str, Any], data_digest: str | None, processes: int = 1
 ) -> None:
     """Add this start: time, command, versions, settings, data's digest, processes."""
     path = folder / FILE
@@ -42,10 +40,10 @@ def write_provenance(
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": sys.argv,
             "versions": versions(),
-            "seed": settings.seed,
+            "seed": settings["seed"],
             "processes": processes,
             "data": data_digest,
-            "settings": asdict(settings),
+            "settings": settings,
         }
     )
     part = path.with_suffix(".part")

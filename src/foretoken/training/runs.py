@@ -1,92 +1,200 @@
-"""One entry for every kind of run: heads, drafts distilled from a target, language models.
+"""`foretoken train CONFIG` from end to end: prompts, the target's answers, hidden states, steps.
 
-Owns that choice. It knows no step of training.
+Owns that order, and what a run refuses before anything is done. It knows no loss and no format of
+files.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
+import torch
+
+from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
-from foretoken.training.distill import build_job
-from foretoken.training.heads.build import build_head_job
+from foretoken.training.crew import Job
+from foretoken.training.data.answers import write_answers
+from foretoken.training.data.keep import estimate_states, keep_states, states_folder
+from foretoken.training.data.prompts import PromptSet, read_prompt_set
+from foretoken.training.data.settings import StateSettings
+from foretoken.training.data.source import OnlineStates, OwnSource, packed_rows
+from foretoken.training.data.states import read_plan
+from foretoken.training.data.stored import StoredStates, read_parts
+from foretoken.training.data.target import OwnTarget
+from foretoken.training.data.text import keep_text
+from foretoken.training.heads.build import HeadTraining, fresh_head, head_points, require_fit
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.layouts import require_form
-from foretoken.training.lm import train_language_model
-from foretoken.training.loop import Progress, run_folder
-from foretoken.training.own.job import store_own_states, train_own_head
-from foretoken.training.pool import train_on_target
+from foretoken.training.llama_folder import copy_tokenizer, keep_special_ids
+from foretoken.training.loop import Progress, Trainer, pick_device, run_folder, tell_compiling
+from foretoken.training.provenance import write_provenance
 from foretoken.training.ranks import Ranks, joined
 from foretoken.training.settings import Settings, read_settings
+
+Report = Callable[[str], None]
 
 
 def train(
     config: str | Path,
     out: Path | None,
     target: Path | None,
-    report: Callable[[str], None],
+    report: Report,
     kind: str | None = None,
     export: str | None = None,
 ) -> Progress:
-    """Run `config` (a TOML file or the name of a packaged one) to the end of its budget.
+    """Run the TOML file `config` to the end of its budget.
 
     Goes on from the newest checkpoint in the run's folder, `out`. `target` replaces the config's.
     `export` names a format in which the model is written to the folder `export` of the run's.
-    Raises ConfigError for a wrong config, or one that trains something else than `kind`.
-
     Under torchrun all its processes train one model: rank 0 reports and writes the files.
+
+    Raises:
+        ConfigError: a wrong config, or one that trains something else than `kind`.
+        ModelError: the target cannot be run, or not by a family of our own.
     """
-    settings = _settings(config, target)
+    settings = _read(config, target)
     if kind is not None and settings.kind != kind:
         raise ConfigError("CONFIG", f"{config} trains {settings.kind!r}", f"a config of {kind!r}")
     require_form(settings.kind, export)
     with joined() as ranks:
         told = report if ranks.leads else _nothing
-        done = _run(settings, out, told, ranks)
+        done = _run(settings, run_folder(settings, out), told, ranks)
         if export is not None and ranks.leads:
             folder = run_folder(settings, out)
-            verifier = settings.target or settings.name
-            export_run(folder, folder / "export", verifier=verifier, form=export)
+            export_run(folder, folder / "export", verifier=str(settings.target), form=export)
             told(f"wrote {folder / 'export'}")
         told(f"done: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} minutes")
     return done
-
-
-def _nothing(_: str) -> None:
-    """Ranks but the first say nothing."""
-
-
-def _run(
-    settings: Settings, out: Path | None, report: Callable[[str], None], ranks: Ranks
-) -> Progress:
-    if settings.head is not None and settings.data is not None:
-        return train_own_head(settings, out, report, ranks)
-    if settings.head is not None:
-        return train_on_target(settings, out, report, build_head_job, ranks)
-    if settings.target is None:
-        return train_language_model(settings, out, report, ranks)
-    return train_on_target(settings, out, report, build_job, ranks)
 
 
 def store_states(
     config: str | Path,
     out: Path | None,
     target: Path | None,
-    report: Callable[[str], None],
+    report: Report,
     *,
     only_estimate: bool = False,
 ) -> None:
-    """Write the hidden states that a head's run on data of one's own will read, and no step.
+    """Write the answers and hidden states that a run will read, and take no step.
 
-    `only_estimate`: report how many bytes they take, and write nothing. Raises ConfigError for a
-    config without a head and data, or where the disk is too small.
+    `only_estimate`: report how many bytes they take, and write nothing.
+
+    Raises:
+        ConfigError: a wrong config, or a disk that is too small.
+        ModelError: as `train`.
     """
-    settings = _settings(config, target)
-    if settings.head is None or settings.data is None:
-        raise ConfigError("CONFIG", str(config), "a config with [head] and [data]")
-    store_own_states(settings, out, report, only_estimate=only_estimate)
+    settings = _read(config, target)
+    folder = run_folder(settings, out)
+    if only_estimate:
+        loaded = open_target(settings)
+        prompts = read_prompts(settings, loaded, report)
+        estimate_states(loaded, prompts, settings, folder, report)
+    else:
+        prepare_data(replace(settings, states=settings.states or StateSettings()), folder, report)
 
 
-def _settings(config: str | Path, target: Path | None) -> Settings:
+def open_target(settings: Settings) -> OwnTarget:
+    """The target of a run.
+
+    Raises:
+        ConfigError: there is none, or rows longer than its context.
+        ModelError: it cannot be run, or not by a family of our own.
+    """
+    if settings.target is None:
+        raise ConfigError("target", None, "the folder, packaged name or hub id of the target")
+    assert settings.data is not None, "checked when the config was read"
+    target = OwnTarget(find_model(settings.target))
+    longest = max(stage.length for stage in settings.stages)
+    if longest > target.max_length:
+        raise ConfigError("stages.length", longest, f"at most the target's {target.max_length}")
+    if settings.data.answer_tokens >= target.max_length:
+        given, allowed = settings.data.answer_tokens, f"below the target's {target.max_length}"
+        raise ConfigError("data.answer_tokens", given, allowed)
+    require_fit(target.parts, settings)
+    return target
+
+
+def read_prompts(settings: Settings, target: OwnTarget, report: Report) -> PromptSet:
+    """The prompts of a run. Raises ConfigError as `read_prompt_set`."""
+    assert settings.data is not None, "checked when the config was read"
+    room = target.max_length - settings.data.answer_tokens
+    found = read_prompt_set(settings.data, target.engine.parts.tokenizer, room)
+    if found.skipped:
+        report(f"left out {found.skipped} broken lines of {settings.data.prompts}")
+    return found
+
+
+def prepare_data(settings: Settings, folder: Path, report: Report) -> str:
+    """Read prompts and text, let the target answer, keep its hidden states if that is asked.
+
+    Returns the digest of the data. What `folder` has by now is not done again.
+
+    Raises:
+        ConfigError, ModelError: as `open_target` and `read_prompt_set`; ConfigError, too, where
+            the states do not fit the disk.
+    """
+    target = open_target(settings)
+    assert settings.data is not None, "checked when the config was read"
+    found = read_prompts(settings, target, report)
+    text_digest = None
+    if settings.data.text is not None:
+        tokenizer = target.engine.parts.tokenizer
+        text_digest = keep_text(settings.data, tokenizer, folder, report)
+    write_answers(target.engine, found, settings.data, folder, report)
+    if settings.head is not None and settings.head.kind in ("draft", "parallel"):
+        copy_tokenizer(find_model(str(settings.target)), folder)
+        keep_special_ids(find_model(str(settings.target)), folder)
+    if settings.states is not None:
+        keep_states(target, settings, folder, text_digest, report)
+    digests = [found.digest, *([text_digest] if text_digest else [])]
+    return " ".join(digests)
+
+
+def build_job(settings: Settings, folder: Path) -> Job:
+    """A fresh head and its task on the answers that `folder` holds.
+
+    With states on disk the target is not loaded: its matrices are beside them.
+    """
+    assert settings.target is not None and settings.data is not None, "checked before"
+    assert settings.head is not None, "checked when the config was read"
+    rows = packed_rows(settings, folder)
+    if settings.states is None:
+        target = OwnTarget(find_model(settings.target))
+        parts, points = target.parts, head_points(target.parts, settings.head)
+        source = OwnSource(OnlineStates(target, rows, points), rows, parts.head_VD, settings)
+    else:
+        stored, device = states_folder(settings, folder), pick_device()
+        plan, parts = read_plan(stored), read_parts(stored, device)
+        assert plan is not None, f"{stored} was written before"
+        states = StoredStates(stored, plan, head_points(parts, settings.head), device)
+        source = OwnSource(states, rows, parts.head_VD, settings)
+    torch.manual_seed(settings.seed)
+    head = fresh_head(parts, settings, rows["answers"].frequent_ids(parts.vocab_size))
+    head.net.to(parts.head_VD.device)
+    return Job(head.net, HeadTraining(head, settings, source))
+
+
+def _read(config: str | Path, target: Path | None) -> Settings:
     settings = read_settings(config)
+    if settings.head is None or settings.data is None:
+        # The packaged models learn from the standard library instead, by a tool of the sources.
+        given, allowed = str(config), "a config with [head] and [data] (docs/training.md shows one)"
+        raise ConfigError("CONFIG", given, allowed)
     return settings if target is None else replace(settings, target=str(target))
+
+
+def _run(settings: Settings, folder: Path, report: Report, ranks: Ranks) -> Progress:
+    def begin() -> None:
+        digest = prepare_data(settings, folder, report)
+        write_provenance(folder, asdict(settings), digest, ranks.size)
+
+    ranks.lead(begin)
+    if settings.kind == "draft":
+        tell_compiling(settings, report)
+    build = partial(build_job, settings, folder)
+    return Trainer(build(), settings, folder, build, ranks).run(report)
+
+
+def _nothing(_: str) -> None:
+    """Ranks but the first say nothing."""

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import ConfigError
-from foretoken.training.data import Mix
+from foretoken.training.data.settings import DataSettings, StateSettings
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.model import LlamaShape
-from foretoken.training.own.settings import DataSettings, StateSettings
 from foretoken.training.schedule import Budget, Cosine, Stage, Staged, Wsd
 
-CONFIGS = Path(__file__).parent / "configs"
 SCHEDULES = ("wsd", "cosine", "stages")
 ROWS = (None, "text", "answers")
 LOSSES = ("distributions", "tokens")
@@ -52,20 +50,6 @@ class Settings:
     """Tokens of a part, which must fit the memory; a row at least."""
     helpers: int = 0
     """Further processes on this machine that take parts of the same step."""
-    edit_share: float = 0.22
-    """Packaged data: rows that show code and then an edit of it."""
-    repeat_share: float = 0.0
-    """Packaged data: rows of repeated noise, which teach copying,"""
-    repeat_from: int = 0
-    """from so many tokens on"""
-    repeat_until: int = 1 << 62
-    """until so many."""
-    test_share: float = 0.25
-    """Packaged data: rows from tests, of those that are text."""
-    on_policy_share: float = 0.5
-    """Packaged targets: rows of the target's own samples."""
-    pool_tokens: int = 0
-    """Packaged targets: how many tokens it samples first."""
     tv_share: float = 0.5
     """Of total variation in the distance of distributions; the rest is KL divergence."""
     warmup_steps: int = 40
@@ -101,14 +85,7 @@ class Settings:
         _require("clip_norm", self.clip_norm, self.clip_norm > 0, "a number above 0")
         known = ("bfloat16", "float32")
         _require("precision", self.precision, self.precision in known, " or ".join(known))
-        for name in (
-            "edit_share",
-            "repeat_share",
-            "test_share",
-            "on_policy_share",
-            "tv_share",
-            "decay_share",
-        ):
+        for name in ("tv_share", "decay_share"):
             _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0..1")
         _require("stages", self.stages, len(self.stages) > 0, "at least one stage")
         for stage in self.stages:
@@ -146,17 +123,6 @@ class Settings:
         return "lm" if self.target is None else "draft"
 
     @property
-    def mix(self) -> Mix:
-        """The data's mix."""
-        return Mix(
-            edit_share=self.edit_share,
-            repeat_share=self.repeat_share,
-            repeat_from=self.repeat_from,
-            repeat_until=self.repeat_until,
-            test_share=self.test_share,
-        )
-
-    @property
     def budget(self) -> Budget:
         """When the run ends."""
         return Budget(max_steps=self.max_steps, max_minutes=self.max_minutes)
@@ -189,19 +155,33 @@ def _build(cls: Any, table: dict[str, Any], where: str) -> Any:
 
 
 def read_settings(path: str | Path) -> Settings:
-    """Read a TOML file, or one of the packaged configs by its bare name (`demo`, `demo-draft`).
+    """The settings that the TOML file at `path` gives.
 
     Raises ConfigError for a missing file, an unknown key or a number out of range.
     """
+    return build_settings(read_table(path))
+
+
+def read_table(path: str | Path) -> dict[str, Any]:
+    """The keys and tables of a TOML file; `name` is the file's own where it gives none.
+
+    Raises ConfigError for a missing file, or one that is no TOML.
+    """
     file = Path(path)
-    if not file.is_file() and (CONFIGS / f"{path}.toml").is_file():
-        file = CONFIGS / f"{path}.toml"
-    _require("CONFIG", str(path), file.is_file(), "a TOML file, or demo, or demo-draft")
+    _require("CONFIG", str(path), file.is_file(), "a TOML file (docs/training.md shows one)")
     try:
         table = tomllib.loads(file.read_text())
     except tomllib.TOMLDecodeError as error:
         raise ConfigError("CONFIG", str(file), f"a valid TOML file ({error})") from error
     table.setdefault("name", file.stem)
+    return table
+
+
+def build_settings(table: dict[str, Any]) -> Settings:
+    """The settings of a config's keys and tables.
+
+    Raises ConfigError for an unknown key or a number out of range.
+    """
     table["shape"] = _build(LlamaShape, table.get("shape", {}), "shape")
     if "head" in table:
         table["head"] = _build(HeadSettings, table["head"], "head")

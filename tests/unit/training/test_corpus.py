@@ -1,22 +1,20 @@
 """The corpus keeps held-out text out of training, and prompts inside it."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from foretoken.errors import ConfigError
-from foretoken.training import manifest
-from foretoken.training.corpus import (
+from foretoken.training.python_text.edits import EDITS, edit_document, edit_text, excerpt
+from foretoken.training.python_text.heldout import edit_prompts, heldout_prompts
+from foretoken.training.python_text.library import (
     HELD_OUT,
     MOST_SHARED_LINES,
     Corpus,
     distinctive_lines,
     load_corpus,
 )
-from foretoken.training.edits import EDITS, edit_document, edit_text, excerpt
-from foretoken.training.prompts import edit_prompts, heldout_prompts
 
 HELD = "".join(
     f"def held_out_function_{i}(argument):\n    return argument + {i}\n" for i in range(9)
@@ -109,18 +107,3 @@ def test_edit_document_is_repeatable() -> None:
 def test_excerpt_is_whole_lines() -> None:
     piece = excerpt(HELD, 150, random.Random(1))
     assert piece in HELD and piece.endswith("\n") and len(piece) <= 150
-
-
-def test_manifest_names_what_differs(
-    library: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manifest, "MANIFESTS", tmp_path_factory.mktemp("manifests"))
-    corpus = load_corpus(library)
-    assert manifest.difference(corpus) is None
-    manifest.write_manifest(corpus)
-    assert manifest.difference(corpus) == manifest.Difference(missing=(), added=(), changed=())
-    first, *rest = corpus.training
-    other = replace(first, text="x = 1\n")
-    changed = manifest.difference(Corpus(training=(other,), held_out=corpus.held_out))
-    assert changed is not None
-    assert changed.changed == (first.path,) and changed.missing == tuple(f.path for f in rest)

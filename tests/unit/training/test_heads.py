@@ -17,21 +17,21 @@ from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.head_runner import HeadPages, HeadRunner
 from foretoken.training import checkpoints
 from foretoken.training.heads.build import fresh_head, layer_shape
-from foretoken.training.heads.capture import Captured, capture
 from foretoken.training.heads.depth_attention import DepthAttention
 from foretoken.training.heads.export import export_head
 from foretoken.training.heads.pard import ParallelRollout
-from foretoken.training.heads.settings import HeadSettings
-from foretoken.training.heads.target import TargetParts
-from foretoken.training.heads.tasks import (
+from foretoken.training.heads.rollout import (
     rollout_loss,
     rollout_quality,
     rotary_of,
 )
+from foretoken.training.heads.settings import HeadSettings
+from foretoken.training.heads.target import Captured
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.optimizer import Optimizer
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
+from tools.demo_models.heads import capture, parts_of
 
 SHAPE = LlamaShape(
     vocab_size=50, hidden_size=24, layers=8, heads=4, kv_heads=2, ffn_size=32, max_positions=64
@@ -68,7 +68,7 @@ def _captured(target: Llama, points: tuple[int, ...]) -> Captured:
 
 def _head(kind: str, target: Llama) -> tuple[object, ...]:
     torch.manual_seed(3)
-    fresh = fresh_head(TargetParts.of_llama(target), _settings(kind), torch.arange(50))
+    fresh = fresh_head(parts_of(target), _settings(kind), torch.arange(50))
     with torch.no_grad():
         for parameter in fresh.net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -125,7 +125,7 @@ def test_an_oracle_has_full_length() -> None:
 
     class Oracle(ParallelRollout):
         def guesses(self, captured, depth):  # type: ignore[no-untyped-def]
-            from foretoken.training.heads.tasks import Guess
+            from foretoken.training.heads.rollout import Guess
 
             for step in range(depth):
                 ahead = captured.final_BTD[:, 1 + step :]
@@ -240,7 +240,7 @@ def test_peagle_begins_with_an_eagle3_head(tmp_path: Path) -> None:
     settings = _settings("peagle")
     assert settings.head is not None
     deeper = replace(settings.head, num_layers=3, start=str(tmp_path / "head"))
-    parts = TargetParts.of_llama(target)
+    parts = parts_of(target)
     fresh = fresh_head(parts, replace(settings, head=deeper), torch.arange(50))
     captured = _captured(target, points)  # type: ignore[arg-type]
     wanted = next(rollout.guesses(captured, 1))  # type: ignore[attr-defined]
@@ -271,7 +271,7 @@ def test_exported_heads_are_read_back(tmp_path: Path, kind: str) -> None:
     target = _target()
     net, _, points = _head(kind, target)
     _save(tmp_path, kind, net)
-    facts = replace(layer_shape(TargetParts.of_llama(target), 32), num_hidden_layers=8)
+    facts = replace(layer_shape(parts_of(target), 32), num_hidden_layers=8)
     loaded = load_head(read_head(tmp_path / "head"), facts)
     assert loaded.kind == ("eagle3" if "peagle" in kind else kind) and loaded.points == points
     assert loaded.parallel == ("peagle" in kind)
@@ -304,7 +304,7 @@ def test_an_export_may_bring_the_embedding(kind: str, tmp_path: Path) -> None:
     export_head(
         tmp_path / "run", tmp_path / "whole", verifier=verifier, dtype=torch.float32, embedding=True
     )
-    facts = layer_shape(TargetParts.of_llama(target), 16, SHAPE.layers)
+    facts = layer_shape(parts_of(target), 16, SHAPE.layers)
     lent, own = (load_head(read_head(tmp_path / n), facts).net for n in ("head", "whole"))
     assert isinstance(own, Eagle3) and torch.equal(own.embed_tokens.weight, target.embed.weight)
     assert isinstance(lent, Eagle3) and not lent.shape.own_embedding

@@ -57,7 +57,7 @@ def test_two_checkpoints_are_kept_and_parts_ignored(tmp_path: Path) -> None:
     ("text", "field"),
     [
         ("max_steps = 0", "max_steps"),
-        ("edit_share = 2", "edit_share"),
+        ("tv_share = 2", "tv_share"),
         ("colour = 1", "colour"),
         ("[[stages]]\nuntil = 1.0\nlength = 100", "stages.length"),
         ("[shape]\nwidth = 1", "shape.width"),
@@ -69,13 +69,6 @@ def test_wrong_settings_name_the_field(tmp_path: Path, text: str, field: str) ->
     path.write_text(text)
     with pytest.raises(ConfigError, match=field):
         read_settings(path)
-
-
-def test_packaged_configs_are_valid() -> None:
-    assert read_settings("demo").shape.layers == 24
-    assert read_settings("demo-draft").target is not None
-    with pytest.raises(ConfigError, match="CONFIG"):
-        read_settings("no-such-config")
 
 
 def test_helpers_do_the_same_work(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 from foretoken.training.attention import blocked_attention, head_loss
-from foretoken.training.export import export, read_exported
+from foretoken.training.llama_folder import export, read_exported
 from foretoken.training.model import Llama
-from foretoken.training.sampling import Sampling, generate
 from tests.unit.training import tiny
 
 
@@ -31,15 +30,6 @@ def test_export_agrees_with_transformers(model: Llama, tmp_path: Path) -> None:
         assert (theirs(tokens).logits - mine).abs().max() < 1e-4
         back = read_exported(tmp_path / "out")
         assert torch.equal(back.logits(back(tokens).hidden), mine)
-
-
-def test_cached_generation_equals_full_passes(model: Llama) -> None:
-    prompts = torch.randint(0, 64, (3, 5))
-    tokens = generate(model, prompts, Sampling(new_tokens=20))
-    with torch.inference_mode():
-        again = model.logits(model(tokens[:, :-1]).hidden)[:, 4:].argmax(dim=-1)
-    assert tokens.shape == (3, 25)
-    assert torch.equal(tokens[:, 5:], again)
 
 
 def test_blocked_attention(model: Llama) -> None:

@@ -10,13 +10,12 @@ import torch
 from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
 from foretoken.testing import write_tiny_llama
-from foretoken.training.export import copy_tokenizer, keep_special_ids, special_ids
 from foretoken.training.heads.build import HeadTraining
 from foretoken.training.heads.export import export_run
-from foretoken.training.heads.tasks import rollout_quality
+from foretoken.training.heads.rollout import rollout_quality
+from foretoken.training.llama_folder import copy_tokenizer, keep_special_ids, special_ids
 from foretoken.training.model import Llama
-from foretoken.training.own.job import build_own_job, prepare_own
-from foretoken.training.runs import train
+from foretoken.training.runs import build_job, prepare_data, train
 from foretoken.training.settings import read_settings
 from tests.unit.training.own_runs import silent, write_config
 
@@ -84,8 +83,8 @@ def test_a_draft_and_then_a_parallel_one(target: Path, tmp_path: Path) -> None:
 def test_a_draft_learns_what_the_target_says(target: Path, tmp_path: Path) -> None:
     """Its distance from the target falls; what it is at each depth is one pass over true tokens."""
     settings = replace(read_settings(_config(tmp_path, "draft")), target=str(target))
-    prepare_own(settings, tmp_path / "run", silent)
-    net, task = build_own_job(settings, tmp_path / "run")
+    prepare_data(settings, tmp_path / "run", silent)
+    net, task = build_job(settings, tmp_path / "run")
     assert isinstance(net, Llama) and isinstance(task, HeadTraining)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     losses = []
@@ -113,8 +112,8 @@ def test_a_draft_of_the_targets_width_begins_with_its_embedding(
     config = _config(tmp_path, "draft")
     config.write_text(config.read_text().replace("hidden_size = 32", "hidden_size = 64"))
     settings = replace(read_settings(config), target=str(target))
-    prepare_own(settings, tmp_path / "run", silent)
-    net, task = build_own_job(settings, tmp_path / "run")
+    prepare_data(settings, tmp_path / "run", silent)
+    net, task = build_job(settings, tmp_path / "run")
     assert isinstance(net, Llama) and isinstance(task, HeadTraining)
     known = read_exported_embedding(target)
     assert torch.equal(net.embed.weight, known)

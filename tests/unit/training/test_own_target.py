@@ -18,14 +18,13 @@ from foretoken.heads.eagle3 import Eagle3
 from foretoken.kv.features import FINAL
 from foretoken.testing import write_tiny_llama
 from foretoken.training import checkpoints
+from foretoken.training.data.answers import FILE, read_answers
+from foretoken.training.data.prompts import read_prompt_set
+from foretoken.training.data.rows import PackedRows
+from foretoken.training.data.settings import DataSettings
+from foretoken.training.data.target import OwnTarget
 from foretoken.training.heads.export import export_run
-from foretoken.training.own.answers import FILE, read_answers
-from foretoken.training.own.job import build_own_job, prepare_own
-from foretoken.training.own.prompts import read_prompt_set
-from foretoken.training.own.rows import PackedRows
-from foretoken.training.own.settings import DataSettings
-from foretoken.training.own.target import OwnTarget
-from foretoken.training.runs import train
+from foretoken.training.runs import build_job, prepare_data, train
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import read_settings
 from tests.unit.training import tiny
@@ -82,14 +81,14 @@ def test_answers_go_on_where_a_killed_run_stopped(target: Path, tmp_path: Path) 
     """A half-written line is written anew; what is there is not answered twice."""
     settings = read_settings(write_config(tmp_path, more=f'target = "{target}"'))
     whole = tmp_path / "whole"
-    prepare_own(settings, whole, silent)
+    prepare_data(settings, whole, silent)
     cut = tmp_path / "cut"
     cut.mkdir()
     text = (whole / FILE).read_bytes()
     lines = text.splitlines(keepends=True)
     (cut / FILE).write_bytes(b"".join(lines[:8]) + lines[8][:11])
     seen: list[str] = []
-    prepare_own(settings, cut, seen.append)
+    prepare_data(settings, cut, seen.append)
     assert (cut / FILE).read_bytes() == text
     assert len(seen) == 1, seen
 
@@ -160,7 +159,7 @@ def test_held_out_answers_do_not_choose_the_draft_vocabulary(target: Path, tmp_p
     answers = [[90] * 60] * 3 + [[5, 6, 7] * 4] * 2
     lines = [json.dumps({"ids": ids}) for ids in answers]
     (tmp_path / FILE).write_text("\n".join(lines) + "\n")
-    job = build_own_job(replace(read_settings(config), target=str(target)), tmp_path)
+    job = build_job(replace(read_settings(config), target=str(target)), tmp_path)
     assert isinstance(job.model, Eagle3)
     assert (job.model.d2t + torch.arange(3)).tolist() == [5, 6, 7]
 

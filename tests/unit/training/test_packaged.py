@@ -8,8 +8,8 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import foretoken
-from foretoken.training.export import read_exported
-from foretoken.training.prompts import heldout_prompts
+from foretoken.training.llama_folder import read_exported
+from foretoken.training.python_text.heldout import heldout_prompts
 
 PACKAGED = Path(foretoken.__file__).parent / "packaged"
 LIMITS = {"demo": 22_000_000, "demo-draft": 4_000_000}

@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from foretoken.errors import ConfigError, TrainingError
-from foretoken.training import checkpoints, pool
-from foretoken.training.crew import Job
+from foretoken.training import checkpoints
 from foretoken.training.loop import Trainer, tell_compiling
 from foretoken.training.progress import Display, Standing, brief, terminal_of
-from foretoken.training.ranks import Ranks
 from foretoken.training.schedule import Stage
 from tests.unit.training import tiny
 
@@ -161,23 +159,6 @@ def test_rows_of_another_length_are_announced(compiled: bool, tmp_path: Path) ->
     Trainer(tiny.tiny_job(), settings, tmp_path).run(lines.append)
     [said] = [line for line in lines if "rows of" in line]
     assert "32 tokens" in said and ("compiled once more" in said) == compiled
-
-
-def test_drafters_for_the_packaged_target_say_what_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which data, then compilation, then the network is built: compiling starts in there."""
-    lines: list[str] = []
-    for name in ("copy_tokenizer", "grow_pool", "write_provenance", "corpus_digest"):
-        monkeypatch.setattr(pool, name, lambda *_: None)
-
-    def build(*_: object) -> Job:
-        assert len(lines) == 1 and "compiling" in lines[0]
-        return tiny.tiny_job()
-
-    settings = tiny.tiny_settings(target=str(tmp_path), compile=True, max_steps=2)
-    done = pool.train_on_target(settings, tmp_path / "run", lines.append, build, Ranks())
-    assert done.step == 2
 
 
 def test_the_first_measurement_is_announced(tmp_path: Path) -> None:

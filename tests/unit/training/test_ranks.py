@@ -13,10 +13,9 @@ import torch
 
 from foretoken.testing import write_tiny_llama
 from foretoken.training import checkpoints
-from foretoken.training.own.answers import read_answers
-from foretoken.training.own.job import build_own_job
+from foretoken.training.data.answers import read_answers
 from foretoken.training.ranks import Ranks, joined
-from foretoken.training.runs import train
+from foretoken.training.runs import build_job, train
 from foretoken.training.settings import read_settings
 from tests.unit.training import tiny, two_ranks
 from tests.unit.training.own_runs import silent, write_config
@@ -76,7 +75,7 @@ def test_a_head_is_trained_by_two_ranks(tmp_path: Path) -> None:
     train(config, tmp_path / "one", target, silent)
     assert read_answers(tmp_path / "one") == read_answers(tmp_path / "two")
     settings = replace(read_settings(config), target=str(target))
-    fresh = build_own_job(settings, tmp_path / "one").model
+    fresh = build_job(settings, tmp_path / "one").model
     _require_close(tmp_path / "one", tmp_path / "two", fresh, 0.1)
     [start] = json.loads((tmp_path / "two" / "provenance.json").read_text())
     assert start["processes"] == 2

@@ -11,22 +11,16 @@ from torch import nn
 
 from foretoken.errors import ConfigError
 from foretoken.heads.mlp import MLPSpeculator
-from foretoken.kv.features import FINAL
 from foretoken.testing import write_tiny_llama
-from foretoken.training.data import Batch
+from foretoken.training.data.text import read_text
 from foretoken.training.heads.build import HeadTraining, fresh_head
-from foretoken.training.heads.capture import Captured, CaptureSource, require_answers
+from foretoken.training.heads.rollout import token_loss
 from foretoken.training.heads.settings import HeadSettings
-from foretoken.training.heads.target import TargetParts
-from foretoken.training.heads.tasks import token_loss
-from foretoken.training.model import Llama, LlamaShape
-from foretoken.training.own.job import build_own_job, prepare_own
-from foretoken.training.own.text import read_text
-from foretoken.training.pool import SamplePool
-from foretoken.training.runs import train
+from foretoken.training.heads.target import Captured, TargetParts
+from foretoken.training.model import LlamaShape
+from foretoken.training.runs import build_job, prepare_data, train
 from foretoken.training.schedule import Stage, Staged
 from foretoken.training.settings import Settings, read_settings
-from tests.unit.training import tiny
 from tests.unit.training.own_runs import silent, write_config
 
 STAGES = """
@@ -65,8 +59,8 @@ def _two_stages(folder: Path, kind: str = "mlp", steps: int = 8, tables: str = "
 def test_each_stage_has_its_rows(target: Path, tmp_path: Path) -> None:
     """Long rows of text first; then answers, which begin with the prompts."""
     settings = replace(read_settings(_two_stages(tmp_path)), target=str(target))
-    prepare_own(settings, tmp_path / "run", silent)
-    job = build_own_job(settings, tmp_path / "run")
+    prepare_data(settings, tmp_path / "run", silent)
+    job = build_job(settings, tmp_path / "run")
     assert isinstance(job.task, HeadTraining)
     first, second = (job.task.source.batch(0, 64, stage) for stage in settings.stages)
     assert first.tokens_BT.shape == (1, 64) and second.tokens_BT.shape == (2, 32)
@@ -78,17 +72,17 @@ def test_each_stage_has_its_rows(target: Path, tmp_path: Path) -> None:
 def test_text_is_read_anew_when_it_is_another(target: Path, tmp_path: Path) -> None:
     settings = replace(read_settings(_two_stages(tmp_path)), target=str(target))
     run, seen = tmp_path / "run", list[str]()
-    first = prepare_own(settings, run, seen.append)
-    assert prepare_own(settings, run, seen.append) == first
+    first = prepare_data(settings, run, seen.append)
+    assert prepare_data(settings, run, seen.append) == first
     assert sum(line.startswith("read 280 tokens") for line in seen) == 1
     with (tmp_path / "text.jsonl").open("a") as file:
         file.write('{"prompt_token_ids": [5, 6]}\n')
-    assert prepare_own(settings, run, seen.append) != first
+    assert prepare_data(settings, run, seen.append) != first
     assert seen[-1].startswith("read 282 tokens")
     with (tmp_path / "text.jsonl").open("a") as file:
         file.write("{broken\n")
     with pytest.raises(ConfigError, match=r"text\.jsonl line 4"):
-        prepare_own(settings, run, seen.append)
+        prepare_data(settings, run, seen.append)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "eagle3"])
@@ -108,8 +102,8 @@ def test_both_stages_train_and_states_may_be_stored(
 def test_the_first_stage_teaches_the_text(target: Path, tmp_path: Path) -> None:
     """What follows in the text is learned, whatever the target would say."""
     settings = replace(read_settings(_two_stages(tmp_path)), target=str(target))
-    prepare_own(settings, tmp_path / "run", silent)
-    net, task = build_own_job(settings, tmp_path / "run")
+    prepare_data(settings, tmp_path / "run", silent)
+    net, task = build_job(settings, tmp_path / "run")
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     losses = []
     for index in range(60):
@@ -207,48 +201,3 @@ def test_stages_of_text_need_text(tmp_path: Path) -> None:
     path.write_text('[[stages]]\nuntil = 1.0\nlength = 8\nrows = "text"\n')
     with pytest.raises(ConfigError, match=r"stages\.rows"):
         read_settings(path)
-
-
-def test_samples_of_a_packaged_target_must_fill_a_stage_of_answers(tmp_path: Path) -> None:
-    pool = SamplePool.__new__(SamplePool)
-    pool._parts = []
-    with pytest.raises(ConfigError, match=r"stages\.rows"):
-        require_answers((Stage(until=1.0, length=512, rows="answers"),), pool)
-    pool._parts = [torch.zeros(2, 513).numpy()]
-    with pytest.raises(ConfigError, match=r"stages\.length"):
-        require_answers((Stage(until=1.0, length=1024, rows="answers"),), pool)
-    require_answers((Stage(until=1.0, length=512, rows="answers"),), pool)
-
-
-class _Sevens:
-    """Training text of one token."""
-
-    def batch(self, _: int, tokens: int, length: int) -> Batch:
-        rows = torch.full((tokens // length, length), 7)
-        return Batch(rows, rows)
-
-
-class _Nines:
-    """A target that says one token."""
-
-    tokens = 1000
-
-    def rows(self, count: int, length: int, _: int) -> torch.Tensor:
-        return torch.full((count, length), 9)
-
-
-def test_a_packaged_target_has_text_answers_or_both() -> None:
-    torch.manual_seed(0)
-    target = Llama(tiny.SHAPE).requires_grad_(False)
-    source = CaptureSource(
-        target,
-        _Sevens(),  # type: ignore[arg-type]
-        _Nines(),  # type: ignore[arg-type]
-        points=(FINAL,),
-        on_policy_share=0.5,
-        precision="float32",
-    )
-    wanted = {None: [9, 9, 7, 7], "text": [7] * 4, "answers": [9] * 4}
-    for rows, firsts in wanted.items():
-        found = source.batch(0, 64, Stage(until=1.0, length=16, rows=rows))
-        assert found.tokens_BT[:, 0].tolist() == firsts and found.tokens_BT.shape == (4, 16)

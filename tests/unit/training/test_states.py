@@ -16,9 +16,8 @@ from safetensors.torch import load_file
 
 from foretoken.errors import ConfigError, TrainingError
 from foretoken.testing import write_tiny_llama
-from foretoken.training import checkpoints
-from foretoken.training.own import job as own_job
-from foretoken.training.own.states import (
+from foretoken.training import checkpoints, runs
+from foretoken.training.data.states import (
     RowSet,
     StatePlan,
     agree,
@@ -28,7 +27,7 @@ from foretoken.training.own.states import (
     write_states,
     write_whole,
 )
-from foretoken.training.own.stored import StoredStates
+from foretoken.training.data.stored import StoredStates
 from foretoken.training.runs import store_states, train
 from foretoken.training.settings import read_settings
 from tests.unit.training.own_runs import silent, write_config
@@ -99,9 +98,9 @@ def test_training_on_stored_states_loads_no_target(
     assert [entry for entry in after if "safetensors" in entry[0]] == [
         entry for entry in before if "safetensors" in entry[0]
     ]
-    monkeypatch.setattr(own_job, "OwnTarget", None)
+    monkeypatch.setattr(runs, "OwnTarget", None)
     settings = read_settings(write_config(tmp_path, "mlp", more=more, tables=STATES))
-    job = own_job.build_own_job(settings, run)
+    job = runs.build_job(settings, run)
     assert job.task.loss(0, 32, settings.stages[0]).item() > 0
 
 

@@ -185,7 +185,7 @@ def resolve_workload(text: str, out: Path) -> str:
     """The file of `--workload`; `demo` is written into the results' folder first."""
     if text != "demo":
         return text
-    from foretoken.training.prompts import heldout_prompts
+    from foretoken.training.python_text.heldout import heldout_prompts
 
     path = out / "workload.jsonl"
     if not path.is_file():

@@ -5,7 +5,6 @@ format has a place for them.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -19,14 +18,10 @@ from foretoken.heads.medusa import Medusa, MedusaShape
 from foretoken.heads.mlp import MLPShape, MLPSpeculator
 from foretoken.heads.parts import HeadShape
 from foretoken.kv.features import FINAL
-from foretoken.training.crew import Job
-from foretoken.training.heads.capture import Captured, CaptureSource, require_answers
 from foretoken.training.heads.draft import DraftRollout, draft_net, require_draft_fits
 from foretoken.training.heads.pard import ParallelRollout
 from foretoken.training.heads.peagle import PEagleRollout, begin_with_eagle3
-from foretoken.training.heads.settings import HeadSettings
-from foretoken.training.heads.target import TargetParts
-from foretoken.training.heads.tasks import (
+from foretoken.training.heads.rollout import (
     Eagle3Rollout,
     EagleRollout,
     MedusaRollout,
@@ -36,8 +31,9 @@ from foretoken.training.heads.tasks import (
     rollout_quality,
     token_loss,
 )
+from foretoken.training.heads.settings import HeadSettings
+from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.loop import autocast, prepare
-from foretoken.training.pool import open_inputs
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
 
@@ -265,24 +261,3 @@ class HeadTraining:
             )
         depths = {f"depth_{i + 1}": share for i, share in enumerate(found.agreement)}
         return {"tokens_a_step": found.length, **depths}
-
-
-def build_head_job(settings: Settings, source: Path, folder: Path) -> Job:
-    """A fresh head and its task; the samples are those that `folder` holds by now."""
-    given = open_inputs(settings, source, folder)
-    require_answers(settings.stages, given.pool)
-    target = given.target
-    torch.manual_seed(settings.seed)
-    frequent = given.pool.frequent_ids(target.shape.vocab_size)
-    head = fresh_head(TargetParts.of_llama(target), settings, frequent)
-    head.net.to(target.embed.weight.device)
-    captured = CaptureSource(
-        target,
-        given.data,
-        given.pool,
-        points=head.points,
-        on_policy_share=settings.on_policy_share,
-        precision=settings.precision,
-    )
-    prepare(target, settings)
-    return Job(head.net, HeadTraining(head, settings, captured))

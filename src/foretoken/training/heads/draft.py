@@ -5,18 +5,17 @@ at one position, given the true tokens before, is its guess of every depth there
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
-from foretoken.training.distill import begin_with, first_draft
-from foretoken.training.heads.capture import Captured
+from foretoken.training.heads.rollout import Guess, Rollout
 from foretoken.training.heads.settings import HeadSettings
-from foretoken.training.heads.target import TargetParts
-from foretoken.training.heads.tasks import Guess, Rollout
-from foretoken.training.model import Llama
-from foretoken.training.pool import read_target
+from foretoken.training.heads.target import Captured, TargetParts
+from foretoken.training.llama_folder import read_llama
+from foretoken.training.model import Block, Llama
 from foretoken.training.settings import Settings
 
 
@@ -40,19 +39,16 @@ class DraftRollout(Rollout):
 def draft_net(target: TargetParts, settings: Settings, head: HeadSettings) -> Llama:
     """A draft of the config's shape that begins with `head.start`, or with what the target has.
 
-    Without a start: the last layers of a target of the training code's layout; else random layers,
-    over the target's embedding where the widths are equal.
+    Without a start: random layers, over the target's embedding where the widths are equal.
 
     Raises:
         ConfigError: another vocabulary than the target's, or a start of another shape.
     """
     shape = settings.shape
     require_draft_fits(target, settings, head.depth)
-    if head.start is None and target.llama is not None:
-        return first_draft(target.llama, settings)
     net = Llama(shape)
     if head.start is not None:
-        begin_with(net, read_target(find_model(head.start)))
+        begin_with(net, read_llama(find_model(head.start)))
     elif shape.hidden_size == target.hidden_size:
         with torch.no_grad():
             net.embed.weight.copy_(target.embedding_VD)
@@ -68,3 +64,23 @@ def require_draft_fits(target: TargetParts, settings: Settings, depth: int) -> N
     if longest > settings.shape.max_positions:
         given, allowed = settings.shape.max_positions, f"{longest} or more, for rows and drafts"
         raise ConfigError("shape.max_positions", given, allowed)
+
+
+@torch.no_grad()
+def begin_with(draft: Llama, start: Llama) -> None:
+    """Give `draft` the weights of a shallower one; its further layers begin as the identity.
+
+    Raises:
+        ConfigError: the shapes differ in more than the number of layers.
+    """
+    known, wanted = start.shape.layers, draft.shape.layers
+    if known > wanted or replace(start.shape, layers=wanted) != draft.shape:
+        raise ConfigError("head.start", start.shape, f"{draft.shape}, or fewer layers")
+    draft.embed.load_state_dict(start.embed.state_dict())
+    draft.norm.load_state_dict(start.norm.state_dict())
+    for block, source in zip(draft.blocks, start.blocks, strict=False):
+        block.load_state_dict(source.state_dict())
+    for block in draft.blocks[known:]:
+        assert isinstance(block, Block), type(block)
+        block.out.weight.zero_()
+        block.down.weight.zero_()

@@ -17,8 +17,8 @@ from foretoken.checkpoint import find_model
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.models.files import open_files
 from foretoken.training import checkpoints
-from foretoken.training.export import export, read_checkpoint
 from foretoken.training.heads.layouts import FORMS, layout_of, require_form
+from foretoken.training.llama_folder import export, read_checkpoint
 
 EMBEDDING = "embed_tokens.weight"
 

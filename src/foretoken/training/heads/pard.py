@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from foretoken.training.heads.capture import Captured
 from foretoken.training.heads.depth_attention import DepthAttention
 from foretoken.training.heads.drops import Drops
-from foretoken.training.heads.tasks import Guess, Rollout, ahead
+from foretoken.training.heads.rollout import Guess, Rollout, ahead
+from foretoken.training.heads.target import Captured
 from foretoken.training.model import Block, Llama, Rope
 
 

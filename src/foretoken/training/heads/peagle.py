@@ -19,10 +19,10 @@ from foretoken.heads.checkpoint import read_head
 from foretoken.heads.eagle3 import Eagle3, Eagle3Layer
 from foretoken.heads.formats import load_head
 from foretoken.heads.loaded import LoadedHead, TargetFacts
-from foretoken.training.heads.capture import Captured
 from foretoken.training.heads.depth_attention import DepthAttention
 from foretoken.training.heads.drops import Drops
-from foretoken.training.heads.tasks import Guess, Rollout, ahead, rotary_of
+from foretoken.training.heads.rollout import Guess, Rollout, ahead, rotary_of
+from foretoken.training.heads.target import Captured
 
 
 class PEagleRollout(Rollout):

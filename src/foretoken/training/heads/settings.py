@@ -35,9 +35,8 @@ class HeadSettings:
     """peagle: mask slots repeat the newest token and features and add a mask of their depth, a
     variant of our own that learns faster; vLLM does not read it."""
     start: str | None = None
-    """Packaged name or folder of what to begin with. draft, parallel: a draft; None: the packaged
-    target's last layers, or random ones. peagle: an EAGLE-3 head; None: random. Layers that it
-    lacks begin as the identity."""
+    """Packaged name or folder of what to begin with. draft, parallel: a draft; None: random layers.
+    peagle: an EAGLE-3 head; None: random. Layers that it lacks begin as the identity."""
 
     def __post_init__(self) -> None:
         """Check each field."""

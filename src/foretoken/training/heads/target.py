@@ -1,15 +1,13 @@
-"""What a fresh head takes from its target: sizes, embedding, output head.
+"""What a head learns from its target: sizes and matrices at first, then rows of hidden states.
 
-Knows neither where the target runs nor the head. Invariant: `head_VD` times the hidden state after
-the last norm gives the target's logits.
+Knows neither where the target runs nor the head. Invariants: `head_VD` times the hidden state after
+the last norm gives the target's logits; hidden states are those that serving keeps in its feature
+store, in the same order (see `foretoken.kv.features`).
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 from torch import Tensor
-
-from foretoken.training.model import Llama
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,25 +27,15 @@ class TargetParts:
     head_VD: Tensor
     norm_D: Tensor | None = None
     """Weights of the last norm, to begin with; None: begin with ones."""
-    llama: Llama | None = None
-    """The target itself, where it has the layout of the training code."""
 
-    @classmethod
-    def of_llama(cls, target: Llama) -> Self:
-        """The parts of a frozen target of the training code's layout."""
-        shape, table = target.shape, target.embed.weight.detach()
-        return cls(
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.hidden_size,
-            layers=shape.layers,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            max_positions=shape.max_positions,
-            norm_eps=shape.norm_eps,
-            rope_theta=shape.rope_theta,
-            embedding_VD=table,
-            head_VD=table,
-            norm_D=target.norm.weight.detach(),
-            llama=target,
-        )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """One batch of rows with the target's hidden states; B rows of T tokens."""
+
+    tokens_BT: Tensor
+    """int64."""
+    features_BTF: Tensor
+    """Hidden states at the points a head wants, side by side."""
+    final_BTD: Tensor
+    """After the target's last norm: position t's row gives the distribution of token t + 1."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from foretoken.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.training.answers import answer_all
-from foretoken.training.own.prompts import PromptSet
-from foretoken.training.own.settings import DataSettings
+from foretoken.training.data.prompts import PromptSet
+from foretoken.training.data.settings import DataSettings
 from foretoken.types import SamplingParams
 
 FILE = "answers.jsonl"

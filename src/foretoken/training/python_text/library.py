@@ -1,8 +1,8 @@
-"""The text of the demo models: CPython's standard library as installed beside the interpreter.
+"""CPython's standard library as a text to learn from: the sources installed beside the interpreter.
 
-Owns which files are read, which are held out, and the prompts cut from held-out files. It knows
-nothing of tokenizers or torch. Invariant: no held-out module, and no file that shares a tenth of
-a held-out module's distinctive lines, is ever among the training files.
+Owns which files are read and which are held out; the packaged models were trained on the rest. It
+knows nothing of tokenizers or torch. Invariant: no held-out module, and no file that shares a tenth
+of a held-out module's distinctive lines, is ever among the training files.
 """
 
 import hashlib
@@ -60,10 +60,6 @@ class Corpus:
 
     training: tuple[SourceFile, ...]
     held_out: tuple[SourceFile, ...]
-
-    def manifest(self) -> dict[str, str]:
-        """Path to digest of every file of both parts."""
-        return {file.path: file.digest for file in (*self.training, *self.held_out)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +146,3 @@ def load_corpus(root: Path | None = None) -> Corpus:
     if not training:
         raise ConfigError("corpus", str(root), "a standard library with more than held-out modules")
     return Corpus(training=training, held_out=held_out)
-
-
-def corpus_digest() -> str:
-    """SHA-256 of the digests of the training files, the first 16 hexadecimal digits."""
-    joined = " ".join(f"{file.path}={file.digest}" for file in load_corpus().training)
-    return hashlib.sha256(joined.encode()).hexdigest()[:16]

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from foretoken.training import checkpoints
 from foretoken.training.model import Llama, LlamaShape
-from foretoken.training.tokenizer import BEGIN_ID, END_ID
 
 OUTER = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
 INNER = {
@@ -26,6 +25,8 @@ INNER = {
 }
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 SPECIAL = "special_ids.json"
+PACKAGED_IDS = {"bos_token_id": 0, "eos_token_id": 1}
+"""The ids that begin and end a text for the packaged models."""
 
 
 def fused_parts(shape: LlamaShape) -> dict[str, dict[str, int]]:
@@ -122,6 +123,13 @@ def read_exported(folder: Path) -> Llama:
     return from_llama_names(shape, load_file(folder / "model.safetensors"))
 
 
+def read_llama(folder: Path) -> Llama:
+    """The model in `folder`, an exported one or a run's newest checkpoint, in float32."""
+    if (folder / "config.json").exists():
+        return read_exported(folder)
+    return read_checkpoint(folder)
+
+
 def export(
     model: Llama, tokenizer_from: Path, folder: Path, dtype: torch.dtype = torch.bfloat16
 ) -> None:
@@ -165,4 +173,4 @@ def special_ids(run: Path) -> dict[str, Any]:
     if path.is_file():
         known: dict[str, Any] = json.loads(path.read_text())
         return known
-    return {"bos_token_id": BEGIN_ID, "eos_token_id": END_ID}
+    return dict(PACKAGED_IDS)

@@ -16,16 +16,17 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.training.corpus import corpus_digest, load_corpus
 from foretoken.training.crew import Job
-from foretoken.training.data import TrainingData
-from foretoken.training.export import copy_tokenizer, read_checkpoint, read_exported
+from foretoken.training.llama_folder import copy_tokenizer, read_llama
 from foretoken.training.loop import Progress, Trainer, pick_device, run_folder, tell_compiling
 from foretoken.training.model import Llama
 from foretoken.training.provenance import write_provenance
+from foretoken.training.python_text.library import load_corpus
 from foretoken.training.ranks import Ranks
-from foretoken.training.sampling import Sampling, generate
-from foretoken.training.settings import Settings
+from tools.demo_models.batches import TrainingData
+from tools.demo_models.manifest import corpus_digest
+from tools.demo_models.recipe import Recipe
+from tools.demo_models.sampling import Sampling, generate
 
 SAMPLE_ROWS, SAMPLE_LENGTH = 96, 513
 PROMPT_LENGTHS = (16, 48, 128)
@@ -34,8 +35,7 @@ TEMPERATURES = (0.0, 0.8, 1.0)
 
 def read_target(folder: Path) -> Llama:
     """The target in `folder`, an exported model or a run's newest checkpoint, frozen."""
-    model = read_exported(folder) if (folder / "config.json").exists() else read_checkpoint(folder)
-    return model.to(pick_device()).eval().requires_grad_(False)
+    return read_llama(folder).to(pick_device()).eval().requires_grad_(False)
 
 
 class SamplePool:
@@ -90,39 +90,38 @@ class Inputs:
     pool: SamplePool
 
 
-def open_inputs(settings: Settings, source: Path, folder: Path) -> Inputs:
+def open_inputs(recipe: Recipe, source: Path, folder: Path) -> Inputs:
     """The target in `source`, and the samples that `folder` holds by now."""
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
-    data = TrainingData(load_corpus(), tokenizer, settings.mix, settings.seed)
+    data = TrainingData(load_corpus(), tokenizer, recipe.mix, recipe.settings.seed)
     return Inputs(read_target(source), data, SamplePool(data, folder / "samples"))
 
 
-def grow_pool(
-    settings: Settings, source: Path, folder: Path, report: Callable[[str], None]
-) -> None:
-    """Sample from the target until the pool holds what the settings ask for."""
-    given = open_inputs(settings, source, folder)
+def grow_pool(recipe: Recipe, source: Path, folder: Path, report: Callable[[str], None]) -> None:
+    """Sample from the target until the pool holds what the recipe asks for."""
+    given, wanted = open_inputs(recipe, source, folder), recipe.pool_tokens
     target = given.target.to(torch.bfloat16)
-    if given.pool.tokens < settings.pool_tokens:
+    if given.pool.tokens < wanted:
         rows = f"{SAMPLE_ROWS} rows of {SAMPLE_LENGTH} tokens at a time"
-        report(f"the target writes what is learned from: {settings.pool_tokens} tokens, {rows}")
-    while given.pool.tokens < settings.pool_tokens:
+        report(f"the target writes what is learned from: {wanted} tokens, {rows}")
+    while given.pool.tokens < wanted:
         given.pool.grow(target)
-        report(f"sampled {given.pool.tokens} tokens of {settings.pool_tokens}")
+        report(f"sampled {given.pool.tokens} tokens of {wanted}")
 
 
 def train_on_target(
-    settings: Settings,
+    recipe: Recipe,
     out: Path | None,
     report: Callable[[str], None],
-    build_job: Callable[[Settings, Path, Path], Job],
+    build_job: Callable[[Recipe, Path, Path], Job],
     ranks: Ranks,
 ) -> Progress:
     """Train what `build_job` makes until the budget ends; grows the pool of samples first.
 
     Raises:
-        ConfigError: the settings name no target.
+        ConfigError: the recipe names no target.
     """
+    settings = recipe.settings
     if settings.target is None:
         raise ConfigError("target", None, "the folder of the target that the drafter is for")
     source = Path(settings.target).expanduser()
@@ -130,10 +129,10 @@ def train_on_target(
 
     def begin() -> None:
         copy_tokenizer(source, folder)
-        grow_pool(settings, source, folder, report)
-        write_provenance(folder, settings, corpus_digest(), ranks.size)
+        grow_pool(recipe, source, folder, report)
+        write_provenance(folder, recipe.as_record(), corpus_digest(), ranks.size)
 
     ranks.lead(begin)
     tell_compiling(settings, report)
-    build = partial(build_job, settings, source, folder)
+    build = partial(build_job, recipe, source, folder)
     return Trainer(build(), settings, folder, build, ranks).run(report)

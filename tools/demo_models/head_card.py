@@ -7,7 +7,8 @@ Owns the text around the numbers. They come from a run's newest checkpoint and f
 from typing import Any
 
 from foretoken.errors import ConfigError
-from foretoken.training.card import (
+from foretoken.training.checkpoints import newest_state
+from tools.demo_models.card import (
     CardInput,
     data_section,
     loss_curve,
@@ -15,9 +16,8 @@ from foretoken.training.card import (
     table_of,
     versions,
 )
-from foretoken.training.checkpoints import newest_state
 
-COMMANDS = {"parallel": "pard"}
+CONFIGS = {"parallel": "pard"}
 ANCHORED = "; each repeats the newest token and features plus a mask, a variant of our own"
 ABOUT = {
     "eagle": "an EAGLE head (arXiv 2401.15077): one decoder layer over the target's last features",
@@ -47,7 +47,7 @@ def head_card(card: CardInput, name: str) -> str:
     if kind not in ABOUT:
         raise ConfigError("run folder", kind, f"a run of {', '.join(ABOUT)}")
     parameters = sum(t.numel() for t in state["model"].values() if t.is_floating_point())
-    depth, command = state["head"]["depth"], COMMANDS.get(kind, kind)
+    depth, config = state["head"]["depth"], CONFIGS.get(kind, kind)
     about = ABOUT[kind] + (ANCHORED if state["head"].get("anchored") else "")
     columns = {"loss": "divergence", "tokens_a_step": f"tokens a step, k = {depth}"}
     columns |= {f"depth_{i + 1}": f"depth {i + 1}" for i in range(depth)}
@@ -61,7 +61,7 @@ fast text comes, never which.
 
 ## Training
 
-`foretoken train {command} demo-{command} --target DEMO`, {progress["step"]} steps,
+`python -m tools.demo_models train demo-{config} --target DEMO`, {progress["step"]} steps,
 {progress["tokens"] / 1e6:.1f} M tokens, {progress["seconds"] / 60:.0f} minutes on two shared CPU
 cores. {versions()}. A rollout guesses {depth} tokens; each depth counts
 {state["head"]["depth_decay"]:g} times the one before. The loss is half forward KL divergence and
@@ -84,8 +84,8 @@ By position: the share of verifications that accept the draft at it and all befo
 
 ## Provenance
 
-Trained for `demo` by the code in `src/foretoken/training`; no other model and no other data took
-part. License of the weights: Apache-2.0, as the project.
+Trained for `demo` by the code in `src/foretoken/training` and `tools/demo_models`; no other model
+and no other data took part. License of the weights: Apache-2.0, as the project.
 """
 
 

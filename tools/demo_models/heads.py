@@ -1,35 +1,28 @@
-"""What heads learn from: token rows with the target's hidden states, computed on the fly.
+"""Heads for the packaged target: their rows, and the task that trains on them.
 
-Owns the mix of the target's own samples and training text, and the pass through the frozen
-target. Invariant: hidden states are those that serving keeps in its feature store, in the same
-order (see `foretoken.kv.features`).
+Owns the mix of the target's own samples and training text, and the pass through the frozen target,
+which keeps nothing. Invariant: hidden states are those that serving keeps in its feature store, in
+the same order (see `foretoken.kv.features`).
 """
 
-from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL
-from foretoken.training.acceptance import greedy_runs
-from foretoken.training.data import TrainingData
-from foretoken.training.loop import autocast
+from foretoken.training.crew import Job
+from foretoken.training.heads.build import HeadTraining, fresh_head
+from foretoken.training.heads.target import Captured, TargetParts
+from foretoken.training.loop import autocast, prepare
 from foretoken.training.model import Llama
-from foretoken.training.pool import SAMPLE_LENGTH, SamplePool
 from foretoken.training.schedule import Stage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
-    """One batch; B rows of T tokens."""
-
-    tokens_BT: Tensor
-    """int64."""
-    features_BTF: Tensor
-    """Hidden states at the points a head wants, side by side."""
-    final_BTD: Tensor
-    """After the target's last norm: position t's row gives the distribution of token t + 1."""
+from tools.demo_models.acceptance import greedy_runs
+from tools.demo_models.batches import TrainingData
+from tools.demo_models.distill import begin_with_last_layers
+from tools.demo_models.pool import SAMPLE_LENGTH, SamplePool, open_inputs
+from tools.demo_models.recipe import Recipe
 
 
 @torch.no_grad()
@@ -97,3 +90,46 @@ def require_answers(stages: tuple[Stage, ...], pool: SamplePool) -> None:
         if stage.rows == "answers" and stage.length >= SAMPLE_LENGTH:
             allowed = f"below {SAMPLE_LENGTH}, the length of the target's samples"
             raise ConfigError("stages.length", stage.length, allowed)
+
+
+def parts_of(target: Llama) -> TargetParts:
+    """What a fresh head takes from a frozen target of the training code's layout."""
+    shape, table = target.shape, target.embed.weight.detach()
+    return TargetParts(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_positions=shape.max_positions,
+        norm_eps=shape.norm_eps,
+        rope_theta=shape.rope_theta,
+        embedding_VD=table,
+        head_VD=table,
+        norm_D=target.norm.weight.detach(),
+    )
+
+
+def build_head_job(recipe: Recipe, source: Path, folder: Path) -> Job:
+    """A fresh head and its task; the samples are those that `folder` holds by now."""
+    settings, given = recipe.settings, open_inputs(recipe, source, folder)
+    assert settings.head is not None, "a run of a head"
+    require_answers(settings.stages, given.pool)
+    target = given.target
+    torch.manual_seed(settings.seed)
+    frequent = given.pool.frequent_ids(target.shape.vocab_size)
+    head = fresh_head(parts_of(target), settings, frequent)
+    if isinstance(head.net, Llama) and settings.head.start is None:
+        begin_with_last_layers(head.net, target)
+    head.net.to(target.embed.weight.device)
+    captured = CaptureSource(
+        target,
+        given.data,
+        given.pool,
+        points=head.points,
+        on_policy_share=recipe.on_policy_share,
+        precision=settings.precision,
+    )
+    prepare(target, settings)
+    return Job(head.net, HeadTraining(head, settings, captured))

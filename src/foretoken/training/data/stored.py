@@ -19,9 +19,8 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL
-from foretoken.training.heads.capture import Captured
-from foretoken.training.heads.target import TargetParts
-from foretoken.training.own.states import RowSet, StatePlan, shard_file, write_whole
+from foretoken.training.data.states import RowSet, StatePlan, shard_file, write_whole
+from foretoken.training.heads.target import Captured, TargetParts
 
 FILE = "target.safetensors"
 NARROW = (torch.bfloat16, torch.float16)

@@ -27,9 +27,9 @@ from foretoken.layers.rope import RotaryTable
 from foretoken.shape import RopeShape
 from foretoken.training.attention import head_loss
 from foretoken.training.distill_loss import Head, distillation_loss
-from foretoken.training.heads.capture import Captured
 from foretoken.training.heads.depth_attention import DepthAttention
 from foretoken.training.heads.settings import HeadSettings
+from foretoken.training.heads.target import Captured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

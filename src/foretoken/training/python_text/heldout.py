@@ -10,8 +10,8 @@ import random
 import re
 from pathlib import Path
 
-from foretoken.training.corpus import Prompt, SourceFile, held_out_files
-from foretoken.training.edits import edit_document, excerpt
+from foretoken.training.python_text.edits import edit_document, excerpt
+from foretoken.training.python_text.library import Prompt, SourceFile, held_out_files
 
 CHARACTERS_PER_TOKEN = 3.4
 FUNCTION = re.compile(r"^(?: {4})?(?:async )?def \w+", re.MULTILINE)

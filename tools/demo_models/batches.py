@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foretoken.training.corpus import Corpus, SourceFile
-from foretoken.training.edits import edit_document, excerpt
-from foretoken.training.tokenizer import BEGIN_ID, END_ID
+from foretoken.training.python_text.edits import edit_document, excerpt
+from foretoken.training.python_text.library import Corpus, SourceFile
+from tools.demo_models.tokenizer import BEGIN_ID, END_ID
 
 CHARACTERS_PER_TOKEN = 3.4
 
@@ -31,17 +31,18 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """The shares of rows that are edit documents or repeated noise, and of the rest, from tests.
+    """What kinds of rows a run sees, as keys of its config."""
 
-    Noise, which teaches copying, is used between two counts of tokens seen, `repeat_from` and
-    `repeat_until`.
-    """
-
-    edit_share: float
-    repeat_share: float
+    edit_share: float = 0.22
+    """Rows that show code and then an edit of it."""
+    repeat_share: float = 0.0
+    """Rows of repeated noise, which teach copying,"""
     repeat_from: int = 0
+    """from so many tokens on"""
     repeat_until: int = 1 << 62
-    test_share: float
+    """until so many."""
+    test_share: float = 0.25
+    """Rows from tests, of those that are text."""
 
 
 def encode_files(tokenizer: Tokenizer, files: Iterable[SourceFile]) -> NDArray[np.uint16]:

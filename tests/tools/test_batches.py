@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.training.corpus import Corpus, SourceFile
-from foretoken.training.data import Mix, TokenStream, TrainingData, bytes_per_token, held_out_rows
-from foretoken.training.tokenizer import BEGIN_ID, train_tokenizer
+from foretoken.training.python_text.library import Corpus, SourceFile
+from tools.demo_models.batches import Mix, TokenStream, TrainingData, bytes_per_token, held_out_rows
+from tools.demo_models.tokenizer import BEGIN_ID, train_tokenizer
 
 TEXT = "".join(
     f"def function_{i}(left, right):\n    return left * {i} + right\n" for i in range(60)

@@ -1,4 +1,4 @@
-"""`foretoken train lm CONFIG`: a language model from the standard library's sources.
+"""A language model from the standard library's sources: how `demo` was made.
 
 Owns the task of next-token prediction and the run's set-up. Export is a separate step, so that a
 run can be exported while it goes on.
@@ -12,9 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foretoken.training.corpus import corpus_digest, load_corpus
 from foretoken.training.crew import Job
-from foretoken.training.data import Batch, TrainingData, bytes_per_token, held_out_rows
 from foretoken.training.loop import (
     Progress,
     Trainer,
@@ -24,13 +22,15 @@ from foretoken.training.loop import (
     run_folder,
     tell_compiling,
 )
-from foretoken.training.manifest import difference
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.provenance import write_provenance
+from foretoken.training.python_text.library import load_corpus
 from foretoken.training.ranks import Ranks
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import Settings
-from foretoken.training.tokenizer import save_tokenizer, train_tokenizer
+from tools.demo_models.batches import Batch, TrainingData, bytes_per_token, held_out_rows
+from tools.demo_models.manifest import corpus_digest, difference
+from tools.demo_models.recipe import Recipe
+from tools.demo_models.tokenizer import save_tokenizer, train_tokenizer
 
 EVALUATION_ROWS, EVALUATION_LENGTH = 24, 512
 NATS_PER_BIT = 0.6931471805599453
@@ -72,11 +72,12 @@ class LanguageModelling:
         return {"nats": nats, "bits_per_byte": nats / NATS_PER_BIT / self.per_token}
 
 
-def build_job(settings: Settings, folder: Path) -> Job:
+def build_lm_job(recipe: Recipe, folder: Path) -> Job:
     """A fresh model and its task; `folder` must hold the tokenizer."""
+    settings = recipe.settings
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     corpus = load_corpus()
-    data = TrainingData(corpus, tokenizer, settings.mix, settings.seed)
+    data = TrainingData(corpus, tokenizer, recipe.mix, settings.seed)
     torch.manual_seed(settings.seed)
     model = Llama(settings.shape).to(pick_device())
     held_out = held_out_rows(corpus, tokenizer, EVALUATION_ROWS, EVALUATION_LENGTH)
@@ -87,18 +88,19 @@ def build_job(settings: Settings, folder: Path) -> Job:
 
 
 def train_language_model(
-    settings: Settings, out: Path | None, report: Callable[[str], None], ranks: Ranks
+    recipe: Recipe, out: Path | None, report: Callable[[str], None], ranks: Ranks
 ) -> Progress:
     """Train from the run's newest checkpoint, or from nothing, until the budget ends."""
+    settings = recipe.settings
     folder = run_folder(settings, out)
 
     def begin() -> None:
         make_tokenizer(folder, settings.shape)
         missing = "no manifest is pinned for this version of Python"
         report(str(difference(load_corpus()) or missing))
-        write_provenance(folder, settings, corpus_digest(), ranks.size)
+        write_provenance(folder, recipe.as_record(), corpus_digest(), ranks.size)
 
     ranks.lead(begin)
     tell_compiling(settings, report)
-    build = partial(build_job, settings, folder)
+    build = partial(build_lm_job, recipe, folder)
     return Trainer(build(), settings, folder, build, ranks).run(report)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from foretoken.training.acceptance import greedy_runs, measure, repeated_ngrams
-from foretoken.training.corpus import load_corpus
-from foretoken.training.data import bytes_per_token, held_out_rows
-from foretoken.training.export import read_exported
-from foretoken.training.lm import NATS_PER_BIT, held_out_loss
+from foretoken.training.llama_folder import read_exported
 from foretoken.training.model import Llama
-from foretoken.training.sampling import Sampling, generate
+from foretoken.training.python_text.library import load_corpus
+from tools.demo_models.acceptance import greedy_runs, measure, repeated_ngrams
+from tools.demo_models.batches import bytes_per_token, held_out_rows
+from tools.demo_models.lm import NATS_PER_BIT, held_out_loss
+from tools.demo_models.sampling import Sampling, generate
 
 LENGTHS = {512: 48, 2048: 12}
 STEP_REPEATS = 30

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from foretoken.kv.features import FINAL
-from foretoken.training.heads.build import head_points
-from foretoken.training.own.answers import FILE as ANSWERS_FILE
-from foretoken.training.own.answers import read_answers
-from foretoken.training.own.prompts import PromptSet
-from foretoken.training.own.rows import count_rows
-from foretoken.training.own.settings import StateSettings
-from foretoken.training.own.source import (
+from foretoken.training.data.answers import FILE as ANSWERS_FILE
+from foretoken.training.data.answers import read_answers
+from foretoken.training.data.prompts import PromptSet
+from foretoken.training.data.rows import count_rows
+from foretoken.training.data.settings import StateSettings
+from foretoken.training.data.source import (
     ANSWERS,
     HELD_OUT,
     TEXT,
@@ -22,7 +21,7 @@ from foretoken.training.own.source import (
     packed_rows,
     rows_of,
 )
-from foretoken.training.own.states import (
+from foretoken.training.data.states import (
     RowSet,
     StatePlan,
     agree,
@@ -30,10 +29,11 @@ from foretoken.training.own.states import (
     write_plan,
     write_states,
 )
-from foretoken.training.own.stored import FILE as TARGET_FILE
-from foretoken.training.own.stored import save_parts, stored_tensors
-from foretoken.training.own.target import OwnTarget
-from foretoken.training.own.text import text_tokens
+from foretoken.training.data.stored import FILE as TARGET_FILE
+from foretoken.training.data.stored import save_parts, stored_tensors
+from foretoken.training.data.target import OwnTarget
+from foretoken.training.data.text import text_tokens
+from foretoken.training.heads.build import head_points
 from foretoken.training.settings import Settings
 
 

@@ -1,32 +1,34 @@
-"""Draft models distilled from a target.
+"""Draft models distilled from the packaged target.
 
-Owns the draft's first weights and the distillation task.
-It does not know how the draft is used. Invariant: the target's weights never change.
+Owns the draft's first weights and the distillation task. It does not know how the draft is used.
+Invariant: the target's weights never change.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.training.acceptance import GreedyRun, greedy_runs, measure
 from foretoken.training.crew import Job
-from foretoken.training.data import TrainingData
 from foretoken.training.distill_loss import Head, distillation_loss
 from foretoken.training.loop import autocast, prepare
-from foretoken.training.model import Block, Llama
-from foretoken.training.pool import SAMPLE_LENGTH, SamplePool, open_inputs
+from foretoken.training.model import Llama
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import Settings
+from tools.demo_models.acceptance import GreedyRun, greedy_runs, measure
+from tools.demo_models.batches import TrainingData
+from tools.demo_models.pool import SAMPLE_LENGTH, SamplePool, open_inputs
+from tools.demo_models.recipe import Recipe
 
 
-def first_draft(target: Llama, settings: Settings) -> Llama:
-    """A draft that starts with the target's embedding, last norm and last layers."""
-    draft = Llama(settings.shape)
+def begin_with_last_layers(draft: Llama, target: Llama) -> None:
+    """Give `draft` the target's embedding, last norm and last layers.
+
+    Raises:
+        ConfigError: a size of the draft differs from the target's.
+    """
     for field in ("vocab_size", "hidden_size", "heads", "kv_heads", "ffn_size"):
-        wanted, given = getattr(target.shape, field), getattr(settings.shape, field)
+        wanted, given = getattr(target.shape, field), getattr(draft.shape, field)
         if wanted != given:
             raise ConfigError(f"shape.{field}", given, f"the target's {wanted}")
     draft.embed.load_state_dict(target.embed.state_dict())
@@ -34,27 +36,6 @@ def first_draft(target: Llama, settings: Settings) -> Llama:
     for index, block in enumerate(draft.blocks):
         source = target.blocks[target.shape.layers - len(draft.blocks) + index]
         block.load_state_dict(source.state_dict())
-    return draft.to(target.embed.weight.device)
-
-
-@torch.no_grad()
-def begin_with(draft: Llama, start: Llama) -> None:
-    """Give `draft` the weights of a shallower one; its further layers begin as the identity.
-
-    Raises:
-        ConfigError: the shapes differ in more than the number of layers.
-    """
-    known, wanted = start.shape.layers, draft.shape.layers
-    if known > wanted or replace(start.shape, layers=wanted) != draft.shape:
-        raise ConfigError("head.start", start.shape, f"{draft.shape}, or fewer layers")
-    draft.embed.load_state_dict(start.embed.state_dict())
-    draft.norm.load_state_dict(start.norm.state_dict())
-    for block, source in zip(draft.blocks, start.blocks, strict=False):
-        block.load_state_dict(source.state_dict())
-    for block in draft.blocks[known:]:
-        assert isinstance(block, Block), type(block)
-        block.out.weight.zero_()
-        block.down.weight.zero_()
 
 
 class Distillation:
@@ -97,14 +78,16 @@ class Distillation:
         }
 
 
-def build_job(settings: Settings, source: Path, folder: Path) -> Job:
+def build_draft_job(recipe: Recipe, source: Path, folder: Path) -> Job:
     """A fresh draft and its task; the samples are those that `folder` holds by now."""
-    given = open_inputs(settings, source, folder)
+    settings, given = recipe.settings, open_inputs(recipe, source, folder)
     torch.manual_seed(settings.seed)
-    draft = first_draft(given.target, settings)
+    draft = Llama(settings.shape)
+    begin_with_last_layers(draft, given.target)
+    draft.to(given.target.embed.weight.device)
     task = Distillation(draft, given.target, given.data, given.pool)
     task.tv_share, task.precision = settings.tv_share, settings.precision
-    task.on_policy_share = settings.on_policy_share if given.pool.tokens else 0.0
+    task.on_policy_share = recipe.on_policy_share if given.pool.tokens else 0.0
     prepare(draft, settings)
     prepare(given.target, settings)
     return Job(draft, task)

@@ -16,8 +16,7 @@ from foretoken.kv.features import FINAL, FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.models.tensors import SpanLayout
 from foretoken.runtime.runner import Runner
-from foretoken.training.heads.capture import Captured
-from foretoken.training.heads.target import TargetParts
+from foretoken.training.heads.target import Captured, TargetParts
 
 
 class OwnTarget:

@@ -10,10 +10,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foretoken.training.corpus import Prompt
 from foretoken.training.model import Llama
-from foretoken.training.prompts import edit_prompts, heldout_prompts
-from foretoken.training.sampling import Sampling, generate
+from foretoken.training.python_text.heldout import edit_prompts, heldout_prompts
+from foretoken.training.python_text.library import Prompt
+from tools.demo_models.sampling import Sampling, generate
 
 PROMPTS, PROMPT_TOKENS, EDIT_TOKENS, NEW_TOKENS, DRAFT_TOKENS = 24, 128, 288, 128, 5
 TEMPERATURE = 0.8

@@ -3,12 +3,13 @@
 Owns writing and comparing them. Invariant: a pinned manifest is what a published model saw.
 """
 
+import hashlib
 import json
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from foretoken.training.corpus import Corpus
+from foretoken.training.python_text.library import Corpus, load_corpus
 
 MANIFESTS = Path(__file__).parent / "manifests"
 
@@ -29,6 +30,17 @@ class Difference:
         return f"corpus against the pinned manifest: {counts}"
 
 
+def digests(corpus: Corpus) -> dict[str, str]:
+    """Path to digest of every file of both parts."""
+    return {file.path: file.digest for file in (*corpus.training, *corpus.held_out)}
+
+
+def corpus_digest() -> str:
+    """SHA-256 of the digests of the training files, the first 16 hexadecimal digits."""
+    joined = " ".join(f"{file.path}={file.digest}" for file in load_corpus().training)
+    return hashlib.sha256(joined.encode()).hexdigest()[:16]
+
+
 def manifest_path(version: str | None = None) -> Path:
     """Where the manifest of a Python version (this interpreter's by default) is."""
     return MANIFESTS / f"python-{version or platform.python_version()}.json"
@@ -38,7 +50,7 @@ def write_manifest(corpus: Corpus) -> Path:
     """Pin `corpus` for this interpreter's version."""
     path = manifest_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(corpus.manifest(), indent=0, sort_keys=True) + "\n")
+    path.write_text(json.dumps(digests(corpus), indent=0, sort_keys=True) + "\n")
     return path
 
 
@@ -47,7 +59,7 @@ def difference(corpus: Corpus, version: str | None = None) -> Difference | None:
     path = manifest_path(version)
     if not path.exists():
         return None
-    pinned, here = json.loads(path.read_text()), corpus.manifest()
+    pinned, here = json.loads(path.read_text()), digests(corpus)
     return Difference(
         missing=tuple(sorted(pinned.keys() - here.keys())),
         added=tuple(sorted(here.keys() - pinned.keys())),

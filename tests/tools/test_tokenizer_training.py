@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from foretoken.training.tokenizer import save_tokenizer, train_tokenizer
+from tools.demo_models.tokenizer import save_tokenizer, train_tokenizer
 
 TEXTS = ["def add(left, right):\n    return left + right\n", "class Point:\n    x = 0\n"] * 3
 

@@ -7,8 +7,8 @@ import torch
 
 from foretoken.errors import ConfigError
 from foretoken.training import checkpoints
-from foretoken.training.card import CardInput, draft_card, target_card, thin
-from foretoken.training.heads.card import head_card
+from tools.demo_models.card import CardInput, draft_card, target_card, thin
+from tools.demo_models.head_card import head_card
 
 PART = {"agreement": 0.61, "length": 2.71, "overlap": 0.582}
 MEASURED = {
@@ -57,10 +57,10 @@ def test_cards_of_heads(tmp_path: Path, kind: str) -> None:
     ]
     measured = {"acceptance": {"0": found}, "costs": costs, "speedups": {"0": [1.31, 1.52]}}
     card = head_card(CardInput(run=tmp_path, measured=measured, notes=("short",)), f"demo-{kind}")
-    command = "pard" if kind == "parallel" else kind
+    config = "pard" if kind == "parallel" else kind
     for piece in (
         f"# Model card: demo-{kind}",
-        f"train {command} demo-{command}",
+        f"tools.demo_models train demo-{config} ",
         "| 0 | 2.03 | 0.61 0.42 |",
         "| 2 | 4.00 | 1.00 | 1.52 |",
         "0.712 | 0.533",

@@ -11,11 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foretoken.training.heads.capture import Captured
-from foretoken.training.own.answers import read_answers
-from foretoken.training.own.rows import PackedRows, count_rows
-from foretoken.training.own.target import OwnTarget
-from foretoken.training.own.text import read_text
+from foretoken.training.data.answers import read_answers
+from foretoken.training.data.rows import PackedRows, count_rows
+from foretoken.training.data.target import OwnTarget
+from foretoken.training.data.text import read_text
+from foretoken.training.heads.target import Captured
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from foretoken.errors import ConfigError
 from foretoken.tokenizer import Tokenizer
-from foretoken.training.own.prompts import FORMS, records, token_ids
-from foretoken.training.own.settings import DataSettings
-from foretoken.training.own.states import write_whole
+from foretoken.training.data.prompts import FORMS, records, token_ids
+from foretoken.training.data.settings import DataSettings
+from foretoken.training.data.states import write_whole
 
 FILE, ABOUT = "text.npy", "text.json"
 

@@ -1,7 +1,7 @@
 """Model cards: what a packaged model is, where it came from and what it measured.
 
-Owns the text around the numbers. The numbers come from a run's newest checkpoint and from
-`foretoken train measure` (`train eval` for heads); nothing in a card is typed by hand.
+Owns the text around the numbers. The numbers come from a run's newest checkpoint and from the
+command `measure` (`foretoken train eval` for heads); nothing in a card is typed by hand.
 """
 
 import platform
@@ -14,7 +14,7 @@ import tokenizers
 import torch
 
 from foretoken.training import checkpoints
-from foretoken.training.corpus import load_corpus
+from foretoken.training.python_text.library import load_corpus
 
 Record = dict[str, float]
 
@@ -68,7 +68,7 @@ the training: {len(library)} library files ({sizes[0]:.1f} MB) and {len(tests)} 
 suite ({sizes[1]:.1f} MB). Left out: character tables, generated data, anything that is not plain
 UTF-8 Python, and every file that shares a tenth or more of the distinctive lines of a held-out
 module, and the held-out modules' own tests. The digests of all files are pinned in
-`src/foretoken/training/manifests/`. About a fifth of the rows are documents that show a piece of
+`tools/demo_models/manifests/`. About a fifth of the rows are documents that show a piece of
 a training file, name an edit, and show the edited piece.
 
 Held out, never trained on ({len(corpus.held_out)} modules): {held}.
@@ -119,9 +119,10 @@ demonstration, not an assistant: its text has the look of Python, and seldom mor
 
 ## Training
 
-`foretoken train lm demo`, {progress["step"]} steps, {progress["tokens"] / 1e6:.1f} M tokens seen,
-{progress["seconds"] / 60:.0f} minutes on two shared CPU cores. {versions()}. Muon for the
-matrices, AdamW for the rest; warm-up, constant rate, linear decay.
+`python -m tools.demo_models train demo`, {progress["step"]} steps,
+{progress["tokens"] / 1e6:.1f} M tokens seen, {progress["seconds"] / 60:.0f} minutes on two
+shared CPU cores. {versions()}. Muon for the matrices, AdamW for the rest; warm-up, constant rate,
+linear decay.
 {notes_of(card.notes)}
 {curve}
 
@@ -131,8 +132,8 @@ matrices, AdamW for the rest; warm-up, constant rate, linear decay.
 
 ## Provenance
 
-Trained from random weights by the code in `src/foretoken/training`; no other model and no other
-data took part. License of the weights: Apache-2.0, as the project.
+Trained from random weights by the code in `src/foretoken/training` and `tools/demo_models`; no
+other model and no other data took part. License of the weights: Apache-2.0, as the project.
 """
 
 
@@ -162,7 +163,7 @@ the target's full distributions.
 
 ## Training
 
-`foretoken train draft demo-draft --target DEMO`, {progress["step"]} steps,
+`python -m tools.demo_models train demo-draft --target DEMO`, {progress["step"]} steps,
 {progress["tokens"] / 1e6:.1f} M tokens, {progress["seconds"] / 60:.0f} minutes on two shared CPU
 cores. {versions()}. The loss is half forward KL divergence and half total variation. About half of
 the rows are the target's own samples (greedy, temperature 0.8 and 1.0), the others its training
@@ -183,6 +184,6 @@ the training code (not of the engine) took {cost["target"]:.2f} ms for the targe
 
 ## Provenance
 
-Distilled from `demo` by the code in `src/foretoken/training`; no other model and no other data
-took part. License of the weights: Apache-2.0, as the project.
+Distilled from `demo` by the code in `src/foretoken/training` and `tools/demo_models`; no other
+model and no other data took part. License of the weights: Apache-2.0, as the project.
 """

@@ -1,0 +1,1 @@
+"""How the packaged models are made, from the sources of the Python standard library alone."""
