@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foretoken.training.python_text.edits import edit_document, excerpt
+from foretoken.training.python_text.heldout import edit_document, excerpt
 from foretoken.training.python_text.library import Corpus, SourceFile
 from tools.demo_models.tokenizer import BEGIN_ID, END_ID
 

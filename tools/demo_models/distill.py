@@ -11,8 +11,8 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.training.crew import Job
-from foretoken.training.distill_loss import Head, distillation_loss
 from foretoken.training.loop import autocast, prepare
+from foretoken.training.losses import Head, distillation_loss
 from foretoken.training.model import Llama
 from foretoken.training.schedule import Stage
 from tools.demo_models.acceptance import GreedyRun, greedy_runs, measure

@@ -13,7 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.training.attention import causal_attention, head_loss
+from foretoken.training.losses import head_loss
+
+QUERY_BLOCK = 128
+LONGEST_BLOCKED = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,29 @@ def rotate(x_BHTd: Tensor, rope: Rope) -> Tensor:
     half = x_BHTd.shape[-1] // 2
     turned = torch.cat((-x_BHTd[..., half:], x_BHTd[..., :half]), dim=-1)
     return (x_BHTd * rope.cos + turned * rope.sin).to(x_BHTd.dtype)
+
+
+def blocked_attention(query_NTd: Tensor, key_NTd: Tensor, value_NTd: Tensor) -> Tensor:
+    """Causal attention on [B * H, T, head_dim] with explicit scores, a block of queries a time."""
+    length, dim = query_NTd.shape[1:]
+    query_NTd = query_NTd * dim**-0.5
+    outputs = []
+    for start in range(0, length, QUERY_BLOCK):
+        end = min(start + QUERY_BLOCK, length)
+        scores = torch.bmm(query_NTd[:, start:end], key_NTd[:, :end].transpose(1, 2)).float()
+        seen = torch.ones(end - start, end, dtype=torch.bool, device=scores.device).tril(start)
+        weights = torch.softmax(scores.masked_fill(~seen, -1e30), dim=-1)
+        outputs.append(torch.bmm(weights.to(value_NTd.dtype), value_NTd[:, :end]))
+    return torch.cat(outputs, dim=1)
+
+
+def causal_attention(query_BHTd: Tensor, key_BHTd: Tensor, value_BHTd: Tensor) -> Tensor:
+    """Causal attention, [B, H, T, head_dim] each; the fastest known form for the length."""
+    length, on_cpu = query_BHTd.shape[2], query_BHTd.device.type == "cpu"
+    if not on_cpu or length > LONGEST_BLOCKED or not torch.compiler.is_compiling():
+        return F.scaled_dot_product_attention(query_BHTd, key_BHTd, value_BHTd, is_causal=True)
+    flat = (x.flatten(0, 1) for x in (query_BHTd, key_BHTd, value_BHTd))
+    return blocked_attention(*flat).view(query_BHTd.shape)
 
 
 class Block(nn.Module):

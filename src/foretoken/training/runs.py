@@ -15,12 +15,16 @@ from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
 from foretoken.training.crew import Job
 from foretoken.training.data.answers import write_answers
-from foretoken.training.data.keep import estimate_states, keep_states, states_folder
 from foretoken.training.data.prompts import PromptSet, read_prompt_set
+from foretoken.training.data.rows import OnlineStates, OwnSource, packed_rows
 from foretoken.training.data.settings import StateSettings
-from foretoken.training.data.source import OnlineStates, OwnSource, packed_rows
-from foretoken.training.data.states import read_plan
-from foretoken.training.data.stored import StoredStates, read_parts
+from foretoken.training.data.shards import StoredStates, read_plan
+from foretoken.training.data.states import (
+    estimate_states,
+    keep_states,
+    read_parts,
+    states_folder,
+)
 from foretoken.training.data.target import OwnTarget
 from foretoken.training.data.text import keep_text
 from foretoken.training.heads.build import HeadTraining, fresh_head, head_points, require_fit

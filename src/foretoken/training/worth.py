@@ -8,15 +8,17 @@ more, cost(k) the median time of a decoding step of one sequence with k drafts, 
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
 from foretoken.engine import Engine
 from foretoken.errors import ConfigError
-from foretoken.training.answers import answer_all, watch_steps
-from foretoken.types import CompletionOutput, SamplingParams, Speculation
+from foretoken.runtime.batch import Batch
+from foretoken.runtime.verifier import Verification
+from foretoken.training.data.answers import answer_all
+from foretoken.types import CompletionOutput, SamplingParams, Speculation, StepStats
 
 MOST_DRAFTS = 8
 COST_TOKENS = 24
@@ -168,6 +170,17 @@ def step_costs(
     return tuple(
         StepCost(drafts=k, total_s=row[0], drafting_s=row[1], verifying_s=row[2]) for k, row in rows
     )
+
+
+def watch_steps(engine: Engine) -> list[StepStats]:
+    """A list that grows by the statistics of every later step of `engine`."""
+    seen: list[StepStats] = []
+
+    def note(_: Batch, __: Verification, stats: StepStats) -> None:
+        seen.append(stats)
+
+    engine.parts = replace(engine.parts, observers=(*engine.parts.observers, note))
+    return seen
 
 
 def expected_speedups(found: Acceptance, costs: Sequence[StepCost]) -> tuple[float, ...]:

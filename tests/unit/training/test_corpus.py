@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 
 from foretoken.errors import ConfigError
-from foretoken.training.python_text.edits import EDITS, edit_document, edit_text, excerpt
-from foretoken.training.python_text.heldout import edit_prompts, heldout_prompts
+from foretoken.training.python_text.heldout import (
+    EDITS,
+    edit_document,
+    edit_prompts,
+    edit_text,
+    excerpt,
+    heldout_prompts,
+)
 from foretoken.training.python_text.library import (
     HELD_OUT,
     MOST_SHARED_LINES,
@@ -43,7 +49,6 @@ def test_selection(library: Path) -> None:
         "free.py": False,
         "test/inner.py": True,
     }
-    assert len(corpus.manifest()["free.py"]) == 12
 
 
 def test_no_sources(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from foretoken.errors import ConfigError
-from foretoken.training.distill_loss import mixed_divergence
 from foretoken.training.heads.draft import begin_with
+from foretoken.training.losses import mixed_divergence
 from foretoken.training.model import Llama
 from tests.unit.training import tiny
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
-from foretoken.training.attention import blocked_attention, head_loss
 from foretoken.training.llama_folder import export, read_exported
-from foretoken.training.model import Llama
+from foretoken.training.losses import head_loss
+from foretoken.training.model import Llama, blocked_attention
 from tests.unit.training import tiny
 
 

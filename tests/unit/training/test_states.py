@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from foretoken.errors import ConfigError, TrainingError
 from foretoken.testing import write_tiny_llama
 from foretoken.training import checkpoints, runs
-from foretoken.training.data.states import (
+from foretoken.training.data.shards import (
     RowSet,
     StatePlan,
+    StoredStates,
     agree,
     read_plan,
     require_room,
@@ -27,7 +28,6 @@ from foretoken.training.data.states import (
     write_states,
     write_whole,
 )
-from foretoken.training.data.stored import StoredStates
 from foretoken.training.runs import store_states, train
 from foretoken.training.settings import read_settings
 from tests.unit.training.own_runs import silent, write_config

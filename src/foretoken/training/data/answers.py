@@ -6,15 +6,15 @@ first and greedy. A line that a killed run left half written is dropped and writ
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from foretoken.engine import Engine
 from foretoken.errors import ConfigError
-from foretoken.training.answers import answer_all
+from foretoken.output_builder import GrowingOutput
 from foretoken.training.data.prompts import PromptSet
 from foretoken.training.data.settings import DataSettings
-from foretoken.types import SamplingParams
+from foretoken.types import CompletionOutput, SamplingParams
 
 FILE = "answers.jsonl"
 
@@ -80,6 +80,27 @@ def write_answers(
             os.fsync(file.fileno())
         done = end
         report(f"answered {done} prompts of {len(prompts.ids)}")
+
+
+def answer_all(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> list[CompletionOutput]:
+    """One continuation per prompt (token ids), in the order of the prompts; `params.n` is 1.
+
+    Raises:
+        RequestError: a prompt or a parameter is wrong; nothing has been started then.
+    """
+    assert params.n == 1, params.n
+    requests = [
+        engine.make_requests(str(index), list(ids), params)[0] for index, ids in enumerate(prompts)
+    ]
+    growing = {request.request_id: GrowingOutput(request) for request in requests}
+    for request in requests:
+        engine.add_request(request)
+    while engine.has_unfinished:
+        for output in engine.step():
+            growing[output.request_id].add(output)
+    return [growing[request.request_id].freeze() for request in requests]
 
 
 def _count_done(folder: Path, prompts: PromptSet) -> int:

@@ -17,7 +17,7 @@ from foretoken.errors import ConfigError
 from foretoken.tokenizer import Tokenizer
 from foretoken.training.data.prompts import FORMS, records, token_ids
 from foretoken.training.data.settings import DataSettings
-from foretoken.training.data.states import write_whole
+from foretoken.training.data.shards import write_whole
 
 FILE, ABOUT = "text.npy", "text.json"
 

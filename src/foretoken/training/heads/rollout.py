@@ -7,7 +7,7 @@ gives the target's distribution of token t + 1; a rollout from slot t guesses to
 ... from true tokens before each (teacher forcing), but from its own states.
 
 Sources: EAGLE (arXiv 2401.15077), EAGLE-3 (2503.01840), Medusa (2401.10774), MLP speculators
-(2404.19124); the divergence is that of `foretoken.training.distill_loss`.
+(2404.19124); the divergence is that of `foretoken.training.losses`.
 """
 
 from abc import ABC, abstractmethod
@@ -25,11 +25,10 @@ from foretoken.heads.mlp import MLPSpeculator
 from foretoken.heads.parts import HeadShape
 from foretoken.layers.rope import RotaryTable
 from foretoken.shape import RopeShape
-from foretoken.training.attention import head_loss
-from foretoken.training.distill_loss import Head, distillation_loss
 from foretoken.training.heads.depth_attention import DepthAttention
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import Captured
+from foretoken.training.losses import Head, distillation_loss, head_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

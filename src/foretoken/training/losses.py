@@ -1,16 +1,74 @@
-"""The distance between a target's next-token distribution and a draft's.
+"""The two losses of training, and their gradients, without the logits of all rows at once.
 
-Owns the loss and its gradient, chunk by chunk, so that only a few rows of logits exist at once.
-The chance that a draft token is accepted is 1 - TV (Leviathan et al. 2023), so TV is mixed with
-the forward KL divergence, which is smoother far from the optimum (Zhou et al. 2023, DistillSpec).
+Cross entropy counts the row's own tokens. The divergence is the distance between a target's
+next-token distribution and a draft's: the chance that a draft token is accepted is 1 - TV
+(Leviathan et al. 2023), so total variation is mixed with the forward KL divergence, which is
+smoother far from the optimum (Zhou et al. 2023, DistillSpec). Neither knows the model.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from foretoken.training.attention import row_blocks
+HEAD_ROWS = 512
+"""Rows whose logits exist at once: a vocabulary of 128,000 takes 256 MB for so many."""
+
+
+def row_blocks(count: int) -> Iterator[slice]:
+    """Slices of at most HEAD_ROWS rows that cover 0..count-1 in order."""
+    for start in range(0, count, HEAD_ROWS):
+        yield slice(start, min(start + HEAD_ROWS, count))
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Mean cross entropy of `hidden @ weight.T`, a few rows at a time.
+
+    The gradients are computed in the forward pass, so the logits of a chunk are dropped at once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden_RD: Tensor, weight_VD: Tensor, targets_R: Tensor) -> Tensor:
+        """Mean loss in nats; rows whose target is negative count nothing."""
+        count = (targets_R >= 0).sum().clamp(min=1)
+        hidden_grad = torch.empty_like(hidden_RD)
+        weight_grad = torch.zeros_like(weight_VD, dtype=torch.float32)
+        total = torch.zeros((), device=hidden_RD.device)
+        for rows in row_blocks(len(hidden_RD)):
+            hidden, targets = hidden_RD[rows], targets_R[rows]
+            kept, safe = (targets >= 0)[:, None], targets.clamp(min=0)[:, None]
+            logits = (hidden @ weight_VD.T).float()
+            norm = logits.logsumexp(dim=-1, keepdim=True)
+            total += ((norm - logits.gather(1, safe)) * kept).sum()
+            grad = logits.sub_(norm).exp_()
+            grad.scatter_add_(1, safe, torch.full_like(norm, -1.0))
+            grad = (grad * (kept / count)).to(weight_VD.dtype)
+            hidden_grad[rows] = grad @ weight_VD
+            weight_grad += grad.T @ hidden
+        ctx.save_for_backward(hidden_grad, weight_grad)
+        return total / count
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Scale the gradients that the forward pass left."""
+        hidden_grad, weight_grad = ctx.saved_tensors
+        return hidden_grad * grads[0], weight_grad * grads[0], None
+
+
+def head_loss(hidden_RD: Tensor, weight_VD: Tensor, targets_R: Tensor) -> Tensor:
+    """Mean cross entropy in nats of rows [R, D] against the tied head [V, D].
+
+    Under autocast the product runs in the autocast type. Targets below 0 do not count.
+    """
+    device = hidden_RD.device.type
+    if torch.is_autocast_enabled(device):
+        kind = torch.get_autocast_dtype(device)
+        hidden_RD, weight_VD = hidden_RD.to(kind), weight_VD.to(kind)
+    loss: Tensor = ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden_RD, weight_VD, targets_R
+    )
+    return loss
 
 
 class LogitGradient(NamedTuple):
