@@ -8,18 +8,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretoken.config.methods import DraftingMethod, register_method
     from foretoken.llm import LLM
     from foretoken.types import CompletionOutput, RequestOutput, SamplingParams
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "DraftingMethod",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+    "register_method",
+]
 
 _HOMES = {
     "LLM": "foretoken.llm",
     "CompletionOutput": "foretoken.types",
+    "DraftingMethod": "foretoken.config.methods",
     "RequestOutput": "foretoken.types",
     "SamplingParams": "foretoken.types",
+    "register_method": "foretoken.config.methods",
 }
 
 

@@ -23,7 +23,15 @@ def loaded_after(code: str) -> set[str]:
 
 
 def test_public_names() -> None:
-    expected = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+    expected = [
+        "LLM",
+        "CompletionOutput",
+        "DraftingMethod",
+        "RequestOutput",
+        "SamplingParams",
+        "__version__",
+        "register_method",
+    ]
     assert foretoken.__all__ == expected
     assert set(dir(foretoken)) == set(expected)
 

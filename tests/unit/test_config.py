@@ -69,7 +69,7 @@ def test_a_part_not_built_says_so() -> None:
         SpeculativeConfig.from_dict({"method": "dflash", "model": "x"})
     with pytest.raises(NotYetError, match="fly"):
         SpeculativeConfig.from_dict({"method": "ngram", "rejection_sample_method": "fly"})
-    with pytest.raises(ConfigError, match="only draft_model and eagle3"):
+    with pytest.raises(ConfigError, match="only draft_model, parallel, eagle3"):
         SpeculativeConfig.from_dict({"method": "ngram", "parallel_drafting": True})
 
 

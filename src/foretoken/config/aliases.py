@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from foretoken.config.methods import find_method, known_methods
 from foretoken.errors import ConfigError
 
 logger = logging.getLogger("foretoken")
@@ -23,8 +24,18 @@ class Alias:
     """Our key in `speculative_config`."""
     origin: str
     """Whose name it is."""
-    values: Mapping[object, object] = field(default_factory=dict)
-    """Values that have another name too; others stay."""
+    renamed: Mapping[object, object] = field(default_factory=dict)
+    """Values that have another name too; others stay. Those of methods are in their table."""
+
+    @property
+    def values(self) -> Mapping[object, object]:
+        """Values that have another name too, and ours."""
+        if self.key != "method":
+            return self.renamed
+        rows = known_methods()
+        if self.origin == _TRT:
+            return {word: row.name for row in rows for word in row.tensorrt}
+        return {word: row.name for row in rows for word in row.aliases}
 
 
 _OLD_RULES: dict[object, object] = {
@@ -33,27 +44,10 @@ _OLD_RULES: dict[object, object] = {
     "strict": "matching",
     "probabilistic": "standard",
 }
-_TRT_METHODS: dict[object, object] = {
-    "Draft_Target": "draft_model",
-    "NGram": "ngram",
-    "SA": "suffix",
-    "Eagle": "eagle",
-    "Eagle3": "eagle3",
-    "Medusa": "medusa",
-    "MTP": "mtp",
-    "PARD": "parallel",
-    "DFlash": "dflash",
-    "DSpark": "dspark",
-}
-_METHODS: dict[object, object] = {
-    "mlp_speculator": "mlp",
-    "pard": "parallel",
-    "peagle": "eagle3",
-}
 _OLD, _TRT = "vLLM, older", "TensorRT-LLM"
 
 ALIASES = (
-    Alias("method", "method", "another name of the method", _METHODS),
+    Alias("method", "method", "another name of the method"),
     Alias("rejection_sample_method", "rejection_sample_method", _OLD, _OLD_RULES),
     Alias("acceptance_method", "rejection_sample_method", _OLD, _OLD_RULES),
     Alias("spec_decoding_acceptance_method", "rejection_sample_method", _OLD, _OLD_RULES),
@@ -72,7 +66,7 @@ ALIASES = (
     Alias("dynamic_tree_max_topK", "tree_top_k", _TRT),
     Alias("medusa_choices", "choices", _TRT),
     Alias("eagle_choices", "choices", _TRT),
-    Alias("decoding_type", "method", _TRT, _TRT_METHODS),
+    Alias("decoding_type", "method", _TRT),
     Alias("max_draft_len", "num_speculative_tokens", _TRT),
     Alias("speculative_model_dir", "model", _TRT),
     Alias("max_matching_ngram_size", "prompt_lookup_max", _TRT),
@@ -105,15 +99,18 @@ def with_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in given.items():
         name = key.replace("-", "_")
         alias = table.get(name)
-        if alias is not None and isinstance(value, str | bool) and value in alias.values:
-            _note(f"{name}={value!r}", f"{alias.key}={alias.values[value]!r}", alias.origin)
-            name, value = alias.key, alias.values[value]
+        values = {} if alias is None else alias.values
+        if alias is not None and isinstance(value, str | bool) and value in values:
+            _note(f"{name}={value!r}", f"{alias.key}={values[value]!r}", alias.origin)
+            name, value = alias.key, values[value]
         elif alias is not None and alias.key != name:
             _note(name, alias.key, alias.origin)
             name = alias.key
         _put(result, name, value, f"speculative_config.{key}")
-    if given.get("method") == "peagle":
-        result.setdefault("parallel_drafting", True)
+    word, method = given.get("method"), result.get("method")
+    if word != method and isinstance(word, str):
+        for key, value in find_method(method).aliases.get(word, {}).items():
+            result.setdefault(key, value)
     return result
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from foretoken.config import trees
 from foretoken.config.keys import is_int, require
+from foretoken.config.methods import find_method
 
 WHERE = "speculative_config."
 MOST_DRAFTS = 128
@@ -106,7 +107,7 @@ def check_vocabularies(method: str, shared: object, strings: object) -> None:
     """
     for name, value in (("use_heterogeneous_vocab", shared), ("use_string_matching", strings)):
         require(WHERE + name, value, isinstance(value, bool), "True or False")
-        if method != "draft_model":
+        if not find_method(method).own_tokenizer:
             require(WHERE + name, value, not value, f"False: {method} has no tokenizer")
     where = WHERE + "use_string_matching"
     both = "one of use_heterogeneous_vocab and use_string_matching"
@@ -152,7 +153,8 @@ def _complete_length(kept: dict[str, Any]) -> dict[str, Any]:
     if schedule is not None:
         longest = max(k for _, _, k in read_schedule(schedule, None))
         return {**kept, "num_speculative_tokens": max(longest, 1)}
-    depth = kept.get("suffix_decoding_max_tree_depth", TREE_DEPTH)
-    if kept["method"] == "suffix" and is_int(depth, 1):
-        return {**kept, "num_speculative_tokens": depth}
-    return kept
+    method = find_method(kept["method"])
+    if method.default_drafts_key is None:
+        return {**kept, "num_speculative_tokens": method.default_drafts}
+    depth = kept.get(method.default_drafts_key, TREE_DEPTH)
+    return {**kept, "num_speculative_tokens": depth} if is_int(depth, 1) else kept

@@ -42,10 +42,15 @@ class KeyTable:
             elif name in self.removed:
                 raise ConfigError(f"{self.where}.{name}", value, self.removed[name])
             else:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]!r}? " if close else ""
-                raise ConfigError(f"{self.where}.{name}", value, hint + ", ".join(sorted(known)))
+                raise ConfigError(f"{self.where}.{name}", value, one_of(name, sorted(known)))
         return kept
+
+
+def one_of(given: object, allowed: Iterable[str]) -> str:
+    """The words that are allowed, as an error lists them, after the one that is nearest."""
+    words = tuple(allowed)
+    close = difflib.get_close_matches(given, words, n=1) if isinstance(given, str) else []
+    return (f"did you mean {close[0]!r}? " if close else "") + ", ".join(words)
 
 
 def require(where: str, given: object, ok: bool, allowed: str) -> None:

@@ -1,18 +1,15 @@
 """Names of the ways to quantize weights and keys and values, of targets and drafts. No torch."""
 
 from foretoken.config.keys import require
-from foretoken.errors import NotYetError
+from foretoken.config.methods import find_method
+from foretoken.errors import ConfigError, NotYetError
 
 QUANTIZATIONS = ("int8", "int4")
 AUTO = "auto"
 """Of a draft model: as measured at load."""
 KV_CACHE_DTYPES = ("auto", "int8")
-_KV_METHODS = ("draft_model", "parallel", "eagle", "eagle3")
-"""Drafters with keys and values of their own."""
 _KV_NOT_YET = ("bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla")
 _READY_MADE = ("compressed-tensors", "fp8", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin")
-_DRAFT_MODELS = ("draft_model", "parallel")
-_HEADS = ("eagle", "eagle3", "mlp", "medusa")
 _FROM_16_BIT = (
     "marlin aqlm squeezellm bitblas gptq_bitblas modelopt modelopt_fp4 mxfp4 nvfp4 petit_nvfp4 "
     "quark auto-round inc ipex moe_wna16"
@@ -45,13 +42,17 @@ def check_draft_quantization(method: str, given: object) -> None:
         ConfigError: a drafter without weights, or what cannot be done to its weights.
     """
     field = "speculative_config.quantization"
-    if given is None or method in _DRAFT_MODELS:
-        if given != AUTO:
-            check_quantization(field, given)
+    if given is None:
         return
-    require(field, given, method in _HEADS, f"None: {method} has no weights")
-    allowed = "None, " + ", ".join(QUANTIZATIONS) + f": {method} heads are rounded at load"
-    require(field, given, given in QUANTIZATIONS, allowed)
+    found = find_method(method)
+    require(field, given, found.has_weights, f"None: {method} has no weights")
+    if given in found.quantizations:
+        return
+    if found.drafts_with == "model":
+        check_quantization(field, given)
+    else:
+        schemes = ", ".join(("None", *found.quantizations))
+        raise ConfigError(field, given, f"{schemes}: {method} heads are rounded at load")
 
 
 def check_draft_kv_cache(method: str, given: object) -> None:
@@ -63,7 +64,7 @@ def check_draft_kv_cache(method: str, given: object) -> None:
     """
     field = "speculative_config.kv_cache_dtype"
     check_kv_cache(field, given)
-    ok = given == "auto" or method in _KV_METHODS
+    ok = given == "auto" or find_method(method).own_kv
     require(field, given, ok, f"auto: {method} keeps no keys and values of its own")
 
 

@@ -9,14 +9,11 @@ from foretoken.config.aliases import with_our_names
 from foretoken.config.foreign import KEYS
 from foretoken.config.heads import head_method, shipped_drafter
 from foretoken.config.keys import is_int, require
+from foretoken.config.methods import find_method, method_names
 from foretoken.config.quantization import check_draft_kv_cache, check_draft_quantization
 from foretoken.errors import ConfigError, NotYetError
 
-HEADS = ("eagle", "eagle3", "mlp", "medusa")
-METHODS = ("draft_model", "parallel", "ngram", "suffix", "custom_class", *HEADS)
-WITH_WEIGHTS = ("draft_model", "parallel", *HEADS)
 SEVERAL = "drafters"
-METHODS_NOT_YET = ("mtp", "dflash", "dspark", "ngram_gpu", "extract_hidden_states")
 DRAFT_SAMPLE_METHODS = ("auto", "greedy", "probabilistic")
 POLICIES = ("first", "best")
 
@@ -146,12 +143,12 @@ class SpeculativeConfig:
             return cls._of_several(given, target)
         method = given.get("method")
         if method is not None:
-            _check_choice("method", method, METHODS, METHODS_NOT_YET)
+            find_method(method)
         kept = KEYS.accept(given, (f.name for f in fields(cls)))
         if kept.get("method") is None:
             kept["method"] = _infer_method(kept.get("model"))
-        if kept["method"] == "draft_model" and kept.get("parallel_drafting") is True:
-            kept["method"] = "parallel"
+        if kept.get("parallel_drafting") is True:
+            kept["method"] = find_method(kept["method"]).under_parallel_drafting or kept["method"]
         if kept.get("model") is None:
             kept["model"] = shipped_drafter(target, kept)
         return cls(**drafting.complete(kept))
@@ -168,8 +165,10 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         """Check ranges and what belongs together."""
         where = "speculative_config."
-        choices = (SEVERAL,) if self.drafters else METHODS
-        _check_choice("method", self.method, choices, METHODS_NOT_YET)
+        if self.drafters:
+            _check_choice("method", self.method, (SEVERAL,), ())
+        else:
+            find_method(self.method)
         _check_choice("policy", self.policy, POLICIES if self.drafters else POLICIES[:1], ())
         several.check_names([drafter.label for drafter in self.each])
         rule = self.rejection_sample_method
@@ -182,8 +181,16 @@ class SpeculativeConfig:
         require(where + "num_speculative_tokens", count, count <= 128, "1 to 128")
         acceptance.check_typical(rule, self.posterior_threshold, self.posterior_alpha)
         rates, length = self.synthetic_acceptance_rates, self.synthetic_acceptance_length
-        self._check_drafting()
+        self._check_load()
+        if not self.drafters:
+            self._check_drafter()
         acceptance.check_synthetic(rule, rates, length, self._depth)
+
+    def _check_drafter(self) -> None:
+        """Check what is of one drafter."""
+        where = "speculative_config."
+        method = find_method(self.method)
+        self._check_drafting(method.has_weights)
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         require(where + "prompt_lookup_min", low, low <= high, f"1 to prompt_lookup_max ({high})")
         shared, strings = self.use_heterogeneous_vocab, self.use_string_matching
@@ -193,16 +200,17 @@ class SpeculativeConfig:
         for name in ("parallel_drafting", "disable_padded_drafter_batch"):
             value = getattr(self, name)
             require(where + name, value, isinstance(value, bool), "True or False")
-        ok = not self.parallel_drafting or self.method in ("parallel", "eagle3")
-        require(where + "parallel_drafting", True, ok, "False; only draft_model and eagle3 can")
+        if self.parallel_drafting and method.under_parallel_drafting is None:
+            can = ", ".join(method_names(lambda one: one.under_parallel_drafting is not None))
+            raise ConfigError(where + "parallel_drafting", True, f"False; only {can} can")
         limit = self.max_model_len
         ok = limit is None or is_int(limit, 1)
         require(where + "max_model_len", limit, ok, "None or an integer >= 1")
         named = isinstance(self.model, str) and bool(self.model)
-        if self.method == "custom_class":
+        if method.drafts_with == "class":
             path = "the dotted path of a Proposer, such as package.module.Class"
             require(where + "model", self.model, drafting.names_a_class(self.model), path)
-        elif self.method in WITH_WEIGHTS:
+        elif method.has_weights:
             allowed = f"the name, folder or hub id of a {self.method} drafter"
             require(where + "model", self.model, named, allowed)
         else:
@@ -223,7 +231,7 @@ class SpeculativeConfig:
             return most if self.tree_top_k is None else min(self.tree_depth, most)
         return max(len(path) for path in self.choices)
 
-    def _check_drafting(self) -> None:
+    def _check_drafting(self, has_weights: bool) -> None:
         unset = {name: getattr(self, name) for name in trees.OF_CHAINS}
         own = {**unset, "choices": self.choices}
         trees.check_dynamic(self.method, self.tree_top_k, self.tree_depth, own)
@@ -239,8 +247,11 @@ class SpeculativeConfig:
         )
         most = self.num_speculative_tokens
         least, confidence = self.min_speculative_tokens, self.draft_confidence_threshold
-        drafting.check_lengths(self.method, most, least, confidence, self.method in WITH_WEIGHTS)
-        drafting.check_gain(self.method, self.draft_expected_gain, self.method in WITH_WEIGHTS)
+        drafting.check_lengths(self.method, most, least, confidence, has_weights)
+        drafting.check_gain(self.method, self.draft_expected_gain, has_weights)
+
+    def _check_load(self) -> None:
+        most = self.num_speculative_tokens
         drafting.check_off_from(self.disable_by_batch_size)
         schedule = self.num_speculative_tokens_per_batch_size
         if schedule is not None:
@@ -284,4 +295,4 @@ def _infer_method(model: object) -> str:
         return "custom_class"
     if isinstance(model, str) and model:
         return head_method(model) or "draft_model"
-    raise ConfigError("speculative_config.method", None, ", ".join(METHODS))
+    raise ConfigError("speculative_config.method", None, ", ".join(method_names()))

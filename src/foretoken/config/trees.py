@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretoken.config.keys import is_int, require
+from foretoken.config.methods import find_method, method_names
+from foretoken.errors import ConfigError
 
 _WHERE = "speculative_config."
 _MOST_NODES = 128
-_METHODS = ("draft_model", "eagle", "eagle3", "mlp", "medusa")
 OF_CHAINS = (
     "draft_confidence_threshold",
     "draft_expected_gain",
@@ -60,8 +61,8 @@ def check_choices(
     Raises:
         ConfigError: something does not fit.
     """
-    allowed = f"nothing but for {', '.join(_METHODS)}"
-    require(_WHERE + "choices", choices, method in _METHODS, allowed)
+    if not find_method(method).trees:
+        raise ConfigError(_WHERE + "choices", choices, f"nothing but for {_tree_methods()}")
     found = read_choices(choices)
     for name, value in of_chains.items():
         require(_WHERE + name, value, not value, "nothing: choices are a tree")
@@ -93,10 +94,14 @@ def check_dynamic(method: str, top_k: object, depth: object, others: Mapping[str
         return
     ok = is_int(top_k, 1) and isinstance(top_k, int) and top_k <= _WIDEST
     require(_WHERE + "tree_top_k", top_k, ok, f"None or 1 to {_WIDEST}")
-    allowed = f"None but for {', '.join(_METHODS)}"
-    require(_WHERE + "tree_top_k", top_k, method in _METHODS, allowed)
+    if not find_method(method).trees:
+        raise ConfigError(_WHERE + "tree_top_k", top_k, f"None but for {_tree_methods()}")
     for name, value in others.items():
         require(_WHERE + name, value, not value, "nothing beside tree_top_k")
+
+
+def _tree_methods() -> str:
+    return ", ".join(method_names(lambda method: method.trees))
 
 
 def dynamic_nodes(top_k: object, depth: object) -> int:

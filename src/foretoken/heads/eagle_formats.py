@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.config.heads import ANCHORED
+from foretoken.config.methods import ANCHORED
 from foretoken.errors import CheckpointError, ConfigError, NotYetError
 from foretoken.heads.checkpoint import HeadFolder, fill
 from foretoken.heads.eagle import Eagle

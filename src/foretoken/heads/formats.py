@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from foretoken.config.heads import method_of_config
+from foretoken.config.methods import method_of_config
 from foretoken.errors import CheckpointError, NotYetError, UnsupportedModelError
 from foretoken.heads.checkpoint import HeadFolder, fill
 from foretoken.heads.eagle_formats import read_eagle, read_eagle3
@@ -37,8 +37,8 @@ def kind_of(folder: HeadFolder) -> str:
     if listed in _LATER:
         raise NotYetError("speculators_model_type", listed, "eagle3, peagle")
     method = method_of_config(config)
-    if method in KINDS:
-        return method
+    if method is not None and method.name in KINDS:
+        return method.name
     if "fc.weight" in names:
         own_head = "lm_head.weight" in names and "norm.weight" in names
         return "eagle3" if own_head or "d2t" in names else "eagle"

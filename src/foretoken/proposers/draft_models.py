@@ -11,6 +11,7 @@ from pathlib import Path
 
 from foretoken.checkpoint import find_model
 from foretoken.config import SpeculativeConfig
+from foretoken.config.methods import find_method
 from foretoken.config.quantization import AUTO
 from foretoken.errors import CheckpointError
 from foretoken.kv.pool import PagePool
@@ -69,7 +70,7 @@ def find_draft_models(speculative: SpeculativeConfig | None, target: Side) -> di
     """
     found = {}
     for one in () if speculative is None else speculative.each:
-        if one.method not in ("draft_model", "parallel"):
+        if find_method(one.method).drafts_with != "model":
             continue
         assert one.model is not None, "checked by SpeculativeConfig"
         folder = find_model(one.model, revision=one.revision)

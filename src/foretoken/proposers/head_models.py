@@ -12,12 +12,13 @@ from torch import Tensor
 
 from foretoken.checkpoint import find_model
 from foretoken.config import SpeculativeConfig
+from foretoken.config.methods import find_method
 from foretoken.config.model_memory import HeadMemory
 from foretoken.errors import ConfigError
 from foretoken.heads.checkpoint import read_head
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.formats import KINDS, load_head
+from foretoken.heads.formats import load_head
 from foretoken.heads.loaded import LoadedHead
 from foretoken.heads.medusa import Medusa
 from foretoken.heads.mlp import MLPSpeculator
@@ -85,7 +86,7 @@ def find_heads(speculative: SpeculativeConfig | None, target: ModelShape) -> dic
     """
     found = {}
     for one in () if speculative is None else speculative.each:
-        if one.method not in KINDS:
+        if find_method(one.method).drafts_with != "head":
             continue
         assert one.model is not None, "checked by SpeculativeConfig"
         head = load_head(read_head(find_model(one.model, revision=one.revision)), target)

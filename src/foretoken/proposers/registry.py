@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from foretoken.config import SpeculativeConfig
-from foretoken.config.speculative import METHODS, WITH_WEIGHTS
+from foretoken.config.methods import find_method
 from foretoken.errors import ConfigError
 from foretoken.proposers.base import Proposer, ProposerSettings
 from foretoken.proposers.checked import DraftCheck
@@ -97,6 +97,5 @@ def _create(
 
         assert config.model is not None, "checked by SpeculativeConfig"
         return load_custom(config.model, settings)
-    if config.method in WITH_WEIGHTS:
-        return with_weights(config)
-    raise ConfigError("speculative_config.method", config.method, ", ".join(METHODS))
+    assert find_method(config.method).has_weights, config.method
+    return with_weights(config)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.config.heads import ANCHORED
+from foretoken.config.methods import ANCHORED
 from foretoken.errors import ConfigError
 
 SPECULATORS_VERSION = "0.3.0"

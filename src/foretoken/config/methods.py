@@ -1,0 +1,535 @@
+"""The table of drafting methods: everything that is known of a method by its word.
+
+Configuration, heads, training, the planner and the checks of launches ask here instead of keeping
+lists of their own. To add a method, add one record: a row below, or `register_method` from a
+package of its own. Torch-free; the code behind a method is named and imported only when it drafts.
+"""
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any, Literal
+
+from foretoken.config.keys import one_of
+from foretoken.errors import ConfigError, NotYetError
+
+logger = logging.getLogger("foretoken")
+
+ENTRY_POINTS = "foretoken.methods"
+"""Group of entry points in which packages name the records of their methods."""
+ANCHORED = "peagle_anchored"
+"""The `speculators_model_type` of our own variant of P-EAGLE, which others must not read as it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """What tells the published drafters of a method from all others."""
+
+    keys: tuple[str, ...] = ()
+    """Keys that only their config.json has."""
+    values: tuple[tuple[str, str], ...] = ()
+    """Keys of a config.json with the value that says so."""
+    architectures: tuple[str, ...] = ()
+    """First of the `architectures` of a config.json."""
+    tensors: tuple[frozenset[str], ...] = ()
+    """Where config.json says nothing: tensors of which a file has all; the larger set counts."""
+
+    def are_in(self, config: Mapping[str, Any]) -> bool:
+        """Whether a config.json says that it is of this method."""
+        named = config.get("architectures") or [""]
+        return (
+            any(key in config for key in self.keys)
+            or any(config.get(key) == value for key, value in self.values)
+            or named[0] in self.architectures
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackagedDrafter:
+    """A drafter that ships with the package."""
+
+    target: str
+    """The packaged model that it drafts for."""
+    model: str
+    """Its packaged name."""
+    in_parallel: bool | None = None
+    """Of methods that draft either way: whether it is the one for parallel_drafting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the planner assumes of a method until somebody has measured it."""
+
+    usual_drafts: int
+    """Draft tokens per verification to start with."""
+    effort: int
+    """Rank of the work to set it up, 0 is none."""
+    needs: str
+    """What that work is."""
+    acceptance: Mapping[str, tuple[float, float]]
+    """Workload -> range of the chance that a draft is accepted given that all before it were. The
+    workload "" stands for all that are not named."""
+    hits: Mapping[str, float] = field(default_factory=dict)
+    """Workload -> share of steps that find anything to draft; 1 where not named."""
+    advertised: tuple[float, float] | None = None
+    """The range of speed-ups that is usually claimed."""
+    features: int = 0
+    """Layers of the target whose hidden states a head reads."""
+    llama_cpp: str | None = None
+    """The word for it in llama.cpp's `--spec-type`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A kind of training run that makes drafters of a method."""
+
+    kind: str
+    """Its word in the `[head]` table of a training config."""
+    command: str
+    """Its word after `foretoken train`."""
+    formats: tuple[str, ...] = ()
+    """Published formats that it can be written in, beside its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftingMethod:
+    """One way of drafting, by the word that users write as `method`."""
+
+    name: str
+    """The word."""
+    summary: str
+    """What it does, in a line."""
+    source: str
+    """The paper or the project that it is from."""
+    drafts_with: Literal["text", "model", "head", "class"]
+    """What makes the drafts: text that was there before, a draft model, a network over the
+    target's hidden states, or a class of the user's own."""
+    code: str | None = None
+    """Dotted path of the module that implements it; None: it is not built yet."""
+    own_kv: bool = False
+    """Whether the drafter keeps keys and values of its own."""
+    trees: bool = False
+    """Whether it drafts trees, of a given shape or growing by confidence."""
+    own_tokenizer: bool = False
+    """Whether the drafter may have another tokenizer than the target."""
+    own_file: bool = True
+    """Of drafters with weights: False where they are part of the target's checkpoint."""
+    quantizations: tuple[str, ...] = ()
+    """Words for `quantization` that round its weights at load."""
+    under_parallel_drafting: str | None = None
+    """The method that it is with parallel_drafting; None: it has no such setting."""
+    default_drafts: int = 5
+    """Draft tokens per verification where nobody says how many."""
+    default_drafts_key: str | None = None
+    """A key of its own whose value is taken for that instead."""
+    vllm_needs_length: bool = True
+    """Whether vLLM wants num_speculative_tokens with it."""
+    aliases: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Other words for it, each with the keys that it sets beside the method."""
+    tensorrt: tuple[str, ...] = ()
+    """TensorRT-LLM's words for it."""
+    marks: Marks = field(default_factory=Marks)
+    """How its published drafters are told from others."""
+    packaged: tuple[PackagedDrafter, ...] = ()
+    """Drafters of it that ship with the package."""
+    demo: Mapping[str, object] | None = None
+    """The speculative_config that `foretoken demo` measures; None: it does not."""
+    plan: Plan | None = None
+    """None: the planner does not plan it."""
+    trained: tuple[Trained, ...] = ()
+    """The kinds of runs that train it."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there is a model or a head to load."""
+        return self.drafts_with in ("model", "head")
+
+    @property
+    def is_built(self) -> bool:
+        """Whether it drafts here; else it is only known by its word."""
+        return self.code is not None
+
+    def implementation(self) -> ModuleType:
+        """The module that implements it, imported now.
+
+        Raises:
+            ConfigError: there is no such module.
+        """
+        assert self.code is not None, f"{self.name} is not built"
+        try:
+            return importlib.import_module(self.code)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{self.code}.".startswith(f"{error.name}."):
+                raise
+            allowed = f"an importable module as the code of {self.name}, not {self.code!r}"
+            raise ConfigError("speculative_config.method", self.name, allowed) from error
+
+
+_FLOATS_TO_INTEGERS = ("int8", "int4")
+_HEAD_ACCEPTANCE = {
+    "chat": (0.65, 0.80), "code": (0.68, 0.84), "summarize": (0.58, 0.74), "rag": (0.58, 0.74),
+    "edit": (0.62, 0.78), "json": (0.70, 0.86), "creative": (0.52, 0.68), "mixed": (0.55, 0.78),
+}  # fmt: skip
+_MODEL_ACCEPTANCE = {
+    "chat": (0.60, 0.80), "code": (0.70, 0.88), "summarize": (0.65, 0.82), "rag": (0.62, 0.82),
+    "edit": (0.70, 0.88), "json": (0.75, 0.92), "creative": (0.50, 0.70), "mixed": (0.55, 0.80),
+}  # fmt: skip
+_NGRAM_ACCEPTANCE = {"edit": (0.75, 0.92), "creative": (0.30, 0.55), "": (0.45, 0.70)}
+_NGRAM_HITS = {"chat": 0.20, "code": 0.40, "summarize": 0.45, "rag": 0.40, "edit": 0.85,
+               "json": 0.40, "creative": 0.08, "mixed": 0.25}  # fmt: skip
+_SUFFIX_ACCEPTANCE = {"edit": (0.80, 0.92), "json": (0.60, 0.85), "creative": (0.30, 0.55),
+                      "": (0.50, 0.72)}  # fmt: skip
+_SUFFIX_HITS = {"chat": 0.30, "code": 0.50, "summarize": 0.45, "rag": 0.45, "edit": 0.85,
+                "json": 0.75, "creative": 0.10, "mixed": 0.35}  # fmt: skip
+
+ROWS = (
+    DraftingMethod(
+        name="draft_model",
+        summary="a smaller language model drafts a chain or a tree",
+        source="Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318",
+        drafts_with="model",
+        code="foretoken.proposers.draft_models",
+        own_kv=True,
+        trees=True,
+        own_tokenizer=True,
+        quantizations=(*_FLOATS_TO_INTEGERS, "auto"),
+        under_parallel_drafting="parallel",
+        tensorrt=("Draft_Target",),
+        packaged=(PackagedDrafter(target="demo", model="demo-draft"),),
+        demo={
+            "method": "draft_model",
+            "model": "demo-draft",
+            "num_speculative_tokens": 4,
+            "quantization": "int8",
+        },
+        plan=Plan(
+            usual_drafts=5,
+            effort=2,
+            needs="a second model of the same tokenizer to find and load",
+            acceptance=_MODEL_ACCEPTANCE,
+            advertised=(1.5, 2.5),
+            llama_cpp="draft-simple",
+        ),
+        trained=(Trained(kind="draft", command="draft", formats=("vllm",)),),
+    ),
+    DraftingMethod(
+        name="parallel",
+        summary="a draft model that guesses all its tokens in one pass over mask tokens (PARD)",
+        source="arXiv 2504.18583",
+        drafts_with="model",
+        code="foretoken.proposers.draft_models",
+        own_kv=True,
+        quantizations=(*_FLOATS_TO_INTEGERS, "auto"),
+        under_parallel_drafting="parallel",
+        aliases={"pard": {}},
+        tensorrt=("PARD",),
+        marks=Marks(keys=("pard_token",), values=(("spd_type", "pard"),)),
+        packaged=(PackagedDrafter(target="demo", model="demo-parallel"),),
+        demo={"model": "demo-parallel", "num_speculative_tokens": 3},
+        trained=(Trained(kind="parallel", command="pard", formats=("vllm",)),),
+    ),
+    DraftingMethod(
+        name="eagle",
+        summary="one decoder layer over the target's last features (EAGLE, EAGLE-2)",
+        source="arXiv 2401.15077, 2406.16858",
+        drafts_with="head",
+        code="foretoken.proposers.head_models",
+        own_kv=True,
+        trees=True,
+        quantizations=_FLOATS_TO_INTEGERS,
+        tensorrt=("Eagle",),
+        marks=Marks(tensors=(frozenset({"fc.weight"}),)),
+        trained=(Trained(kind="eagle", command="eagle", formats=("vllm", "eagle")),),
+    ),
+    DraftingMethod(
+        name="eagle3",
+        summary="decoder layers over three hidden states of the target (EAGLE-3, P-EAGLE)",
+        source="arXiv 2503.01840, 2602.01469",
+        drafts_with="head",
+        code="foretoken.proposers.head_models",
+        own_kv=True,
+        trees=True,
+        quantizations=_FLOATS_TO_INTEGERS,
+        under_parallel_drafting="eagle3",
+        aliases={"peagle": {"parallel_drafting": True}},
+        tensorrt=("Eagle3",),
+        marks=Marks(
+            values=(
+                ("speculators_model_type", "eagle3"),
+                ("speculators_model_type", "peagle"),
+                ("speculators_model_type", ANCHORED),
+            ),
+            architectures=("LlamaForCausalLMEagle3", "Eagle3Speculator", "PEagleSpeculator"),
+            tensors=(
+                frozenset({"fc.weight", "norm.weight", "lm_head.weight"}),
+                frozenset({"fc.weight", "d2t"}),
+            ),
+        ),
+        packaged=(
+            PackagedDrafter(target="demo", model="demo-eagle3", in_parallel=False),
+            PackagedDrafter(target="demo", model="demo-parallel", in_parallel=True),
+        ),
+        demo={"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 5},
+        plan=Plan(
+            usual_drafts=3,
+            effort=3,
+            needs="a head trained for exactly this target",
+            acceptance=_HEAD_ACCEPTANCE,
+            advertised=(2.0, 3.0),
+            features=3,
+            llama_cpp="draft-eagle3",
+        ),
+        trained=(
+            Trained(kind="eagle3", command="eagle3", formats=("speculators", "vllm", "eagle")),
+            Trained(kind="peagle", command="peagle", formats=("speculators", "vllm")),
+        ),
+    ),
+    DraftingMethod(
+        name="mlp",
+        summary="one small stage for each token ahead (MLP speculators)",
+        source="arXiv 2404.19124",
+        drafts_with="head",
+        code="foretoken.proposers.head_models",
+        trees=True,
+        quantizations=_FLOATS_TO_INTEGERS,
+        aliases={"mlp_speculator": {}},
+        marks=Marks(
+            keys=("n_predict",),
+            values=(("model_type", "mlp_speculator"),),
+            architectures=("MLPSpeculatorPreTrainedModel",),
+        ),
+        packaged=(PackagedDrafter(target="demo", model="demo-mlp"),),
+        demo={"method": "mlp", "model": "demo-mlp", "num_speculative_tokens": 3},
+        trained=(Trained(kind="mlp", command="mlp"),),
+    ),
+    DraftingMethod(
+        name="medusa",
+        summary="one head for each token ahead (Medusa)",
+        source="arXiv 2401.10774",
+        drafts_with="head",
+        code="foretoken.proposers.head_models",
+        trees=True,
+        quantizations=_FLOATS_TO_INTEGERS,
+        tensorrt=("Medusa",),
+        marks=Marks(keys=("medusa_num_heads",)),
+        packaged=(PackagedDrafter(target="demo", model="demo-medusa"),),
+        demo={"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 4},
+        trained=(Trained(kind="medusa", command="medusa"),),
+    ),
+    DraftingMethod(
+        name="ngram",
+        summary="what followed the last tokens when they stood in the same text before",
+        source="prompt lookup decoding, Saxena 2023",
+        drafts_with="text",
+        code="foretoken.proposers.ngram",
+        tensorrt=("NGram",),
+        demo={"method": "ngram", "num_speculative_tokens": 10},
+        plan=Plan(
+            usual_drafts=5,
+            effort=0,
+            needs="nothing to load or train",
+            acceptance=_NGRAM_ACCEPTANCE,
+            hits=_NGRAM_HITS,
+            advertised=(1.2, 1.5),
+            llama_cpp="ngram-simple",
+        ),
+    ),
+    DraftingMethod(
+        name="suffix",
+        summary="what most often followed the end of the text, in it and in past outputs",
+        source="suffix decoding, arXiv 2411.04975",
+        drafts_with="text",
+        code="foretoken.proposers.suffix",
+        default_drafts_key="suffix_decoding_max_tree_depth",
+        vllm_needs_length=False,
+        tensorrt=("SA",),
+        plan=Plan(
+            usual_drafts=4,
+            effort=1,
+            needs="nothing to load, but a package of its own on some engines",
+            acceptance=_SUFFIX_ACCEPTANCE,
+            hits=_SUFFIX_HITS,
+            llama_cpp="ngram-map-k",
+        ),
+    ),
+    DraftingMethod(
+        name="custom_class",
+        summary="a Proposer of your own, by its dotted path",
+        source="docs/methods.md",
+        drafts_with="class",
+        code="foretoken.proposers.custom",
+    ),
+    DraftingMethod(
+        name="mtp",
+        summary="draft layers that the target's own checkpoint brings",
+        source="multi-token prediction, arXiv 2404.19737, 2412.19437",
+        drafts_with="head",
+        own_kv=True,
+        own_file=False,
+        vllm_needs_length=False,
+        tensorrt=("MTP",),
+        marks=Marks(values=(("speculators_model_type", "mtp"),)),
+        plan=Plan(
+            usual_drafts=1,
+            effort=1,
+            needs="the checkpoint brings its own draft layers",
+            acceptance=_HEAD_ACCEPTANCE,
+            features=3,
+            llama_cpp="draft-mtp",
+        ),
+    ),
+    DraftingMethod(
+        name="dflash",
+        summary="a block of tokens filled in at once over the target's hidden states",
+        source="the speculators library",
+        drafts_with="head",
+        vllm_needs_length=False,
+        tensorrt=("DFlash",),
+        marks=Marks(
+            values=(("speculators_model_type", "dflash"), ("speculators_model_type", "dflash2"))
+        ),
+    ),
+    DraftingMethod(
+        name="dspark",
+        summary="blocks as of DFlash with a sequential part and confidences",
+        source="arXiv 2607.05147",
+        drafts_with="head",
+        vllm_needs_length=False,
+        tensorrt=("DSpark",),
+        marks=Marks(values=(("speculators_model_type", "dspark"),)),
+    ),
+    DraftingMethod(
+        name="ngram_gpu",
+        summary="vLLM's look-up on the GPU; `ngram` drafts the same",
+        source="vLLM",
+        drafts_with="text",
+    ),
+    DraftingMethod(
+        name="extract_hidden_states",
+        summary="vLLM's way to write hidden states; `foretoken train states` does so",
+        source="vLLM",
+        drafts_with="head",
+    ),
+)
+"""The methods that come with Foretoken, and those that are known and not built."""
+
+
+_table: dict[str, DraftingMethod] = {row.name: row for row in ROWS}
+_NOT_METHODS = ("auto", "drafters", "grammar", "none", "prediction")
+"""Words that mean something else where a method or a drafter is named."""
+
+
+def register_method(method: DraftingMethod) -> None:
+    """Add a method of your own to the table; from then on it is known like any other.
+
+    A package registers its methods without being imported first by naming their records as entry
+    points: group `foretoken.methods`, name the method's word, value `module:record`.
+
+    Raises:
+        ConfigError: the word, or another name for it, is taken by another method.
+    """
+    where = "register_method.name"
+    if not method.name.isidentifier():
+        raise ConfigError(where, method.name, "a word of letters, digits and underscores")
+    others = [row for row in _table.values() if row.name != method.name]
+    taken = {*_NOT_METHODS, *(word for row in others for word in (row.name, *row.aliases))}
+    known = _table.get(method.name)
+    for word in (method.name, *method.aliases):
+        if word in taken or (known is not None and known != method):
+            raise ConfigError(where, word, "a word that no other method has")
+    _table[method.name] = method
+
+
+def known_methods() -> tuple[DraftingMethod, ...]:
+    """All methods, built or not, those of installed packages included.
+
+    A package whose record is broken is left out; asking for its word is an error.
+    """
+    for plugin in _plugins():
+        record = _record_of(plugin)
+        if plugin.name not in _table and isinstance(record, DraftingMethod):
+            register_method(record)
+    return tuple(_table.values())
+
+
+def built_methods() -> tuple[DraftingMethod, ...]:
+    """The methods that can draft here."""
+    return tuple(method for method in known_methods() if method.is_built)
+
+
+def method_names(wanted: Callable[[DraftingMethod], bool] = lambda _: True) -> tuple[str, ...]:
+    """The words of the methods that can draft here and that are `wanted`."""
+    return tuple(method.name for method in built_methods() if wanted(method))
+
+
+def find_method(name: object, where: str = "speculative_config.method") -> DraftingMethod:
+    """The method of that word.
+
+    Args:
+        name: as the user wrote it.
+        where: how messages name the field.
+
+    Raises:
+        NotYetError: it is known and not built.
+        ConfigError: there is none of that word, or the package that has it is broken.
+    """
+    if isinstance(name, str) and name not in _table:
+        for plugin in _plugins():
+            if plugin.name == name:
+                record = _record_of(plugin)
+                if isinstance(record, ConfigError):
+                    raise record
+                register_method(record)
+    found = _table.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise ConfigError(where, name, one_of(name, method_names()))
+    if not found.is_built:
+        allowed = f"{', '.join(method_names())} ({name!r} is not yet built)"
+        raise NotYetError(where, name, allowed)
+    return found
+
+
+def method_of_config(config: Mapping[str, Any]) -> DraftingMethod | None:
+    """The method that a config.json is made for; None where it does not say (EAGLE, models)."""
+    return next((method for method in known_methods() if method.marks.are_in(config)), None)
+
+
+def method_of_tensors(has: Callable[[str], bool]) -> DraftingMethod | None:
+    """The method whose drafters have these tensors; None where they are a model's.
+
+    Args:
+        has: whether a tensor of exactly this name is there.
+    """
+    fitting = [
+        (len(names), method)
+        for method in known_methods()
+        for names in method.marks.tensors
+        if all(map(has, names))
+    ]
+    return max(fitting, key=lambda found: found[0])[1] if fitting else None
+
+
+@cache
+def _plugins() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=ENTRY_POINTS))
+
+
+@cache
+def _record_of(plugin: EntryPoint) -> DraftingMethod | ConfigError:
+    """The record that a package names, or what is wrong with it, which is logged once."""
+    where = f"the method {plugin.name!r} of an installed package"
+    try:
+        record = plugin.load()
+    except Exception as error:  # noqa: BLE001 - a package may fail at import in any way
+        allowed = f"a record that can be imported ({type(error).__name__}: {error})"
+        broken = ConfigError(where, plugin.value, allowed)
+    else:
+        if isinstance(record, DraftingMethod) and record.name == plugin.name:
+            return record
+        broken = ConfigError(where, plugin.value, f"a DraftingMethod named {plugin.name!r}")
+    logger.warning("%s", broken)
+    return broken

@@ -1,0 +1,118 @@
+"""The table of drafting methods: what it knows, what can be added, and what a mistake answers."""
+
+import importlib.util
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+
+import pytest
+
+import foretoken
+from foretoken.config import EngineConfig, methods
+from foretoken.config.methods import (
+    DraftingMethod,
+    Marks,
+    built_methods,
+    find_method,
+    known_methods,
+    method_of_config,
+    method_of_tensors,
+    register_method,
+)
+from foretoken.errors import ConfigError, NotYetError
+
+TOY = DraftingMethod(
+    name="toy",
+    summary="repeats the last token",
+    source="this test",
+    drafts_with="head",
+    code="nowhere.toy",
+    aliases={"plaything": {}},
+    marks=Marks(keys=("toy_width",)),
+)
+
+
+@pytest.fixture(autouse=True)
+def table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers is forgotten."""
+    monkeypatch.setattr(methods, "_table", dict(methods._table))
+    yield
+    methods._plugins.cache_clear()
+    methods._record_of.cache_clear()
+
+
+def install(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """Pretend that a package names a method."""
+    points = (EntryPoint(name=name, value=value, group=methods.ENTRY_POINTS),)
+    methods._plugins.cache_clear()
+    monkeypatch.setattr(methods, "entry_points", lambda group: points)
+
+
+@pytest.mark.parametrize("method", built_methods(), ids=lambda method: str(method.name))
+def test_the_code_of_every_method_is_there(method: DraftingMethod) -> None:
+    assert method.code is not None and importlib.util.find_spec(method.code) is not None
+
+
+def test_words_and_other_words_are_used_once() -> None:
+    words = [word for row in known_methods() for word in (row.name, *row.aliases)]
+    tensorrt = [word for row in known_methods() for word in row.tensorrt]
+    assert len(set(words)) == len(words) and len(set(tensorrt)) == len(tensorrt)
+
+
+def test_a_registered_method_is_known_everywhere() -> None:
+    foretoken.register_method(TOY)
+    assert find_method("toy") is TOY
+    assert method_of_config({"toy_width": 3}) is TOY
+    config = EngineConfig.from_kwargs(
+        model="demo", speculative_config={"method": "plaything", "model": "somewhere"}
+    ).speculative_config
+    assert config is not None and config.method == "toy"
+    with pytest.raises(ConfigError, match="an importable module as the code of toy"):
+        TOY.implementation()
+
+
+def test_registering_twice_is_harmless_and_taking_a_word_is_not() -> None:
+    register_method(TOY)
+    register_method(TOY)
+    for name in ("eagle3", "pard", "drafters", "two words"):
+        with pytest.raises(ConfigError, match="a word"):
+            register_method(DraftingMethod(name=name, summary="", source="", drafts_with="text"))
+
+
+def test_a_method_of_an_installed_package_is_loaded_when_its_word_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, "toy", f"{__name__}:TOY")
+    assert find_method("ngram").name == "ngram" and "toy" not in methods._table
+    assert find_method("toy") is TOY
+
+
+@pytest.mark.parametrize("value", ["no_such_module:TOY", f"{__name__}:TOYS", f"{__name__}:install"])
+def test_a_broken_package_is_an_error_with_its_name(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    install(monkeypatch, "toy", value)
+    assert "toy" not in [method.name for method in known_methods()]
+    with pytest.raises(ConfigError, match="the method 'toy' of an installed package"):
+        find_method("toy")
+
+
+def test_unknown_words_and_methods_that_are_not_built() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'medusa'"):
+        find_method("meduza")
+    with pytest.raises(NotYetError, match="'mtp' is not yet built"):
+        find_method("mtp")
+    assert "mtp" not in [method.name for method in built_methods()]
+
+
+@pytest.mark.parametrize(
+    ("names", "method"),
+    [
+        ({"fc.weight", "layers.0.norm.weight"}, "eagle"),
+        ({"fc.weight", "d2t"}, "eagle3"),
+        ({"fc.weight", "norm.weight", "lm_head.weight"}, "eagle3"),
+        ({"norm.weight", "lm_head.weight"}, None),
+    ],
+)
+def test_heads_are_told_by_their_tensors(names: set[str], method: str | None) -> None:
+    found = method_of_tensors(names.__contains__)
+    assert (None if found is None else found.name) == method
