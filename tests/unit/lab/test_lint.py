@@ -40,7 +40,7 @@ def vllm(config: dict[str, Any], *options: str) -> str:
     return f"vllm serve org/model {' '.join(options)} --speculative-config '{json.dumps(config)}'"
 
 
-def test_the_framework_s_command_line_is_all_removed_flags() -> None:
+def test_a_command_line_of_2024_is_all_removed_flags() -> None:
     found = [f for f in findings(OLD) if f.check == "removed_flag"]
     assert {f.where for f in found} == {
         "--speculative-model",
@@ -53,7 +53,7 @@ def test_the_framework_s_command_line_is_all_removed_flags() -> None:
     assert ("removed_value", "error") in said(OLD)
 
 
-def test_the_framework_s_command_line_in_today_s_words_does_not_fit() -> None:
+def test_the_same_command_line_in_today_s_words_does_not_fit() -> None:
     config = {
         "method": "draft_model",
         "model": "meta-llama/Llama-3.1-8B-Instruct",

@@ -26,7 +26,7 @@ def levels(**settings: object) -> dict[str, str]:
     return {finding.check: finding.level for finding in plan.findings}
 
 
-def test_the_recommended_command_of_the_framework_does_not_load() -> None:
+def test_a_pair_that_fits_by_size_times_bytes_does_not_load() -> None:
     found = levels(**{**PAIR, "quantization": "bf16"}, draft_tensor_parallel_size=1)
     assert found["kv_budget"] == "error"
     assert found["tp_symmetry"] == "error"

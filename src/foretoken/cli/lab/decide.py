@@ -25,7 +25,7 @@ def decide(
         typer.Argument(help="Folders of `lab ab`; several: the best configuration counts."),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(metavar="FILE", help="YAML; default: the framework's rules.")
+        str | None, typer.Option(metavar="FILE", help="YAML; default: what --show-policy prints.")
     ] = None,
     changes: Annotated[
         list[str] | None,

@@ -1,10 +1,12 @@
 """What the rules look at: an A/B's summary, with intervals corrected for repeated looks.
 
-Also the answer of a rule. Knows no rule.
+Also how a rule is declared and what it answers. Knows no rule.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from foretoken.lab.records.results import AbSummary, ArmSummary, Gain
 from foretoken.lab.stats.intervals import Interval, normal_quantile, student_quantile
@@ -112,6 +114,16 @@ class Evidence:
         length = 1.0 + bucket.num_accepted / bucket.num_steps
         per_step = bucket.num_drafted / bucket.num_steps
         return (length / gain.ratio.estimate - 1.0) / per_step
+
+
+@dataclass(frozen=True, slots=True)
+class RuleKind:
+    """A rule by its name in a policy file."""
+
+    name: str
+    parameters: type[Any]
+    """A frozen dataclass; its fields are the keys in the policy file."""
+    judge: Callable[[Evidence, Any], RuleResult]
 
 
 def _caution(num_blocks: int) -> float:

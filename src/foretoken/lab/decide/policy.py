@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import ConfigError
-from foretoken.lab.decide.evidence import WEIGHTS
-from foretoken.lab.decide.kinds import RuleKind
+from foretoken.lab.decide.evidence import WEIGHTS, RuleKind
 from foretoken.lab.decide.rules.drafts import ACCEPTANCE_RULES
 from foretoken.lab.decide.rules.safety import SAFETY_RULES
 from foretoken.lab.decide.rules.speed import SPEED_RULES

@@ -23,8 +23,6 @@ class Judged:
     """One rule with its answer."""
 
     rule: str
-    ids: tuple[str, ...]
-    """Of the framework's rules it stands for."""
     weight: str
     result: RuleResult
 
@@ -60,7 +58,6 @@ def decide(
     rules = tuple(
         Judged(
             rule=rule.kind.name,
-            ids=rule.kind.ids,
             weight=rule.weight,
             result=rule.kind.judge(evidence, rule.parameters),
         )

@@ -50,8 +50,6 @@ def _rules(rules: Sequence[Judged]) -> Table:
         result = judged.result
         style = "dim" if judged.weight == "note" else MARKS[result.outcome]
         text = Text(result.says, style="dim" if judged.weight == "note" else "")
-        if judged.ids:
-            text.append(f" [{' '.join(judged.ids)}]", style="dim")
         missing = [
             f"{n} {what} in all"
             for n, what in ((result.needed_blocks, "blocks"), (result.needed_requests, "requests"))

@@ -24,10 +24,9 @@ def engine_table(engine: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LaunchCheck:
-    """A named check of one launch, and the framework's rules that it stands for."""
+    """A named check of one launch, and the engines it is for."""
 
     name: str
-    rules: tuple[str, ...]
     engines: tuple[str, ...]
     run: Callable[[Launch], Iterator[Finding]]
 

@@ -104,9 +104,9 @@ def _removed_value(launch: Launch) -> Iterator[Finding]:
 
 
 NAME_CHECKS = (
-    LaunchCheck("removed_flag", (), ("vllm", "llama.cpp"), _removed_flag),
-    LaunchCheck("unknown_flag", (), _VLLM, _unknown_flag),
-    LaunchCheck("removed_key", (), _VLLM, _removed_key),
-    LaunchCheck("removed_method", ("D9",), _VLLM, _removed_method),
-    LaunchCheck("removed_value", (), _VLLM, _removed_value),
+    LaunchCheck("removed_flag", ("vllm", "llama.cpp"), _removed_flag),
+    LaunchCheck("unknown_flag", _VLLM, _unknown_flag),
+    LaunchCheck("removed_key", _VLLM, _removed_key),
+    LaunchCheck("removed_method", _VLLM, _removed_method),
+    LaunchCheck("removed_value", _VLLM, _removed_value),
 )

@@ -127,9 +127,9 @@ def _foretoken(launch: Launch) -> Iterator[Finding]:
 
 
 OTHER_CHECKS = (
-    LaunchCheck("llama_types", (), _LLAMA, _llama_types),
-    LaunchCheck("llama_defaults", ("K4",), _LLAMA, _llama_defaults),
-    LaunchCheck("n_min_discards", ("K5",), _LLAMA, _n_min_discards),
-    LaunchCheck("llama_other", (), _LLAMA, _llama_other),
-    LaunchCheck("foretoken_settings", (), ("foretoken",), _foretoken),
+    LaunchCheck("llama_types", _LLAMA, _llama_types),
+    LaunchCheck("llama_defaults", _LLAMA, _llama_defaults),
+    LaunchCheck("n_min_discards", _LLAMA, _n_min_discards),
+    LaunchCheck("llama_other", _LLAMA, _llama_other),
+    LaunchCheck("foretoken_settings", ("foretoken",), _foretoken),
 )

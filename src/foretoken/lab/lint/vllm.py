@@ -218,11 +218,11 @@ def _monitoring(launch: Launch) -> Iterator[Finding]:
 
 
 VLLM_CHECKS = (
-    LaunchCheck("broken_config", (), _VLLM, _broken_config),
-    LaunchCheck("draft_ranks", ("M10",), _VLLM, _draft_ranks),
-    LaunchCheck("draft_rule", (), _VLLM, _draft_rule),
-    LaunchCheck("parallel_drafting", ("K6",), _VLLM, _parallel_drafting),
-    LaunchCheck("batch_schedule", ("L3",), _VLLM, _batch_schedule),
-    LaunchCheck("incompatible", ("L4",), _VLLM, _incompatible),
-    LaunchCheck("monitoring", ("V6",), _VLLM, _monitoring),
+    LaunchCheck("broken_config", _VLLM, _broken_config),
+    LaunchCheck("draft_ranks", _VLLM, _draft_ranks),
+    LaunchCheck("draft_rule", _VLLM, _draft_rule),
+    LaunchCheck("parallel_drafting", _VLLM, _parallel_drafting),
+    LaunchCheck("batch_schedule", _VLLM, _batch_schedule),
+    LaunchCheck("incompatible", _VLLM, _incompatible),
+    LaunchCheck("monitoring", _VLLM, _monitoring),
 )

@@ -1,8 +1,8 @@
-"""The memory table of the framework this project grew out of, and its correction.
+"""Memory by size times bytes, as it is often counted on paper, and what that count leaves out.
 
-The framework multiplies a rounded number of weights by the bytes per weight, subtracts the sum
-from the memory, and calls the rest free for keys and values (M1, M3, M6). Its own formula (M2)
-takes the utilisation off first; and a draft has keys and values of its own. Decimal gigabytes.
+The count multiplies a rounded number of weights by the bytes per weight, subtracts the sum from the
+memory, and calls the rest free for keys and values. The server takes the utilisation off first, and
+a draft has keys and values of its own. Decimal gigabytes.
 """
 
 import re
@@ -20,11 +20,11 @@ ROWS = (
     ("int4", "bf16"),
     ("int4", "int4"),
 )
-"""Quantizations of target and draft in the framework's table; `none`: without a draft."""
+"""Quantizations of target and draft, one pair per row; `none`: without a draft."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrameworkRow:
+class NominalRow:
     """One line of the table. Gigabytes of 1e9 bytes; tokens of keys and values."""
 
     target_quantization: str
@@ -32,9 +32,9 @@ class FrameworkRow:
     weights_gb: float
     """Rounded billions of weights times nominal bytes."""
     left_gb: float
-    """What the framework says is left: memory less weights."""
+    """What the count says is left: memory less weights."""
     budget_gb: float
-    """What its own formula leaves: memory times utilisation, less weights."""
+    """What may be used of it: memory times utilisation, less weights."""
     tokens_plain: int
     """Tokens in the budget if there were no draft."""
     tokens_one_for_one: int
@@ -44,9 +44,9 @@ class FrameworkRow:
 
     @property
     def differs(self) -> str:
-        """Where the framework's number misleads, in words."""
+        """What the count leaves out, in words."""
         if self.budget_gb < 0 <= self.left_gb:
-            return "the framework says it fits; at this utilisation it does not load"
+            return "by size times bytes it fits; at this utilisation it does not load"
         if self.budget_gb < 0:
             return "does not load either way"
         if self.draft_quantization == "none":
@@ -65,14 +65,14 @@ def nominal_billions(model: PlanModel) -> float:
     return float(sizes[-1]) if sizes else round(model.params / 1e9, 1)
 
 
-def framework_table(
+def nominal_table(
     target: PlanModel,
     draft: PlanModel,
     *,
     memory_gb: float,
     utilization: float = 0.9,
     rows: Iterable[tuple[str, str]] = ROWS,
-) -> tuple[FrameworkRow, ...]:
+) -> tuple[NominalRow, ...]:
     """The table for a target and a draft on devices of `memory_gb` in total."""
     per_token = 2e-9 * (target.kv_elements + target.window_elements)
     both = per_token + 2e-9 * (draft.kv_elements + draft.window_elements)
@@ -83,7 +83,7 @@ def framework_table(
         draft_gb = 0.0 if alone else nominal_billions(draft) * QUANTIZATIONS[other].nominal_bytes
         budget = memory_gb * utilization - target_gb - draft_gb
         found.append(
-            FrameworkRow(
+            NominalRow(
                 target_quantization=own,
                 draft_quantization=other,
                 weights_gb=target_gb + draft_gb,

@@ -18,7 +18,7 @@ from foretoken.lab.plan.memory_plan import (
     overhead_bytes,
     plan_memory,
 )
-from foretoken.lab.plan.nominal import FrameworkRow, framework_table
+from foretoken.lab.plan.nominal import NominalRow, nominal_table
 from foretoken.lab.plan.predict import Prediction, predict
 from foretoken.lab.plan.ranking import Choice, MethodOutlook, method_outlooks, rank_methods
 from foretoken.lab.plan.setup import PlanSettings, Setup, resolve_setup
@@ -35,7 +35,7 @@ class Plan:
     """Per device."""
     plain: MemoryPlan
     speculating: MemoryPlan
-    framework: tuple[FrameworkRow, ...]
+    nominal: tuple[NominalRow, ...]
     """Empty without a draft model."""
     prediction: Prediction
     outlooks: tuple[MethodOutlook, ...]
@@ -62,7 +62,7 @@ def build_plan(settings: PlanSettings) -> Plan:
         prediction=predict(setup),
         outlooks=outlooks,
         choices=rank_methods(setup, outlooks),
-        framework=_framework(setup),
+        nominal=_nominal(setup),
     )
     schedule = draft_schedule(context)
     return Plan(
@@ -70,7 +70,7 @@ def build_plan(settings: PlanSettings) -> Plan:
         overhead_bytes=overhead_bytes(setup),
         plain=context.plain,
         speculating=context.speculating,
-        framework=context.framework,
+        nominal=context.nominal,
         prediction=context.prediction,
         outlooks=outlooks,
         choices=context.choices,
@@ -80,10 +80,10 @@ def build_plan(settings: PlanSettings) -> Plan:
     )
 
 
-def _framework(setup: Setup) -> tuple[FrameworkRow, ...]:
+def _nominal(setup: Setup) -> tuple[NominalRow, ...]:
     if setup.draft is None:
         return ()
     memory_gb = setup.device.advertised_bytes * setup.tp / 1e9
-    return framework_table(
+    return nominal_table(
         setup.target, setup.draft, memory_gb=memory_gb, utilization=setup.utilization
     )

@@ -161,7 +161,7 @@ class Setup:
 DEFAULT_UTILIZATION = {"vllm": 0.92, "llama.cpp": 1.0, "foretoken": 0.9}
 """vLLM 0.33's default; llama.cpp has none."""
 USUAL_K = {"draft_model": 5, "ngram": 5, "suffix": 4, "eagle3": 3, "mtp": 1, "none": 0}
-"""Where to start (K1, K2, K7); `plan` then prints the best k per batch from the cost."""
+"""Where to start; `plan` then prints the best k per batch from the cost."""
 
 
 def resolve_setup(settings: PlanSettings) -> Setup:

@@ -23,8 +23,8 @@ from foretoken.lab.plan.roofline import (
 )
 from foretoken.lab.plan.tuning import NextStep
 
-_FEWEST_OF_FRAMEWORK = 500_000_000
-"""Its table is in gigabytes; of a smaller target it has zeros."""
+_FEWEST_OF_NOMINAL = 500_000_000
+"""The table of size times bytes is in gigabytes; a smaller target has zeros there."""
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "ok": "green"}
 
 
@@ -34,7 +34,7 @@ def plan_document(plan: Plan, step: NextStep | None) -> dict[str, Any]:
         "command": "foretoken lab plan",
         "assumptions": assumptions(plan),
         **to_plain(plan),
-        "framework": [{**asdict(row), "differs": row.differs} for row in plan.framework],
+        "nominal": [{**asdict(row), "differs": row.differs} for row in plan.nominal],
         "next_step": asdict(step) if step else None,
     }
     return content
@@ -73,8 +73,8 @@ def _parts(plan: Plan, step: NextStep | None) -> Iterator[RenderableType]:
     )
     yield Text(_headline(plan))
     yield _memory_table(plan)
-    if plan.framework and setup.target.params >= _FEWEST_OF_FRAMEWORK:
-        yield _framework_table(plan)
+    if plan.nominal and setup.target.params >= _FEWEST_OF_NOMINAL:
+        yield _nominal_table(plan)
         for number, text in enumerate(_differences(plan), start=1):
             yield Text(f"({number}) {text}", style="dim")
     yield _speed_table(plan)
@@ -100,8 +100,8 @@ def _headline(plan: Plan) -> str:
 
 
 def _differences(plan: Plan) -> list[str]:
-    """Each way in which a row of the framework's table misleads, once."""
-    return list(dict.fromkeys(line.differs for line in plan.framework))
+    """Each thing that a row of size times bytes leaves out, once."""
+    return list(dict.fromkeys(line.differs for line in plan.nominal))
 
 
 def _table(title: str, *columns: str, left: int = 1) -> Table:
@@ -147,15 +147,15 @@ def _requests(plan: MemoryPlan) -> str:
     return f"{plan.requests:,}" if plan.fits else "[bold red]none[/]"
 
 
-def _framework_table(plan: Plan) -> Table:
+def _nominal_table(plan: Plan) -> Table:
     memory = plan.setup.device.advertised_bytes * plan.setup.tp / 1e9
     table = _table(
-        f"The framework's memory table, {memory:.0f} GB advertised, and its correction",
+        f"Memory by size times bytes, {memory:.0f} GB advertised, and corrected",
         "target + draft", "weights", "it says left", "may be used", "tokens plain",
         "one for one", "really", "see",
     )  # fmt: skip
     numbers = {text: number for number, text in enumerate(_differences(plan), start=1)}
-    for line in plan.framework:
+    for line in plan.nominal:
         table.add_row(
             f"{line.target_quantization} + {line.draft_quantization}",
             f"{line.weights_gb:.0f}",

@@ -23,11 +23,11 @@ def gains_csv(runs: Sequence[ReportRun]) -> str:
 def rules_csv(runs: Sequence[ReportRun]) -> str:
     """One line per run and rule."""
     rows = [
-        (run.name, j.rule, j.weight, j.result.outcome, j.result.says, " ".join(j.ids))
+        (run.name, j.rule, j.weight, j.result.outcome, j.result.says)
         for run in runs
         for j in run.decision.rules
     ]
-    return _csv(("run", "rule", "weight", "outcome", "says", "ids"), rows)
+    return _csv(("run", "rule", "weight", "outcome", "says"), rows)
 
 
 def requests_csv(runs: Sequence[ReportRun]) -> str:

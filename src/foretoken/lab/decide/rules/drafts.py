@@ -8,8 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from foretoken.lab.decide.evidence import Evidence, RuleResult, show_share
-from foretoken.lab.decide.kinds import RuleKind
+from foretoken.lab.decide.evidence import Evidence, RuleKind, RuleResult, show_share
 from foretoken.lab.decide.rules.speed import Nothing
 from foretoken.lab.records.results import AcceptanceBucket
 from foretoken.lab.stats.intervals import Interval
@@ -206,10 +205,10 @@ def temperature_mix(evidence: Evidence, given: TemperatureMix) -> RuleResult:
 
 
 ACCEPTANCE_RULES = (
-    RuleKind("acceptance_pays", ("V2", "K3", "L2"), Nothing, acceptance_pays),
-    RuleKind("p10_acceptance", ("V3",), LowTail, p10_acceptance),
-    RuleKind("temperatures", ("T1", "T2", "T4"), Temperatures, temperatures),
-    RuleKind("quantization_drop", ("Q1", "Q2"), QuantizationDrop, quantization_drop),
-    RuleKind("homogeneous", ("V7",), Nothing, homogeneous),
-    RuleKind("temperature_mix", ("T5",), TemperatureMix, temperature_mix),
+    RuleKind("acceptance_pays", Nothing, acceptance_pays),
+    RuleKind("p10_acceptance", LowTail, p10_acceptance),
+    RuleKind("temperatures", Temperatures, temperatures),
+    RuleKind("quantization_drop", QuantizationDrop, quantization_drop),
+    RuleKind("homogeneous", Nothing, homogeneous),
+    RuleKind("temperature_mix", TemperatureMix, temperature_mix),
 )

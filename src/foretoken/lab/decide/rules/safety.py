@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from foretoken.lab.decide.evidence import Evidence, RuleResult
-from foretoken.lab.decide.kinds import RuleKind
+from foretoken.lab.decide.evidence import Evidence, RuleKind, RuleResult
 from foretoken.lab.decide.rules.speed import Nothing
 from foretoken.lab.lint.known import engine_table
 from foretoken.lab.records.results import ArmSummary
@@ -170,10 +169,10 @@ def mixed_workload(evidence: Evidence, _: Nothing) -> RuleResult:
 
 
 SAFETY_RULES = (
-    RuleKind("outputs", (), Outputs, outputs),
-    RuleKind("errors", (), Errors, errors),
-    RuleKind("parameters_refused", (), Nothing, parameters_refused),
-    RuleKind("monitoring", ("V6",), Nothing, monitoring),
-    RuleKind("kv_squeeze", ("M6", "M8", "M11"), KvSqueeze, kv_squeeze),
-    RuleKind("mixed_workload", ("V4", "L5"), Nothing, mixed_workload),
+    RuleKind("outputs", Outputs, outputs),
+    RuleKind("errors", Errors, errors),
+    RuleKind("parameters_refused", Nothing, parameters_refused),
+    RuleKind("monitoring", Nothing, monitoring),
+    RuleKind("kv_squeeze", KvSqueeze, kv_squeeze),
+    RuleKind("mixed_workload", Nothing, mixed_workload),
 )

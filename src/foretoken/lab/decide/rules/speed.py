@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from foretoken.lab.decide.evidence import Evidence, RuleResult, judge_ratio, show
-from foretoken.lab.decide.kinds import RuleKind
+from foretoken.lab.decide.evidence import Evidence, RuleKind, RuleResult, judge_ratio, show
 from foretoken.lab.stats.intervals import unknown
 
 
@@ -178,14 +177,14 @@ def cost(evidence: Evidence, _: Nothing) -> RuleResult:
 
 
 SPEED_RULES = (
-    RuleKind("speedup", ("V1",), SpeedUp, speedup),
-    RuleKind("p99_tpot", ("V4",), Tolerance, p99_tpot),
-    RuleKind("ttft", ("V5",), Tolerance, ttft),
-    RuleKind("goodput", (), Tolerance, goodput),
-    RuleKind("restarts", (), Restarts, restarts),
-    RuleKind("steady", (), Nothing, steady),
-    RuleKind("client_lag", (), ClientLag, client_lag),
-    RuleKind("production_load", ("L6",), ProductionLoad, production_load),
-    RuleKind("output_length", ("L9",), OutputLength, output_length),
-    RuleKind("cost", (), Nothing, cost),
+    RuleKind("speedup", SpeedUp, speedup),
+    RuleKind("p99_tpot", Tolerance, p99_tpot),
+    RuleKind("ttft", Tolerance, ttft),
+    RuleKind("goodput", Tolerance, goodput),
+    RuleKind("restarts", Restarts, restarts),
+    RuleKind("steady", Nothing, steady),
+    RuleKind("client_lag", ClientLag, client_lag),
+    RuleKind("production_load", ProductionLoad, production_load),
+    RuleKind("output_length", OutputLength, output_length),
+    RuleKind("cost", Nothing, cost),
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from foretoken.lab.findings import Finding
 from foretoken.lab.plan.memory_plan import MemoryPlan
-from foretoken.lab.plan.nominal import FrameworkRow
+from foretoken.lab.plan.nominal import NominalRow
 from foretoken.lab.plan.predict import Prediction
 from foretoken.lab.plan.ranking import Choice, MethodOutlook
 from foretoken.lab.plan.setup import Setup
@@ -21,13 +21,12 @@ class PlanContext:
     prediction: Prediction
     outlooks: tuple[MethodOutlook, ...]
     choices: tuple[Choice, ...]
-    framework: tuple[FrameworkRow, ...]
+    nominal: tuple[NominalRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A named check and the ids of the framework's rules that it stands for."""
+    """A named check."""
 
     name: str
-    rules: tuple[str, ...]
     run: Callable[[PlanContext], Iterator[Finding]]

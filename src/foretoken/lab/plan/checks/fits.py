@@ -210,16 +210,16 @@ def _step_rows(context: PlanContext) -> Iterator[Finding]:
 
 
 MEMORY_CHECKS = (
-    Check("weights", ("M1",), _weights),
-    Check("kv_budget", ("M2", "M11"), _kv_budget),
-    Check("draft_kv", ("M6",), _draft_kv),
-    Check("draft_share", ("M7",), _draft_share),
-    Check("target_share", ("M8",), _target_share),
-    Check("headroom", ("M9",), _headroom),
-    Check("tp_symmetry", ("M10",), _tp_symmetry),
-    Check("ranks_divide", (), _ranks_divide),
-    Check("lookahead", ("M11",), _lookahead),
-    Check("long_context", ("M12",), _long_context),
-    Check("kv_quantization", ("Q5",), _kv_quantization),
-    Check("step_rows", ("L4",), _step_rows),
+    Check("weights", _weights),
+    Check("kv_budget", _kv_budget),
+    Check("draft_kv", _draft_kv),
+    Check("draft_share", _draft_share),
+    Check("target_share", _target_share),
+    Check("headroom", _headroom),
+    Check("tp_symmetry", _tp_symmetry),
+    Check("ranks_divide", _ranks_divide),
+    Check("lookahead", _lookahead),
+    Check("long_context", _long_context),
+    Check("kv_quantization", _kv_quantization),
+    Check("step_rows", _step_rows),
 )

@@ -112,22 +112,22 @@ def _ttft_bound(context: PlanContext) -> Iterator[Finding]:
         )
 
 
-def _framework(context: PlanContext) -> Iterator[Finding]:
-    wrong = [row for row in context.framework if row.budget_gb < 0 <= row.left_gb]
+def _nominal_table(context: PlanContext) -> Iterator[Finding]:
+    wrong = [row for row in context.nominal if row.budget_gb < 0 <= row.left_gb]
     for row in wrong:
         yield Finding(
-            check="framework_table",
+            check="nominal_table",
             level="note",
-            message=f"{row.target_quantization} + {row.draft_quantization}: the framework leaves "
-            f"{row.left_gb:.0f} GB; by its own formula it is {row.budget_gb:.0f} GB",
+            message=f"{row.target_quantization} + {row.draft_quantization}: size times bytes "
+            f"leaves {row.left_gb:.0f} GB; at this utilisation it is {row.budget_gb:.0f} GB",
         )
 
 
 LOAD_CHECKS = (
-    Check("hot_sampling", ("T3",), _hot_sampling),
-    Check("load_regime", ("L1", "L7", "L8"), _load_regime),
-    Check("schedule", ("L3",), _schedule),
-    Check("output_length", ("L9",), _output_length),
-    Check("ttft_bound", ("V5",), _ttft_bound),
-    Check("framework_table", ("M3", "M4", "M5"), _framework),
+    Check("hot_sampling", _hot_sampling),
+    Check("load_regime", _load_regime),
+    Check("schedule", _schedule),
+    Check("output_length", _output_length),
+    Check("ttft_bound", _ttft_bound),
+    Check("nominal_table", _nominal_table),
 )

@@ -1,4 +1,4 @@
-"""The framework's memory table in its own arithmetic and in the corrected one."""
+"""Memory by size times bytes, and the same with what that leaves out."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from foretoken.lab.plan.catalog import load_plan_model
 from foretoken.lab.plan.memory_plan import DraftLoad, plan_memory
-from foretoken.lab.plan.nominal import framework_table, nominal_billions
+from foretoken.lab.plan.nominal import nominal_billions, nominal_table
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
 
 PAIR = ("llama-3.1-70b", "llama-3.1-8b")
@@ -15,7 +15,7 @@ PAIR = ("llama-3.1-70b", "llama-3.1-8b")
 def table(memory_gb: float, utilization: float) -> dict[str, tuple[float, float, float]]:
     """(weights, left, budget) by quantizations."""
     target, draft = (load_plan_model(name, "t") for name in PAIR)
-    rows = framework_table(target, draft, memory_gb=memory_gb, utilization=utilization)
+    rows = nominal_table(target, draft, memory_gb=memory_gb, utilization=utilization)
     return {
         f"{row.target_quantization}+{row.draft_quantization}": (
             row.weights_gb,
@@ -52,7 +52,7 @@ def test_the_table_on_two_h200() -> None:
 
 def test_a_draft_costs_more_tokens_than_its_weights() -> None:
     target, draft = (load_plan_model(name, "t") for name in PAIR)
-    [row] = framework_table(target, draft, memory_gb=160, rows=[("int8", "bf16")])
+    [row] = nominal_table(target, draft, memory_gb=160, rows=[("int8", "bf16")])
     assert row.tokens_plain // 1000 == 225
     assert row.tokens_one_for_one // 1000 == 177
     assert row.tokens // 1000 == 126
@@ -61,7 +61,7 @@ def test_a_draft_costs_more_tokens_than_its_weights() -> None:
 
 def test_what_does_not_load_is_said() -> None:
     target, draft = (load_plan_model(name, "t") for name in PAIR)
-    [row] = framework_table(target, draft, memory_gb=160, rows=[("bf16", "bf16")])
+    [row] = nominal_table(target, draft, memory_gb=160, rows=[("bf16", "bf16")])
     assert "does not load" in row.differs
 
 

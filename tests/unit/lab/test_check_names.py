@@ -1,0 +1,22 @@
+"""Every check and rule of the lab stands in docs/deciding.md by its name, once."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from foretoken.lab.decide.policy import RULE_KINDS
+from foretoken.lab.lint.checks import LAUNCH_CHECKS, TRAFFIC_CHECKS
+from foretoken.lab.plan.planner import CHECKS
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "deciding.md"
+
+
+def test_the_document_lists_every_check_once() -> None:
+    table = DOCUMENT.read_text("utf-8").split("## Every check by its name")[1]
+    rows = re.findall(r"^\| ((?:plan|lint|policy): .+?) \|", table, re.MULTILINE)
+    written = Counter(name for row in rows for name in row.split(", "))
+    names = [f"plan: {check.name}" for check in CHECKS]
+    names += [f"lint: {check.name}" for check in LAUNCH_CHECKS]
+    names += [f"lint: {name}" for name in TRAFFIC_CHECKS]
+    names += [f"policy: {name}" for name in RULE_KINDS]
+    assert written == Counter(names)
