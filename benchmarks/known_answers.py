@@ -12,7 +12,7 @@ from typing import Any
 
 from foretoken.errors import EndpointError
 from foretoken.lab.http.client import Client
-from foretoken.lab.http.sse import parse_events
+from foretoken.lab.http.read_answer import parse_events
 from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.servers import serving
 

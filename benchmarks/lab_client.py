@@ -24,10 +24,9 @@ import numpy as np
 
 from foretoken.lab.http.client import EndpointConfig, connect
 from foretoken.lab.http.timed import now
-from foretoken.lab.measure.arrivals import Load
 from foretoken.lab.measure.driving import Stretch, drive
 from foretoken.lab.measure.servers import free_port
-from foretoken.lab.measure.workload import Item, take
+from foretoken.lab.measure.workload import Item, Load, take
 from foretoken.lab.records.results import RequestRecord
 
 CHUNKS, STEP_MS, WARM_UP = 16, 10, 64

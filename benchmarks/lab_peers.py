@@ -35,19 +35,19 @@ from peer_setup import convert_for_llama_cpp, install, process_environment, pyth
 from foretoken.errors import EndpointError, ForetokenError
 from foretoken.lab.analysis.fit import fit_arms
 from foretoken.lab.analysis.summary import counted
-from foretoken.lab.decide.policy import load_policy
+from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.decide.verdict import best_decision, decide
 from foretoken.lab.measure.ab import run_or_read
-from foretoken.lab.measure.arrivals import Load
-from foretoken.lab.measure.dial import BreakEven, dial_config, find_break_even, turned
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig, Sizes, WorkloadConfig
 from foretoken.lab.measure.segments import Segment
+from foretoken.lab.measure.sweep import BreakEven, dial_config, find_break_even, turned
+from foretoken.lab.measure.workload import Load
 from foretoken.lab.plain import to_plain
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings
 from foretoken.lab.plan.speedup import alpha_of_length
-from foretoken.lab.records.files import finished_ab, read_requests
 from foretoken.lab.records.results import RequestRecord
+from foretoken.lab.records.run_files import finished_ab, read_requests
 from foretoken.lab.stats.ratios import FEWEST_BLOCKS
 
 PEERS = ("vllm", "llama-cpp")

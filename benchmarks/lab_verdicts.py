@@ -11,8 +11,8 @@ import argparse
 import json
 from statistics import median
 
-from foretoken.lab.decide.policy import load_policy
 from foretoken.lab.decide.rehearsal import Played, Rehearsal, play
+from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.decide.verdict import SHIP
 
 LIMIT, ABOVE = 1.30, 1.43

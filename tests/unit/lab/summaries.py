@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.lab.records.files import LineWriter, write_json
 from foretoken.lab.records.results import (
     AbSummary,
     AcceptanceBucket,
@@ -19,6 +18,7 @@ from foretoken.lab.records.results import (
     Scrape,
     ServerInfo,
 )
+from foretoken.lab.records.run_files import LineWriter, write_json
 from foretoken.lab.stats.intervals import Interval, student_quantile
 
 METRICS = ("tpot_p50", "tpot_p95", "tpot_p99", "ttft_p50", "ttft_p99", "e2e_p50", "tokens_per_s")

@@ -18,7 +18,6 @@ from foretoken.lab.http.client import key_headers
 from foretoken.lab.http.timed import HttpPool
 from foretoken.lab.measure import servers
 from foretoken.lab.measure.ab import judge_mix, plan_ab, run_ab
-from foretoken.lab.measure.arrivals import Load
 from foretoken.lab.measure.bench import load_items, run_bench
 from foretoken.lab.measure.experiment import (
     AbConfig,
@@ -31,11 +30,12 @@ from foretoken.lab.measure.experiment import (
 )
 from foretoken.lab.measure.segments import Segment
 from foretoken.lab.measure.servers import serving
-from foretoken.lab.mock.loop import MockLaw
+from foretoken.lab.measure.workload import Load
+from foretoken.lab.mock.generation import MockLaw
 from foretoken.lab.mock.run import mock_running
 from foretoken.lab.mock.server import MockFaults, MockServer, Receive, Scope, Send
-from foretoken.lab.records.files import read_requests, read_scrapes, read_summary
 from foretoken.lab.records.results import AbSummary, Diagnosis, Gain, RequestRecord
+from foretoken.lab.records.run_files import read_requests, read_scrapes, read_summary
 from foretoken.lab.stats.intervals import Interval
 
 SLOW = MockLaw(step_s=0.008, prefill_s=0.004, seed=1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretoken.lab.analysis.buckets import summarize_acceptance
+from foretoken.lab.analysis.summary import summarize_acceptance
 from foretoken.lab.records.results import Acceptance, RequestRecord
 from foretoken.metrics import TEMPERATURE_EDGES
 

@@ -13,12 +13,10 @@ import pytest
 
 from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.client import Client, EndpointConfig, connect
-from foretoken.lab.http.origin import Origin
-from foretoken.lab.http.timed import HttpPool, now
-from foretoken.lab.measure.arrivals import Load
+from foretoken.lab.http.timed import HttpPool, Origin, now
 from foretoken.lab.measure.driving import Stretch, drive, instants
-from foretoken.lab.measure.workload import Item, take
-from foretoken.lab.mock.loop import MockLaw
+from foretoken.lab.measure.workload import Item, Load, take
+from foretoken.lab.mock.generation import MockLaw
 from foretoken.lab.mock.run import mock_running
 from foretoken.lab.mock.server import MockFaults, MockServer
 from foretoken.lab.records.results import RequestRecord

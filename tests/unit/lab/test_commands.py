@@ -10,7 +10,7 @@ import typer
 import typer.core
 
 from foretoken.cli.lab.app import lab_app
-from foretoken.lab.records.files import write_json
+from foretoken.lab.records.run_files import write_json
 from tests.unit.lab.summaries import ab, write_run
 
 GROUP = typer.main.get_command(lab_app)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.decide.policy import RULE_KINDS, default_text, load_policy
+from foretoken.lab.decide.ship_policy import RULE_KINDS, default_text, load_policy
 from foretoken.lab.decide.verdict import (
     DO_NOT_SHIP,
     NOT_YET,
@@ -19,8 +19,8 @@ from foretoken.lab.decide.verdict import (
     best_decision,
     decide,
 )
-from foretoken.lab.records.files import write_json
 from foretoken.lab.records.results import AbSummary, Equality
+from foretoken.lab.records.run_files import write_json
 from foretoken.lab.stats.intervals import Interval, unknown
 from tests.unit.lab.summaries import ab, around, bucket, gain, with_candidate, with_gain
 

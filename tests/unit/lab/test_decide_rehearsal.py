@@ -2,8 +2,8 @@
 
 import pytest
 
-from foretoken.lab.decide.policy import load_policy
 from foretoken.lab.decide.rehearsal import Rehearsal, play, rehearse
+from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.decide.verdict import DO_NOT_SHIP, SHIP
 
 

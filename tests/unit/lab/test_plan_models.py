@@ -8,10 +8,9 @@ import pytest
 from foretoken.checkpoint import packaged_model
 from foretoken.errors import CheckpointError, ConfigError, ModelNotFoundError
 from foretoken.lab.plan.bits import find_quantization, kv_element_bytes
-from foretoken.lab.plan.catalog import known_models, load_plan_model
 from foretoken.lab.plan.devices import find_device, known_devices
 from foretoken.lab.plan.memory_plan import kv_per_token, weight_bytes
-from foretoken.lab.plan.sizes import read_config
+from foretoken.lab.plan.sizes import known_models, load_plan_model, read_config
 from foretoken.shape import ModelShape
 
 PUBLISHED = {  # billions of weights, from the models' cards

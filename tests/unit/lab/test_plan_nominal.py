@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from foretoken.lab.plan.catalog import load_plan_model
-from foretoken.lab.plan.memory_plan import DraftLoad, plan_memory
-from foretoken.lab.plan.nominal import nominal_billions, nominal_table
+from foretoken.lab.plan.memory_plan import DraftLoad, nominal_billions, nominal_table, plan_memory
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
+from foretoken.lab.plan.sizes import load_plan_model
 
 PAIR = ("llama-3.1-70b", "llama-3.1-8b")
 

@@ -11,15 +11,16 @@ from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.predict import predict
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
 from foretoken.lab.plan.speedup import (
+    MeasuredCost,
     acceptance_length,
     acceptance_rate,
     alpha_of_length,
     best_k,
     break_even_rate,
     ceiling,
+    next_step,
     speed_up,
 )
-from foretoken.lab.plan.tuning import MeasuredCost, next_step
 
 PAIR: dict[str, Any] = {
     "target": "llama-3.1-70b",

@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 
-from foretoken.lab.http.sse import parse_events
+from foretoken.lab.http.read_answer import parse_events
 from foretoken.lab.http.timed import Answer, HttpPool, Incoming
 from foretoken.lab.measure.traces import load_workload
-from foretoken.lab.mock.loop import MockLaw
+from foretoken.lab.mock.generation import MockLaw
 from foretoken.lab.mock.run import mock_running
 from foretoken.lab.mock.server import MockFaults, MockServer, Receive, Scope, Send
-from foretoken.lab.records.files import LineWriter
 from foretoken.lab.records.proxy import RecordConfig, RecordingProxy
-from foretoken.lab.records.recording import Prompts, redact_secrets
+from foretoken.lab.records.recording import Prompts
+from foretoken.lab.records.run_files import LineWriter
+from foretoken.lab.records.secrets import redact_secrets, redact_word
 
 LAW = MockLaw(step_s=0.002, prefill_s=0.002, k=3, alpha=0.7, seed=1)
 BODY: dict[str, Any] = {"prompt": "my key is sk-abcdefghijklmnop1234", "max_tokens": 9,
@@ -327,6 +328,19 @@ def test_a_full_disk_does_not_stop_the_traffic() -> None:
 )
 def test_secrets_are_taken_out(text: str, left: str) -> None:
     assert redact_secrets(text) == left
+
+
+@pytest.mark.parametrize(
+    ("word", "left"),
+    [
+        ("sk-short", "[redacted]"),
+        ("--api-key=abc", "--api-key=[redacted]"),
+        ("vllm serve x --hf-token hf_abcdefghijklmnopqrstuv", "vllm serve x --hf-token [redacted]"),
+        ("--max-tokens=128", "--max-tokens=128"),
+    ],
+)
+def test_words_of_a_command_line_lose_secrets_however_short(word: str, left: str) -> None:
+    assert redact_word(word) == left
 
 
 def test_the_command_says_what_it_recorded_when_it_is_stopped(tmp_path: Path) -> None:

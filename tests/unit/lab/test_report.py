@@ -14,14 +14,14 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
-from foretoken.lab.decide.policy import load_policy
-from foretoken.lab.records.files import write_json
+from foretoken.lab.decide.ship_policy import load_policy
+from foretoken.lab.records.run_files import write_json
 from foretoken.lab.report.accepted import by_position, lengths_by_k
 from foretoken.lab.report.canvas import as_svg, house_style
 from foretoken.lab.report.figures import ONE_RUN, load_plots, run_plots
+from foretoken.lab.report.html import Stamp, write_report
 from foretoken.lab.report.judged import names_of, read_runs
 from foretoken.lab.report.loads import crossing_load
-from foretoken.lab.report.page import Stamp, write_report
 from foretoken.lab.report.times import label
 from foretoken.lab.stats.intervals import Interval
 from tests.unit.lab.summaries import ab, arm, bucket, with_candidate, write_run

@@ -9,14 +9,6 @@ import pytest
 
 from foretoken.errors import ConfigError
 from foretoken.lab.plain import from_plain, to_plain
-from foretoken.lab.records.files import (
-    LineWriter,
-    finished_ab,
-    read_ab,
-    read_requests,
-    read_summary,
-    write_json,
-)
 from foretoken.lab.records.results import (
     AbSummary,
     Acceptance,
@@ -25,6 +17,14 @@ from foretoken.lab.records.results import (
     RequestRecord,
     RunSummary,
     ServerInfo,
+)
+from foretoken.lab.records.run_files import (
+    LineWriter,
+    finished_ab,
+    read_ab,
+    read_requests,
+    read_summary,
+    write_json,
 )
 from foretoken.lab.stats.intervals import Interval, unknown
 from tests.unit.lab.summaries import ab

@@ -14,10 +14,17 @@ from foretoken.errors import ConfigError
 from foretoken.lab.lint.checks import lint
 from foretoken.lab.lint.launches import read_source
 from foretoken.lab.lint.pairs import Machine
-from foretoken.lab.measure.dial import _crossing, dial_config, turned
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig, Sizes, WorkloadConfig
-from foretoken.lab.measure.sweep import apply, cells_of, folder_of, run_sweep
-from foretoken.lab.records.files import read_summary
+from foretoken.lab.measure.sweep import (
+    _crossing,
+    apply,
+    cells_of,
+    dial_config,
+    folder_of,
+    run_sweep,
+    turned,
+)
+from foretoken.lab.records.run_files import read_summary
 
 MOCK = f"{sys.executable} -m foretoken lab mock --port {{port}} --step-ms 4 --restart-sd 0"
 CONFIG = AbConfig(

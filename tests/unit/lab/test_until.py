@@ -14,7 +14,7 @@ from foretoken.cli.lab.options import Shortcuts, parse_prices
 from foretoken.cli.lab.sweep import dial
 from foretoken.errors import ConfigError
 from foretoken.lab.decide import until
-from foretoken.lab.decide.policy import load_policy
+from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.decide.until import MOST_LOOKS, Patience, run_until_decided
 from foretoken.lab.decide.verdict import NOT_YET, SHIP, Decision, decide
 from foretoken.lab.measure.experiment import (
@@ -24,8 +24,8 @@ from foretoken.lab.measure.experiment import (
     WorkloadConfig,
     load_settings,
 )
-from foretoken.lab.records.files import SUMMARY, write_json
 from foretoken.lab.records.results import AbSummary
+from foretoken.lab.records.run_files import SUMMARY, write_json
 from tests.unit.lab.summaries import ab as ab_summary
 
 POLICY = """

@@ -12,10 +12,8 @@ from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
 from foretoken.lab.http.client import EndpointConfig, connect
-from foretoken.lab.measure.lossless import Verified, verify
-from foretoken.lab.measure.verify_plan import VerifyPlan
-from foretoken.lab.mock.language import MockModel
-from foretoken.lab.mock.loop import MockLaw
+from foretoken.lab.measure.lossless import Verified, VerifyPlan, verify
+from foretoken.lab.mock.generation import MockLaw, MockModel
 from foretoken.lab.mock.run import mock_running
 from foretoken.lab.mock.server import MockFaults, MockServer
 from foretoken.lab.stats.permutation import compare_samples, holm_rejects

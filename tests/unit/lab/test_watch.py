@@ -13,19 +13,21 @@ from rich.console import Console
 
 from foretoken.cli.lab.watch import bars, picture
 from foretoken.errors import ConfigError, EndpointError
-from foretoken.lab.analysis.window import (
+from foretoken.lab.http.timed import HttpPool
+from foretoken.lab.measure.watch import (
     Alarm,
     Reading,
     Targets,
+    WatchConfig,
     blank_reading,
     bucket_quantile,
     drifting,
     find_alarms,
     parse_buckets,
+    render_page,
+    watch,
 )
-from foretoken.lab.http.timed import HttpPool
-from foretoken.lab.measure.watch import WatchConfig, render_page, watch
-from foretoken.lab.mock.loop import MockLaw
+from foretoken.lab.mock.generation import MockLaw
 from foretoken.lab.mock.run import mock_running
 from foretoken.lab.mock.server import MockServer
 

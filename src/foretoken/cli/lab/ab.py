@@ -84,7 +84,7 @@ def ab(
 def _until_decided(
     settings: "AbConfig", shared: Measuring, watch: "LiveView", given: tuple[Path | None, float]
 ) -> "AbSummary":
-    from foretoken.lab.decide.policy import load_policy
+    from foretoken.lab.decide.ship_policy import load_policy
     from foretoken.lab.decide.until import Patience, run_until_decided
     from foretoken.lab.decide.verdict import Decision
 

@@ -41,10 +41,10 @@ def decide(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Ship, do not ship, or not yet: every rule with its number, interval and what is missing."""
-    from foretoken.lab.decide.policy import default_text, load_policy
+    from foretoken.lab.decide.ship_policy import default_text, load_policy
     from foretoken.lab.decide.verdict import EXIT_CODES, best_decision
     from foretoken.lab.decide.verdict import decide as judge
-    from foretoken.lab.records.files import read_ab
+    from foretoken.lab.records.run_files import read_ab
 
     if show_policy:
         print(default_text(), end="")
@@ -63,8 +63,8 @@ def decide(
 
 
 def _reference(run: Path) -> "ArmSummary":
-    from foretoken.lab.records.files import read_summary
     from foretoken.lab.records.results import AbSummary
+    from foretoken.lab.records.run_files import read_summary
 
     summary = read_summary(run)
     return summary.arm(summary.candidate) if isinstance(summary, AbSummary) else summary.arm
@@ -88,7 +88,7 @@ def _document(policy: str, decisions: list["Decision"], best: "Overall") -> dict
 def _print(decisions: list["Decision"], best: "Overall") -> None:
     from rich.console import Console
 
-    from foretoken.lab.decide.wording import print_decision
+    from foretoken.lab.decide.verdict import print_decision
 
     console = Console(highlight=False)
     for decision in decisions:

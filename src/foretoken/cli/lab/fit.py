@@ -30,7 +30,7 @@ def fit(
     from foretoken.lab.analysis.fit import fit_arms
     from foretoken.lab.analysis.summary import counted
     from foretoken.lab.plain import to_plain
-    from foretoken.lab.records.files import read_ab, read_requests, write_json
+    from foretoken.lab.records.run_files import read_ab, read_requests, write_json
 
     summary = read_ab(run, "RUN")
     records = read_requests(run)
@@ -93,7 +93,7 @@ def whatif(
     from foretoken.lab.analysis.summary import counted
     from foretoken.lab.analysis.whatif import Costs, WhatIf, what_if, what_if_looked_up
     from foretoken.lab.plain import to_plain
-    from foretoken.lab.records.files import read_ab, read_requests
+    from foretoken.lab.records.run_files import read_ab, read_requests
 
     summary = read_ab(run, "RUN")
     records = counted(read_requests(run), summary.candidate)

@@ -19,8 +19,7 @@ def mock(
     seed: Annotated[int | None, typer.Option(help="Of its luck.", show_default=False)] = None,
 ) -> None:
     """Serve made-up words at a known pace and with known acceptance."""
-    from foretoken.lab.mock.language import MockModel
-    from foretoken.lab.mock.loop import MockLaw
+    from foretoken.lab.mock.generation import MockLaw, MockModel
     from foretoken.lab.mock.run import bind, serve
     from foretoken.lab.mock.server import MockServer
 

@@ -10,7 +10,7 @@ import typer
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretoken.lab.plan.tuning import MeasuredCost
+    from foretoken.lab.plan.speedup import MeasuredCost
 
 EXIT_DOES_NOT_FIT = 1
 EPILOG = (
@@ -92,7 +92,7 @@ def _run(given: dict[str, Any], measured: str | None, config: Path | None, as_js
     from foretoken.lab.plan.planner import build_plan
     from foretoken.lab.plan.setup import PlanSettings
     from foretoken.lab.plan.show import plan_document, print_plan
-    from foretoken.lab.plan.tuning import next_step
+    from foretoken.lab.plan.speedup import next_step
 
     written = read_yaml(config) if config is not None else {}
     options = {key: value for key, value in given.items() if value is not None}
@@ -111,7 +111,7 @@ def parse_measured(text: str, k: int) -> "MeasuredCost":
     Raises:
         ConfigError: neither three numbers nor such a file, or out of range.
     """
-    from foretoken.lab.plan.tuning import MeasuredCost
+    from foretoken.lab.plan.speedup import MeasuredCost
 
     path = Path(text)
     if path.suffix == ".json" or path.is_file():

@@ -30,10 +30,10 @@ def record(
     on until Ctrl-C or SIGTERM. Exit code 0: all is written; 1: some requests are not, as when the
     disk is full; 2: wrong settings.
     """
-    from foretoken.lab.http.origin import Origin
+    from foretoken.lab.http.timed import Origin
     from foretoken.lab.mock.run import bind, serve
-    from foretoken.lab.records.files import LineWriter
     from foretoken.lab.records.proxy import RecordConfig, RecordingProxy
+    from foretoken.lab.records.run_files import LineWriter
 
     if prompts not in ("keep", "hash", "none"):
         raise ConfigError("--prompts", prompts, "keep, hash or none")

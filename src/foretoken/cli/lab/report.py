@@ -31,9 +31,9 @@ def report(
 ) -> None:
     """One self-contained HTML page with the verdict and every plot, and PNG, CSV, JSON lines."""
     import foretoken
-    from foretoken.lab.decide.policy import load_policy
+    from foretoken.lab.decide.ship_policy import load_policy
+    from foretoken.lab.report.html import Stamp, write_report
     from foretoken.lab.report.judged import read_runs
-    from foretoken.lab.report.page import Stamp, write_report
 
     rules = load_policy(policy, tuple(changes or ()))
     folder = out or runs[0] / "report"

@@ -86,8 +86,8 @@ def dial(
     """
     from foretoken.cli.lab.progress import live_view
     from foretoken.cli.lab.tables import console, show_number
-    from foretoken.lab.measure.dial import DialPlan, levels_of, run_dial
     from foretoken.lab.measure.experiment import AbConfig
+    from foretoken.lab.measure.sweep import DialPlan, levels_of, run_dial
     from foretoken.lab.plain import to_plain
 
     settings = shared.settings(AbConfig, arms_of(baseline, candidate))

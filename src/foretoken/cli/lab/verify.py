@@ -9,8 +9,7 @@ from foretoken.cli.lab.options import BaselineOption, CandidateOption, arms_of, 
 from foretoken.cli.lab.shared import Measuring, measuring
 
 if TYPE_CHECKING:
-    from foretoken.lab.measure.lossless import DistributionCheck, TextCheck, Verified
-    from foretoken.lab.measure.verify_plan import VerifyPlan
+    from foretoken.lab.measure.lossless import DistributionCheck, TextCheck, Verified, VerifyPlan
 
 EXIT_NOTHING, EXIT_DIFFERENT = 1, 4
 
@@ -79,7 +78,7 @@ def _text(check: "TextCheck") -> str:
 
 
 def _sampled(check: "DistributionCheck") -> str:
-    from foretoken.lab.measure.verify_plan import describe
+    from foretoken.lab.measure.lossless import describe
 
     name = describe(check.parameters)
     if check.refused is not None:
@@ -95,7 +94,7 @@ def _sampled(check: "DistributionCheck") -> str:
 def _show(found: "Verified") -> None:
     """What it comes to; a test that fails only beside the others is said here too."""
     from foretoken.cli.lab.tables import console
-    from foretoken.lab.measure.verify_plan import describe
+    from foretoken.lab.measure.lossless import describe
 
     show = console()
     for check in found.distributions:

@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from foretoken.lab.analysis.window import Alarm, Reading, Targets
+    from foretoken.lab.measure.watch import Alarm, Reading, Targets
 
 _BARS = "".join(chr(0x2581 + n) for n in range(8))
 _WIDTH = 60
@@ -40,8 +40,7 @@ def watch(
     5: no metrics at the start.
     """
     from foretoken.cli.lab.tables import console
-    from foretoken.lab.analysis.window import Targets
-    from foretoken.lab.measure.watch import WatchConfig
+    from foretoken.lab.measure.watch import Targets, WatchConfig
     from foretoken.lab.measure.watch import watch as follow
 
     p50, p99 = _baseline_tpot(baseline)
@@ -64,7 +63,7 @@ def watch(
 
 
 def _baseline_tpot(folder: Path | None) -> tuple[float | None, float | None]:
-    from foretoken.lab.records.files import read_ab
+    from foretoken.lab.records.run_files import read_ab
 
     if folder is None:
         return None, None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.lab.decide.policy import ShipPolicy
+from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.decide.verdict import NOT_YET, decide
 from foretoken.lab.records.results import AbSummary, ArmSummary, Equality, Gain, ServerInfo
 from foretoken.lab.stats.intervals import Floats, Interval, student_quantile

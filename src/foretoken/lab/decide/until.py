@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foretoken.lab.decide.policy import ShipPolicy
+from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.decide.verdict import NOT_YET, Decision, decide
 from foretoken.lab.http.timed import now
 from foretoken.lab.measure.ab import run_ab

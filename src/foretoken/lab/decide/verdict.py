@@ -1,4 +1,4 @@
-"""From the rules' answers to one word, and from several runs to the best of them.
+"""From the rules' answers to one word, from several runs to the best of them, and how it is shown.
 
 DO NOT SHIP if a rule that has to pass or may not fail has failed; NOT YET if one that has to pass
 is open; else SHIP.
@@ -10,8 +10,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich import box
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
 from foretoken.lab.decide.evidence import Evidence, RuleResult
-from foretoken.lab.decide.policy import ShipPolicy
+from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.records.results import AbSummary, ArmSummary
 
 SHIP, DO_NOT_SHIP, NOT_YET = "SHIP", "DO NOT SHIP", "NOT YET"
@@ -170,3 +176,61 @@ def _by_load(decision: Decision, group: Sequence[Decision]) -> str:
         f"at {decision.load:.2g} requests/s: {decision.sentence}. It would ship at {loads} "
         "requests/s: let k fall to 0 above, or leave the other loads out"
     )
+
+
+COLOURS = {SHIP: "green", DO_NOT_SHIP: "red", NOT_YET: "yellow"}
+MARKS = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
+
+
+def print_decision(console: Console, decision: Decision, *, full: bool = True) -> None:
+    """The verdict's panel, and with `full` the rules below it."""
+    colour = COLOURS[decision.verdict]
+    body = Text(decision.sentence)
+    if decision.needed_blocks is not None:
+        body.append(f"\n{measure_more(decision)}", style="bold")
+    console.print(
+        Panel(body, title=f"[bold {colour}]{decision.verdict}[/] {decision.run}",
+              title_align="left", border_style=colour)
+    )  # fmt: skip
+    if full:
+        console.print(_rules(decision.rules))
+
+
+def measure_more(decision: Decision) -> str:
+    """What is missing, in blocks and minutes."""
+    needed = decision.needed_blocks or 0
+    more = max(0, needed - decision.num_blocks)
+    return f"measure {more} more blocks ({needed} in all{_took(decision)}) and decide again"
+
+
+def _took(decision: Decision) -> str:
+    if not decision.more_seconds:
+        return ""
+    minutes = decision.more_seconds / 60
+    return f", about {minutes:.0f} minutes" if minutes >= 1.5 else ", a minute or less"
+
+
+def _rules(rules: Sequence[Judged]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("rule", "weight", "answer", "what was seen"):
+        table.add_column(name, no_wrap=name != "what was seen", overflow="fold")
+    for judged in rules:
+        result = judged.result
+        style = "dim" if judged.weight == "note" else MARKS[result.outcome]
+        text = Text(result.says, style="dim" if judged.weight == "note" else "")
+        missing = [
+            f"{n} {what} in all"
+            for n, what in ((result.needed_blocks, "blocks"), (result.needed_requests, "requests"))
+            if n
+        ]
+        if missing:
+            text.append(f"\n-> {', '.join(missing)}", style="italic")
+        if result.advice and result.outcome != "pass":
+            text.append(f"\n-> {result.advice}", style="italic")
+        table.add_row(
+            judged.rule,
+            judged.weight,
+            Text(result.outcome, style=style),
+            text,
+        )
+    return table

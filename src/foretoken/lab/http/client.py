@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foretoken.errors import ConfigError, EndpointError, ForetokenError
-from foretoken.lab.http.answers import ReadingOptions, failed, read_answer
+from foretoken.lab.http.read_answer import ReadingOptions, failed, read_answer
 from foretoken.lab.http.timed import HttpPool, TransportError, now
 from foretoken.lab.measure.workload import Item
 from foretoken.lab.records.results import RequestRecord, ServerInfo

@@ -1,16 +1,22 @@
 """What a text is: commands that start servers, settings, requests, names of metrics.
 
-Pulls the same few values out of shell text, YAML, JSON and JSON lines. Judges nothing.
+Pulls the same few values out of shell text, YAML, JSON and JSON lines; judges nothing. Also what
+each engine knows, from the TOML files beside this one, and how a check of a launch is declared.
 """
 
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import yaml
+
+from foretoken.lab.findings import Finding
 
 ENGINES = ("vllm", "llama.cpp", "foretoken")
 _METRIC = re.compile(r"\b(?:vllm|llamacpp|sglang|foretoken):[a-zA-Z_][a-zA-Z0-9_]*")
@@ -242,3 +248,36 @@ def _value(text: str | bool) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+_FILES = {"vllm": "vllm.toml", "llama.cpp": "llama_cpp.toml"}
+
+
+@cache
+def engine_table(engine: str) -> dict[str, Any]:
+    """The data of `engine`; empty for one without a file."""
+    if engine not in _FILES:
+        return {}
+    file = resources.files("foretoken.lab.lint").joinpath(_FILES[engine])
+    return tomllib.loads(file.read_text("utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchCheck:
+    """A named check of one launch, and the engines it is for."""
+
+    name: str
+    engines: tuple[str, ...]
+    run: Callable[[Launch], Iterator[Finding]]
+
+
+def number(value: object) -> int | None:
+    """`value` as an integer, if it is one."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    try:
+        return int(str(value))
+    except ValueError:
+        return None

@@ -4,8 +4,7 @@ import difflib
 from collections.abc import Iterator
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.known import LaunchCheck, engine_table
-from foretoken.lab.lint.launches import Launch
+from foretoken.lab.lint.launches import Launch, LaunchCheck, engine_table
 
 _VLLM = ("vllm",)
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from foretoken.config import EngineConfig
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.known import LaunchCheck, engine_table, number
-from foretoken.lab.lint.launches import Launch
+from foretoken.lab.lint.launches import Launch, LaunchCheck, engine_table, number
 
 _LLAMA = ("llama.cpp",)
 _DRAFTS = ("spec-draft-model", "md", "model-draft", "hfd", "hf-repo-draft")

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from foretoken.checkpoint import PACKAGED
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.known import number
-from foretoken.lab.lint.launches import Launch
+from foretoken.lab.lint.launches import Launch, number
 from foretoken.lab.plan.bits import QUANTIZATIONS
-from foretoken.lab.plan.catalog import known_models
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import METHODS, PlanSettings
+from foretoken.lab.plan.sizes import known_models
 
 PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
 """Checks of the plan that a launch can fail."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.known import engine_table
+from foretoken.lab.lint.launches import engine_table
 
 REFUSED_CHECK = "refused_parameter"
 METRIC_CHECK = "metric_name"

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.known import LaunchCheck, engine_table, number
-from foretoken.lab.lint.launches import Launch
+from foretoken.lab.lint.launches import Launch, LaunchCheck, engine_table, number
 
 _VLLM = ("vllm",)
 _HEADS = ("eagle", "eagle3", "mtp")

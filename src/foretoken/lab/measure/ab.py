@@ -23,9 +23,14 @@ from foretoken.lab.measure.bench import (
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig, RunConfig
 from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd
 from foretoken.lab.measure.workload import Item
-from foretoken.lab.records.files import SUMMARY, finished_ab, read_requests, write_json
-from foretoken.lab.records.provenance import describe_client
 from foretoken.lab.records.results import AbSummary, Diagnosis, Gain
+from foretoken.lab.records.run_files import (
+    SUMMARY,
+    describe_client,
+    finished_ab,
+    read_requests,
+    write_json,
+)
 
 
 def plan_ab(config: AbConfig, items: Sequence[Item]) -> list[Segment]:

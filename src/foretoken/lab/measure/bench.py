@@ -13,14 +13,12 @@ from pathlib import Path
 from foretoken.errors import ConfigError
 from foretoken.lab.analysis.summary import ArmData, summarize_arm
 from foretoken.lab.http.timed import now
-from foretoken.lab.measure.arrivals import Load
 from foretoken.lab.measure.experiment import ArmConfig, RunConfig, Sizes, WorkloadConfig
 from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd, measure
 from foretoken.lab.measure.traces import load_workload
-from foretoken.lab.measure.workload import Item, only, take, with_settings, with_temperatures
-from foretoken.lab.records.files import SUMMARY, read_requests, write_json
-from foretoken.lab.records.provenance import describe_client
+from foretoken.lab.measure.workload import Item, Load, only, take, with_settings, with_temperatures
 from foretoken.lab.records.results import RequestRecord, RunSummary
+from foretoken.lab.records.run_files import SUMMARY, describe_client, read_requests, write_json
 
 Watch = Callable[[Segment, RequestRecord | None], None]
 """Told of every segment that begins (None) and of every request that ends."""

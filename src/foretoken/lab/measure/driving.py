@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.errors import ConfigError
-from foretoken.lab.http.answers import ReadingOptions
 from foretoken.lab.http.client import Client
+from foretoken.lab.http.read_answer import ReadingOptions
 from foretoken.lab.http.timed import now
-from foretoken.lab.measure.arrivals import Load, draw_arrivals
-from foretoken.lab.measure.workload import Item
+from foretoken.lab.measure.workload import Item, Load, draw_arrivals
 from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.stats.intervals import Floats
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foretoken.errors import ConfigError
-from foretoken.lab.measure.arrivals import Load
+from foretoken.lab.measure.workload import Load
 from foretoken.lab.plain import from_plain
 
 T = TypeVar("T")

@@ -15,14 +15,13 @@ from foretoken.errors import ConfigError
 from foretoken.lab.http.client import Client, key_headers
 from foretoken.lab.http.scraping import GAUGES, grown, scrape
 from foretoken.lab.http.timed import HttpPool, now
-from foretoken.lab.measure.arrivals import Load
 from foretoken.lab.measure.driving import Stretch, drive
 from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.servers import serving
-from foretoken.lab.measure.workload import Item
+from foretoken.lab.measure.workload import Item, Load
 from foretoken.lab.plain import from_plain
-from foretoken.lab.records.files import REQUESTS, SCRAPES, LineWriter, read_requests, write_json
 from foretoken.lab.records.results import RequestRecord, Scrape, ServerInfo
+from foretoken.lab.records.run_files import REQUESTS, SCRAPES, LineWriter, read_requests, write_json
 
 SEGMENTS = "segments.jsonl"
 CONFIG = "config.json"

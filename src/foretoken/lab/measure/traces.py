@@ -15,7 +15,7 @@ from typing import Any
 
 from foretoken.errors import ConfigError
 from foretoken.lab.measure.workload import Item
-from foretoken.lab.mock.language import WORDS
+from foretoken.lab.mock.generation import WORDS
 
 FORMATS = ("jsonl", "lines", "sharegpt", "spec-bench", "mooncake", "azure", "burstgpt")
 _KNOWN = {"index", "prompt", "messages", "max_tokens", "temperature", "seed", "parameters",

@@ -13,12 +13,10 @@ from typing import Any
 from foretoken.errors import ConfigError
 from foretoken.lab.measure.bench import load_items
 from foretoken.lab.measure.experiment import ArmConfig, WorkloadConfig
-from foretoken.lab.measure.lossless import Follow, Verified, verify
+from foretoken.lab.measure.lossless import KINDS, Follow, Verified, VerifyPlan, verify
 from foretoken.lab.measure.servers import serving
-from foretoken.lab.measure.verify_plan import KINDS, VerifyPlan
 from foretoken.lab.plain import from_plain, to_plain
-from foretoken.lab.records.files import write_json
-from foretoken.lab.records.provenance import describe_client
+from foretoken.lab.records.run_files import describe_client, write_json
 
 RESULT = "verify.json"
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretoken.lab.http.timed import now
-from foretoken.lab.mock.language import WORDS, MockModel
-from foretoken.lab.mock.loop import MockEngine, MockJob, MockLaw, Timing
+from foretoken.lab.mock.generation import WORDS, MockEngine, MockJob, MockLaw, MockModel, Timing
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 from foretoken.lab.findings import Finding
 from foretoken.lab.plan.checks.context import PlanContext
-from foretoken.lab.plan.checks.draft import DRAFT_CHECKS
 from foretoken.lab.plan.checks.fits import MEMORY_CHECKS
-from foretoken.lab.plan.checks.load import LOAD_CHECKS, draft_schedule
+from foretoken.lab.plan.checks.pays import LOAD_CHECKS, draft_schedule
+from foretoken.lab.plan.checks.suits import DRAFT_CHECKS
 from foretoken.lab.plan.commands import ready_commands
 from foretoken.lab.plan.memory_plan import (
     DraftLoad,
     MemoryPlan,
+    NominalRow,
     draft_load,
+    nominal_table,
     overhead_bytes,
     plan_memory,
 )
-from foretoken.lab.plan.nominal import NominalRow, nominal_table
 from foretoken.lab.plan.predict import Prediction, predict
 from foretoken.lab.plan.ranking import Choice, MethodOutlook, method_outlooks, rank_methods
 from foretoken.lab.plan.setup import PlanSettings, Setup, resolve_setup

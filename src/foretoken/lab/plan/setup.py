@@ -12,9 +12,8 @@ from typing import Any, Self
 from foretoken.config.quantization import check_kv_cache
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.bits import Quantization, find_quantization, kv_element_bytes
-from foretoken.lab.plan.catalog import load_plan_model
 from foretoken.lab.plan.devices import Device, find_device
-from foretoken.lab.plan.sizes import PlanModel
+from foretoken.lab.plan.sizes import PlanModel, load_plan_model
 from foretoken.shape import memory as formula
 
 METHODS = ("draft_model", "ngram", "suffix", "eagle3", "mtp", "none")

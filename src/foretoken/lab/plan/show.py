@@ -21,7 +21,7 @@ from foretoken.lab.plan.roofline import (
     EAGER_STEP_S_PER_LAYER,
     EXCHANGE_LATENCY_S,
 )
-from foretoken.lab.plan.tuning import NextStep
+from foretoken.lab.plan.speedup import NextStep
 
 _FEWEST_OF_NOMINAL = 500_000_000
 """The table of size times bytes is in gigabytes; a smaller target has zeros there."""

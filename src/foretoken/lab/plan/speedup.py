@@ -1,11 +1,14 @@
-"""The arithmetic of speculation: tokens per step, its cost, break-even, the best k.
+"""The arithmetic of speculation, and the next step from a measurement: another k or draft, or off.
 
 Pure functions of four numbers. k: drafts per verification. V: seconds of a verifying step over a
 plain one at the same batch. c: seconds of a draft step over a plain one. alpha: chance that a
-draft is accepted given that all before it were. Leviathan et al. (2022), section 3, with V added.
+draft is accepted given that all before it were. `next_step` decides by cost: what a verification
+yields against what it takes, at the load it was measured. The raw acceptance rate is never compared
+with a fixed number, for it falls with k by itself.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 MOST_K = 16
 
@@ -57,3 +60,88 @@ def best_k(alpha: float, verify_costs: Sequence[float], draft_cost: float) -> tu
         if found > gain * (1.01 if best else 1.0):
             best, gain = k, found
     return best, gain
+
+
+WORTH_IT = 1.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCost:
+    """What `fit` or the server's own counters say about one load."""
+
+    k: int
+    """Drafts per verification."""
+    acceptance_length: float
+    """Tokens per verification, 1 to k + 1."""
+    verify_cost: float
+    """V at this k."""
+    draft_cost: float
+    """c."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextStep:
+    """What to try next, and what it should bring."""
+
+    action: str
+    """`keep`, `raise_k`, `lower_k`, `cheaper_draft`, `better_draft` or `leave_off`."""
+    k: int
+    speed_up: float
+    """Of the measured setting."""
+    expected: float
+    """Of the proposed one, if acceptance is independent of position: an estimate."""
+    break_even_rate: float
+    rate: float
+    reason: str
+
+
+def next_step(cost: MeasuredCost) -> NextStep:
+    """Name the next tuning step.
+
+    V at another k is interpolated linearly from V at the measured one.
+    """
+    alpha = alpha_of_length(cost.acceptance_length, cost.k)
+    now = speed_up(cost.acceptance_length, cost.verify_cost, cost.draft_cost, cost.k)
+    per_row = (cost.verify_cost - 1.0) / cost.k
+
+    def gain(k: int) -> float:
+        return speed_up(acceptance_length(alpha, k), 1.0 + per_row * k, cost.draft_cost, k)
+
+    best = max(range(1, MOST_K + 1), key=gain)
+    action, reason = _decide(cost, alpha, now, (best, gain(best)))
+    return NextStep(
+        action=action,
+        k=best if action in ("raise_k", "lower_k") else cost.k,
+        speed_up=now,
+        expected=gain(best),
+        break_even_rate=break_even_rate(cost.verify_cost, cost.draft_cost, cost.k),
+        rate=acceptance_rate(alpha, cost.k),
+        reason=reason,
+    )
+
+
+def _decide(
+    cost: MeasuredCost, alpha: float, now: float, best: tuple[int, float]
+) -> tuple[str, str]:
+    k, gain = best
+    if gain < 1.0:
+        if cost.k * cost.draft_cost > cost.verify_cost - 1.0 and alpha > 0.5:
+            return "cheaper_draft", (
+                f"no k pays: drafting costs {cost.k * cost.draft_cost:.2f} plain steps per "
+                f"verification although {alpha:.0%} of drafts in reach are accepted"
+            )
+        return "leave_off", (
+            f"no k pays at this load: the best, k = {k}, is {gain:.2f}x, and at alpha "
+            f"{alpha:.2f} no cost could be below one step"
+        )
+    if gain > now * 1.03 and k != cost.k:
+        word = "raise_k" if k > cost.k else "lower_k"
+        return word, f"k = {k} should give {gain:.2f}x instead of {now:.2f}x"
+    if gain < WORTH_IT and cost.k * cost.draft_cost > 0.5:
+        return "cheaper_draft", (
+            f"{now:.2f}x, and {cost.k * cost.draft_cost:.2f} plain steps of each verification go "
+            "into drafting"
+        )
+    if gain < WORTH_IT:
+        return "better_draft", f"{now:.2f}x, and another k gives no more than {gain:.2f}x"
+    return "keep", f"{now:.2f}x; no other k promises more than {gain:.2f}x"

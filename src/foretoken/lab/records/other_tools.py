@@ -14,9 +14,14 @@ from foretoken.errors import ConfigError
 from foretoken.lab.analysis.summary import ArmData, summarize_arm
 from foretoken.lab.http.reported import from_body
 from foretoken.lab.measure.experiment import ServiceLevels
-from foretoken.lab.records.files import REQUESTS, SUMMARY, LineWriter, write_json
-from foretoken.lab.records.provenance import describe_client
 from foretoken.lab.records.results import Acceptance, RequestRecord, RunSummary, ServerInfo
+from foretoken.lab.records.run_files import (
+    REQUESTS,
+    SUMMARY,
+    LineWriter,
+    describe_client,
+    write_json,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretoken.lab.http.timed import Answer, HttpPool, Incoming, TransportError, now
-from foretoken.lab.records.files import LineWriter
 from foretoken.lab.records.recording import Prompts, Seen, line_of
+from foretoken.lab.records.run_files import LineWriter
 
 logger = logging.getLogger("foretoken")
 Message = dict[str, Any]

@@ -7,22 +7,17 @@ headers are never written.
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from foretoken.lab.http.answers import ReadingOptions, read_answer
+from foretoken.lab.http.read_answer import ReadingOptions, read_answer
 from foretoken.lab.http.timed import Answer
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import RequestRecord
+from foretoken.lab.records.secrets import redact_secrets
 
 Prompts = Literal["keep", "hash", "none"]
-_SECRETS = re.compile(
-    r"\b(?:sk-[\w-]{16,}|hf_\w{20,}|gh[pousr]_\w{20,}|AKIA[0-9A-Z]{16}|xox[abp]-[\w-]{10,})"
-    r"|(?i:\bbearer\s+[\w.~+/-]{16,}=*)"
-    r"|(?i:\b(?:password|passwd|api[_-]?key|secret|token)\b\s*[:=]\s*)\S{6,}"
-)
 _NOT_PARAMETERS = {"model", "prompt", "messages", "stream", "stream_options", "max_tokens",
                    "max_completion_tokens", "temperature", "seed", "user", "metadata"}  # fmt: skip
 _TEXTS = {"suffix", "tools", "functions"}
@@ -45,11 +40,6 @@ class Seen:
     """On the monotonic clock."""
     start_s: float
     """When recording began, on the same clock."""
-
-
-def redact_secrets(text: str) -> str:
-    """The text without what looks like a key or a password."""
-    return _SECRETS.sub("[redacted]", text)
 
 
 def line_of(seen: Seen, prompts: Prompts) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from foretoken.lab.report import accepted, loads, server_series, step_costs, times
+from foretoken.lab.report import accepted, loads, times
 from foretoken.lab.report.canvas import as_png, as_svg, house_style
 from foretoken.lab.report.judged import ReportRun
 
@@ -41,10 +41,10 @@ ONE_RUN: tuple[tuple[str, str, str, _One], ...] = (
     ("other_k", "Tokens per verification at another k", "Smaller k follow exactly from the "
      "recorded steps; larger ones are an estimate.", accepted.other_k),
     ("steps", "What a verification costs", "A step of the candidate over one of the baseline is "
-     "V + k c; dots are medians, bars the middle half.", step_costs.step_cost),
+     "V + k c; dots are medians, bars the middle half.", times.step_cost),
     ("timeline", "Timeline of the first block", "A line is a request.", times.timeline),
     ("server", "The server over time", "Squeezed memory shows as preemptions.",
-     server_series.over_time),
+     times.over_time),
 )  # fmt: skip
 _Many = Callable[[Sequence[ReportRun]], Figure | None]
 ALL_RUNS: tuple[tuple[str, str, str, _Many], ...] = (

@@ -1,10 +1,15 @@
-"""Plots about time: gains with intervals, distributions, blocks, a timeline."""
+"""Plots about time: gains with intervals, distributions, blocks, a timeline, step times.
+
+Also what the server said over time: cache use, waiting requests, preemptions.
+"""
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from foretoken.lab.records.results import Gain, RequestRecord
+from foretoken.lab.analysis.fit import least_steps
+from foretoken.lab.analysis.steps import StepTimes, step_times, without_prompts
+from foretoken.lab.records.results import Gain, RequestRecord, Scrape
 from foretoken.lab.report.canvas import (
     BAD,
     BASELINE,
@@ -16,6 +21,7 @@ from foretoken.lab.report.canvas import (
     plain_log,
 )
 from foretoken.lab.report.judged import ReportRun
+from foretoken.lab.stats.intervals import Floats
 
 LIMITS = (1.0, 1.3)
 WIDEST = 1.3
@@ -150,3 +156,88 @@ def _first_block(requests: list[RequestRecord]) -> list[RequestRecord]:
 
 def _arms(run: ReportRun) -> tuple[tuple[str, str], tuple[str, str]]:
     return (run.summary.baseline, BASELINE), (run.summary.candidate, CANDIDATE)
+
+
+def step_cost(run: ReportRun) -> Figure | None:
+    """Median step times, the middle half, and the ratio V + k c where both arms have enough."""
+    names = (run.summary.baseline, run.summary.candidate)
+    off, on = (step_times(run.of_arm(name)) for name in names)
+    arms = without_prompts(off, on)
+    common = sorted(set(_batches(arms[0])) & set(_batches(arms[1])))
+    if not common:
+        return None
+    found = [np.array([_quartiles(steps, batch) for batch in common]) for steps in arms]
+    figure, axes = new_figure(height=3.0)
+    for name, quartiles_B3, colour in zip(names, found, (BASELINE, CANDIDATE), strict=True):
+        _draw_steps(axes, quartiles_B3, common, (name, colour))
+    for batch, plain, verifying in zip(common, found[0][:, 1], found[1][:, 1], strict=True):
+        axes.annotate(f"{verifying / plain:.2f}x", (batch, 1e3 * verifying), xytext=(12, 6),
+                      textcoords="offset points", fontsize=9, color=FAINT)  # fmt: skip
+    axes.set_xticks(common)
+    axes.set_xlim(common[0] - 0.6, common[-1] + 0.6)
+    axes.set_ylim(0, 1.4e3 * max(float(q[:, 2].max()) for q in found))
+    axes.grid(axis="x", visible=False)
+    axes.set_xlabel("requests that decode at once")
+    axes.set_ylabel("step, ms")
+    axes.legend(ncols=2, loc="upper left")
+    return figure
+
+
+def _batches(steps: StepTimes) -> list[int]:
+    """Batch sizes that were more than passed through."""
+    sizes = np.unique(steps.batch_N)
+    return [int(b) for b in sizes if steps.at(int(b)).seconds_N.size >= least_steps(steps)]
+
+
+def _quartiles(steps: StepTimes, batch: int) -> Floats:
+    found: Floats = np.quantile(steps.at(batch).seconds_N, (0.25, 0.5, 0.75))
+    return found
+
+
+def _draw_steps(axes: Axes, quartiles_B3: Floats, batches: list[int], arm: tuple[str, str]) -> None:
+    low, middle, high = 1e3 * quartiles_B3.T
+    axes.vlines(batches, low, high, color=arm[1], alpha=0.35, linewidth=5)
+    axes.plot(batches, middle, "o-", color=arm[1], label=arm[0])
+
+
+PANELS = (
+    ("vllm:kv_cache_usage_perc", "KV cache, %", 100.0, False),
+    ("vllm:num_requests_waiting", "waiting requests", 1.0, False),
+    ("vllm:num_preemptions", "preemptions", 1.0, True),
+)
+"""Metric, label, factor, and whether it is a counter that starts at its first value."""
+
+
+def over_time(run: ReportRun) -> Figure | None:
+    """One panel per metric that the server has, time aligned, both arms."""
+    panels = [p for p in PANELS if any(p[0] in scrape.values for scrape in run.scrapes)]
+    if not panels:
+        return None
+    figure = new_figure(width=6.4, height=0.6 + 1.35 * len(panels))[0]
+    figure.clear()
+    grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, panel in zip(grid, panels, strict=True):
+        for arm, colour in ((run.summary.baseline, BASELINE), (run.summary.candidate, CANDIDATE)):
+            _draw_panel(axes, [s for s in run.scrapes if s.arm == arm], panel, (arm, colour))
+        axes.set_ylabel(panel[1])
+        axes.set_ylim(bottom=0)
+    grid[0].legend(ncols=2, loc="upper left")
+    grid[-1].set_xlabel("seconds since the block began")
+    return figure
+
+
+def _draw_panel(
+    axes: Axes, scrapes: list[Scrape], panel: tuple[str, str, float, bool], arm: tuple[str, str]
+) -> None:
+    """A line per block, all from zero."""
+    metric, _, factor, counter = panel
+    for number, block in enumerate(sorted({s.block for s in scrapes})):
+        own = [s for s in scrapes if s.block == block and metric in s.values]
+        if not own:
+            continue
+        times = np.array([s.time_s for s in own]) - own[0].time_s
+        values = factor * np.array([s.values[metric] for s in own])
+        values = values - values[0] if counter else values
+        axes.plot(times, values, color=arm[1], alpha=0.75, linewidth=1.2,
+                  marker="o" if times.size < 3 else None, markersize=3,
+                  label=arm[0] if number == 0 else None)  # fmt: skip

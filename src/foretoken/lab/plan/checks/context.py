@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.plan.memory_plan import MemoryPlan
-from foretoken.lab.plan.nominal import NominalRow
+from foretoken.lab.plan.memory_plan import MemoryPlan, NominalRow
 from foretoken.lab.plan.predict import Prediction
 from foretoken.lab.plan.ranking import Choice, MethodOutlook
 from foretoken.lab.plan.setup import Setup

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from foretoken.lab.findings import Finding
 from foretoken.lab.plan.checks.context import Check, PlanContext
-from foretoken.lab.plan.memory_plan import weight_bytes
-from foretoken.lab.plan.nominal import nominal_billions
+from foretoken.lab.plan.memory_plan import nominal_billions, weight_bytes
 from foretoken.lab.plan.setup import Setup
 
 

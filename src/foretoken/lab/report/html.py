@@ -9,13 +9,11 @@ from pathlib import Path
 import jinja2
 
 from foretoken.lab.decide.evidence import show
-from foretoken.lab.decide.verdict import Decision, best_decision
-from foretoken.lab.decide.wording import measure_more
+from foretoken.lab.decide.verdict import Decision, best_decision, measure_more
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import ArmSummary, Quantiles
-from foretoken.lab.report.exports import gains_csv, report_lines, requests_csv, rules_csv
 from foretoken.lab.report.figures import Plot, load_plots, run_plots
-from foretoken.lab.report.judged import ReportRun
+from foretoken.lab.report.judged import ReportRun, gains_csv, report_lines, requests_csv, rules_csv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

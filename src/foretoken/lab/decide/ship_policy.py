@@ -12,7 +12,7 @@ from typing import Any
 
 from foretoken.errors import ConfigError
 from foretoken.lab.decide.evidence import WEIGHTS, RuleKind
-from foretoken.lab.decide.rules.drafts import ACCEPTANCE_RULES
+from foretoken.lab.decide.rules.break_even import ACCEPTANCE_RULES
 from foretoken.lab.decide.rules.safety import SAFETY_RULES
 from foretoken.lab.decide.rules.speed import SPEED_RULES
 from foretoken.lab.measure.experiment import parse_yaml, read_yaml

@@ -2,19 +2,26 @@
 
 A folder has `requests.jsonl` (one RequestRecord per line, in order of ending), `scrapes.jsonl` (one
 Scrape per line) and `summary.json` (a RunSummary or an AbSummary, with its `kind`). Lines are
-written whole and flushed, so that a run that dies leaves a file that can be read and resumed.
+written whole and flushed, so that a run that dies leaves a file that can be read and resumed. Also
+what a measured number must be read with (`describe_client`): versions, machine, time, command line.
 """
 
 import json
 import os
+import platform
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+import foretoken
 from foretoken.errors import ConfigError
+from foretoken.hardware import Hardware
 from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.records.results import SCHEMA, AbSummary, RequestRecord, RunSummary, Scrape
+from foretoken.lab.records.secrets import redact_word
 
 REQUESTS = "requests.jsonl"
 SCRAPES = "scrapes.jsonl"
@@ -149,3 +156,17 @@ def finished_ab(folder: Path) -> AbSummary | None:
         return None
     found = read_summary(folder)
     return found if isinstance(found, AbSummary) and found.complete else None
+
+
+def describe_client() -> dict[str, Any]:
+    """The measuring side as plain data; servers describe themselves in ServerInfo."""
+    hardware = Hardware.detect()
+    return {
+        "foretoken": foretoken.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "client_cpu": hardware.cpu_name,
+        "client_cores": hardware.num_cores,
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command_line": [redact_word(word) for word in sys.argv],
+    }
