@@ -32,8 +32,7 @@ from foretoken.lab.measure.segments import Segment
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Load
 from foretoken.lab.mock.generation import MockLaw
-from foretoken.lab.mock.run import mock_running
-from foretoken.lab.mock.server import MockFaults, MockServer, Receive, Scope, Send
+from foretoken.lab.mock.server import MockFaults, MockServer, Receive, Scope, Send, mock_running
 from foretoken.lab.records.results import AbSummary, Diagnosis, Gain, RequestRecord
 from foretoken.lab.records.run_files import read_requests, read_scrapes, read_summary
 from foretoken.lab.stats.intervals import Interval

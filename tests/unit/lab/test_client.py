@@ -17,8 +17,7 @@ from foretoken.lab.http.timed import HttpPool, Origin, now
 from foretoken.lab.measure.driving import Stretch, drive, instants
 from foretoken.lab.measure.workload import Item, Load, take
 from foretoken.lab.mock.generation import MockLaw
-from foretoken.lab.mock.run import mock_running
-from foretoken.lab.mock.server import MockFaults, MockServer
+from foretoken.lab.mock.server import MockFaults, MockServer, mock_running
 from foretoken.lab.records.results import RequestRecord
 
 ITEMS = take([Item(index=0, prompt="one two", max_tokens=12, temperature=0.0)], 8)

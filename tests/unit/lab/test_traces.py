@@ -173,6 +173,7 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 4
 vllm:gpu_cache_usage_perc 0.5
 llamacpp:requests_deferred 2
 vllm:broken{ nan
+vllm:broken{a="b"} not-a-number
 vllm:e2e_bucket{le="+Inf"} 9
 """
     found = parse_metrics(page)

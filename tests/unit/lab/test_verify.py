@@ -14,8 +14,7 @@ from foretoken.cli.app import app
 from foretoken.lab.http.client import EndpointConfig, connect
 from foretoken.lab.measure.lossless import Verified, VerifyPlan, verify
 from foretoken.lab.mock.generation import MockLaw, MockModel
-from foretoken.lab.mock.run import mock_running
-from foretoken.lab.mock.server import MockFaults, MockServer
+from foretoken.lab.mock.server import MockFaults, MockServer, mock_running
 from foretoken.lab.stats.permutation import compare_samples, holm_rejects
 
 PROMPTS = [f"prompt {i}" for i in range(6)]

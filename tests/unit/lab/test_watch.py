@@ -13,6 +13,7 @@ from rich.console import Console
 
 from foretoken.cli.lab.watch import bars, picture
 from foretoken.errors import ConfigError, EndpointError
+from foretoken.lab.http.scraping import parse_buckets
 from foretoken.lab.http.timed import HttpPool
 from foretoken.lab.measure.watch import (
     Alarm,
@@ -23,13 +24,11 @@ from foretoken.lab.measure.watch import (
     bucket_quantile,
     drifting,
     find_alarms,
-    parse_buckets,
     render_page,
     watch,
 )
 from foretoken.lab.mock.generation import MockLaw
-from foretoken.lab.mock.run import mock_running
-from foretoken.lab.mock.server import MockServer
+from foretoken.lab.mock.server import MockServer, mock_running
 
 LAW = MockLaw(step_s=0.002, prefill_s=0.002, k=3, alpha=0.7, seed=1)
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 9, "temperature": 0.0, "stream": True}

@@ -20,8 +20,7 @@ def mock(
 ) -> None:
     """Serve made-up words at a known pace and with known acceptance."""
     from foretoken.lab.mock.generation import MockLaw, MockModel
-    from foretoken.lab.mock.run import bind, serve
-    from foretoken.lab.mock.server import MockServer
+    from foretoken.lab.mock.server import MockServer, bind, serve
 
     law = MockLaw(
         step_s=step_ms / 1000,

@@ -31,7 +31,7 @@ def record(
     disk is full; 2: wrong settings.
     """
     from foretoken.lab.http.timed import Origin
-    from foretoken.lab.mock.run import bind, serve
+    from foretoken.lab.mock.server import bind, serve
     from foretoken.lab.records.proxy import RecordConfig, RecordingProxy
     from foretoken.lab.records.run_files import LineWriter
 

@@ -15,13 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretoken.errors import ConfigError, EndpointError
-from foretoken.lab.http.scraping import COUNTERS, PER_POSITION, fetch_metrics, grown, parse_metrics
+from foretoken.lab.http.scraping import (
+    COUNTERS,
+    PER_POSITION,
+    fetch_metrics,
+    grown,
+    parse_buckets,
+    parse_metrics,
+)
 from foretoken.lab.http.timed import HttpPool, now
 from foretoken.lab.records.results import Scrape
 
 SLACK = 0.5
 ALARM = 5.0
-_TPOT = "vllm:request_time_per_output_token_seconds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +98,6 @@ def read_window(
         tpot_p50_s=bucket_quantile(window, 0.5),
         tpot_p99_s=bucket_quantile(window, 0.99),
     )
-
-
-def parse_buckets(page: str, name: str = _TPOT) -> dict[float, float]:
-    """Cumulative counts of a histogram by upper edge, summed over labels."""
-    found: dict[float, float] = {}
-    for line in page.splitlines():
-        if not line.startswith(name + "_bucket{") or 'le="' not in line:
-            continue
-        edge = float(line.split('le="', 1)[1].split('"', 1)[0].replace("+Inf", "inf"))
-        found[edge] = found.get(edge, 0.0) + float(line.rsplit(None, 1)[1])
-    return found
 
 
 def bucket_quantile(counts: Mapping[float, float], q: float) -> float:

@@ -1,22 +1,29 @@
 """An OpenAI-style server without a model: known latencies, known acceptance, faults on demand.
 
-A plain ASGI application around a MockEngine: /v1/completions, /v1/chat/completions, /v1/models,
+A Starlette application around a MockEngine: /v1/completions, /v1/chat/completions, /v1/models,
 /version, /health, vLLM-style /metrics and per-request numbers, and /mock/timings with when tokens
-really left. For tests, for `foretoken lab mock`, and to try the lab without a model.
+really left. For tests, for `foretoken lab mock`, and to try the lab without a model. `serve` runs
+it, or any other application, until interrupted; `mock_running` in a thread while a block lasts.
 """
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foretoken.lab.http.timed import now
 from foretoken.lab.mock.generation import WORDS, MockEngine, MockJob, MockLaw, MockModel, Timing
-
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +52,21 @@ class MockServer:
         self.law = law
         self.model, self.faults = model or MockModel(), faults or MockFaults()
         self.timings: list[Timing] = []
+        self.count = 0
         self._engine: MockEngine | None = None
         self._task: asyncio.Task[None] | None = None
-        self._count = 0
+        self._app = Starlette(
+            routes=[
+                Route("/v1/completions", self._generate, methods=["POST"]),
+                Route("/v1/chat/completions", self._generate, methods=["POST"]),
+                Route("/v1/models", _models),
+                Route("/version", _version),
+                Route("/health", _health),
+                Route("/metrics", self._metrics_page),
+                Route("/mock/timings", self._timings_page),
+            ],
+            exception_handlers={404: _not_found},
+        )
 
     @property
     def engine(self) -> MockEngine:
@@ -59,41 +78,16 @@ class MockServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-            return
-        path = scope["path"].removesuffix("/")
-        if path in ("/v1/completions", "/v1/chat/completions"):
-            await self._generate(path, await _read(receive), receive, send)
-            return
-        answer = self._get(path)
-        if isinstance(answer, str):
-            await _reply(send, 200, answer.encode(), b"text/plain; version=0.0.4")
-        elif answer is None:
-            await _reply(send, 404, b'{"error": {"message": "no such path"}}')
-        else:
-            await _reply(send, 200, json.dumps(answer).encode())
+        await self._app(scope, receive, send)
 
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "lifespan.startup":
-                await send({"type": "lifespan.startup.complete"})
-                continue
-            if self._task is not None:
-                self._task.cancel()
-            await send({"type": "lifespan.shutdown.complete"})
-            return
+    async def _metrics_page(self, request: Request) -> Response:
+        if self.faults.no_metrics:
+            return await _not_found(request)
+        text = "\n".join(self._metrics()) + "\n"
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
-    def _get(self, path: str) -> Any:
-        if path == "/v1/models":
-            return {"object": "list", "data": [{"id": "mock", "owned_by": "mock"}]}
-        if path == "/metrics" and not self.faults.no_metrics:
-            return "\n".join(self._metrics()) + "\n"
-        if path == "/mock/timings":
-            names = Timing.__slots__
-            return [{n: getattr(t, n) for n in names} for t in self.timings]
-        return {"/version": {"version": "1"}, "/health": {}}.get(path)
+    async def _timings_page(self, _: Request) -> Response:
+        return JSONResponse([asdict(timing) for timing in self.timings])
 
     def _metrics(self) -> Iterator[str]:
         e = self.engine
@@ -114,30 +108,40 @@ class MockServer:
         yield f'vllm:kv_cache_usage_perc{{model_name="mock"}} {len(e.running) / 64:.4f}'
 
     def _due(self, every: int) -> bool:
-        return every > 0 and self._count % every == 0
+        return every > 0 and self.count % every == 0
 
-    async def _generate(
-        self, path: str, body: dict[str, Any], receive: Receive, send: Send
-    ) -> None:
+    async def _generate(self, request: Request) -> Response:
+        given = json.loads(await request.body() or b"{}")
+        body = given if isinstance(given, dict) else {}
         received = now()
-        self._count += 1
+        self.count += 1
         if self._due(self.faults.hang_every):
             await asyncio.sleep(3600)
         refused = [name for name in self.faults.refuse if body.get(name)]
-        if refused or self._due(self.faults.error_every):
-            text = f"{refused[0]} is not supported" if refused else "the mock broke"
-            error = json.dumps({"error": {"message": text}}).encode()
-            await _reply(send, 400 if refused else 500, error)
-            return
-        job = self.engine.submit(
-            f"cmpl-{self._count}", body.get("max_tokens") or 16, _temperature(body)
-        )
+        if refused:
+            return _error(400, f"{refused[0]} is not supported")
+        if self._due(self.faults.error_every):
+            return _error(500, "the mock broke")
+        number, total = f"cmpl-{self.count}", body.get("max_tokens") or 16
+        job = self.engine.submit(number, total, _temperature(body))
+        talk = _Talk(self, request.url.path, body, job)
+        pieces = self._noted(talk.pieces(self._due(self.faults.truncate_every)), job, received)
+        if body.get("stream"):
+            return StreamingResponse(pieces, media_type="text/event-stream")
+        return Response(b"".join([piece async for piece in pieces]), media_type="application/json")
+
+    async def _noted(
+        self, pieces: AsyncIterator[bytes], job: MockJob, received_s: float
+    ) -> AsyncIterator[bytes]:
+        """The pieces of an answer; when its tokens left is noted at the end, if there is one."""
         try:
-            await _Talk(self, path, body, job).stream(send, self._due(self.faults.truncate_every))
+            async for piece in pieces:
+                yield piece
         finally:
             self.engine.abort(job)
-        timing = Timing(job.request_id, received, job.first_s, job.last_s, job.emitted)
-        self.timings.append(timing)
+        self.timings.append(
+            Timing(job.request_id, received_s, job.first_s, job.last_s, job.emitted)
+        )
 
 
 class _Talk:
@@ -148,29 +152,26 @@ class _Talk:
         self._chat = path.endswith("chat/completions")
         self._prompt = str(body.get("prompt") or body.get("messages"))
         seed = body.get("seed")
-        seed = server._count if seed is None else seed
+        seed = server.count if seed is None else seed
         self._words = server.model.write(self._prompt, job.total, _temperature(body), seed)
 
-    async def stream(self, send: Send, truncate: bool) -> None:
+    async def pieces(self, truncate: bool) -> AsyncIterator[bytes]:
+        """The body: events as steps end, or one piece for who does not stream."""
         streaming = bool(self._body.get("stream"))
-        if streaming:
-            await _start(send, 200, b"text/event-stream")
         done, cut = 0, len(self._words) // 2
         while count := await self._job.deltas.get():
             part = self._words[done : done + count]
             done += count
             if streaming:
-                ended = done >= len(self._words)
-                await _more(send, self._event(done - count, part, ended))
+                yield self._event(done - count, part, done >= len(self._words))
             if truncate and done >= cut:
                 raise ConnectionResetError("cut by MockFaults.truncate_every")
         last = {"id": self._job.request_id, "choices": [], **self._ending(len(self._words))}
         if streaming:
-            frames = b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n"
-            await _more(send, frames, more=False)
+            yield b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n"
             return
         last["choices"] = [self._choice(0, self._words, True)]
-        await _reply(send, 200, json.dumps(last).encode())
+        yield json.dumps(last).encode()
 
     def _event(self, at: int, words: list[int], ended: bool) -> bytes:
         event = {"id": self._job.request_id, "choices": [self._choice(at, words, ended)]}
@@ -220,25 +221,69 @@ def _temperature(body: dict[str, Any]) -> float:
     return 1.0 if value is None else float(value)
 
 
-async def _read(receive: Receive) -> dict[str, Any]:
-    body = b""
-    while True:
-        message = await receive()
-        body += message.get("body", b"")
-        if not message.get("more_body"):
-            value = json.loads(body or b"{}")
-            return value if isinstance(value, dict) else {}
+async def _models(_: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [{"id": "mock", "owned_by": "mock"}]})
 
 
-async def _start(send: Send, status: int, kind: bytes) -> None:
-    headers = [(b"content-type", kind)]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+async def _version(_: Request) -> Response:
+    return JSONResponse({"version": "1"})
 
 
-async def _more(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+async def _health(_: Request) -> Response:
+    return JSONResponse({})
 
 
-async def _reply(send: Send, status: int, body: bytes, kind: bytes = b"application/json") -> None:
-    await _start(send, status, kind)
-    await _more(send, body, more=False)
+async def _not_found(*_: object) -> Response:
+    return _error(404, "no such path")
+
+
+def _error(status: int, message: str) -> Response:
+    return JSONResponse({"error": {"message": message}}, status)
+
+
+def _server(app: ASGIApp) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        log_level="critical",
+        timeout_graceful_shutdown=1,
+    )
+    return uvicorn.Server(config)
+
+
+def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
+    """A listening socket; port 0 takes any free one."""
+    # asyncio turns Nagle's algorithm off only where a socket says that it is TCP; with it on, the
+    # chunks of a stream wait for each other.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen(2048)
+    return listener
+
+
+def serve(app: ASGIApp, listener: socket.socket) -> None:
+    """Serve until interrupted."""
+    _server(app).run(sockets=[listener])
+
+
+@contextmanager
+def mock_running(app: ASGIApp) -> Iterator[str]:
+    """Serve in a thread; gives the URL."""
+    listener = bind(0)
+    server = _server(app)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        listener.close()

@@ -10,18 +10,22 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
 
 from foretoken.lab.http.timed import Answer, HttpPool, Incoming, TransportError, now
 from foretoken.lab.records.recording import Prompts, Seen, line_of
 from foretoken.lab.records.run_files import LineWriter
 
 logger = logging.getLogger("foretoken")
-Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host",
         "content-length", "proxy-authorization", "proxy-connection", "accept-encoding",
         "expect"}  # fmt: skip
@@ -50,53 +54,54 @@ class RecordingProxy:
         self._writer = writer
         self._start_s = now()
         self.recorded = self.lost = 0
+        self._app = Starlette(routes=[Mount("/", app=self._serve)], lifespan=self._lifespan)
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            await self._pool.close()
-            return
+        await self._app(scope, receive, send)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        yield
+        await self._pool.close()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived = now()
-        headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"]}
-        raw = await _body(receive)
-        query = scope.get("query_string", b"").decode("latin-1")
-        path = scope["path"] + (f"?{query}" if query else "")
-        parsed = _parse(raw) if scope["path"] in _GENERATING else None
+        request = Request(scope, receive)
+        headers, url = dict(request.headers), request.url
+        raw = await request.body()
+        parsed = _parse(raw) if url.path in _GENERATING else None
         body, strip = _ask_for_usage(parsed, raw)
         kept = {n: v for n, v in headers.items() if n not in _HOP}
         kept.setdefault("content-type", "application/json")
-        answer = await self._pass_on(scope["method"], path, body, (kept, strip, receive), send)
+        path = url.path + (f"?{url.query}" if url.query else "")
+        answer = await self._pass_on(path, body, (kept, strip), request, send)
         if parsed is not None:
-            self._record(Seen(path=scope["path"], body=parsed, headers=headers, answer=answer,
+            self._record(Seen(path=url.path, body=parsed, headers=headers, answer=answer,
                               arrived_s=arrived, start_s=self._start_s))  # fmt: skip
         if answer.broken is not None and answer.status and answer.broken.kind != LEFT:
             # Ending the body in order would tell the client that the answer is whole.
             raise ConnectionResetError(str(answer.broken))
 
     async def _pass_on(
-        self,
-        method: str,
-        path: str,
-        body: bytes,
-        how: tuple[dict[str, str], bool, Receive],
-        send: Send,
+        self, path: str, body: bytes, how: tuple[dict[str, str], bool], request: Request, send: Send
     ) -> Answer:
         """What came back, with `broken` set if the upstream or the client ended it early."""
-        headers, strip, receive = how
+        headers, strip = how
         incoming, began = Incoming(), now()
         asking = asyncio.create_task(
             self._pool.send(
-                method, path, body, timeout_s=self.config.timeout_s, headers=headers,
+                request.method, path, body, timeout_s=self.config.timeout_s, headers=headers,
                 incoming=incoming,
             )
         )  # fmt: skip
-        leaving = asyncio.create_task(_wait_for_end(receive))
+        leaving = asyncio.create_task(_wait_for_end(request.receive))
         leaving.add_done_callback(lambda _: asking.cancel())
         try:
             return await _forward(incoming, asking, strip, send)
         except TransportError as error:
-            await _error(send, 502, f"upstream: {error}")
+            said = {"error": {"message": f"upstream: {error}", "type": "upstream"}}
+            await JSONResponse(said, 502)(request.scope, request.receive, send)
             return incoming.cut_off(error, began)
         except asyncio.CancelledError:
             if not leaving.done():
@@ -215,30 +220,6 @@ def _is_usage(frame: bytes) -> bool:
     return event is not None and event.get("usage") is not None and not event.get("choices")
 
 
-async def _body(receive: Receive) -> bytes:
-    body = bytearray()
-    while True:
-        message = await receive()
-        body += message.get("body", b"")
-        if not message.get("more_body"):
-            return bytes(body)
-
-
 async def _wait_for_end(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": message["type"] + ".complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
-
-
-async def _error(send: Send, status: int, text: str) -> None:
-    body = json.dumps({"error": {"message": text, "type": "upstream"}}).encode()
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
