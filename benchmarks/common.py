@@ -8,7 +8,6 @@ import argparse
 import json
 import os
 import platform
-import random
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 
 from foretoken import __version__
 from foretoken.hardware import Hardware
+from foretoken.lab.stats.repeats import bootstrap_ends, in_turn
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,13 +71,6 @@ def at_most(name: str, measured: float, wanted: float) -> Goal:
     return Goal(name=name, wanted=f"<= {wanted}", measured=measured, met=measured <= wanted)
 
 
-def rotated(names: Sequence[T], turn: int) -> list[T]:
-    """The names in the order of this turn: rotated by one each time, reversed every other time."""
-    by = (turn // 2) % len(names)
-    order = [*names[by:], *names[:by]]
-    return order[::-1] if turn % 2 else order
-
-
 def interleave(
     arms: Mapping[str, Callable[[], T]], repeats: int, *, pause_s: float = 0.0
 ) -> dict[str, list[T]]:
@@ -86,7 +79,7 @@ def interleave(
     for name in arms:
         arms[name]()
     for turn in range(repeats):
-        for name in rotated(list(arms), turn):
+        for name in in_turn(list(arms), turn):
             time.sleep(pause_s)
             results[name].append(arms[name]())
     return results
@@ -97,23 +90,19 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Ratio:
     assert len(above) == len(below) > 0, (len(above), len(below))
     pairs = list(zip(above, below, strict=True))
     singles = [a / b for a, b in pairs]
-    rng = random.Random(0)
-    drawn = []
-    for _ in range(RESAMPLES if len(pairs) > 1 else 1):
-        sample = rng.choices(pairs, k=len(pairs))
-        drawn.append(
-            statistics.median(a for a, _ in sample) / statistics.median(b for _, b in sample)
-        )
-    drawn.sort()
-    tail = len(drawn) * 25 // 1000
+    low, high = bootstrap_ends(pairs, _ratio, resamples=RESAMPLES)
     return Ratio(
-        value=statistics.median(above) / statistics.median(below),
-        low=drawn[tail],
-        high=drawn[-1 - tail],
+        value=_ratio(pairs),
+        low=low,
+        high=high,
         least=min(singles),
         most=max(singles),
         repeats=len(pairs),
     )
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
 
 
 def repeated_share(tokens: Sequence[int], n: int) -> float:

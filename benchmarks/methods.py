@@ -29,10 +29,10 @@ from common import (
     at_least,
     copied_share,
     finish,
+    in_turn,
     make_pair_parser,
     ratio_of_medians,
     repeated_share,
-    rotated,
     use_threads,
 )
 from runs import Acceptance, Run, acceptance, build, run_once
@@ -106,7 +106,7 @@ def measure(
         for index, ids in enumerate(prompts):
             how = kind if isinstance(kind, str) else kind[index]
             params = sampling(how, index, settings.tokens)
-            for name in rotated(list(llms), repeat * len(prompts) + index):
+            for name in in_turn(list(llms), repeat * len(prompts) + index):
                 salt = f"{how} {repeat}"
                 table[name][repeat].append(run_once(llms[name], ids, params, salt))
     return table

@@ -9,7 +9,7 @@ import statistics
 from contextlib import ExitStack
 
 from bandwidth import ReadProbe
-from common import rotated
+from common import in_turn
 from peer_asking import Asking, Timing, measure
 from peer_cases import FLEXIBLE, ONCE, Axes, Case, Setting, axes, describe
 from peer_load import Loader
@@ -121,7 +121,7 @@ class Search:
             for _, worker in pair:
                 worker.ask([self._asking.prompts.ids[0]], WARM_UP_TOKENS)
             for turn in range(FINAL_TURNS):
-                for place in rotated((0, 1), turn):
+                for place in in_turn((0, 1), turn):
                     setting, worker = pair[place]
                     timing = self._ask(worker, setting, self._probe.gb_per_s())
                     speeds[place].append(self._speed(timing))

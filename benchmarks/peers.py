@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bandwidth import ReadProbe
-from common import Goal, Ratio, announce, at_least, finish, make_parser, ratio_of_medians, rotated
+from common import Goal, Ratio, announce, at_least, finish, in_turn, make_parser, ratio_of_medians
 from peer_asking import Asking, Timing, measure
 from peer_cases import CASES, OURS, STANDARD, Case, Setting, describe
 from peer_load import Loader
@@ -137,7 +137,7 @@ class Bench:
             for worker in workers.values():
                 measure(worker, case, replace(asking, count=1, tokens=8), 0.0)
             for turn in range(self._arguments.repeats):
-                for arm in rotated(list(arms), turn):
+                for arm in in_turn(list(arms), turn):
                     time.sleep(PAUSE_S)
                     read = self._probe.gb_per_s()
                     timings[arm].append(measure(workers[arm], case, asking, read))

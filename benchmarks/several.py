@@ -21,9 +21,9 @@ from common import (
     announce,
     at_least,
     finish,
+    in_turn,
     make_parser,
     ratio_of_medians,
-    rotated,
     use_threads,
 )
 from prompts import load_prompts
@@ -60,7 +60,7 @@ def measure(llms: Mapping[str, LLM], prompts: list[list[int]], given: argparse.N
         run_once(llm, prompts[0], greedy(given.tokens), "warm-up")
     for repeat in range(given.repeats):
         for index, ids in enumerate(prompts):
-            for name in rotated(list(llms), repeat * len(prompts) + index):
+            for name in in_turn(list(llms), repeat * len(prompts) + index):
                 run = run_once(llms[name], ids, greedy(given.tokens), f"{repeat}")
                 table[name][repeat].append(run)
     return table

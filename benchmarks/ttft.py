@@ -18,9 +18,9 @@ from common import (
     announce,
     at_most,
     finish,
+    in_turn,
     make_parser,
     ratio_of_medians,
-    rotated,
     use_threads,
 )
 from runs import build, greedy
@@ -74,7 +74,7 @@ def measure(
     for repeat in range(repeats):
         runs: dict[str, list[FirstTokens]] = {name: [] for name in llms}
         for index, ids in enumerate(prompts):
-            for name in rotated(list(llms), repeat * len(prompts) + index):
+            for name in in_turn(list(llms), repeat * len(prompts) + index):
                 runs[name].append(first_tokens(llms[name], ids))
         for name, kept in runs.items():
             first = statistics.mean(run.first_s for run in kept)

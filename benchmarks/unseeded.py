@@ -30,9 +30,9 @@ from common import (
     at_least,
     at_most,
     finish,
+    in_turn,
     make_parser,
     ratio_of_medians,
-    rotated,
     use_threads,
 )
 from runs import Run, acceptance, build, run_once
@@ -109,7 +109,7 @@ def measure(
     found: dict[str, list[Sample]] = {name: [] for name in cells}
     until = time.monotonic() + settings.budget_s
     for turn in range(-1, settings.requests):
-        for name in rotated(list(cells), turn + 1):
+        for name in in_turn(list(cells), turn + 1):
             cell = cells[name]
             own = prompts[cell.long]
             sample = ask(llms[cell.method], cell, own[turn % len(own)], turn + 1, settings.tokens)

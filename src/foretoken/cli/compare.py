@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.interleave import Arm, Run, Workload, interleave, warm_up
+from foretoken.cli.comparison import (
+    Arm,
+    ComparedArm,
+    TimedRun,
+    Workload,
+    interleave,
+    summarize,
+    warm_up,
+)
 from foretoken.cli.options import (
     DtypeOption,
     InvariantOption,
@@ -24,7 +32,6 @@ from foretoken.cli.options import (
     parse_speculation,
     read_prompts,
 )
-from foretoken.cli.summary import ArmSummary, summarize
 from foretoken.errors import ConfigError
 from foretoken.types import SamplingParams
 
@@ -103,7 +110,7 @@ def compare(
     raise typer.Exit(verdict.exit_code)
 
 
-def judge(on: ArmSummary, *, deterministic: bool) -> Verdict:
+def judge(on: ComparedArm, *, deterministic: bool) -> Verdict:
     """The verdict on the arm that speculates."""
     if deterministic and not on.identical:
         return Verdict(
@@ -139,11 +146,11 @@ def _open_arms(
 
 def _measure(
     console: "Console", arms: tuple[Arm, ...], workload: Workload, repeats: int
-) -> list[Run]:
+) -> list[TimedRun]:
     from rich.progress import Progress
 
     warm_up(arms, workload)
-    runs: list[Run] = []
+    runs: list[TimedRun] = []
     with Progress(console=console, auto_refresh=False, transient=True) as progress:
         task = progress.add_task("comparing", total=repeats * len(workload.prompts) * len(arms))
         for repeat in range(repeats):
@@ -153,7 +160,7 @@ def _measure(
     return runs
 
 
-def _print_result(console: "Console", off: ArmSummary, on: ArmSummary, verdict: Verdict) -> None:
+def _print_result(console: "Console", off: ComparedArm, on: ComparedArm, verdict: Verdict) -> None:
     from rich.table import Table
 
     from foretoken.cli.tables import show_milliseconds, show_ratio
@@ -162,7 +169,7 @@ def _print_result(console: "Console", off: ArmSummary, on: ArmSummary, verdict: 
     table = Table(title=title, title_justify="left")
     for name in ("", "off", "on"):
         table.add_column(name, justify="left" if not name else "right", no_wrap=True)
-    rows: dict[str, Callable[[ArmSummary], str]] = {
+    rows: dict[str, Callable[[ComparedArm], str]] = {
         "latency per request": lambda s: show_milliseconds(s.latency_s),
         "time to first token": lambda s: show_milliseconds(s.first_token_s),
         "tokens/s": lambda s: f"{s.tokens_per_s:.1f}",
@@ -188,7 +195,7 @@ def _print_result(console: "Console", off: ArmSummary, on: ArmSummary, verdict: 
 
 
 def _document(
-    model: str, config: dict[str, Any], summaries: tuple[ArmSummary, ...], verdict: Verdict
+    model: str, config: dict[str, Any], summaries: tuple[ComparedArm, ...], verdict: Verdict
 ) -> dict[str, Any]:
     from foretoken.cli.environment import describe_environment
     from foretoken.cli.tables import as_records

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.checkpoint import installed
-from foretoken.cli.interleave import Arm, Run, Workload, interleave, warm_up
+from foretoken.cli.comparison import (
+    Arm,
+    ComparedArm,
+    TimedRun,
+    Workload,
+    interleave,
+    summarize,
+    warm_up,
+)
 from foretoken.cli.options import DEMO_SPECULATION
-from foretoken.cli.summary import ArmSummary, summarize
 from foretoken.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -181,7 +188,7 @@ def _show_writing(console: "Console", arms: tuple[Arm, ...]) -> None:
     console.print()
 
 
-def _rounds(arms: tuple[Arm, ...], plan: Plan) -> Iterator[Run]:
+def _rounds(arms: tuple[Arm, ...], plan: Plan) -> Iterator[TimedRun]:
     """All workloads once per repeat, until the repeats or the time are used up."""
     workloads = make_workloads(plan)
     for workload in workloads:
@@ -194,12 +201,12 @@ def _rounds(arms: tuple[Arm, ...], plan: Plan) -> Iterator[Run]:
             yield from interleave(arms, workload, repeat)
 
 
-def _measure(console: "Console", arms: tuple[Arm, ...], plan: Plan) -> list[Run]:
+def _measure(console: "Console", arms: tuple[Arm, ...], plan: Plan) -> list[TimedRun]:
     from rich.live import Live
 
     from foretoken.cli.tables import comparison_table
 
-    runs: list[Run] = []
+    runs: list[TimedRun] = []
     total = len(arms) * 3 * plan.num_prompts
     with Live("measuring, warming up", console=console, auto_refresh=False, transient=True) as live:
         live.refresh()
@@ -230,7 +237,7 @@ def _passes(num_repeats: int, num_prompts: int, plan: Plan) -> str:
     return prompts + runs
 
 
-def _print_result(console: "Console", summaries: tuple[ArmSummary, ...], plan: Plan) -> None:
+def _print_result(console: "Console", summaries: tuple[ComparedArm, ...], plan: Plan) -> None:
     from foretoken.cli.tables import comparison_table
 
     title = "Every method against plain decoding, one request at a time, interleaved"
@@ -251,7 +258,7 @@ def _print_result(console: "Console", summaries: tuple[ArmSummary, ...], plan: P
 
 
 def _document(
-    summaries: tuple[ArmSummary, ...], plan: Plan, batch_invariant: bool
+    summaries: tuple[ComparedArm, ...], plan: Plan, batch_invariant: bool
 ) -> dict[str, Any]:
     from foretoken.cli.environment import describe_environment
     from foretoken.cli.tables import as_records

@@ -7,10 +7,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from foretoken.cli.summary import ArmSummary, Estimate
+from foretoken.cli.comparison import ComparedArm, Estimate
 
 
-def comparison_table(summaries: Sequence[ArmSummary], title: str, baseline: str) -> Table:
+def comparison_table(summaries: Sequence[ComparedArm], title: str, baseline: str) -> Table:
     """One row per workload and arm."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("workload", no_wrap=True)
@@ -28,7 +28,7 @@ def comparison_table(summaries: Sequence[ArmSummary], title: str, baseline: str)
     return table
 
 
-def _cells(summary: ArmSummary, baseline: str, *, first: bool) -> tuple[str, ...]:
+def _cells(summary: ComparedArm, baseline: str, *, first: bool) -> tuple[str, ...]:
     is_baseline = summary.arm == baseline
     same = "[green]yes[/]" if summary.identical else "[bold red]NO[/]"
     by_position = " ".join(f"{share:.0%}"[:-1] for share in summary.acceptance_by_position)
@@ -55,6 +55,6 @@ def show_ratio(value: Estimate) -> str:
     return f"{value.median:.2f}x [{value.low:.2f}, {value.high:.2f}]"
 
 
-def as_records(summaries: Sequence[ArmSummary]) -> list[dict[str, Any]]:
+def as_records(summaries: Sequence[ComparedArm]) -> list[dict[str, Any]]:
     """The summaries as plain data for JSON."""
     return [asdict(summary) for summary in summaries]

@@ -31,6 +31,7 @@ from foretoken.lab.records.run_files import (
     read_requests,
     write_json,
 )
+from foretoken.lab.stats.repeats import in_turn
 
 
 def plan_ab(config: AbConfig, items: Sequence[Item]) -> list[Segment]:
@@ -38,7 +39,7 @@ def plan_ab(config: AbConfig, items: Sequence[Item]) -> list[Segment]:
     segments = []
     for block in range(config.sizes.blocks):
         arms = (config.baseline, config.candidate)
-        for arm in arms if block % 2 == 0 else arms[::-1]:
+        for arm in in_turn(arms, block):
             segments.append(segment_of(arm, as_run(config, arm), items, block))
     return segments
 

@@ -13,9 +13,9 @@ from foretoken.cli.compare import (
     _print_result,
     judge,
 )
-from foretoken.cli.interleave import Run
-from foretoken.cli.summary import (
-    ArmSummary,
+from foretoken.cli.comparison import (
+    ComparedArm,
+    TimedRun,
     acceptance_by_position,
     estimate,
     repeated_ngrams,
@@ -32,7 +32,7 @@ def make_run(
     repeat: int = 0,
     tokens: tuple[int, ...] = (1, 2, 3, 4),
     accepted: tuple[int, ...] = (),
-) -> Run:
+) -> TimedRun:
     """A finished run; three drafts per verification."""
     metrics = RequestMetrics(
         queued_s=0.0,
@@ -44,7 +44,7 @@ def make_run(
         accepted_per_step=accepted,
     )
     output = CompletionOutput(index=0, text="", token_ids=tokens, metrics=metrics)
-    return Run(
+    return TimedRun(
         arm=arm,
         workload="w",
         prompt_index=prompt,
@@ -54,7 +54,7 @@ def make_run(
     )
 
 
-def summaries_of(*runs: Run) -> dict[str, ArmSummary]:
+def summaries_of(*runs: TimedRun) -> dict[str, ComparedArm]:
     """Summaries by arm, `off` being the baseline."""
     return {summary.arm: summary for summary in summarize(runs, "off")}
 

@@ -1,16 +1,80 @@
-"""What the runs of an interleaved comparison say: speed, acceptance, and whether tokens differ.
+"""The same prompts through several LLMs in turns, and what the runs say: speed, acceptance, tokens.
 
-Pure arithmetic on finished runs. A prompt counts with its median over repeats, and intervals come
-from resampling prompts, since repeats of a prompt are not independent of each other.
+Owns the clock; one request at a time. Knows nothing about what is compared. A prompt counts with
+its median over repeats, and intervals come from resampling prompts, since repeats of a prompt are
+not independent of each other.
 """
 
-import random
+import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
-from foretoken.cli.interleave import Run
+from foretoken.lab.stats.repeats import bootstrap_ends, in_turn
+from foretoken.types import CompletionOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from foretoken.llm import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One of the things compared."""
+
+    name: str
+    llm: "LLM"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Prompts and how they are continued."""
+
+    name: str
+    prompts: tuple[str, ...]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedRun:
+    """One request of one arm."""
+
+    arm: str
+    workload: str
+    prompt_index: int
+    repeat: int
+    seconds: float
+    """From call to return, tokenizing included."""
+    output: CompletionOutput
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Seconds per output token."""
+        return self.seconds / max(1, len(self.output.token_ids))
+
+
+def interleave(arms: Sequence[Arm], workload: Workload, repeat: int) -> Iterator[TimedRun]:
+    """Every prompt through every arm once; who goes first rotates with prompt and repeat."""
+    for index, prompt in enumerate(workload.prompts):
+        for arm in in_turn(arms, index + repeat):
+            began = time.perf_counter()
+            [result] = arm.llm.generate(prompt, workload.params, use_tqdm=False)
+            yield TimedRun(
+                arm=arm.name,
+                workload=workload.name,
+                prompt_index=index,
+                repeat=repeat,
+                seconds=time.perf_counter() - began,
+                output=result.outputs[0],
+            )
+
+
+def warm_up(arms: Sequence[Arm], workload: Workload) -> None:
+    """One unmeasured request per arm."""
+    for arm in arms:
+        arm.llm.generate(workload.prompts[0], workload.params, use_tqdm=False)
+
 
 RESAMPLES = 2000
 
@@ -25,7 +89,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArmSummary:
+class ComparedArm:
     """One arm on one workload."""
 
     workload: str
@@ -51,11 +115,7 @@ class ArmSummary:
 def estimate(values: Sequence[float], *, resamples: int = RESAMPLES) -> Estimate:
     """Median and percentile bootstrap interval (Efron 1979) of `values`, at least one."""
     middle = median(values)
-    if len(values) == 1 or resamples == 0:
-        return Estimate(middle, middle, middle)
-    rng = random.Random(0)
-    drawn = sorted(median(rng.choices(values, k=len(values))) for _ in range(resamples))
-    return Estimate(middle, drawn[int(0.025 * resamples)], drawn[int(0.975 * resamples)])
+    return Estimate(middle, *bootstrap_ends(values, median, resamples=resamples))
 
 
 def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float:
@@ -64,7 +124,7 @@ def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> float:
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def acceptance_by_position(runs: Sequence[Run]) -> tuple[float, ...]:
+def acceptance_by_position(runs: Sequence[TimedRun]) -> tuple[float, ...]:
     """For each draft position, the share of all verifications that accepted it."""
     accepted = [count for run in runs for count in _accepted(run)]
     deepest = max((n for run in runs for n in _drafted(run)), default=0)
@@ -72,13 +132,13 @@ def acceptance_by_position(runs: Sequence[Run]) -> tuple[float, ...]:
 
 
 def summarize(
-    runs: Sequence[Run], baseline: str, *, resamples: int = RESAMPLES
-) -> tuple[ArmSummary, ...]:
+    runs: Sequence[TimedRun], baseline: str, *, resamples: int = RESAMPLES
+) -> tuple[ComparedArm, ...]:
     """One summary per workload and arm, in order of appearance.
 
     Only prompts that the baseline and the arm have both finished count.
     """
-    groups: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[str, dict[str, list[TimedRun]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         groups[run.workload][run.arm].append(run)
     return tuple(
@@ -89,7 +149,7 @@ def summarize(
     )
 
 
-def _summarize_arm(runs: list[Run], base: list[Run], resamples: int) -> ArmSummary:
+def _summarize_arm(runs: list[TimedRun], base: list[TimedRun], resamples: int) -> ComparedArm:
     common = sorted({r.prompt_index for r in runs} & {r.prompt_index for r in base})
     runs = [run for run in runs if run.prompt_index in common]
     reference = {run.prompt_index: run.output.token_ids for run in reversed(base)}
@@ -100,7 +160,7 @@ def _summarize_arm(runs: list[Run], base: list[Run], resamples: int) -> ArmSumma
     accepted = [count for run in runs for count in _accepted(run)]
     num_tokens = sum(len(first[i].output.token_ids) for i in common)
     repeated = [repeated_ngrams(first[i].output.token_ids) for i in common]
-    return ArmSummary(
+    return ComparedArm(
         workload=runs[0].workload,
         arm=runs[0].arm,
         num_prompts=len(common),
@@ -117,24 +177,24 @@ def _summarize_arm(runs: list[Run], base: list[Run], resamples: int) -> ArmSumma
     )
 
 
-def _medians(runs: Sequence[Run], value: Callable[[Run], float]) -> dict[int, float]:
+def _medians(runs: Sequence[TimedRun], value: Callable[[TimedRun], float]) -> dict[int, float]:
     by_prompt: dict[int, list[float]] = defaultdict(list)
     for run in runs:
         by_prompt[run.prompt_index].append(value(run))
     return {index: median(values) for index, values in by_prompt.items()}
 
 
-def _pace(run: Run) -> float:
+def _pace(run: TimedRun) -> float:
     return run.seconds_per_token
 
 
-def _first_token_s(run: Run) -> float:
+def _first_token_s(run: TimedRun) -> float:
     return run.output.metrics.first_token_s if run.output.metrics is not None else run.seconds
 
 
-def _accepted(run: Run) -> tuple[int, ...]:
+def _accepted(run: TimedRun) -> tuple[int, ...]:
     return run.output.metrics.accepted_per_step if run.output.metrics is not None else ()
 
 
-def _drafted(run: Run) -> tuple[int, ...]:
+def _drafted(run: TimedRun) -> tuple[int, ...]:
     return run.output.metrics.drafted_per_step if run.output.metrics is not None else ()
