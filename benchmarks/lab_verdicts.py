@@ -11,7 +11,7 @@ import argparse
 import json
 from statistics import median
 
-from foretoken.lab.decide.rehearsal import Played, Rehearsal, play
+from foretoken.lab.decide.rehearsal import Played, SimulatedExperiment, play
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.decide.verdict import SHIP
 
@@ -35,7 +35,7 @@ def main() -> None:
     for spread in given.spreads:
         at = {}
         for speedup in (LIMIT, ABOVE):
-            rehearsal = Rehearsal(
+            rehearsal = SimulatedExperiment(
                 speedup=speedup,
                 restart_sd=spread,
                 first_blocks=given.first_blocks,

@@ -1,4 +1,4 @@
-"""The same prompts through several LLMs in turns, and what the runs say: speed, acceptance, tokens.
+"""Several LLMs write the same prompts in turns: speed, acceptance, and whether tokens differ.
 
 Owns the clock; one request at a time. Knows nothing about what is compared. A prompt counts with
 its median over repeats, and intervals come from resampling prompts, since repeats of a prompt are

@@ -7,7 +7,7 @@ from foretoken.training.worth import Worth
 
 
 def worth_table(found: Worth, title: str) -> Table:
-    """By temperature: accepted share, tokens a verification and speed-up, of 1, 2, ... drafts."""
+    """Rows by temperature: accepted share, tokens a verification, speed-up of 1, 2, ... drafts."""
     most = max(len(kept.lengths) for kept in found.acceptance.values())
     by_count = {cost.drafts: cost for cost in found.costs}
     plain = f"{1e3 * by_count[0].total_s:.1f} ms"

@@ -10,9 +10,9 @@ import numpy as np
 from foretoken.lab.records.results import (
     AbSummary,
     AcceptanceBucket,
+    ArmGain,
     ArmSummary,
     Equality,
-    Gain,
     Quantiles,
     RequestRecord,
     Scrape,
@@ -29,10 +29,10 @@ def around(value: float, relative: float = 0.03) -> Interval:
     return Interval(value, value / (1 + relative), value * (1 + relative))
 
 
-def gain(metric: str, ratio: float, *, error: float = 0.01, blocks: int = 12) -> Gain:
+def gain(metric: str, ratio: float, *, error: float = 0.01, blocks: int = 12) -> ArmGain:
     """A gain whose logarithm has this standard error."""
     half = error * student_quantile(0.975, blocks - 1)
-    return Gain(
+    return ArmGain(
         metric=metric,
         ratio=Interval(ratio, ratio * math.exp(-half), ratio * math.exp(half)),
         num_blocks=blocks,
@@ -114,7 +114,7 @@ def ab(speedup: float = 1.6, *, error: float = 0.01, blocks: int = 12, **more: A
     return AbSummary(**{**own, **more})
 
 
-def with_gain(summary: AbSummary, found: Gain) -> AbSummary:
+def with_gain(summary: AbSummary, found: ArmGain) -> AbSummary:
     """The summary with one gain replaced."""
     rest = tuple(g for g in summary.gains if g.metric != found.metric)
     return replace(summary, gains=(*rest, found))

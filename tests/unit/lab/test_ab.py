@@ -33,7 +33,7 @@ from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Load
 from foretoken.lab.mock.generation import MockLaw
 from foretoken.lab.mock.server import MockFaults, MockServer, Receive, Scope, Send, mock_running
-from foretoken.lab.records.results import AbSummary, Diagnosis, Gain, RequestRecord
+from foretoken.lab.records.results import AbSummary, ArmGain, Diagnosis, RequestRecord
 from foretoken.lab.records.run_files import read_requests, read_scrapes, read_summary
 from foretoken.lab.stats.intervals import Interval
 
@@ -278,10 +278,10 @@ def test_bench_counts_what_failed(tmp_path: Path, workload: WorkloadConfig) -> N
     assert summary.arm.tpot is not None and not summary.arm.tpot.p99.known
 
 
-def gain(low: float, high: float) -> tuple[Gain, ...]:
+def gain(low: float, high: float) -> tuple[ArmGain, ...]:
     """A P99 gain with this interval."""
     ratio = Interval((low + high) / 2, low, high)
-    return (Gain(metric="tpot_p99", ratio=ratio, num_blocks=8, num_pairs=800, enough=True),)
+    return (ArmGain(metric="tpot_p99", ratio=ratio, num_blocks=8, num_pairs=800, enough=True),)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 import pytest
 
 from foretoken.lab.analysis.summary import summarize_acceptance
-from foretoken.lab.records.results import Acceptance, RequestRecord
+from foretoken.lab.records.results import RequestAcceptance, RequestRecord
 from foretoken.metrics import TEMPERATURE_EDGES
 
 
 def record(index: int, temperature: float | None) -> RequestRecord:
-    drafts = Acceptance(source="body", num_drafted=20, num_accepted=8, num_steps=5)
+    drafts = RequestAcceptance(source="body", num_drafted=20, num_accepted=8, num_steps=5)
     return RequestRecord(index=index, temperature=temperature, output_tokens=13, acceptance=drafts)
 
 

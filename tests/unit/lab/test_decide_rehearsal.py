@@ -2,14 +2,14 @@
 
 import pytest
 
-from foretoken.lab.decide.rehearsal import Rehearsal, play, rehearse
+from foretoken.lab.decide.rehearsal import SimulatedExperiment, play, rehearse
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.decide.verdict import DO_NOT_SHIP, SHIP
 
 
 def shares(speedup: float, restart_sd: float, experiments: int) -> dict[str, float]:
     """Share of experiments by verdict."""
-    given = Rehearsal(speedup=speedup, restart_sd=restart_sd)
+    given = SimulatedExperiment(speedup=speedup, restart_sd=restart_sd)
     return rehearse(load_policy(None), given, range(experiments))
 
 
@@ -27,7 +27,7 @@ def test_a_small_gain_is_turned_down() -> None:
 
 def test_one_asked_sample_is_enough() -> None:
     """SHIP at the first look or after the blocks that it asked for, not only in the end."""
-    given = Rehearsal(speedup=1.43)
+    given = SimulatedExperiment(speedup=1.43)
     policy = load_policy(None)
     played = [play(policy, given, seed) for seed in range(100)]
     assert sum(p.verdict == SHIP and p.looks <= 2 for p in played) >= 90

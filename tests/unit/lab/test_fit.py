@@ -20,7 +20,7 @@ from foretoken.lab.analysis.whatif import (
     what_if,
     what_if_looked_up,
 )
-from foretoken.lab.records.results import Acceptance, RequestRecord
+from foretoken.lab.records.results import RequestAcceptance, RequestRecord
 from tests.unit.lab.summaries import ab, write_run
 
 K, RATE = 4, 0.5
@@ -29,7 +29,7 @@ K, RATE = 4, 0.5
 def a_block(block: int, batch: int, start: float, step: float, spec: bool) -> list[RequestRecord]:
     """`batch` requests that decode side by side, 40 steps of `step` seconds."""
     times = tuple(start + step * np.arange(40))
-    acceptance = Acceptance(source="body", num_drafted=K * 39, num_accepted=78, num_steps=39)
+    acceptance = RequestAcceptance(source="body", num_drafted=K * 39, num_accepted=78, num_steps=39)
     return [
         RequestRecord(
             index=i,
@@ -138,7 +138,7 @@ def with_steps(accepted: list[int], drafted: list[int], temperature: float = 0.0
     return RequestRecord(
         index=0,
         temperature=temperature,
-        acceptance=Acceptance(
+        acceptance=RequestAcceptance(
             source="body",
             num_drafted=sum(drafted),
             num_accepted=sum(accepted),

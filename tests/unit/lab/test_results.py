@@ -11,9 +11,9 @@ from foretoken.errors import ConfigError
 from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.records.results import (
     AbSummary,
-    Acceptance,
+    ArmGain,
     ArmSummary,
-    Gain,
+    RequestAcceptance,
     RequestRecord,
     RunSummary,
     ServerInfo,
@@ -41,7 +41,7 @@ RECORD = RequestRecord(
     chunk_s=(1.1, 1.3, 1.5),
     chunk_tokens=(1, 3, 2),
     output_tokens=6,
-    acceptance=Acceptance(source="body", num_drafted=10, num_accepted=3, num_steps=2),
+    acceptance=RequestAcceptance(source="body", num_drafted=10, num_accepted=3, num_steps=2),
 )
 
 
@@ -107,7 +107,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
 
 
 def test_a_summary_survives_the_file(tmp_path: Path) -> None:
-    gain = Gain(
+    gain = ArmGain(
         metric="tpot_p50", ratio=Interval(1.4, 1.3, 1.5), num_blocks=8, num_pairs=80, enough=True
     )
     summary = AbSummary(

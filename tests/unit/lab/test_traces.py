@@ -14,7 +14,7 @@ from foretoken.lab.http.reported import from_body, from_chunks, from_spec_detail
 from foretoken.lab.http.scraping import grown, parse_metrics
 from foretoken.lab.measure.traces import load_workload
 from foretoken.lab.measure.workload import Load, draw_arrivals, take, with_temperatures
-from foretoken.lab.records.other_tools import read_foreign
+from foretoken.lab.records.other_tools import read_other_tool
 
 
 def write(tmp_path: Path, name: str, text: str) -> Path:
@@ -199,7 +199,7 @@ def test_other_tools_results(tmp_path: Path) -> None:
     }
     failed = {**row, "metrics": {}, "error": {"type": "Timeout", "message": "no"}}
     text = "\n".join([json.dumps(row), "broken", json.dumps(failed)])
-    found = read_foreign(write(tmp_path, "profile_export.jsonl", text), "on")
+    found = read_other_tool(write(tmp_path, "profile_export.jsonl", text), "on")
     assert (found.tool, len(found.records), found.skipped) == ("aiperf", 2, 1)
     assert found.records[0].ttft_s == pytest.approx(0.05)
     assert found.records[0].tpot_s == pytest.approx(0.05)
@@ -207,11 +207,11 @@ def test_other_tools_results(tmp_path: Path) -> None:
     good = {"request_start_time": 100.0, "time_to_first_token_ms": 20.0, "request_latency": 0.12,
             "output_tokens": 11}  # fmt: skip
     benchmarks = {"benchmarks": [{"requests": {"successful": [good], "errored": []}}]}
-    found = read_foreign(write(tmp_path, "g.json", json.dumps(benchmarks)), "on")
+    found = read_other_tool(write(tmp_path, "g.json", json.dumps(benchmarks)), "on")
     assert found.tool == "guidellm"
     assert found.records[0].tpot_s == pytest.approx(0.01)
     with pytest.raises(ConfigError, match="AIPerf"):
-        read_foreign(write(tmp_path, "n.json", "{}"), "on")
+        read_other_tool(write(tmp_path, "n.json", "{}"), "on")
 
 
 def test_bench_reads_another_tools_results(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:
-    """As SIGINT: inside asyncio it cancels the run at an await, not between two lines."""
+    """Handle SIGTERM like SIGINT, which asyncio turns into a cancellation at an await."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):
         handler = signal.default_int_handler

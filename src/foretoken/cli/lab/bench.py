@@ -70,12 +70,16 @@ def _read_instead(path: Path, shared: Measuring) -> None:
     from foretoken.cli.lab.tables import console, print_arms
     from foretoken.lab.measure.experiment import ServiceLevels
     from foretoken.lab.plain import to_plain
-    from foretoken.lab.records.other_tools import read_foreign, summarize_foreign, write_foreign
+    from foretoken.lab.records.other_tools import (
+        read_other_tool,
+        summarize_imported,
+        write_imported,
+    )
 
     levels = ServiceLevels(**parse_levels(shared.short.slo)) if shared.short.slo else None
-    found = read_foreign(path, "server", strict=shared.short.strict)
-    summary = summarize_foreign(found, path, levels)
-    write_foreign(found, summary, shared.out)
+    found = read_other_tool(path, "server", strict=shared.short.strict)
+    summary = summarize_imported(found, path, levels)
+    write_imported(found, summary, shared.out)
     print_arms(console(), (summary.arm,))
     if shared.as_json:
         print(json.dumps(to_plain(summary)))

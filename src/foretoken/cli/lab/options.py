@@ -92,7 +92,7 @@ class Shortcuts:
     slo: str | None = None
 
     def overrides(self, out: Path) -> list[str]:
-        """As `--set` would say it."""
+        """The short options as `--set` would say them."""
         found: list[str] = []
         if self.workload is not None:
             found.append(f"workload.file={json.dumps(resolve_workload(self.workload, out))}")

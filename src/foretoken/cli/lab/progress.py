@@ -31,7 +31,7 @@ class LiveView:
         self._left, self._begun, self._started_s = 0, 0, 0.0
 
     def expect(self, blocks: int, out: Path, arms: int) -> None:
-        """Of `arms` times `blocks` segments those that `out` does not have will come."""
+        """Expect the segments, `arms` times `blocks`, that `out` does not have yet."""
         from foretoken.lab.measure.segments import read_segments
 
         self._left, self._begun = max(0, arms * blocks - len(read_segments(out))), 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from foretoken.lab.records.results import AbSummary, ArmSummary, Gain, Quantiles
+from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary, Quantiles
 from foretoken.lab.stats.intervals import Interval
 
 
@@ -110,10 +110,10 @@ def print_ab(out: Console, summary: AbSummary) -> None:
         out.print(note, style="yellow", soft_wrap=True)
 
 
-def _show_gain(gain: Gain) -> str:
+def _show_gain(gain: ArmGain) -> str:
     text = show_number(gain.ratio)
     return text if gain.enough else f"{text} (too few)"
 
 
-def _needs(gain: Gain) -> str:
+def _needs(gain: ArmGain) -> str:
     return "-" if gain.needed_blocks is None else f"{gain.needed_blocks} blocks"

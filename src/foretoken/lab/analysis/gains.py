@@ -18,7 +18,7 @@ from foretoken.lab.analysis.summary import (
     sample_of,
 )
 from foretoken.lab.measure.experiment import ServiceLevels
-from foretoken.lab.records.results import ArmSummary, Equality, Gain, RequestRecord
+from foretoken.lab.records.results import ArmGain, ArmSummary, Equality, RequestRecord
 from foretoken.lab.stats.intervals import Interval, share_interval
 from foretoken.lab.stats.ratios import (
     FEWEST_BLOCKS,
@@ -55,7 +55,7 @@ def compute_gains(
     data: tuple[ArmData, ArmData],
     levels: ServiceLevels,
     prices: dict[str, float],
-) -> tuple[Gain, ...]:
+) -> tuple[ArmGain, ...]:
     """Every gain; `data` is the baseline's and the candidate's."""
     base, other = pair(records, (data[0].arm, data[1].arm))
     if not base:
@@ -79,8 +79,8 @@ def compute_gains(
 
 def _gain(
     metric: str, samples: tuple[Sample, Sample], statistic: Statistic, q: float | None
-) -> Gain:
-    """Of a pair of samples whose first is on top of the ratio."""
+) -> ArmGain:
+    """The gain of a pair of samples; the first is on top of the ratio."""
     known_N = np.isfinite(samples[0].values_N) & np.isfinite(samples[1].values_N)
     top, bottom = (Sample(s.values_N[known_N], s.blocks_N[known_N]) for s in samples)
     ratio = paired_ratio(top, bottom, statistic)
@@ -88,7 +88,7 @@ def _gain(
     enough = blocks >= FEWEST_BLOCKS
     if q is not None:
         enough = enough and supports_quantile(top, q)
-    return Gain(
+    return ArmGain(
         metric=metric,
         ratio=ratio,
         num_blocks=blocks,
@@ -123,7 +123,7 @@ def _rate_gain(
     records: Sequence[RequestRecord],
     data: tuple[ArmData, ArmData],
     value: Value,
-) -> Gain:
+) -> ArmGain:
     base, other = (rates_per_block(counted(records, d.arm), d, value) for d in data)
     return _gain(metric, (other, base), weighted_mean, None)
 

@@ -34,7 +34,7 @@ class LookedUp:
     """Steps that found something to draft."""
 
 
-class _Index:
+class _WordIndex:
     """What followed every run of `shortest` to `longest` pieces last, in all texts it was shown."""
 
     def __init__(self, shortest: int, longest: int) -> None:
@@ -68,9 +68,9 @@ def look_up(answers: Sequence[Written], k: int, method: str) -> LookedUp:
     """
     assert method in METHODS, method
     steps = drafting = drafted = accepted = written = 0
-    shared = _Index(1, LONGEST)
+    shared = _WordIndex(1, LONGEST)
     for answer in answers[:MOST_ANSWERS]:
-        index = shared if method == "suffix" else _Index(2, 5)
+        index = shared if method == "suffix" else _WordIndex(2, 5)
         known: list[str] = []
         for piece in PIECE.findall(answer.prompt):
             index.append(known, piece)

@@ -14,10 +14,10 @@ import numpy as np
 
 from foretoken.lab.measure.experiment import ServiceLevels
 from foretoken.lab.records.results import (
-    Acceptance,
     AcceptanceBucket,
     ArmSummary,
     Quantiles,
+    RequestAcceptance,
     RequestRecord,
     ServerInfo,
 )
@@ -53,7 +53,7 @@ class ArmData:
     counters: dict[str, float]
     gauges: dict[str, float]
     in_flight: int = 0
-    """Of a closed loop; 0: an open one."""
+    """Requests in flight of a closed loop; 0: an open loop."""
     notes: tuple[str, ...] = ()
 
 
@@ -149,7 +149,7 @@ def _quantiles(records: Sequence[RequestRecord], value: Value) -> Quantiles | No
 
 
 def _quantile(sample: Sample, q: float) -> Interval:
-    """By blocks where there are enough, else as if requests were independent."""
+    """A quantile by blocks where there are enough, else as if requests were independent."""
     if np.unique(sample.blocks_N).size >= FEWEST_BLOCKS and supports_quantile(sample, q):
         return clustered_interval(sample, weighted_quantile(q))
     return quantile_interval(sample.values_N, q)
@@ -288,7 +288,7 @@ def _ratio(top: Floats, bottom: Floats) -> Interval:
     return clustered_interval(Sample(top, clusters), ratio)
 
 
-def _length(found: Sequence[Acceptance]) -> Interval | None:
+def _length(found: Sequence[RequestAcceptance]) -> Interval | None:
     if any(not a.num_steps for a in found):
         return None
     tokens = np.array([a.num_accepted + (a.num_steps or 0) for a in found], np.float64)
@@ -296,13 +296,13 @@ def _length(found: Sequence[Acceptance]) -> Interval | None:
     return _ratio(tokens, steps)
 
 
-def _steps(found: Acceptance) -> float:
+def _steps(found: RequestAcceptance) -> float:
     """Steps of a request; where the server does not say, one per five drafts."""
     return float(found.num_steps if found.num_steps is not None else found.num_drafted / 5)
 
 
-def _variance(found: Acceptance) -> float:
-    """Of one step's rate around its request's, from steps, else from the histogram."""
+def _variance(found: RequestAcceptance) -> float:
+    """Variance of a step's rate around its request's, from steps, else from the histogram."""
     if found.per_step_accepted and len(found.per_step_drafted) == len(found.per_step_accepted):
         drafted = np.maximum(np.array(found.per_step_drafted, np.float64), 1.0)
         rates = np.array(found.per_step_accepted) / drafted
@@ -315,6 +315,6 @@ def _variance(found: Acceptance) -> float:
     return float(rates.var(ddof=1)) if rates.size > 1 else float("nan")
 
 
-def _pool(found: Sequence[Acceptance]) -> tuple[int, ...]:
+def _pool(found: Sequence[RequestAcceptance]) -> tuple[int, ...]:
     longest = max((len(a.histogram) for a in found), default=0)
     return tuple(sum(a.histogram[j] for a in found if len(a.histogram) > j) for j in range(longest))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from foretoken.lab.records.results import AbSummary, ArmSummary, Gain
+from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary
 from foretoken.lab.stats.intervals import Interval, normal_quantile, student_quantile
 from foretoken.lab.stats.ratios import (
     FEWEST_BLOCKS,
@@ -23,7 +23,7 @@ WEIGHTS = ("must", "veto", "note")
 BOTH_SIDES_LEVEL = 0.9
 """Over all looks together, so that one side errs in 5 % at most; the first look is at 95 %."""
 POWER = 0.95
-"""With which an asked sample should settle a rule, before the spread's own uncertainty."""
+"""Chance that the sample asked for settles a rule, before the uncertainty of the spread."""
 FIRST_BLOCKS = 8
 """Fewer say so little about their spread that the blocks asked for would be hundreds or none."""
 MOST_BLOCKS = 1000
@@ -71,14 +71,14 @@ class Evidence:
 
     @property
     def level(self) -> float:
-        """Of intervals at this look."""
+        """Confidence level of intervals at this look."""
         return level_of_look(BOTH_SIDES_LEVEL, self.summary.look)
 
-    def ratio(self, gain: Gain) -> Interval:
+    def ratio(self, gain: ArmGain) -> Interval:
         """The gain's interval at this look's level."""
         return at_level(gain.ratio, gain.num_blocks, self.level)
 
-    def blocks_to_show(self, gain: Gain, threshold: float, resolution: float) -> int | None:
+    def blocks_to_show(self, gain: ArmGain, threshold: float, resolution: float) -> int | None:
         """Blocks after which the next look shows `threshold` to be exceeded, with POWER.
 
         Assumes a truth of `resolution` x threshold, or the estimate less its standard error if
@@ -132,7 +132,7 @@ def _caution(num_blocks: int) -> float:
 
 
 def judge_ratio(
-    evidence: Evidence, gain: Gain | None, threshold: float, resolution: float, name: str
+    evidence: Evidence, gain: ArmGain | None, threshold: float, resolution: float, name: str
 ) -> RuleResult:
     """Whether a gain is above `threshold`: its whole interval above, below, or neither."""
     if gain is None:
@@ -157,7 +157,7 @@ def judge_ratio(
     )
 
 
-def blocks_to_support(gain: Gain) -> int:
+def blocks_to_support(gain: ArmGain) -> int:
     """Blocks, of as many requests as those that there are, that can tell about the gain at all."""
     q = _QUANTILES.get(gain.metric.rsplit("_", 1)[-1])
     if q is None or not gain.num_pairs:

@@ -16,22 +16,22 @@ import numpy as np
 
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.decide.verdict import NOT_YET, decide
-from foretoken.lab.records.results import AbSummary, ArmSummary, Equality, Gain, ServerInfo
+from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary, Equality, ServerInfo
 from foretoken.lab.stats.intervals import Floats, Interval, student_quantile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
+class SimulatedExperiment:
     """What is true, and how the experiment is run."""
 
     speedup: float = 1.3
-    """Of the time per token at every quantile; the first token is as before."""
+    """True gain in time per token at every quantile; the first token is as before."""
     restart_sd: float = 0.07
     """Standard deviation of the logarithm of a start's speed."""
     middle_sd: float = 0.03
-    """Of a block's median beyond that, both arms together."""
+    """Standard deviation of a block's median beyond that, both arms together."""
     tail_sd: float = 0.08
-    """Of a block's P99."""
+    """Standard deviation of a block's P99 beyond that."""
     first_blocks: int = 8
     requests_per_block: int = 40
     most_looks: int = 4
@@ -47,7 +47,7 @@ class Played:
     blocks: int
 
 
-def play(policy: ShipPolicy, rehearsal: Rehearsal, seed: int) -> Played:
+def play(policy: ShipPolicy, rehearsal: SimulatedExperiment, seed: int) -> Played:
     """One experiment, from the first sample to a verdict or the last look."""
     logs = _block_ratios(rehearsal, np.random.default_rng(seed))
     blocks = rehearsal.first_blocks
@@ -59,13 +59,15 @@ def play(policy: ShipPolicy, rehearsal: Rehearsal, seed: int) -> Played:
     return Played(verdict=decision.verdict, looks=look, blocks=blocks)
 
 
-def rehearse(policy: ShipPolicy, rehearsal: Rehearsal, seeds: Sequence[int]) -> dict[str, float]:
+def rehearse(
+    policy: ShipPolicy, rehearsal: SimulatedExperiment, seeds: Sequence[int]
+) -> dict[str, float]:
     """Share of experiments by verdict, one experiment per seed."""
     found = Counter(play(policy, rehearsal, seed).verdict for seed in seeds)
     return {verdict: count / len(seeds) for verdict, count in found.items()}
 
 
-def _block_ratios(rehearsal: Rehearsal, rng: np.random.Generator) -> dict[str, Floats]:
+def _block_ratios(rehearsal: SimulatedExperiment, rng: np.random.Generator) -> dict[str, Floats]:
     """Logarithms of baseline over candidate, per gain and block."""
     size = rehearsal.most_blocks
     found = {}
@@ -77,7 +79,9 @@ def _block_ratios(rehearsal: Rehearsal, rng: np.random.Generator) -> dict[str, F
     return found
 
 
-def _summary(logs: dict[str, Floats], blocks: int, rehearsal: Rehearsal, look: int) -> AbSummary:
+def _summary(
+    logs: dict[str, Floats], blocks: int, rehearsal: SimulatedExperiment, look: int
+) -> AbSummary:
     """An A/B of the first `blocks` blocks in which everything but time is in order."""
     requests = blocks * rehearsal.requests_per_block
     gains = tuple(_gain(name, logs_C[:blocks], rehearsal) for name, logs_C in logs.items())
@@ -93,13 +97,13 @@ def _summary(logs: dict[str, Floats], blocks: int, rehearsal: Rehearsal, look: i
     )
 
 
-def _gain(metric: str, logs_C: Floats, rehearsal: Rehearsal) -> Gain:
+def _gain(metric: str, logs_C: Floats, rehearsal: SimulatedExperiment) -> ArmGain:
     """Student's interval of the mean logarithm."""
     blocks = logs_C.size
     middle, error = float(logs_C.mean()), float(logs_C.std(ddof=1)) / math.sqrt(blocks)
     half = student_quantile(0.975, blocks - 1) * error
     wanted = math.ceil((1000 if metric.endswith("p99") else 20) / rehearsal.requests_per_block)
-    return Gain(
+    return ArmGain(
         metric=metric,
         ratio=Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half)),
         num_blocks=blocks,

@@ -36,7 +36,7 @@ class EndpointConfig:
     """None: found out."""
     api_key: str | None = None
     timeout_s: float = 300.0
-    """Of one request."""
+    """Longest time that one request may take."""
     k: int = 0
     """Draft length to assume where acceptance can only be told from chunks."""
     extra_body: dict[str, Any] = field(default_factory=dict)
@@ -51,10 +51,10 @@ class Client:
     """Requests to one server."""
 
     def __init__(self, config: EndpointConfig, info: ServerInfo, pool: HttpPool) -> None:
-        """Of a server that `connect` has found."""
+        """Take a server that `connect` has found."""
         self.config, self.info, self.pool = config, info, pool
         self._extras = {**EXTRAS.get(info.engine, {}), **config.extra_body}
-        self._desk = asyncio.Lock()
+        self._reading = asyncio.Lock()
 
     async def complete(
         self, item: Item, record: RequestRecord, options: ReadingOptions
@@ -67,7 +67,7 @@ class Client:
         except TransportError as error:
             return failed(record, error, options.start_s, now())
         # Answers of one step end together: read one, then let what is due be sent.
-        async with self._desk:
+        async with self._reading:
             await asyncio.sleep(0)
             return read_answer(record, answer, replace(options, k=options.k or self.config.k))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from foretoken.lab.http.reported import from_body, from_chunks, from_spec_details, from_timings
 from foretoken.lab.http.timed import Answer, TransportError
-from foretoken.lab.records.results import Acceptance, RequestRecord
+from foretoken.lab.records.results import RequestAcceptance, RequestRecord
 
 
 def split_events(pieces: Sequence[tuple[float, bytes]]) -> tuple[list[tuple[float, bytes]], bytes]:
@@ -102,7 +102,7 @@ class _Reading:
         else:
             self.all_have_ids = False
 
-    def acceptance(self, k: int) -> Acceptance | None:
+    def acceptance(self, k: int) -> RequestAcceptance | None:
         found = from_body(self.metrics) or from_spec_details(self.details)
         found = found or from_timings(self.timings)
         if found is None and self.all_have_ids and self.metrics is None:

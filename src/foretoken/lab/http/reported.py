@@ -1,23 +1,23 @@
 """A request's acceptance out of what each kind of server says about it.
 
-One function per source, from the JSON of an answer to an `Acceptance`, or None where it is not
-there. vLLM and Foretoken answer `metrics.speculative_decoding`; llama.cpp's `timings` have totals,
-and per chunk when asked; SGLang has `spec_tokens_details`; with token ids per chunk the steps of
-any server show, unless chunks were merged on their way.
+One function per source, from the JSON of an answer to a `RequestAcceptance`, or None where it is
+not there. vLLM and Foretoken answer `metrics.speculative_decoding`; llama.cpp's `timings` have
+totals, and per chunk when asked; SGLang has `spec_tokens_details`; with token ids per chunk the
+steps of any server show, unless chunks were merged on their way.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foretoken.lab.records.results import Acceptance
+from foretoken.lab.records.results import RequestAcceptance
 
 
-def from_body(metrics: Any) -> Acceptance | None:
+def from_body(metrics: Any) -> RequestAcceptance | None:
     """vLLM's `metrics` object (--per-request-spec-decode-metrics summary or detailed)."""
     found = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
     if not isinstance(found, dict) or _count(found, "num_draft_tokens") is None:
         return None
-    return Acceptance(
+    return RequestAcceptance(
         source="body",
         num_drafted=_count(found, "num_draft_tokens") or 0,
         num_accepted=_count(found, "num_accepted_draft_tokens") or 0,
@@ -50,7 +50,7 @@ def _count(found: Mapping[str, Any], name: str) -> int | None:
     return int(value) if isinstance(value, int | float) else None
 
 
-def from_timings(timings: Sequence[Mapping[str, Any]]) -> Acceptance | None:
+def from_timings(timings: Sequence[Mapping[str, Any]]) -> RequestAcceptance | None:
     """llama.cpp's `timings`, of every chunk that had them, the last being the totals.
 
     With timings_per_token they are cumulative, so differences are steps: a chunk that brings
@@ -71,8 +71,8 @@ def from_timings(timings: Sequence[Mapping[str, Any]]) -> Acceptance | None:
     ]
     per_chunk = len(with_drafts) > 1 and len(steps) > 1
     if not per_chunk:
-        return Acceptance(source="timings", num_drafted=drafted, num_accepted=accepted)
-    return Acceptance(
+        return RequestAcceptance(source="timings", num_drafted=drafted, num_accepted=accepted)
+    return RequestAcceptance(
         source="timing_chunks",
         num_drafted=drafted,
         num_accepted=accepted,
@@ -84,7 +84,7 @@ def from_timings(timings: Sequence[Mapping[str, Any]]) -> Acceptance | None:
     )
 
 
-def from_spec_details(details: Any) -> Acceptance | None:
+def from_spec_details(details: Any) -> RequestAcceptance | None:
     """SGLang's `spec_tokens_details` (return_spec_tokens_details)."""
     if not isinstance(details, dict):
         return None
@@ -97,7 +97,7 @@ def from_spec_details(details: Any) -> Acceptance | None:
     if drafted is None or accepted is None:
         return None
     histogram = next((details[n] for n in details if "histogram" in n), None)
-    return Acceptance(
+    return RequestAcceptance(
         source="spec_details",
         num_drafted=drafted,
         num_accepted=accepted,
@@ -106,7 +106,7 @@ def from_spec_details(details: Any) -> Acceptance | None:
     )
 
 
-def from_chunks(chunk_tokens: Sequence[int], k: int) -> Acceptance | None:
+def from_chunks(chunk_tokens: Sequence[int], k: int) -> RequestAcceptance | None:
     """From tokens per chunk: a chunk after the first is a step, of one token and what it accepted.
 
     A guess: chunks merge when the server or the network lags, and drafts may be shorter than `k`.
@@ -115,7 +115,7 @@ def from_chunks(chunk_tokens: Sequence[int], k: int) -> Acceptance | None:
     accepted = [tokens - 1 for tokens in chunk_tokens[1:] if tokens > 0]
     if not accepted or k < 1 or max(accepted) > k:
         return None
-    return Acceptance(
+    return RequestAcceptance(
         source="chunks",
         num_drafted=k * len(accepted),
         num_accepted=sum(accepted),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import Launch, Source
+from foretoken.lab.lint.launches import Launch, LintSource
 from foretoken.lab.lint.names import NAME_CHECKS
 from foretoken.lab.lint.other_servers import OTHER_CHECKS, speculates
 from foretoken.lab.lint.pairs import PAIR_CHECKS, Machine, check_pair
@@ -16,7 +16,7 @@ TRAFFIC_CHECKS = (REFUSED_CHECK, METRIC_CHECK)
 NAMES = (*(check.name for check in LAUNCH_CHECKS), *TRAFFIC_CHECKS, *PAIR_CHECKS)
 
 
-def lint(source: Source, machine: Machine, engine: str = "auto") -> tuple[Finding, ...]:
+def lint(source: LintSource, machine: Machine, engine: str = "auto") -> tuple[Finding, ...]:
     """Every finding, launches first.
 
     Requests are judged by `engine`, or by that of the first launch, or by vLLM's rules.

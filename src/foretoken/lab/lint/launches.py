@@ -40,7 +40,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class LintSource:
     """Everything found in a text."""
 
     launches: tuple[Launch, ...]
@@ -51,7 +51,7 @@ class Source:
     """Lines of a JSON lines file that are not JSON."""
 
 
-def read_source(text: str, engine: str = "auto") -> Source:
+def read_source(text: str, engine: str = "auto") -> LintSource:
     """Find what `text` holds; `engine` overrides what the text itself suggests."""
     documents, unread = _documents(text)
     launches: list[Launch] = []
@@ -63,7 +63,7 @@ def read_source(text: str, engine: str = "auto") -> Source:
             for found in _walk(document, engine):
                 (launches if isinstance(found, Launch) else requests).append(found)  # type: ignore[arg-type]
     metrics = tuple(dict.fromkeys(_METRIC.findall(text)))
-    return Source(
+    return LintSource(
         launches=tuple(launches), requests=tuple(requests), metrics=metrics, num_unread=unread
     )
 

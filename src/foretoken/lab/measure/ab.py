@@ -23,7 +23,7 @@ from foretoken.lab.measure.bench import (
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig, RunConfig
 from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd
 from foretoken.lab.measure.workload import Item
-from foretoken.lab.records.results import AbSummary, Diagnosis, Gain
+from foretoken.lab.records.results import AbSummary, ArmGain, Diagnosis
 from foretoken.lab.records.run_files import (
     SUMMARY,
     describe_client,
@@ -161,5 +161,5 @@ def judge_mix(found: Sequence[Diagnosis], metric: str = "tpot_p99") -> str:
     return "mixed_workload" if told else "inconclusive"
 
 
-def _gain(gains: Sequence[Gain], metric: str) -> Gain | None:
+def _gain(gains: Sequence[ArmGain], metric: str) -> ArmGain | None:
     return next((gain for gain in gains if gain.metric == metric), None)

@@ -19,7 +19,7 @@ from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.stats.intervals import Floats
 
 _TICK_S = 0.001
-"""Of asyncio's timers on Linux: epoll takes milliseconds."""
+"""Resolution of asyncio's timers on Linux: epoll takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,7 +120,7 @@ class AbConfig:
     sizes: Sizes = field(default_factory=Sizes)
     slo: ServiceLevels = field(default_factory=ServiceLevels)
     price_per_hour: dict[str, float] = field(default_factory=dict)
-    """By arm, for the cost of a million output tokens."""
+    """Price of each arm's server, for the cost of a million output tokens."""
     diagnose: bool = False
     """Run every class alone too."""
     seed: int = 0

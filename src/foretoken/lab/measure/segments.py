@@ -86,7 +86,7 @@ class RunFolder:
             raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
 
     def _check_settings(self, settings: object) -> None:
-        """The same settings, but for how much is measured."""
+        """Raise a ConfigError if more than how much is measured differs from before."""
         before = json.loads((self.folder / CONFIG).read_text("utf-8"))
         from foretoken.lab.plain import to_plain
 

@@ -149,7 +149,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def _signal_group(pid: int, sign: signal.Signals) -> None:
-    """To every process of a server's session; those that have gone are no loss."""
+    """Send a signal to every process of a server's session; those that have gone are no loss."""
     try:
         os.killpg(pid, sign)
     except ProcessLookupError:

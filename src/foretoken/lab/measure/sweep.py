@@ -56,12 +56,12 @@ class Cell:
 
     @property
     def acceptance(self) -> Interval:
-        """Its rate."""
+        """Acceptance rate of the candidate in this cell."""
         return self.drafts.rate if self.drafts is not None else unknown()
 
     @property
     def p10(self) -> Interval:
-        """Of requests' rates, shrunk to what they share by as much as is noise."""
+        """P10 of requests' rates, the sampling noise taken out."""
         return self.drafts.p10 if self.drafts is not None else unknown()
 
     @property
@@ -305,7 +305,7 @@ def _crossing(rates: Floats, logs: Sequence[Floats], resamples: int) -> Interval
 
 
 def _zero(rates: Floats, logs: Floats) -> float:
-    """Of a straight line through the points, between 0 (always pays) and infinity (never)."""
+    """Zero of a straight line through the points, from 0 (always pays) to infinity (never)."""
     slope, base = np.polyfit(rates, logs, 1)
     if slope <= 0:
         return 0.0 if logs.mean() > 0 else math.inf

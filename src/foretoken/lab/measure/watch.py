@@ -37,7 +37,7 @@ class Targets:
     break_even: float | None = None
     """r*, from `lab fit` or `lab dial`."""
     tpot_p50_s: float | None = None
-    """Of the baseline."""
+    """Median time per output token of the baseline."""
     tpot_p99_s: float | None = None
 
 

@@ -31,7 +31,7 @@ class Item:
     category: str = ""
     cluster: str = ""
     arrival_s: float | None = None
-    """From the start of the workload; None where arrivals are generated."""
+    """Seconds from the start of the workload; None where arrivals are generated."""
 
     @property
     def deterministic(self) -> bool:
@@ -58,7 +58,7 @@ def with_settings(
     seed: int | None = None,
     parameters: dict[str, Any] | None = None,
 ) -> list[Item]:
-    """The same length, seeds counted up from `seed`, and parameters for all."""
+    """Give all items one length, seeds counted up from `seed`, and parameters."""
     changed = []
     for item in items:
         tokens = item.max_tokens if max_tokens is None else max_tokens
@@ -106,9 +106,9 @@ class Load:
     rate: float | None = None
     """Requests per second of constant, poisson and gamma arrivals."""
     burstiness: float = 1.0
-    """Of gamma arrivals, the shape as in vLLM's benchmark: 1 is Poisson, below it bursts more."""
+    """Shape of gamma arrivals as in vLLM's benchmark: 1 is Poisson, below it bursts more."""
     speed: float = 1.0
-    """Of a trace: 2 replays it in half its time."""
+    """Pace of a trace: 2 replays it in half its time."""
 
     def __post_init__(self) -> None:
         """Raise a ConfigError for what is out of range."""

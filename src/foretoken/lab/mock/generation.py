@@ -55,7 +55,7 @@ class MockModel:
         return found
 
     def _next_word(self, context: int, last: int, temperature: float, noise: float) -> int:
-        """By inverse transform from `noise` in [0, 1); the likeliest at temperature 0."""
+        """A word by inverse transform from `noise` in [0, 1); the likeliest at temperature 0."""
         logits = self._logits(context, last)
         if temperature == 0.0:
             best = np.argsort(-logits)
@@ -112,7 +112,7 @@ class MockJob:
     """One request on its way; its tokens per step come through `deltas`."""
 
     def __init__(self, request_id: str, total: int, alpha: float) -> None:
-        """Of `total` tokens, each draft accepted with chance `alpha`."""
+        """Ask for `total` tokens, each draft accepted with chance `alpha`."""
         self.request_id, self.total, self.alpha = request_id, total, alpha
         self.deltas: asyncio.Queue[int] = asyncio.Queue()
         self.emitted = 0

@@ -25,7 +25,7 @@ class Device:
     flops: dict[str, float]
     """Peak dense matrix operations by operand type; multiply-adds count two."""
     link: float
-    """To other devices of the group, one direction; 0 where there is none."""
+    """Bytes per second to other devices of the group, one direction; 0 where there are none."""
     step_s_per_layer: float
     """Time per layer below which a decoding step does not go; an assumption."""
     source: str

@@ -57,7 +57,7 @@ class MemoryPlan:
     draft_kv_bytes_per_token: float
     lookahead: int
     kv_pool_bytes: float
-    """Of all ranks; negative if the weights alone do not fit."""
+    """Memory for keys and values on all ranks; negative if the weights alone do not fit."""
     tokens: int
     """What the pool holds."""
     requests: int

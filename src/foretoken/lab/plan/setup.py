@@ -34,13 +34,13 @@ class PlanSettings:
     engine: str = "vllm"
     """Whose defaults and limits count."""
     quantization: str = "auto"
-    """Of the target's weights; `auto`: as its checkpoint."""
+    """How the target's weights are stored; `auto`: as its checkpoint."""
     draft_quantization: str = "auto"
-    """Of the draft's weights."""
+    """How the draft's weights are stored."""
     kv_cache_dtype: str = "auto"
-    """Of the target's keys and values."""
+    """Type of the target's keys and values."""
     draft_kv_cache_dtype: str = "auto"
-    """Of the draft's keys and values."""
+    """Type of the draft's keys and values."""
     device: str = "h100-sxm"
     """A row of the table of devices, or `this`."""
     count: int = 1
@@ -60,7 +60,7 @@ class PlanSettings:
     context: int = 4096
     """Tokens of a typical request when it ends, prompt included."""
     output_tokens: int = 256
-    """Of them written by the model."""
+    """Tokens of that request which the model writes."""
     concurrency: int = 8
     """Requests in flight on an ordinary day."""
     peak_concurrency: int = 64
@@ -68,7 +68,7 @@ class PlanSettings:
     workload: str = "chat"
     """One of WORKLOADS; decides which acceptance is assumed."""
     temperature: float = 0.0
-    """Of the production traffic's median request."""
+    """Temperature of the median request in production."""
     acceptance: str = ""
     """Share of drafts accepted given that all before were, as LOW:HIGH; empty: assumed from
     method, workload and temperature."""
@@ -149,7 +149,7 @@ class Setup:
     quantization: Quantization
     draft_quantization: Quantization
     kv_bytes: float
-    """Of one element of the target's keys and values."""
+    """Bytes of one element of the target's keys and values."""
     draft_kv_bytes: float
     tp: int
     draft_tp: int
@@ -204,7 +204,7 @@ def resolve_setup(settings: PlanSettings) -> Setup:
 
 
 def _kv_bytes(name: str, settings: PlanSettings, model: PlanModel, weights: Quantization) -> float:
-    """Of one element of the keys and values of `model`, kept as the setting `name` says."""
+    """Bytes of one element of the keys and values of `model`, kept as the setting `name` says."""
     given, field = getattr(settings, name), f"plan.{name}"
     if settings.engine != "foretoken":
         return kv_element_bytes(given, field)

@@ -55,7 +55,7 @@ class PlanModel:
     kv_elements: int
     """Keys and values of one token over all layers that keep the whole context."""
     window_elements: int
-    """The same over layers that keep only the last `window` tokens."""
+    """Keys and values of one token over all layers that keep only the last `window` tokens."""
     window: int
     matrix_outputs: int
     """Rows of all dense matrices but the head; 0 where they are not counted."""
@@ -64,7 +64,7 @@ class PlanModel:
     mtp_layers: int
     """Draft heads that come with the checkpoint; 0: none."""
     quantization: str
-    """As the checkpoint is stored."""
+    """How the checkpoint is stored."""
     approximations: tuple[str, ...]
     """What was left out or assumed."""
 
@@ -213,7 +213,7 @@ class _Reader:
         return query + keys + heads * value * hidden
 
     def matrix_outputs(self) -> int:
-        """Of dense models; their int8 scales are one per output."""
+        """Outputs of all matrices of a dense model; its int8 scales are one per output."""
         if self.num_experts or self.latent:
             return 0
         heads = self.size("num_attention_heads") + 2 * self.kv_heads

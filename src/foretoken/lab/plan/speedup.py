@@ -87,9 +87,9 @@ class NextStep:
     """`keep`, `raise_k`, `lower_k`, `cheaper_draft`, `better_draft` or `leave_off`."""
     k: int
     speed_up: float
-    """Of the measured setting."""
+    """Speed-up at the measured setting."""
     expected: float
-    """Of the proposed one, if acceptance is independent of position: an estimate."""
+    """Speed-up at the proposed setting, if acceptance is independent of position: an estimate."""
     break_even_rate: float
     rate: float
     reason: str

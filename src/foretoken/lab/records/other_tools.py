@@ -14,7 +14,7 @@ from foretoken.errors import ConfigError
 from foretoken.lab.analysis.summary import ArmData, summarize_arm
 from foretoken.lab.http.reported import from_body
 from foretoken.lab.measure.experiment import ServiceLevels
-from foretoken.lab.records.results import Acceptance, RequestRecord, RunSummary, ServerInfo
+from foretoken.lab.records.results import RequestAcceptance, RequestRecord, RunSummary, ServerInfo
 from foretoken.lab.records.run_files import (
     REQUESTS,
     SUMMARY,
@@ -25,7 +25,7 @@ from foretoken.lab.records.run_files import (
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ImportedRun:
     """Records of another tool's file."""
 
     records: tuple[RequestRecord, ...]
@@ -33,7 +33,7 @@ class Foreign:
     skipped: int
 
 
-def read_foreign(path: Path, arm: str, *, strict: bool = False) -> Foreign:
+def read_other_tool(path: Path, arm: str, *, strict: bool = False) -> ImportedRun:
     """The requests of a file of AIPerf or guidellm.
 
     Raises:
@@ -45,7 +45,7 @@ def read_foreign(path: Path, arm: str, *, strict: bool = False) -> Foreign:
     return found
 
 
-def _read(path: Path, arm: str) -> Foreign:
+def _read(path: Path, arm: str) -> ImportedRun:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -61,8 +61,8 @@ def _read(path: Path, arm: str) -> Foreign:
     raise ConfigError("file", str(path), "AIPerf's profile_export.jsonl or guidellm's JSON")
 
 
-def summarize_foreign(
-    found: Foreign, path: Path, levels: ServiceLevels | None = None
+def summarize_imported(
+    found: ImportedRun, path: Path, levels: ServiceLevels | None = None
 ) -> RunSummary:
     """The summary of another tool's records."""
     ends: dict[int, float] = {}
@@ -84,7 +84,7 @@ def summarize_foreign(
     )
 
 
-def write_foreign(found: Foreign, summary: RunSummary, out: Path) -> None:
+def write_imported(found: ImportedRun, summary: RunSummary, out: Path) -> None:
     """The folder of a run, as if it had been measured here.
 
     Raises:
@@ -101,7 +101,7 @@ def write_foreign(found: Foreign, summary: RunSummary, out: Path) -> None:
         raise ConfigError("--out", str(out), f"a folder to write to ({error})") from error
 
 
-def _read_aiperf(text: str, arm: str) -> Foreign:
+def _read_aiperf(text: str, arm: str) -> ImportedRun:
     records: list[RequestRecord] = []
     skipped = 0
     zero: float | None = None
@@ -117,7 +117,7 @@ def _read_aiperf(text: str, arm: str) -> Foreign:
             skipped += 1
     if not records:
         raise ConfigError("file", "no request", "AIPerf's profile_export.jsonl")
-    return Foreign(tuple(records), "aiperf", skipped)
+    return ImportedRun(tuple(records), "aiperf", skipped)
 
 
 def _aiperf_record(index: int, row: Mapping[str, Any], arm: str, start: float) -> RequestRecord:
@@ -148,7 +148,7 @@ def _aiperf_record(index: int, row: Mapping[str, Any], arm: str, start: float) -
     )
 
 
-def _aiperf_acceptance(row: Mapping[str, Any]) -> Acceptance | None:
+def _aiperf_acceptance(row: Mapping[str, Any]) -> RequestAcceptance | None:
     found = row.get("spec_decode_acceptance") or row.get("spec_decode")
     return from_body({"speculative_decoding": found}) if isinstance(found, dict) else None
 
@@ -169,7 +169,7 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _read_guidellm(benchmarks: list[Any], arm: str) -> Foreign:
+def _read_guidellm(benchmarks: list[Any], arm: str) -> ImportedRun:
     records: list[RequestRecord] = []
     skipped = 0
     for block, benchmark in enumerate(benchmarks):
@@ -186,7 +186,7 @@ def _read_guidellm(benchmarks: list[Any], arm: str) -> Foreign:
                 skipped += 1
     if not records:
         raise ConfigError("file", "no request", "guidellm's JSON with its requests")
-    return Foreign(tuple(records), "guidellm", skipped)
+    return ImportedRun(tuple(records), "guidellm", skipped)
 
 
 def _has_start(row: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ _TEXTS = {"suffix", "tools", "functions"}
 """Parameters that are part of what is asked: kept only where prompts are."""
 _OF_CHATS = {"tool_choice", "function_call", "parallel_tool_calls", "chat_template_kwargs",
              "top_logprobs"}  # fmt: skip
-"""Of no use to the words that stand in for a conversation in a replay."""
+"""Parameters that mean nothing for the words that stand in for a conversation in a replay."""
 _TAGS = ("x-tenant", "x-class", "x-request-id", "x-conversation-id")
 
 

@@ -13,7 +13,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
+class RequestAcceptance:
     """What one request's drafts came to, and where that is known from."""
 
     source: str
@@ -76,7 +76,7 @@ class RequestRecord:
     of recorded traffic left."""
     text: str | None = None
     text_hash: str | None = None
-    acceptance: Acceptance | None = None
+    acceptance: RequestAcceptance | None = None
     server: dict[str, float] = field(default_factory=dict)
     """What the server says about this request's time: queue_s, prefill_s, decode_s, ttft_s."""
 
@@ -87,12 +87,12 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float:
-        """From the due arrival to the first token, so that a late client counts against itself."""
+        """Seconds from the due arrival to the first token: a late client counts against itself."""
         return self.first_s - self.scheduled_s if self.first_s is not None else float("nan")
 
     @property
     def e2e_s(self) -> float:
-        """From the due arrival to the last token."""
+        """Seconds from the due arrival to the last token."""
         return self.last_s - self.scheduled_s if self.last_s is not None else float("nan")
 
     @property
@@ -113,7 +113,7 @@ class Scrape:
     arm: str = ""
     block: int = 0
     values: dict[str, float] = field(default_factory=dict)
-    """By current vLLM name without `_total`; per position `name{position="0"}`."""
+    """Value by current vLLM name without `_total`; per position `name{position="0"}`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ class AcceptanceBucket:
     p50: Interval
     p90: Interval
     raw_p10: float
-    """As measured, noise included."""
+    """P10 as measured, noise included."""
     num_too_short: int = 0
     """Requests left out of the quantiles for too few steps."""
     histogram: tuple[int, ...] = ()
@@ -212,7 +212,7 @@ class ArmSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
+class ArmGain:
     """How much better the candidate is: above 1 is better, for times and for rates alike."""
 
     metric: str
@@ -245,7 +245,7 @@ class Diagnosis:
 
     category: str
     """`mixed` or a class run alone."""
-    gains: tuple[Gain, ...]
+    gains: tuple[ArmGain, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +273,7 @@ class AbSummary:
     baseline: str
     candidate: str
     arms: tuple[ArmSummary, ...]
-    gains: tuple[Gain, ...]
+    gains: tuple[ArmGain, ...]
     equality: Equality | None = None
     cost_per_million_tokens: dict[str, Interval] = field(default_factory=dict)
     diagnosis: tuple[Diagnosis, ...] = ()
@@ -287,6 +287,6 @@ class AbSummary:
         """The summary of one arm."""
         return next(arm for arm in self.arms if arm.arm == name)
 
-    def gain(self, metric: str) -> Gain | None:
+    def gain(self, metric: str) -> ArmGain | None:
         """One gain by its name."""
         return next((gain for gain in self.gains if gain.metric == metric), None)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from foretoken.lab.analysis.fit import least_steps
 from foretoken.lab.analysis.steps import StepTimes, step_times, without_prompts
-from foretoken.lab.records.results import Gain, RequestRecord, Scrape
+from foretoken.lab.records.results import ArmGain, RequestRecord, Scrape
 from foretoken.lab.report.canvas import (
     BAD,
     BASELINE,
@@ -52,7 +52,7 @@ def gains(run: ReportRun) -> Figure | None:
     return figure
 
 
-def _gain(axes: Axes, row: int, gain: Gain, right: float) -> None:
+def _gain(axes: Axes, row: int, gain: ArmGain, right: float) -> None:
     """A row; an interval that goes on beyond `right` is cut there, with an arrow."""
     ratio = gain.ratio
     if not ratio.known:

@@ -156,7 +156,7 @@ def quantization_drop(evidence: Evidence, given: QuantizationDrop) -> RuleResult
 
 
 def _difference(before: Interval, after: Interval) -> Interval:
-    """Of two independent rates, their half-widths added in squares."""
+    """Difference of two independent rates; their half-widths are added in squares."""
     middle = before.estimate - after.estimate
     down = math.hypot(before.estimate - before.low, after.high - after.estimate)
     up = math.hypot(before.high - before.estimate, after.estimate - after.low)

@@ -99,7 +99,7 @@ class ClientLag:
     """Parameters of `client_lag`."""
 
     most_share: float = 0.05
-    """Of the median time to the first token."""
+    """Allowed lag as a share of the median time to the first token."""
 
 
 def client_lag(evidence: Evidence, given: ClientLag) -> RuleResult:

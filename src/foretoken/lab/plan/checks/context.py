@@ -24,7 +24,7 @@ class PlanContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PlanCheck:
     """A named check."""
 
     name: str

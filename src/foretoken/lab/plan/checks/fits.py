@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.plan.checks.context import Check, PlanContext
+from foretoken.lab.plan.checks.context import PlanCheck, PlanContext
 from foretoken.lab.plan.memory_plan import nominal_billions, weight_bytes
 from foretoken.lab.plan.setup import Setup
 
@@ -209,16 +209,16 @@ def _step_rows(context: PlanContext) -> Iterator[Finding]:
 
 
 MEMORY_CHECKS = (
-    Check("weights", _weights),
-    Check("kv_budget", _kv_budget),
-    Check("draft_kv", _draft_kv),
-    Check("draft_share", _draft_share),
-    Check("target_share", _target_share),
-    Check("headroom", _headroom),
-    Check("tp_symmetry", _tp_symmetry),
-    Check("ranks_divide", _ranks_divide),
-    Check("lookahead", _lookahead),
-    Check("long_context", _long_context),
-    Check("kv_quantization", _kv_quantization),
-    Check("step_rows", _step_rows),
+    PlanCheck("weights", _weights),
+    PlanCheck("kv_budget", _kv_budget),
+    PlanCheck("draft_kv", _draft_kv),
+    PlanCheck("draft_share", _draft_share),
+    PlanCheck("target_share", _target_share),
+    PlanCheck("headroom", _headroom),
+    PlanCheck("tp_symmetry", _tp_symmetry),
+    PlanCheck("ranks_divide", _ranks_divide),
+    PlanCheck("lookahead", _lookahead),
+    PlanCheck("long_context", _long_context),
+    PlanCheck("kv_quantization", _kv_quantization),
+    PlanCheck("step_rows", _step_rows),
 )

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.plan.checks.context import Check, PlanContext
+from foretoken.lab.plan.checks.context import PlanCheck, PlanContext
 
 
 def _hot_sampling(context: PlanContext) -> Iterator[Finding]:
@@ -124,10 +124,10 @@ def _nominal_table(context: PlanContext) -> Iterator[Finding]:
 
 
 LOAD_CHECKS = (
-    Check("hot_sampling", _hot_sampling),
-    Check("load_regime", _load_regime),
-    Check("schedule", _schedule),
-    Check("output_length", _output_length),
-    Check("ttft_bound", _ttft_bound),
-    Check("nominal_table", _nominal_table),
+    PlanCheck("hot_sampling", _hot_sampling),
+    PlanCheck("load_regime", _load_regime),
+    PlanCheck("schedule", _schedule),
+    PlanCheck("output_length", _output_length),
+    PlanCheck("ttft_bound", _ttft_bound),
+    PlanCheck("nominal_table", _nominal_table),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.plan.checks.context import Check, PlanContext
+from foretoken.lab.plan.checks.context import PlanCheck, PlanContext
 from foretoken.lab.plan.speedup import acceptance_rate, ceiling
 
 
@@ -168,14 +168,14 @@ def _quantize_first(context: PlanContext) -> Iterator[Finding]:
 
 
 DRAFT_CHECKS = (
-    Check("same_family", _same_family),
-    Check("same_tokenizer", _same_tokenizer),
-    Check("size_ratio", _size_ratio),
-    Check("draft_time_ratio", _draft_time_ratio),
-    Check("method_range", _method_range),
-    Check("ranking", _ranking),
-    Check("draft_length", _draft_length),
-    Check("ceiling", _ceiling),
-    Check("quantized_target", _quantized_target),
-    Check("quantize_first", _quantize_first),
+    PlanCheck("same_family", _same_family),
+    PlanCheck("same_tokenizer", _same_tokenizer),
+    PlanCheck("size_ratio", _size_ratio),
+    PlanCheck("draft_time_ratio", _draft_time_ratio),
+    PlanCheck("method_range", _method_range),
+    PlanCheck("ranking", _ranking),
+    PlanCheck("draft_length", _draft_length),
+    PlanCheck("ceiling", _ceiling),
+    PlanCheck("quantized_target", _quantized_target),
+    PlanCheck("quantize_first", _quantize_first),
 )
