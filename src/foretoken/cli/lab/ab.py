@@ -9,14 +9,15 @@ import typer
 from foretoken.cli.lab.options import (
     BaselineOption,
     CandidateOption,
+    Measuring,
     arms_of,
+    measuring,
     parse_prices,
     show_plan,
 )
-from foretoken.cli.lab.shared import Measuring, measuring
 
 if TYPE_CHECKING:
-    from foretoken.cli.lab.progress import LiveView
+    from foretoken.cli.lab.live_view import LiveView
     from foretoken.lab.measure.experiment import AbConfig
     from foretoken.lab.records.results import AbSummary
 
@@ -52,8 +53,8 @@ def ab(
     blocks of 120 requests: a P99 takes a thousand. Judge the result with `foretoken lab decide`.
     Exit code 0: measured; 1: an arm answered nothing; 2: wrong settings; 5: no server.
     """
-    from foretoken.cli.lab.progress import live_view
-    from foretoken.cli.lab.tables import console, print_ab
+    from foretoken.cli.lab.live_view import live_view
+    from foretoken.cli.lab.run_tables import console, print_ab
     from foretoken.lab.measure.ab import plan_ab, run_ab
     from foretoken.lab.measure.bench import load_items
     from foretoken.lab.measure.experiment import AbConfig

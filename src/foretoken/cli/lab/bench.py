@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from foretoken.cli.lab.options import show_plan
-from foretoken.cli.lab.shared import Measuring, measuring
+from foretoken.cli.lab.options import Measuring, measuring, show_plan
 
 
 @measuring("lab-bench")
@@ -25,8 +24,8 @@ def bench(
 
     Exit code 0: measured; 1: every request failed; 2: wrong settings; 5: no server.
     """
-    from foretoken.cli.lab.progress import live_view
-    from foretoken.cli.lab.tables import console, print_arms
+    from foretoken.cli.lab.live_view import live_view
+    from foretoken.cli.lab.run_tables import console, print_arms
     from foretoken.lab.measure.bench import load_items, plan_run, run_bench
     from foretoken.lab.measure.experiment import RunConfig, arm_of
     from foretoken.lab.plain import to_plain
@@ -67,7 +66,7 @@ def _refuse_beside_read(shared: Measuring, server: str | None) -> None:
 def _read_instead(path: Path, shared: Measuring) -> None:
     """The summary of what another load generator measured."""
     from foretoken.cli.lab.options import parse_levels
-    from foretoken.cli.lab.tables import console, print_arms
+    from foretoken.cli.lab.run_tables import console, print_arms
     from foretoken.lab.measure.experiment import ServiceLevels
     from foretoken.lab.plain import to_plain
     from foretoken.lab.records.other_tools import (

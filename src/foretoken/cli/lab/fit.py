@@ -26,7 +26,7 @@ def fit(
     """
     from rich.table import Table
 
-    from foretoken.cli.lab.tables import console, show_number
+    from foretoken.cli.lab.run_tables import console, show_number
     from foretoken.lab.analysis.fit import fit_arms
     from foretoken.lab.analysis.summary import counted
     from foretoken.lab.plain import to_plain
@@ -89,7 +89,7 @@ def whatif(
     from rich.table import Table
 
     from foretoken.cli.lab.options import parse_numbers
-    from foretoken.cli.lab.tables import console
+    from foretoken.cli.lab.run_tables import console
     from foretoken.lab.analysis.summary import counted
     from foretoken.lab.analysis.whatif import Costs, WhatIf, what_if, what_if_looked_up
     from foretoken.lab.plain import to_plain

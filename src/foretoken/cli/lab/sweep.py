@@ -7,11 +7,12 @@ import typer
 
 from foretoken.cli.lab.options import (
     BaselineOption,
+    Measuring,
     arms_of,
+    measuring,
     parse_load,
     parse_numbers,
 )
-from foretoken.cli.lab.shared import Measuring, measuring
 
 
 @measuring("lab-sweep", "temperatures", "slo")
@@ -33,8 +34,8 @@ def sweep(
     """
     from rich.table import Table
 
-    from foretoken.cli.lab.progress import live_view
-    from foretoken.cli.lab.tables import console, show_number
+    from foretoken.cli.lab.live_view import live_view
+    from foretoken.cli.lab.run_tables import console, show_number
     from foretoken.lab.measure.experiment import AbConfig
     from foretoken.lab.measure.sweep import apply, cells_of, describe, run_sweep
 
@@ -84,8 +85,8 @@ def dial(
     them in synthetic_acceptance_rates. Exit code 0: measured; 1: at some load nothing was
     answered; 2: wrong settings; 5: no server.
     """
-    from foretoken.cli.lab.progress import live_view
-    from foretoken.cli.lab.tables import console, show_number
+    from foretoken.cli.lab.live_view import live_view
+    from foretoken.cli.lab.run_tables import console, show_number
     from foretoken.lab.measure.experiment import AbConfig
     from foretoken.lab.measure.sweep import DialPlan, levels_of, run_dial
     from foretoken.lab.plain import to_plain

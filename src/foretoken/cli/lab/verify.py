@@ -5,8 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.lab.options import BaselineOption, CandidateOption, arms_of, resolve_workload
-from foretoken.cli.lab.shared import Measuring, measuring
+from foretoken.cli.lab.options import (
+    BaselineOption,
+    CandidateOption,
+    Measuring,
+    arms_of,
+    measuring,
+    resolve_workload,
+)
 
 if TYPE_CHECKING:
     from foretoken.lab.measure.lossless import DistributionCheck, TextCheck, Verified, VerifyPlan
@@ -33,7 +39,7 @@ def verify(
     sampling parameters. Exit code 0: nothing differs; 4: outputs differ; 1: nothing could be
     compared; 2: wrong settings; 5: no server.
     """
-    from foretoken.cli.lab.progress import answers_view
+    from foretoken.cli.lab.live_view import answers_view
     from foretoken.lab.measure.verify import VerifyConfig, run_verify
     from foretoken.lab.plain import to_plain
 
@@ -93,7 +99,7 @@ def _sampled(check: "DistributionCheck") -> str:
 
 def _show(found: "Verified") -> None:
     """What it comes to; a test that fails only beside the others is said here too."""
-    from foretoken.cli.lab.tables import console
+    from foretoken.cli.lab.run_tables import console
     from foretoken.lab.measure.lossless import describe
 
     show = console()

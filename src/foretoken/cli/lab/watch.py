@@ -39,7 +39,7 @@ def watch(
     Ends after --ticks, or with Ctrl-C. Exit code 0: no rule fired; 1: one did; 2: wrong settings;
     5: no metrics at the start.
     """
-    from foretoken.cli.lab.tables import console
+    from foretoken.cli.lab.run_tables import console
     from foretoken.lab.measure.watch import Targets, WatchConfig
     from foretoken.lab.measure.watch import watch as follow
 
