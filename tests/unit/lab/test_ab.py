@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.client import key_headers
@@ -32,7 +33,7 @@ from foretoken.lab.measure.segments import Segment
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Load
 from foretoken.lab.mock.generation import MockLaw
-from foretoken.lab.mock.server import MockFaults, MockServer, Receive, Scope, Send, mock_running
+from foretoken.lab.mock.server import MockFaults, MockServer, mock_running
 from foretoken.lab.records.results import AbSummary, ArmGain, Diagnosis, RequestRecord
 from foretoken.lab.records.run_files import read_requests, read_scrapes, read_summary
 from foretoken.lab.stats.intervals import Interval
