@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from foretoken import LLM
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.draft_model import DraftModelProposer
-from foretoken.proposers.drafters import Drafters
+from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.models.draft_model import DraftModelProposer
 from foretoken.runtime.runner import Runner
 
 

@@ -24,7 +24,7 @@ from common import announce, at_least, at_most, finish, make_parser
 
 from foretoken.checkpoint import find_model
 from foretoken.proposers.base import Context
-from foretoken.proposers.suffix import SuffixProposer
+from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence as Running
 from foretoken.tokenizer import Tokenizer

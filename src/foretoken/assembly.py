@@ -29,18 +29,18 @@ from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.checked import DraftCheck
-from foretoken.proposers.desk import Member
-from foretoken.proposers.draft_models import Surroundings, build_draft_model, find_draft_models
-from foretoken.proposers.drafters import Drafters
-from foretoken.proposers.head_models import (
+from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.choose.offers import Member
+from foretoken.proposers.heads.build import (
     HeadSurroundings,
     build_head,
     feature_points,
     find_heads,
 )
+from foretoken.proposers.models.load import Surroundings, build_draft_model, find_draft_models
 from foretoken.proposers.policy import FirstPolicy
 from foretoken.proposers.registry import create_drafters
-from foretoken.proposers.vocabularies import Side
+from foretoken.proposers.vocab.compare import Side
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner

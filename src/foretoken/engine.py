@@ -16,7 +16,7 @@ from foretoken.intake import Intake
 from foretoken.kernels.threads import StepThreads
 from foretoken.metrics import EngineMetrics
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.drafters import Drafters
+from foretoken.proposers.choose.drafters import Drafters
 from foretoken.runtime.apart import verify_apart
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.failures import say_failure

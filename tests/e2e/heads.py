@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import Eagle3, Eagle3Shape
-from foretoken.heads.medusa import Medusa, MedusaShape
-from foretoken.heads.mlp import MLPShape, MLPSpeculator
-from foretoken.heads.parts import HeadShape
+from foretoken.proposers.heads.eagle import Eagle
+from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Shape
+from foretoken.proposers.heads.medusa import Medusa, MedusaShape
+from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
+from foretoken.proposers.heads.parts import HeadShape
 from foretoken.testing import TINY
 
 VOCAB, HIDDEN = int(TINY["vocab_size"]), int(TINY["hidden_size"])

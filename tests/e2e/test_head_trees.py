@@ -12,8 +12,8 @@ from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
-from foretoken.proposers.eagle import EagleProposer, _RecurrentSteps
-from foretoken.proposers.stateless import StatelessProposer
+from foretoken.proposers.heads.paged import EagleProposer, _RecurrentSteps
+from foretoken.proposers.heads.stateless import StatelessProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.tree import tree_of
 from tests.e2e.heads import HEADS, write_head

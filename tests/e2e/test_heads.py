@@ -13,7 +13,7 @@ from foretoken.errors import CheckpointError, ConfigError
 from foretoken.metrics import Counter
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.eagle import EagleProposer
+from foretoken.proposers.heads.paged import EagleProposer
 from foretoken.proposers.progress import DraftProgress
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm

@@ -2,11 +2,11 @@
 
 import torch
 
-from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import Eagle3
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.head_runner import HeadPages, HeadRunner
+from foretoken.proposers.heads.eagle import Eagle
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.runner import HeadPages, HeadRunner
 
 PAGE, PAGES = 8, 6
 TABLE = [4, 1, 5, 0, 2, 3]

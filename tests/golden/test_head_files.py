@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 
 from foretoken.config.heads import head_method
 from foretoken.errors import CheckpointError
-from foretoken.heads.checkpoint import read_head
-from foretoken.heads.formats import load_head
-from foretoken.heads.medusa import Medusa
-from foretoken.heads.parts import HeadShape
+from foretoken.proposers.heads.files import read_head
+from foretoken.proposers.heads.formats import load_head
+from foretoken.proposers.heads.medusa import Medusa
+from foretoken.proposers.heads.parts import HeadShape
 from tests.golden import heads as ref
 from tests.golden.heads import HIDDEN, LAYER, VOCAB, Weights
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from foretoken.heads.eagle3 import Eagle3, Eagle3Shape
-from foretoken.heads.parts import HeadShape
 from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.head_runner import HeadPages, HeadRunner
+from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Shape
+from foretoken.proposers.heads.parts import HeadShape
+from foretoken.proposers.heads.runner import HeadPages, HeadRunner
 
 VOCAB, DRAFTS, HIDDEN, PAGE = 60, 40, 32, 8
 LAYER = HeadShape(

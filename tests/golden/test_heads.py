@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from foretoken.errors import CheckpointError, ConfigError, NotYetError, UnsupportedModelError
-from foretoken.heads.checkpoint import read_head
-from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.formats import load_head
-from foretoken.heads.loaded import LoadedHead
-from foretoken.heads.medusa import Medusa
-from foretoken.heads.mlp import MLPSpeculator
-from foretoken.heads.parts import HeadShape
 from foretoken.kv.features import FINAL
-from foretoken.proposers.head_runner import HeadRunner
+from foretoken.proposers.heads.base import LoadedHead
+from foretoken.proposers.heads.eagle import Eagle
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.files import read_head
+from foretoken.proposers.heads.formats import load_head
+from foretoken.proposers.heads.medusa import Medusa
+from foretoken.proposers.heads.mlp import MLPSpeculator
+from foretoken.proposers.heads.parts import HeadShape
+from foretoken.proposers.heads.runner import HeadRunner
 from tests.golden import heads as ref
 from tests.golden import paged_runner
 from tests.golden.heads import HIDDEN, KV, LAYER, SIZE, VOCAB, Weights

@@ -8,9 +8,9 @@ import torch
 from foretoken.kernels.library import find_library
 from foretoken.proposers.chain import ChainDraft, draft_chain
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.eagle import _RecurrentSteps
 from foretoken.proposers.gain import Gain
-from foretoken.proposers.head_runner import HeadRunner
+from foretoken.proposers.heads.paged import _RecurrentSteps
+from foretoken.proposers.heads.runner import HeadRunner
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from tests.golden.test_head_kernels import SHAPE, VOCAB, runners

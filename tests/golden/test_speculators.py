@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from foretoken.heads.checkpoint import read_head
-from foretoken.heads.eagle3 import Eagle3, Eagle3Shape
-from foretoken.heads.formats import load_head
-from foretoken.heads.loaded import LoadedHead
-from foretoken.heads.parts import HeadShape
 from foretoken.models.tensors import SpanLayout
+from foretoken.proposers.heads.base import LoadedHead
+from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Shape
+from foretoken.proposers.heads.files import read_head
+from foretoken.proposers.heads.formats import load_head
+from foretoken.proposers.heads.parts import HeadShape
 from foretoken.training import checkpoints
 from foretoken.training.heads.export import export_head
 from tests.golden import paged_runner

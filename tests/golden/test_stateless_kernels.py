@@ -7,20 +7,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from foretoken.heads.medusa import Medusa, MedusaShape
-from foretoken.heads.mlp import MLPShape, MLPSpeculator
 from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.ops.linear import KernelLinear, make_linear
 from foretoken.proposers.base import Context
-from foretoken.proposers.head_linears import serve_linears
-from foretoken.proposers.stateless import (
+from foretoken.proposers.heads.linears import serve_linears
+from foretoken.proposers.heads.medusa import Medusa, MedusaShape
+from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
+from foretoken.proposers.heads.stateless import (
     MedusaSteps,
     MLPSteps,
     StatelessManner,
     StatelessProposer,
 )
-from foretoken.proposers.stateless_kernels import compile_medusa, compile_mlp
+from foretoken.proposers.heads.stateless_kernels import compile_medusa, compile_mlp
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler

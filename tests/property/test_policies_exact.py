@@ -14,11 +14,11 @@ from torch import Tensor
 from foretoken.models.tensors import Draft, ModelOutput, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.best import BestPolicy
+from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.desk import Member
-from foretoken.proposers.draft_model import DraftModelProposer
-from foretoken.proposers.drafters import Drafters
 from foretoken.proposers.gain import Gain
+from foretoken.proposers.models.draft_model import DraftModelProposer
 from foretoken.proposers.policy import FirstPolicy, Policy
 from foretoken.proposers.progress import DraftLimits
 from foretoken.proposers.worth import StepOutcome

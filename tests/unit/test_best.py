@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.best import BestPolicy
-from foretoken.proposers.desk import Desk, Member
+from foretoken.proposers.choose.offers import Desk, Member
 from foretoken.proposers.worth import Ratio, StepCost, StepOutcome, Trust
 from foretoken.runtime.sequence import Sequence
 from tests.unit.proposing import make_context, make_sequence

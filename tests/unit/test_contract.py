@@ -11,8 +11,8 @@ from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer, ProposerSettings
 from foretoken.proposers.custom import load_custom
-from foretoken.proposers.ngram import NgramProposer
-from foretoken.proposers.suffix import SuffixProposer
+from foretoken.proposers.lookup.ngram import NgramProposer
+from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
 from foretoken.testing import JunkProposer
 from foretoken.testing import contract as contracts
 from foretoken.testing.contract import CONTRACT, MakeProposer

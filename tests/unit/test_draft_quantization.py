@@ -13,8 +13,8 @@ from foretoken import LLM, SamplingParams
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import ForetokenError
 from foretoken.kernels.library import find_library
-from foretoken.proposers import draft_quantization
-from foretoken.proposers.draft_quantization import load_cheaper, pays
+from foretoken.proposers.models import quantization as draft_quantization
+from foretoken.proposers.models.quantization import load_cheaper, pays
 from foretoken.testing import write_tiny_llama
 
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.desk import Member
-from foretoken.proposers.drafters import Drafters
+from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.policy import FirstPolicy
 from foretoken.runtime.sequence import Sequence
 from tests.unit.proposing import make_context, make_sequence

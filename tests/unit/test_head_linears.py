@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from foretoken.proposers.head_linears import HeadLinears, serve_linears
+from foretoken.proposers.heads.linears import HeadLinears, serve_linears
 from foretoken.quant import round_weights, scheme_of
 
 

@@ -14,11 +14,11 @@ from foretoken import LLM
 from foretoken.checkpoint import packaged_model
 from foretoken.config import SpeculativeConfig
 from foretoken.config.memory import Drafting
-from foretoken.heads.eagle3 import Eagle3
 from foretoken.kernels.library import find_library
-from foretoken.proposers.drafters import Drafters
-from foretoken.proposers.eagle import EagleProposer
-from foretoken.proposers.head_models import FoundHead, find_heads
+from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.heads.build import FoundHead, find_heads
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.paged import EagleProposer
 from foretoken.shape import ModelShape
 from foretoken.shape.memory import Packs
 

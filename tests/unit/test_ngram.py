@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.proposers.base import Context
-from foretoken.proposers.ngram import NgramProposer
+from foretoken.proposers.lookup.ngram import NgramProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import Request, SamplingParams

@@ -10,10 +10,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import ConfigError
-from foretoken.proposers.byte_text import ByteEncoder, ByteText, complete
-from foretoken.proposers.shared_vocabulary import SharedVocabulary
-from foretoken.proposers.token_bytes import TokenBytes
-from foretoken.proposers.vocabularies import Side, Way, bridge
+from foretoken.proposers.vocab.bytes import TokenBytes
+from foretoken.proposers.vocab.compare import Side, Way, bridge
+from foretoken.proposers.vocab.shared import SharedVocabulary
+from foretoken.proposers.vocab.text import ByteEncoder, ByteText, complete
 from foretoken.tokenizer import Tokenizer
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretoken.proposers.prediction import PredictionProposer
+from foretoken.proposers.lookup.prediction import PredictionProposer
 from tests.unit.proposing import make_context, make_sequence
 
 FILE = tuple(range(100, 160))

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.proposers.suffix import SuffixProposer
-from foretoken.proposers.suffix_cache import TOKENS_EACH, SuffixCache
-from foretoken.proposers.suffix_local import LENGTHS, LocalText
-from foretoken.proposers.suffix_path import Limits, Place, best_path
-from foretoken.proposers.suffix_window import Window
+from foretoken.proposers.lookup.suffix.cache import TOKENS_EACH, SuffixCache
+from foretoken.proposers.lookup.suffix.local import LENGTHS, LocalText
+from foretoken.proposers.lookup.suffix.path import Limits, Place, best_path
+from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
+from foretoken.proposers.lookup.suffix.window import Window
 from foretoken.runtime.sequence import Sequence
 from tests.unit.proposing import make_context, make_sequence
 

@@ -14,7 +14,7 @@ that is reached, and the rate follows from the choice (Dinkelbach 1967).
 from collections.abc import Mapping
 from typing import NamedTuple, final
 
-from foretoken.proposers.desk import Desk, Offer
+from foretoken.proposers.choose.offers import Desk, Offer
 from foretoken.proposers.policy import Policy
 from foretoken.proposers.worth import Ratio, StepCost, StepOutcome, Trust
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from foretoken.proposers.levels import Grown, Growth, TreeShape
+from foretoken.proposers.tree import Grown, Growth, TreeShape
 from foretoken.runtime.branching import Candidates
 
 

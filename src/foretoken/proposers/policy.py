@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import final
 
-from foretoken.proposers.desk import Desk
+from foretoken.proposers.choose.offers import Desk
 from foretoken.proposers.worth import StepOutcome
 
 

@@ -7,8 +7,8 @@ from foretoken.config.methods import find_method
 from foretoken.errors import ConfigError
 from foretoken.proposers.base import Proposer, ProposerSettings
 from foretoken.proposers.checked import DraftCheck
-from foretoken.proposers.desk import Member
-from foretoken.proposers.drafters import Drafters
+from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.policy import FirstPolicy, Policy
 from foretoken.runtime.grammar import Grammars
 
@@ -77,14 +77,14 @@ def _create(
     config: SpeculativeConfig, with_weights: ModelLoader, settings: ProposerSettings
 ) -> Proposer:
     if config.method == "ngram":
-        from foretoken.proposers.ngram import NgramProposer
+        from foretoken.proposers.lookup.ngram import NgramProposer
 
         return NgramProposer(
             prompt_lookup_min=config.prompt_lookup_min,
             prompt_lookup_max=config.prompt_lookup_max,
         )
     if config.method == "suffix":
-        from foretoken.proposers.suffix import SuffixProposer
+        from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
 
         return SuffixProposer(
             max_tree_depth=config.suffix_decoding_max_tree_depth,

@@ -13,7 +13,7 @@ from typing import Self, final
 
 from torch import Tensor
 
-from foretoken.proposers.levels import Grown, Growth, TreeShape
+from foretoken.proposers.tree import Grown, Growth, TreeShape
 from foretoken.runtime.branching import Candidates
 
 Choices = tuple[tuple[int, ...], ...]

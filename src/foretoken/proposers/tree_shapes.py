@@ -2,8 +2,8 @@
 
 from foretoken.config import SpeculativeConfig
 from foretoken.proposers.dynamic_tree import DynamicTree
-from foretoken.proposers.levels import TreeShape
 from foretoken.proposers.static_tree import StaticTree
+from foretoken.proposers.tree import TreeShape
 
 
 def tree_shape(config: SpeculativeConfig) -> TreeShape | None:

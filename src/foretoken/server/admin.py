@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretoken.engine import Engine
-from foretoken.proposers.drafters import Drafters
-from foretoken.proposers.suffix import SuffixProposer
+from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
 from foretoken.server.events import to_json
 from foretoken.server.problems import Problem
 from foretoken.server.prompts import encode

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from foretoken.errors import ConfigError
-from foretoken.heads.checkpoint import read_head
-from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import Eagle3, Eagle3Shape
-from foretoken.heads.formats import kind_of, load_head
-from foretoken.heads.parts import HeadShape
+from foretoken.proposers.heads.eagle import Eagle
+from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Shape
+from foretoken.proposers.heads.files import read_head
+from foretoken.proposers.heads.formats import kind_of, load_head
+from foretoken.proposers.heads.parts import HeadShape
 from foretoken.testing import write_tiny_llama
 from foretoken.training.heads.layouts import FORMS, layout_of, require_form
 from foretoken.training.runs import train

@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import save_file
 
 from foretoken.errors import ConfigError
-from foretoken.heads.checkpoint import read_head
-from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.formats import load_head
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.head_runner import HeadPages, HeadRunner
+from foretoken.proposers.heads.eagle import Eagle
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.files import read_head
+from foretoken.proposers.heads.formats import load_head
+from foretoken.proposers.heads.runner import HeadPages, HeadRunner
 from foretoken.training import checkpoints
 from foretoken.training.heads.build import fresh_head, layer_shape
 from foretoken.training.heads.depth_attention import DepthAttention

@@ -14,8 +14,8 @@ import torch
 
 from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError, TrainingError
-from foretoken.heads.eagle3 import Eagle3
 from foretoken.kv.features import FINAL
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.testing import write_tiny_llama
 from foretoken.training import checkpoints
 from foretoken.training.data.answers import FILE, read_answers

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretoken.errors import ConfigError
-from foretoken.heads.mlp import MLPSpeculator
+from foretoken.proposers.heads.mlp import MLPSpeculator
 from foretoken.testing import write_tiny_llama
 from foretoken.training.data.text import read_text
 from foretoken.training.heads.build import HeadTraining, fresh_head

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
-from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import Eagle3, Eagle3Shape
-from foretoken.heads.medusa import Medusa, MedusaShape
-from foretoken.heads.mlp import MLPShape, MLPSpeculator
-from foretoken.heads.parts import HeadShape
 from foretoken.kv.features import FINAL
+from foretoken.proposers.heads.eagle import Eagle
+from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Shape
+from foretoken.proposers.heads.medusa import Medusa, MedusaShape
+from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
+from foretoken.proposers.heads.parts import HeadShape
 from foretoken.training.heads.draft import DraftRollout, draft_net, require_draft_fits
 from foretoken.training.heads.pard import ParallelRollout
 from foretoken.training.heads.peagle import PEagleRollout, begin_with_eagle3

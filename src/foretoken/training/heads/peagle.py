@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from foretoken.errors import ConfigError
-from foretoken.heads.checkpoint import read_head
-from foretoken.heads.eagle3 import Eagle3, Eagle3Layer
-from foretoken.heads.formats import load_head
-from foretoken.heads.loaded import LoadedHead, TargetFacts
+from foretoken.proposers.heads.base import LoadedHead, TargetFacts
+from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Layer
+from foretoken.proposers.heads.files import read_head
+from foretoken.proposers.heads.formats import load_head
 from foretoken.training.heads.depth_attention import DepthAttention
 from foretoken.training.heads.drops import Drops
 from foretoken.training.heads.rollout import Guess, Rollout, ahead, rotary_of

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.medusa import Medusa
-from foretoken.heads.mlp import MLPSpeculator
-from foretoken.heads.parts import HeadShape
 from foretoken.layers.rope import RotaryTable
+from foretoken.proposers.heads.eagle import Eagle
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.medusa import Medusa
+from foretoken.proposers.heads.mlp import MLPSpeculator
+from foretoken.proposers.heads.parts import HeadShape
 from foretoken.shape import RopeShape
 from foretoken.training.heads.depth_attention import DepthAttention
 from foretoken.training.heads.settings import HeadSettings

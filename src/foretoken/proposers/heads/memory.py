@@ -9,10 +9,10 @@ from torch import nn
 
 from foretoken.config.model_memory import HeadMemory
 from foretoken.config.speculative import SpeculativeConfig
-from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.medusa import Medusa
-from foretoken.heads.mlp import MLPSpeculator
+from foretoken.proposers.heads.eagle import Eagle
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.medusa import Medusa
+from foretoken.proposers.heads.mlp import MLPSpeculator
 from foretoken.shape.memory import KeptNumbers, WeightCounts
 
 

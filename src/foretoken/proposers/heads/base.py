@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import nn
 
 from foretoken.errors import ConfigError
-from foretoken.heads.eagle3 import Eagle3
+from foretoken.proposers.heads.eagle3.network import Eagle3
 
 
 class TargetFacts(Protocol):

@@ -15,13 +15,6 @@ from foretoken.config import SpeculativeConfig
 from foretoken.config.methods import find_method
 from foretoken.config.model_memory import HeadMemory
 from foretoken.errors import ConfigError
-from foretoken.heads.checkpoint import read_head
-from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.formats import load_head
-from foretoken.heads.loaded import LoadedHead
-from foretoken.heads.medusa import Medusa
-from foretoken.heads.mlp import MLPSpeculator
 from foretoken.kv.features import FeatureView
 from foretoken.kv.pool import PagePool
 from foretoken.models.decoder import Decoder
@@ -29,21 +22,28 @@ from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.eagle import EagleManner, EagleProposer
-from foretoken.proposers.head_linears import HeadLinears, serve_linears
-from foretoken.proposers.head_memory import head_memory, own_memory, tops_of
-from foretoken.proposers.head_runner import HeadPages, HeadRunner
-from foretoken.proposers.head_trees import DepthSteps, MLPTreeSteps
-from foretoken.proposers.levels import TreeShape, TreeSteps
-from foretoken.proposers.progress import DraftLimits, DraftProgress
-from foretoken.proposers.stateless import (
+from foretoken.proposers.heads.base import LoadedHead
+from foretoken.proposers.heads.eagle import Eagle
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.files import read_head
+from foretoken.proposers.heads.formats import load_head
+from foretoken.proposers.heads.linears import HeadLinears, serve_linears
+from foretoken.proposers.heads.medusa import Medusa
+from foretoken.proposers.heads.memory import head_memory, own_memory, tops_of
+from foretoken.proposers.heads.mlp import MLPSpeculator
+from foretoken.proposers.heads.paged import EagleManner, EagleProposer
+from foretoken.proposers.heads.runner import HeadPages, HeadRunner
+from foretoken.proposers.heads.stateless import (
     MedusaSteps,
     MLPSteps,
     StatelessManner,
     StatelessProposer,
 )
-from foretoken.proposers.stateless_kernels import compile_medusa, compile_mlp
+from foretoken.proposers.heads.stateless_kernels import compile_medusa, compile_mlp
+from foretoken.proposers.heads.trees import DepthSteps, MLPTreeSteps
+from foretoken.proposers.progress import DraftLimits, DraftProgress
 from foretoken.proposers.static_tree import StaticTree
+from foretoken.proposers.tree import TreeShape, TreeSteps
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from foretoken.config.methods import ANCHORED
 from foretoken.errors import CheckpointError, ConfigError, NotYetError
-from foretoken.heads.checkpoint import HeadFolder, fill
-from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import Eagle3, Eagle3Shape
-from foretoken.heads.loaded import LoadedHead, TargetFacts, check_fits
-from foretoken.heads.parts import HeadShape
 from foretoken.kv.features import FINAL
+from foretoken.proposers.heads.base import LoadedHead, TargetFacts, check_fits
+from foretoken.proposers.heads.eagle import Eagle
+from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Shape
+from foretoken.proposers.heads.files import HeadFolder, fill
+from foretoken.proposers.heads.parts import HeadShape
 from foretoken.shape.fields import size
 
 

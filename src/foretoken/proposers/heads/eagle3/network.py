@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from foretoken.heads.parts import Attend, HeadAttention, HeadMLP, HeadShape, RMSNorm
 from foretoken.layers.rope import Rotation
+from foretoken.proposers.heads.parts import Attend, HeadAttention, HeadMLP, HeadShape, RMSNorm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ possibly incomplete last character.
 from itertools import accumulate
 from typing import final
 
-from foretoken.proposers.token_bytes import TokenBytes
+from foretoken.proposers.vocab.bytes import TokenBytes
 from foretoken.tokenizer import Tokenizer
 
 _BACK = 8

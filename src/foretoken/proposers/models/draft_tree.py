@@ -14,8 +14,8 @@ from torch import Tensor
 
 from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.draft_model import DraftModelProposer, LastLogits
-from foretoken.proposers.levels import SpanTree, TreeShape, TreeSteps, draft_trees, planted, spread
+from foretoken.proposers.models.draft_model import DraftModelProposer, LastLogits
+from foretoken.proposers.tree import SpanTree, TreeShape, TreeSteps, draft_trees, planted, spread
 from foretoken.runtime.draft_sampler import DraftSampler
 
 

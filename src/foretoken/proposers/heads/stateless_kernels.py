@@ -14,14 +14,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from foretoken.heads.medusa import Medusa, ResidualBlock
-from foretoken.heads.mlp import MLPSpeculator
 from foretoken.kernels.library import find_library
 from foretoken.models.stopping import StopCall, cut
 from foretoken.models.tensors import RolledOut, RolloutPlan
 from foretoken.ops.linear import KernelLinear
 from foretoken.ops.rows import TYPES
-from foretoken.proposers.head_linears import kernel_of
+from foretoken.proposers.heads.linears import kernel_of
+from foretoken.proposers.heads.medusa import Medusa, ResidualBlock
+from foretoken.proposers.heads.mlp import MLPSpeculator
 
 _I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 

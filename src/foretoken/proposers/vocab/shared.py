@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from foretoken.models.tensors import RolloutPlan, SpanLayout
-from foretoken.proposers.draft_model import LastLogits
-from foretoken.proposers.token_bytes import TokenBytes
+from foretoken.proposers.models.draft_model import LastLogits
+from foretoken.proposers.vocab.bytes import TokenBytes
 from foretoken.tokenizer import Tokenizer
 
 UNSHARED = -1e20

@@ -10,9 +10,9 @@ from enum import Enum, auto
 
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import ConfigError
-from foretoken.proposers.byte_text import ByteEncoder
-from foretoken.proposers.shared_vocabulary import SharedVocabulary
-from foretoken.proposers.token_bytes import TokenBytes
+from foretoken.proposers.vocab.bytes import TokenBytes
+from foretoken.proposers.vocab.shared import SharedVocabulary
+from foretoken.proposers.vocab.text import ByteEncoder
 from foretoken.tokenizer import Tokenizer
 
 logger = logging.getLogger("foretoken")

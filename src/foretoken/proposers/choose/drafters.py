@@ -10,10 +10,10 @@ from typing import final
 
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.desk import GRAMMAR, OWN, PREDICTION, Desk, Member
-from foretoken.proposers.forced import ForcedProposer
+from foretoken.proposers.choose.offers import GRAMMAR, OWN, PREDICTION, Desk, Member
+from foretoken.proposers.lookup.forced import ForcedProposer
+from foretoken.proposers.lookup.prediction import PredictionProposer
 from foretoken.proposers.policy import Policy
-from foretoken.proposers.prediction import PredictionProposer
 from foretoken.proposers.worth import StepOutcome
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.grammar import Grammars

@@ -10,10 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.heads.eagle import Eagle
-from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.parts import Attend as HeadAttend
-from foretoken.heads.parts import HeadShape
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore, write
 from foretoken.layers.rope import RotaryTable
@@ -23,8 +19,12 @@ from foretoken.ops.attention import Geometry, choose_attention
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.logits import NEVER
 from foretoken.ops.stored_kv import stored
-from foretoken.proposers.head_kernels import HeadKernels, HeadSite, compile_head
-from foretoken.proposers.head_linears import HeadLinears, serve_linears
+from foretoken.proposers.heads.eagle import Eagle
+from foretoken.proposers.heads.eagle3.compiled import HeadKernels, HeadSite, compile_head
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.linears import HeadLinears, serve_linears
+from foretoken.proposers.heads.parts import Attend as HeadAttend
+from foretoken.proposers.heads.parts import HeadShape
 from foretoken.runtime.runner import positions_of, slots_of
 from foretoken.shape import RopeShape
 

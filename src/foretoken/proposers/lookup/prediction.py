@@ -13,7 +13,7 @@ from bisect import bisect_left
 
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.desk import PREDICTION
+from foretoken.proposers.choose.offers import PREDICTION
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from foretoken.errors import ParameterError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.suffix_cache import CachedText, SuffixCache
-from foretoken.proposers.suffix_local import LocalText
-from foretoken.proposers.suffix_path import NO_PATH, Limits, Path, best_path
-from foretoken.proposers.suffix_window import Window
+from foretoken.proposers.lookup.suffix.cache import CachedText, SuffixCache
+from foretoken.proposers.lookup.suffix.local import LocalText
+from foretoken.proposers.lookup.suffix.path import NO_PATH, Limits, Path, best_path
+from foretoken.proposers.lookup.suffix.window import Window
 from foretoken.runtime.sequence import Sequence
 
 logger = logging.getLogger("foretoken")

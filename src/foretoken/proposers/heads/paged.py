@@ -18,12 +18,12 @@ from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainDraft, ChainSteps, Rolled, draft_chain, take_rolled
 from foretoken.proposers.confidence import Confidence, Stopping
-from foretoken.proposers.head_feed import HeadFeed
-from foretoken.proposers.head_parallel import ParallelSteps
-from foretoken.proposers.head_runner import HeadRunner
-from foretoken.proposers.head_trees import DepthSteps, EagleTreeSteps
-from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
+from foretoken.proposers.heads.eagle3.parallel import ParallelSteps
+from foretoken.proposers.heads.feed import HeadFeed
+from foretoken.proposers.heads.runner import HeadRunner
+from foretoken.proposers.heads.trees import DepthSteps, EagleTreeSteps
 from foretoken.proposers.progress import DraftLimits, DraftProgress, feed_ahead
+from foretoken.proposers.tree import TreeShape, TreeSteps, draft_trees, planted, spread
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence as TokenSequence

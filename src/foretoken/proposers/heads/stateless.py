@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.heads.medusa import Medusa
-from foretoken.heads.mlp import MLPSpeculator
 from foretoken.kv.features import FeatureView
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, Rolled, draft_chain, take_rolled
 from foretoken.proposers.confidence import Confidence, Stopping
-from foretoken.proposers.levels import TreeShape, TreeSteps, draft_trees, planted, spread
-from foretoken.proposers.stateless_kernels import StatelessKernels
+from foretoken.proposers.heads.medusa import Medusa
+from foretoken.proposers.heads.mlp import MLPSpeculator
+from foretoken.proposers.heads.stateless_kernels import StatelessKernels
+from foretoken.proposers.tree import TreeShape, TreeSteps, draft_trees, planted, spread
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 

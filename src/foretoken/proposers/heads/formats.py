@@ -13,12 +13,12 @@ import torch
 
 from foretoken.config.methods import method_of_config
 from foretoken.errors import CheckpointError, NotYetError, UnsupportedModelError
-from foretoken.heads.checkpoint import HeadFolder, fill
-from foretoken.heads.eagle_formats import read_eagle, read_eagle3
-from foretoken.heads.loaded import LoadedHead, TargetFacts, check_fits
-from foretoken.heads.medusa import Medusa, MedusaShape
-from foretoken.heads.mlp import MLPShape, MLPSpeculator
 from foretoken.kv.features import FINAL
+from foretoken.proposers.heads.base import LoadedHead, TargetFacts, check_fits
+from foretoken.proposers.heads.eagle3.files import read_eagle, read_eagle3
+from foretoken.proposers.heads.files import HeadFolder, fill
+from foretoken.proposers.heads.medusa import Medusa, MedusaShape
+from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
 from foretoken.shape.fields import size
 
 KINDS = ("eagle", "eagle3", "mlp", "medusa")

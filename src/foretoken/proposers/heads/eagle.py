@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from foretoken.heads.parts import Attend, HeadAttention, HeadMLP, HeadShape, RMSNorm
 from foretoken.layers.rope import Rotation
+from foretoken.proposers.heads.parts import Attend, HeadAttention, HeadMLP, HeadShape, RMSNorm
 
 
 class EagleLayer(nn.Module):

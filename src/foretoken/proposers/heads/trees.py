@@ -11,10 +11,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from foretoken.heads.mlp import MLPSpeculator
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.head_runner import HeadRunner
-from foretoken.proposers.levels import SpanTree, TreeSteps
+from foretoken.proposers.heads.mlp import MLPSpeculator
+from foretoken.proposers.heads.runner import HeadRunner
+from foretoken.proposers.tree import SpanTree, TreeSteps
 from foretoken.runtime.batch import Span
 
 

@@ -13,11 +13,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from foretoken.heads.eagle3 import Eagle3
 from foretoken.proposers.chain import ChainSteps, Rolled, take_rolled
 from foretoken.proposers.confidence import Stopping
-from foretoken.proposers.head_feed import HeadFeed
-from foretoken.proposers.head_runner import HeadRunner
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.feed import HeadFeed
+from foretoken.proposers.heads.runner import HeadRunner
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 

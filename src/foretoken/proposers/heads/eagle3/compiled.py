@@ -12,9 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.heads.eagle3 import Eagle3, Eagle3Layer
-from foretoken.heads.parts import HeadShape
-from foretoken.heads.parts import RMSNorm as HeadNorm
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import AttentionBlock
@@ -28,7 +25,10 @@ from foretoken.models.tensors import ModelInput
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Attention, Geometry
 from foretoken.ops.linear import KernelLinear, Linear
-from foretoken.proposers.head_linears import HeadLinears
+from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Layer
+from foretoken.proposers.heads.linears import HeadLinears
+from foretoken.proposers.heads.parts import HeadShape
+from foretoken.proposers.heads.parts import RMSNorm as HeadNorm
 
 
 @final

@@ -11,8 +11,8 @@ from array import array
 from collections import deque
 from typing import NamedTuple
 
-from foretoken.proposers.suffix_path import Place
-from foretoken.proposers.suffix_window import TOKEN_BYTES, Window
+from foretoken.proposers.lookup.suffix.path import Place
+from foretoken.proposers.lookup.suffix.window import TOKEN_BYTES, Window
 
 LENGTHS = (3, 6, 12)
 MOST_PLACES = 12

@@ -17,15 +17,15 @@ from foretoken.errors import CheckpointError
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.draft_model import DraftModelProposer, LastLogits
-from foretoken.proposers.draft_quantization import load_cheaper
-from foretoken.proposers.draft_tree import TreeDraftProposer
-from foretoken.proposers.parallel import ParallelProposer
+from foretoken.proposers.models.draft_model import DraftModelProposer, LastLogits
+from foretoken.proposers.models.draft_tree import TreeDraftProposer
+from foretoken.proposers.models.parallel import ParallelProposer
+from foretoken.proposers.models.quantization import load_cheaper
+from foretoken.proposers.models.string_draft import StringDraftProposer
 from foretoken.proposers.progress import DraftLimits, DraftProgress
-from foretoken.proposers.shared_vocabulary import SharedVocabularyRunner
-from foretoken.proposers.string_draft import StringDraftProposer
 from foretoken.proposers.tree_shapes import tree_shape
-from foretoken.proposers.vocabularies import Bridge, Side, Way, bridge
+from foretoken.proposers.vocab.compare import Bridge, Side, Way, bridge
+from foretoken.proposers.vocab.shared import SharedVocabularyRunner
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import Sampler

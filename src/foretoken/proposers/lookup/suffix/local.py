@@ -9,8 +9,8 @@ long lists, and a trie thirty times the memory.
 
 from array import array
 
-from foretoken.proposers.suffix_path import Place
-from foretoken.proposers.suffix_window import TOKEN_BYTES, Window
+from foretoken.proposers.lookup.suffix.path import Place
+from foretoken.proposers.lookup.suffix.window import TOKEN_BYTES, Window
 
 LENGTHS = (1, 3, 8)
 MOST_PLACES = 16

@@ -1,0 +1,1 @@
+"""Methods that draft from text that is already there, without any weights."""

@@ -1,0 +1,1 @@
+"""Suffix decoding: drafts by frequency from what was written before."""
