@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from foretoken import LLM
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.choose.drafters import Drafters
-from foretoken.proposers.models.draft_model import DraftModelProposer
+from foretoken.proposers.models.draft_model.chain import DraftModelProposer
 from foretoken.runtime.runner import Runner
 
 

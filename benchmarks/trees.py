@@ -20,7 +20,7 @@ from forwards import Probe, target_probe
 from runs import acceptance, build, greedy, run_once
 
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.static_tree import StaticTree
+from foretoken.proposers.tree_shapes import StaticTree
 from foretoken.runtime.tree import tree_of
 from foretoken.training.python_text.heldout import heldout_prompts
 

@@ -12,7 +12,6 @@ import torch
 from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.config.memory import Drafting
-from foretoken.config.model_memory import ModelMemory
 from foretoken.control.budget import LoadLimit, RequestBudget
 from foretoken.control.live import LivePolicy
 from foretoken.control.measured import MeasuredLimit
@@ -28,19 +27,12 @@ from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.checked import DraftCheck
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
-from foretoken.proposers.heads.build import (
-    HeadSurroundings,
-    build_head,
-    feature_points,
-    find_heads,
-)
-from foretoken.proposers.models.load import Surroundings, build_draft_model, find_draft_models
+from foretoken.proposers.custom import DraftCheck
+from foretoken.proposers.method import BuildContext, Target
 from foretoken.proposers.policy import FirstPolicy
-from foretoken.proposers.registry import create_drafters
-from foretoken.proposers.vocab.compare import Side
+from foretoken.proposers.registry import create_drafters, feature_points, find_drafters
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner
@@ -80,10 +72,9 @@ class _Assembly:
         self.shape = ModelShape.from_config(self.folder)
         self.speculative = config.speculative_config
         self.tokenizer = _tokenizer(config, self.folder)
-        target = Side(self.shape.vocab_size, self.tokenizer)
-        self.draft_models = find_draft_models(self.speculative, target)
-        self.heads = find_heads(self.speculative, self.shape)
-        self.points = feature_points(self.heads.values())
+        target = Target(shape=self.shape, tokenizer=self.tokenizer)
+        self.found = find_drafters(self.speculative, target)
+        self.points = feature_points(self.found)
         self.config = resolve(
             config,
             Hardware.detect(),
@@ -100,16 +91,10 @@ class _Assembly:
     def _drafting(self) -> Drafting:
         """What the drafters will keep in memory."""
         most = self.speculative.num_speculative_tokens if self.speculative else 0
+        found = self.found.values()
         return Drafting(
-            models=tuple(
-                ModelMemory(
-                    shape=draft.shape,
-                    quantization=draft.config.quantization,
-                    kv_cache_dtype=draft.config.kv_cache_dtype,
-                )
-                for draft in self.draft_models.values()
-            ),
-            heads=tuple(found.memory for found in self.heads.values()),
+            models=tuple(one.model for one in found if one.model is not None),
+            heads=tuple(one.head for one in found if one.head is not None),
             features_per_token=len(self.points) * self.shape.hidden_size,
             lookahead=most,
         )
@@ -199,33 +184,16 @@ class _Assembly:
         return Runner.load(folder, options, num_pages=self.config.num_pages)
 
     def _drafters(self, verifier: Verifier, target: Runner) -> Drafters:
-        around = Surroundings(
-            load=partial(self._runner, batch_invariant=False),
-            verifier=verifier,
-            pool=self.pool,
-            vocab_size=self.shape.vocab_size,
-            device=self.config.device,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
-        )
-        around_heads = HeadSurroundings(
+        context = BuildContext(
             target=target,
             verifier=verifier,
             pool=self.pool,
+            load_model=partial(self._runner, batch_invariant=False),
+            device=self.config.device,
+            max_model_len=self.config.max_model_len,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
         )
-
-        def with_weights(one: SpeculativeConfig) -> Proposer:
-            if one.label in self.heads:
-                return build_head(self.heads[one.label], around_heads)
-            return build_draft_model(self.draft_models[one.label], around)
-
-        return create_drafters(
-            self.speculative,
-            with_weights,
-            vocab_size=self.shape.vocab_size,
-            max_model_len=self.config.max_model_len,
-            grammars=verifier.sampler.grammars,
-        )
+        return create_drafters(self.speculative, self.found, context)
 
     def _given(self, proposer: Proposer, grammars: Grammars) -> Drafters:
         """A drafter of the caller's own, under the name that it has."""

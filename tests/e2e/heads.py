@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from foretoken.proposers.heads.eagle import Eagle
-from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Shape
+from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.medusa import Medusa, MedusaShape
 from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
 from foretoken.proposers.heads.parts import HeadShape

@@ -12,7 +12,7 @@ from foretoken.metrics import Gauge
 from foretoken.models import LoadOptions
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.models.draft_model import DraftModelProposer
+from foretoken.proposers.models.draft_model.chain import DraftModelProposer
 from foretoken.proposers.progress import DraftLimits
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner

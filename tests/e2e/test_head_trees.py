@@ -1,6 +1,7 @@
 """Trees of heads: the same tokens as plain decoding, and every node what a chain would draft."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
-from foretoken.proposers.heads.paged import EagleProposer, _RecurrentSteps
+from foretoken.proposers.heads.paged import PagedProposer
 from foretoken.proposers.heads.stateless import StatelessProposer
+from foretoken.proposers.progress import Stretches
 from foretoken.runtime.batch import Span
 from foretoken.runtime.tree import tree_of
 from tests.e2e.heads import HEADS, write_head
@@ -70,19 +72,17 @@ def test_trees_change_no_token(
 
 
 def chain_logits(
-    proposer: EagleProposer | StatelessProposer, span: Span, drafted: list[int]
+    proposer: PagedProposer | StatelessProposer, span: Span, drafted: list[int]
 ) -> Tensor:
     """What the head's own chain gives after these drafts, [V]."""
     steps: Any
-    if isinstance(proposer, EagleProposer):
-        start = max(0, span.sequence.num_tokens - 2)
-        if not proposer._manner.parallel:
-            steps = _RecurrentSteps(proposer._runner, [span], [start], proposer._sampler)
-        else:
-            steps = proposer._parallel([span], [start], [len(drafted) + 1])
+    if isinstance(proposer, PagedProposer):
+        end = span.sequence.num_tokens - 1
+        fed = Stretches([max(0, end - 1)], [end])
+        wanted = replace(span, draft_budget=len(drafted) + 1)
+        steps = proposer.make_steps(proposer.runner, [wanted], fed)
     else:
-        slot = torch.tensor(proposer.newest_slots([span]))
-        steps = proposer._manner.chains(proposer._features.read(slot), [span])
+        steps = proposer.head.chain_steps(proposer.newest_states([span]), [span])
     logits = steps.first()
     for count in range(1, len(drafted) + 1):
         logits = steps.after([0], [drafted[:count]])

@@ -13,7 +13,7 @@ from foretoken.errors import CheckpointError, ConfigError
 from foretoken.metrics import Counter
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.heads.paged import EagleProposer
+from foretoken.proposers.heads.paged import PagedProposer
 from foretoken.proposers.progress import DraftProgress
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
@@ -130,16 +130,18 @@ class Audited(Proposer):
 
     name = "audited"
 
-    def __init__(self, kept: EagleProposer, generations: Any, page_size: int) -> None:
+    def __init__(self, kept: PagedProposer, generations: Any, page_size: int) -> None:
         self._kept = kept
-        self._book = kept._progress
+        self._book = kept.progress
         self._generations, self._page_size = generations, page_size
         self.num_compared = 0
 
     def propose(self, context: Context) -> Draft:
-        self._kept._progress = self._book
+        self._kept.progress = self._book
         found = self._kept.propose(context)
-        self._kept._progress = DraftProgress(self._generations, self._page_size)
+        self._kept.progress = DraftProgress(
+            self._generations, self._page_size, self._book.limits, joins_next=True
+        )
         expected = self._kept.propose(context)
         assert found.ids == expected.ids
         self.num_compared += sum(bool(ids) for ids in found.ids)
@@ -162,7 +164,7 @@ def test_kept_kv_equals_kv_computed_anew(
         pool = parts.scheduler._pages.pool
         [member] = parts.proposer.members.values()  # type: ignore[attr-defined]
         kept = member.proposer
-        assert isinstance(kept, EagleProposer)
+        assert isinstance(kept, PagedProposer)
         audited = Audited(kept, pool.generation, 8)
         object.__setattr__(parts, "proposer", audited)
         cycle = (4, 0, 0, 1, 3, 2, 0)

@@ -9,6 +9,19 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
+from foretoken.proposers.heads.base import DraftHead, TargetFacts
+from foretoken.proposers.heads.eagle import Eagle
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.files import method_of, read_head
+from foretoken.proposers.heads.medusa import Medusa
+from foretoken.proposers.heads.mlp import MLPSpeculator
+
+KINDS: dict[str, type[DraftHead]] = {
+    "eagle": Eagle,
+    "eagle3": Eagle3,
+    "medusa": Medusa,
+    "mlp": MLPSpeculator,
+}
 Array = NDArray[np.float64]
 HIDDEN, INNER, HEADS, KV, SIZE, VOCAB = 32, 48, 4, 2, 8, 61
 LAYER = {
@@ -23,6 +36,12 @@ LAYER = {
     "num_hidden_layers": 1,
     "vocab_size": VOCAB,
 }
+
+
+def load_head(path: Path, target: TargetFacts) -> DraftHead:
+    """The network of a folder, of whichever kind it is."""
+    folder = read_head(path)
+    return KINDS[method_of(folder)].load(folder, target)
 
 
 class Weights:

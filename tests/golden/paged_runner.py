@@ -4,15 +4,13 @@ import torch
 
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.heads.eagle import Eagle
-from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.runner import HeadPages, HeadRunner
+from foretoken.proposers.heads.runner import HeadPages, HeadRunner, PagedHead
 
 PAGE, PAGES = 8, 6
 TABLE = [4, 1, 5, 0, 2, 3]
 
 
-def make(net: Eagle | Eagle3, features_TF: torch.Tensor) -> HeadRunner:
+def make(net: PagedHead, features_TF: torch.Tensor) -> HeadRunner:
     """Run `net` over a store that holds these features at positions 0, 1, ..."""
     count, width = features_TF.shape
     store = FeatureStore(

@@ -11,11 +11,10 @@ from safetensors.torch import save_file
 from foretoken.config.heads import head_method
 from foretoken.errors import CheckpointError
 from foretoken.proposers.heads.files import read_head
-from foretoken.proposers.heads.formats import load_head
 from foretoken.proposers.heads.medusa import Medusa
 from foretoken.proposers.heads.parts import HeadShape
 from tests.golden import heads as ref
-from tests.golden.heads import HIDDEN, LAYER, VOCAB, Weights
+from tests.golden.heads import HIDDEN, LAYER, VOCAB, Weights, load_head
 
 TARGET = HeadShape(**{**LAYER, "num_hidden_layers": 8})  # type: ignore[arg-type]
 
@@ -34,7 +33,7 @@ def test_medusa_under_vllms_names(tmp_path: Path) -> None:
         files |= dict.fromkeys(part, f"shard-{k}.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": files}))
-    net = load_head(read_head(tmp_path), TARGET).net
+    net = load_head(tmp_path, TARGET)
     assert isinstance(net, Medusa) and net.shape.medusa_num_layers == 1
     hidden = torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(4))
     z = hidden.double().numpy()

@@ -10,7 +10,8 @@ from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Shape
+from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.proposers.heads.runner import HeadPages, HeadRunner
 

@@ -9,8 +9,10 @@ import torch
 from foretoken.kernels.library import find_library
 from foretoken.proposers.chain import draft_chain
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.heads.eagle3.parallel import ParallelSteps
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.eagle3.parallel import MaskedDrafts, ParallelSteps
 from foretoken.proposers.heads.runner import HeadRunner
+from foretoken.proposers.progress import Stretches
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from tests.golden.test_head_kernels import SHAPE, VOCAB, runners
@@ -37,7 +39,7 @@ TABLES = [[3, 1, 4], [7, 2, 9]]
 
 
 def steps_of(
-    runner: HeadRunner, sampler: DraftSampler, counts: list[int], params: dict[str, Any]
+    runner: HeadRunner, counts: list[int], params: dict[str, Any]
 ) -> tuple[ParallelSteps, list[Any]]:
     """Two sequences of 7 and 12 tokens, some of whose slots were fed before."""
     tokens = torch.randint(VOCAB, (19,), generator=torch.Generator().manual_seed(4)).tolist()
@@ -46,9 +48,9 @@ def steps_of(
         sequence = make_sequence(part, request_id=str(i), seed=i, params=params)
         sequence.page_table = TABLES[i]
         spans.append(make_span(sequence, counts[i]))
-    anchored = runner.net.shape.anchored  # type: ignore[union-attr]
-    masks = None if anchored else 11, counts
-    return ParallelSteps(runner, spans, [2, 8], masks, sampler), spans
+    assert isinstance(runner.net, Eagle3)
+    runner.net.mask_token_id = None if runner.net.shape.anchored else 11
+    return MaskedDrafts(runner.net)(runner, spans, Stretches([2, 8], [6, 11])), spans
 
 
 @pytest.mark.parametrize("params", PARAMS)
@@ -60,9 +62,9 @@ def test_all_drafts_in_one_call(name: str, params: str) -> None:
         torch.manual_seed(8)
         runner.features.slots_SF.normal_()
         sampler = DraftSampler(Sampler(VOCAB))
-        steps, spans = steps_of(runner, sampler, [4, 4], PARAMS[params])
+        steps, spans = steps_of(runner, [4, 4], PARAMS[params])
         found.append(draft_chain(steps, sampler, spans))
-        assert (steps._logits_KV is None) == (runner.kernels is not None), "which of the two ways"
+        assert steps.ran == (runner.kernels is None), "which of the two ways"
     at_once, chosen = found
     assert at_once.ids == chosen.ids and {len(ids) for ids in at_once.ids} == {4}
     assert (at_once.probs_KV is None) == (chosen.probs_KV is None)
@@ -81,10 +83,10 @@ def test_the_same_ends(name: str) -> None:
             torch.manual_seed(8)
             runner.features.slots_SF.normal_()
             sampler = DraftSampler(Sampler(VOCAB))
-            steps, spans = steps_of(runner, sampler, [4, 4], PARAMS[name])
+            steps, spans = steps_of(runner, [4, 4], PARAMS[name])
             rule = Confidence(threshold=threshold, gain=frozen(row_s, 0.0))
             found.append(draft_chain(steps, sampler, spans, rule).ids)
-            assert (steps._logits_KV is None) == (runner.kernels is not None)
+            assert steps.ran == (runner.kernels is None)
         assert found[0] == found[1]
         lengths.add(tuple(len(ids) for ids in found[0]))
     assert len(lengths) > 1, lengths
@@ -99,6 +101,6 @@ def test_other_numbers_of_drafts(counts: list[int]) -> None:
         torch.manual_seed(8)
         runner.features.slots_SF.normal_()
         sampler = DraftSampler(Sampler(VOCAB))
-        steps, spans = steps_of(runner, sampler, counts, PARAMS["greedy"])
+        steps, spans = steps_of(runner, counts, PARAMS["greedy"])
         found.append(draft_chain(steps, sampler, spans).ids)
     assert found[0] == found[1] and [len(ids) for ids in found[0]] == counts

@@ -11,25 +11,24 @@ import torch
 
 from foretoken.errors import CheckpointError, ConfigError, NotYetError, UnsupportedModelError
 from foretoken.kv.features import FINAL
-from foretoken.proposers.heads.base import LoadedHead
+from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.files import read_head
-from foretoken.proposers.heads.formats import load_head
 from foretoken.proposers.heads.medusa import Medusa
 from foretoken.proposers.heads.mlp import MLPSpeculator
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.proposers.heads.runner import HeadRunner
 from tests.golden import heads as ref
 from tests.golden import paged_runner
-from tests.golden.heads import HIDDEN, KV, LAYER, SIZE, VOCAB, Weights
+from tests.golden.heads import HIDDEN, KV, LAYER, SIZE, VOCAB, Weights, load_head
 
 TARGET = HeadShape(**{**LAYER, "num_hidden_layers": 8})  # type: ignore[arg-type]
 TOLERANCE = 2e-5
 
 
-def _load(folder: Path) -> LoadedHead:
-    return load_head(read_head(folder), TARGET)
+def _load(folder: Path) -> DraftHead:
+    return load_head(folder, TARGET)
 
 
 def _close(found: torch.Tensor, wanted: ref.Array) -> None:
@@ -65,10 +64,8 @@ def test_mlp_speculator(tmp_path: Path, tied: bool, scale_input: bool) -> None:
         "tie_weights": tied,
         "scale_input": scale_input,
     }
-    head = _load(weights.write(tmp_path, config))
-    assert (head.kind, head.points) == ("mlp", (FINAL,))
-    net = head.net
-    assert isinstance(net, MLPSpeculator)
+    net = _load(weights.write(tmp_path, config))
+    assert isinstance(net, MLPSpeculator) and net.points == (FINAL,)
     generator = torch.Generator().manual_seed(2)
     hidden = torch.randn(5, HIDDEN, generator=generator)
     tokens = torch.randint(VOCAB, (stages, 5), generator=generator)
@@ -111,8 +108,7 @@ def test_medusa(tmp_path: Path, file: str) -> None:
             weights.vector(f"{k}.{i}.linear.bias", HIDDEN)
         weights.matrix(f"{k}.2.weight", VOCAB, HIDDEN)
     config = {"medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "x"}
-    head = _load(weights.write(tmp_path, config, file))
-    net = head.net
+    net = _load(weights.write(tmp_path, config, file))
     assert isinstance(net, Medusa) and net.shape.medusa_num_heads == count
     hidden = torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(4))
     found = net.logits(net.states(hidden, count))
@@ -149,9 +145,8 @@ def test_eagle(tmp_path: Path) -> None:
     weights.vector("fc.bias", HIDDEN)
     weights.layer("layers.0.", HIDDEN)
     weights.matrix("embed_tokens.weight", VOCAB, HIDDEN)
-    head = _load(weights.write(tmp_path, {**LAYER, "bias": True}, "pytorch_model.bin"))
-    net = head.net
-    assert isinstance(net, Eagle) and head.points == (FINAL,)
+    net = _load(weights.write(tmp_path, {**LAYER, "bias": True}, "pytorch_model.bin"))
+    assert isinstance(net, Eagle) and net.points == (FINAL,)
     net.use_embedding(_embedding())
     features, tokens = _features(17, HIDDEN), _tokens(17)
     outputs = _chunked(paged_runner.make(net, features), features, tokens)
@@ -198,9 +193,8 @@ def test_eagle3(tmp_path: Path, variant: str, style: str) -> None:
             "eagle_aux_hidden_state_layer_ids": [1, 4, 6],
             **flags,
         }
-    head = _load(weights.write(tmp_path, config))
-    assert head.points == ((1, 4, 6) if style == "speculators" else (2, 4, 5))
-    net = head.net
+    net = _load(weights.write(tmp_path, config))
+    assert net.points == ((1, 4, 6) if style == "speculators" else (2, 4, 5))
     assert isinstance(net, Eagle3)
     net.use_embedding(_embedding())
     features, tokens = _features(17, 3 * HIDDEN), _tokens(17)

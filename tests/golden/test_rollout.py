@@ -11,7 +11,7 @@ from foretoken.models import LoadOptions
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Context
-from foretoken.proposers.models.draft_model import DraftModelProposer
+from foretoken.proposers.models.draft_model.chain import DraftModelProposer
 from foretoken.proposers.progress import DraftLimits
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler

@@ -9,8 +9,9 @@ from foretoken.kernels.library import find_library
 from foretoken.proposers.chain import ChainDraft, draft_chain
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.gain import Gain
-from foretoken.proposers.heads.paged import _RecurrentSteps
+from foretoken.proposers.heads.paged import RecurrentSteps
 from foretoken.proposers.heads.runner import HeadRunner
+from foretoken.proposers.progress import Stretches
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from tests.golden.test_head_kernels import SHAPE, VOCAB, runners
@@ -41,7 +42,8 @@ def draft(
         sequence.page_table = TABLES[i]
         spans.append(make_span(sequence, budget + i % 2))
     sampler = DraftSampler(Sampler(VOCAB))
-    steps = _RecurrentSteps(runner, spans, [0] * count, sampler)
+    ends = [span.sequence.num_tokens - 1 for span in spans]
+    steps = RecurrentSteps(runner, spans, Stretches([0] * count, ends))
     return draft_chain(steps, sampler, spans, confidence)
 
 

@@ -12,15 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from foretoken.models.tensors import SpanLayout
-from foretoken.proposers.heads.base import LoadedHead
-from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Shape
-from foretoken.proposers.heads.files import read_head
-from foretoken.proposers.heads.formats import load_head
+from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.training import checkpoints
 from foretoken.training.heads.export import export_head
 from tests.golden import paged_runner
-from tests.golden.heads import HIDDEN, LAYER, VOCAB, Weights
+from tests.golden.heads import HIDDEN, LAYER, VOCAB, Weights, load_head
 
 pytest.importorskip("speculators", reason="make test-speculators has it in a place of its own")
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
@@ -170,7 +168,7 @@ def our_logits(net: Eagle3, anchor: int) -> Tensor:
     known = SpanLayout(start=0, num_tokens=anchor + 1, page_table=paged_runner.TABLE)
     mixed_TD, fed = runner.mixed_features([known]), tokens[: anchor + 1]
     if net.shape.parallel:
-        hidden_TD = torch.cat((mixed_TD, runner.mixed_masks(DEPTH - 1)))
+        hidden_TD = torch.cat((mixed_TD, runner.mix(net.mask_features(DEPTH - 1))))
         outputs_KD = run(0, [*fed, *[MASK] * (DEPTH - 1)], hidden_TD)[anchor:]
     else:
         outputs = [run(0, fed, mixed_TD)[-1:]]
@@ -224,8 +222,8 @@ def test_we_load_what_the_package_writes(
     shape = VARIANTS[variant]
     model = theirs(shape, verifier)
     model.save_pretrained(str(tmp_path))
-    head: LoadedHead = load_head(read_head(tmp_path), replace(SHAPE.layer, num_hidden_layers=8))
-    assert isinstance(head.net, Eagle3) and head.points == (1, 4, 6)
-    assert head.net.shape == replace(shape, own_embedding=True)
+    head = load_head(tmp_path, replace(SHAPE.layer, num_hidden_layers=8))
+    assert isinstance(head, Eagle3) and head.points == (1, 4, 6)
+    assert head.shape == replace(shape, own_embedding=True)
     assert head.mask_token_id == (MASK if shape.parallel else None)
-    assert_alike(model, head.net.eval(), monkeypatch)
+    assert_alike(model, head.eval(), monkeypatch)

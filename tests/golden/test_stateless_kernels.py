@@ -1,26 +1,24 @@
 """MLP speculators and Medusa as one foreign call draft what the networks in PyTorch draft."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from foretoken.config import SpeculativeConfig
 from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.ops.linear import KernelLinear, make_linear
 from foretoken.proposers.base import Context
-from foretoken.proposers.heads.linears import serve_linears
+from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.heads.base import HeadSite
+from foretoken.proposers.heads.linears import HeadLinears, serve_linears
 from foretoken.proposers.heads.medusa import Medusa, MedusaShape
 from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
-from foretoken.proposers.heads.stateless import (
-    MedusaSteps,
-    MLPSteps,
-    StatelessManner,
-    StatelessProposer,
-)
-from foretoken.proposers.heads.stateless_kernels import compile_medusa, compile_mlp
+from foretoken.proposers.heads.stateless import StatelessHead, StatelessProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
@@ -44,28 +42,20 @@ PARAMS: dict[str, dict[str, Any]] = {
 pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
 
 
-def manner(shape: MLPShape | MedusaShape, dtype: torch.dtype, view: FeatureView) -> StatelessManner:
+def make_head(shape: MLPShape | MedusaShape, dtype: torch.dtype) -> StatelessHead:
+    """A random head whose linear maps serve."""
     torch.manual_seed(3)
+    net: MLPSpeculator | Medusa
     net = MLPSpeculator(shape) if isinstance(shape, MLPShape) else Medusa(shape)
     for parameter in net.parameters():
         nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
     net = net.to(dtype).eval().requires_grad_(False)
     top = make_linear(torch.randn(VOCAB, HIDDEN).to(dtype), probe=None, wide=True)
     assert isinstance(top, KernelLinear)
-    if isinstance(net, MLPSpeculator):
-        serve_linears(net, net.head)
-        kernels = compile_mlp(net, view.rows_SF)
-        mlp = net
-        return StatelessManner(lambda h, s: MLPSteps(mlp, h, s), no_trees, 4, kernels=kernels)
-    serve_linears(net, net.lm_heads)
-    medusa, kernels = net, compile_medusa(net, view.rows_SF, top)
-    return StatelessManner(
-        lambda h, s: MedusaSteps(medusa, top, h, s), no_trees, 4, kernels=kernels
-    )
-
-
-def no_trees(hidden_BD: Tensor, spans: list[Span]) -> Any:
-    raise AssertionError("chains are drafted here")
+    serve_linears(net, net.tops)
+    if isinstance(net, Medusa) and net.shape.share_head:
+        net.shared_logits, net._shared_linear = top, top
+    return net
 
 
 def spans_of(kinds: list[str], trial: int, budget: int) -> tuple[Span, ...]:
@@ -88,9 +78,21 @@ def spans_of(kinds: list[str], trial: int, budget: int) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def proposer(how: StatelessManner, view: FeatureView) -> StatelessProposer:
-    sampler = DraftSampler(Sampler(VOCAB))
-    return StatelessProposer("head", how, features=view, page_size=PAGE, sampler=sampler)
+def proposers(head: StatelessHead, view: FeatureView) -> list[StatelessProposer]:
+    """By one foreign call, and token by token."""
+    engine: Any = SimpleNamespace(target=SimpleNamespace(page_size=PAGE))
+    site = HeadSite(
+        config=SpeculativeConfig(method=head.method, model="random"),
+        engine=engine,
+        view=view,
+        sampler=DraftSampler(Sampler(VOCAB)),
+        linears=HeadLinears(),
+        trees=None,
+        confidence=Confidence(),
+    )
+    call = head.compiled(view.rows_SF)
+    assert call is not None
+    return [StatelessProposer(head, site, call), StatelessProposer(head, site, None)]
 
 
 @pytest.mark.parametrize("kinds", [["greedy"], ["seeded", "greedy"], ["unseeded", "unseeded"]])
@@ -103,9 +105,7 @@ def test_the_same_drafts(points: list[int], name: str, kinds: list[str]) -> None
     store = FeatureStore(points, HIDDEN, SLOTS, dtype=torch.float32, device=cpu)
     store.slots_SF.normal_()
     view = FeatureView(store, [FINAL])
-    how = manner(SHAPES[name], torch.float32, view)
-    assert how.kernels is not None
-    at_once, one_by_one = proposer(how, view), proposer(replace(how, kernels=None), view)
+    at_once, one_by_one = proposers(make_head(SHAPES[name], torch.float32), view)
     for trial in range(4):
         context = Context(spans_of(kinds, trial, budget=trial + 2))
         found, expected = at_once.propose(context), one_by_one.propose(context)
@@ -125,10 +125,8 @@ def test_the_roundings_of_bfloat16(name: str) -> None:
     store = FeatureStore([FINAL], HIDDEN, SLOTS, dtype=torch.bfloat16, device=cpu)
     store.slots_SF.normal_()
     view = FeatureView(store, [FINAL])
-    how = manner(SHAPES[name], torch.bfloat16, view)
-    assert how.kernels is not None
+    at_once, one_by_one = proposers(make_head(SHAPES[name], torch.bfloat16), view)
     context = Context(spans_of(["unseeded", "unseeded"], 0, budget=2))
-    found = proposer(how, view).propose(context).probs_KV
-    expected = proposer(replace(how, kernels=None), view).propose(context).probs_KV
+    found, expected = at_once.propose(context).probs_KV, one_by_one.propose(context).probs_KV
     assert found is not None and expected is not None
     torch.testing.assert_close(found[::2], expected[::2], rtol=0.2, atol=2e-3)

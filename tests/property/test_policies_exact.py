@@ -18,7 +18,7 @@ from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.gain import Gain
-from foretoken.proposers.models.draft_model import DraftModelProposer
+from foretoken.proposers.models.draft_model.chain import DraftModelProposer
 from foretoken.proposers.policy import FirstPolicy, Policy
 from foretoken.proposers.progress import DraftLimits
 from foretoken.proposers.worth import StepOutcome

@@ -13,8 +13,8 @@ from foretoken import LLM, SamplingParams
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import ForetokenError
 from foretoken.kernels.library import find_library
-from foretoken.proposers.models import quantization as draft_quantization
-from foretoken.proposers.models.quantization import load_cheaper, pays
+from foretoken.proposers.models import language
+from foretoken.proposers.models.language import load_cheaper, pays
 from foretoken.testing import write_tiny_llama
 
 
@@ -62,7 +62,7 @@ def test_the_choice_is_logged_and_leaves_the_output_alone(
     folder = write_tiny_llama(tmp_path / "model")
     params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
     prompts = [{"prompt_token_ids": [1, 2, 3, 4]}]
-    monkeypatch.setattr(draft_quantization, "pays", lambda before, after: wins)
+    monkeypatch.setattr(language, "pays", lambda before, after: wins)
     monkeypatch.setattr(logging.getLogger("foretoken"), "propagate", True)
     tokens = []
     for config in (None, {"model": str(folder), "quantization": "auto"}):
@@ -116,8 +116,8 @@ def test_auto_measures_and_says_so(
 ) -> None:
     clock = _Clock()
     made: dict[str | None, Any] = {None: _Draft(clock, 1.0), "int8": _Draft(clock, int8_s)}
-    monkeypatch.setattr(draft_quantization, "time", clock)
-    monkeypatch.setattr(draft_quantization, "find_library", lambda: library)
+    monkeypatch.setattr(language, "time", clock)
+    monkeypatch.setattr(language, "find_library", lambda: library)
     monkeypatch.setattr(logging.getLogger("foretoken"), "propagate", True)
     with caplog.at_level(logging.INFO, logger="foretoken"):
         kept = load_cheaper(lambda folder, bits: made[bits], Path("some/draft"))

@@ -2,7 +2,7 @@
 
 import math
 
-from foretoken.proposers.dynamic_tree import DynamicTree
+from foretoken.proposers.tree_shapes import DynamicTree
 from foretoken.runtime.branching import Candidates
 
 BY_PATH: dict[tuple[int, ...], tuple[float, ...]] = {

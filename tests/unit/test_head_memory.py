@@ -14,37 +14,44 @@ from foretoken import LLM
 from foretoken.checkpoint import packaged_model
 from foretoken.config import SpeculativeConfig
 from foretoken.config.memory import Drafting
+from foretoken.config.model_memory import HeadMemory
 from foretoken.kernels.library import find_library
 from foretoken.proposers.choose.drafters import Drafters
-from foretoken.proposers.heads.build import FoundHead, find_heads
+from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.paged import EagleProposer
+from foretoken.proposers.heads.paged import PagedProposer
+from foretoken.proposers.method import Target
+from foretoken.proposers.registry import find_drafters
 from foretoken.shape import ModelShape
 from foretoken.shape.memory import Packs
+from tests.golden.heads import load_head
 
 HEADS = {"eagle3": "demo-eagle3", "mlp": "demo-mlp", "medusa": "demo-medusa"}
 
 
-def found_head(method: str, model: str, quantization: str | None = None) -> FoundHead:
-    given = {"method": method, "model": model, "quantization": quantization}
+def head_memory(method: str, quantization: str | None = None) -> HeadMemory:
+    given = {"method": method, "model": HEADS[method], "quantization": quantization}
     config = SpeculativeConfig.from_dict(given)
-    [found] = find_heads(config, ModelShape.from_config(packaged_model("demo"))).values()
-    return found
+    target = Target(shape=ModelShape.from_config(packaged_model("demo")), tokenizer=None)
+    [found] = find_drafters(config, target).values()
+    assert found.head is not None and found.model is None
+    return found.head
 
 
 @pytest.mark.parametrize("method", HEADS)
 def test_weights_are_counted_as_they_lie_in_the_file(method: str) -> None:
-    found = found_head(method, HEADS[method])
-    net = found.head.net
+    net: DraftHead = load_head(
+        packaged_model(HEADS[method]), ModelShape.from_config(packaged_model("demo"))
+    )
     numbers = sum(one.numel() for one in net.parameters())
-    assert found.memory.weight_bytes(2) == 2 * numbers
+    assert head_memory(method).weight_bytes(2) == 2 * numbers
     assert {one.dtype for one in net.parameters()} == {torch.bfloat16}
     assert not any(one.is_meta for one in (*net.parameters(), *net.buffers()))
 
 
 @pytest.mark.parametrize("method", HEADS)
 def test_rounded_heads_are_planned_rounded(method: str) -> None:
-    plain, rounded = (found_head(method, HEADS[method], kind).memory for kind in (None, "int8"))
+    plain, rounded = (head_memory(method, kind) for kind in (None, "int8"))
     counts = rounded.counts
     saved = counts.matrices + plain.counts.head - 4 * (counts.outputs + plain.counts.head_outputs)
     borrowed = (counts.head - plain.counts.head) + 4 * (
@@ -65,8 +72,8 @@ def test_matrices_are_there_once(model: str, quantization: str | None) -> None:
         drafters = llm._engine.parts.proposer
         assert isinstance(drafters, Drafters)
         proposer = drafters.members["eagle3"].proposer
-        assert isinstance(proposer, EagleProposer)
-        net = proposer._runner.net
+        assert isinstance(proposer, PagedProposer)
+        net = proposer.runner.net
         assert isinstance(net, Eagle3)
         assert not [one for one in net.modules() if isinstance(one, nn.Linear)]
         mapped = Path("/proc/self/maps")

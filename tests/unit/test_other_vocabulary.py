@@ -10,10 +10,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import ConfigError
-from foretoken.proposers.vocab.bytes import TokenBytes
-from foretoken.proposers.vocab.compare import Side, Way, bridge
+from foretoken.proposers.vocab.bytes import ByteEncoder, ByteText, TokenBytes, complete
+from foretoken.proposers.vocab.compare import Translation, Vocabulary, translation
 from foretoken.proposers.vocab.shared import SharedVocabulary
-from foretoken.proposers.vocab.text import ByteEncoder, ByteText, complete
 from foretoken.tokenizer import Tokenizer
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -133,27 +132,29 @@ def config(**keys: object) -> SpeculativeConfig:
 
 
 def test_ways(bytes_like: Tokenizer, pieces_like: Tokenizer, tmp_path: Path) -> None:
-    ours, theirs = Side(13, bytes_like), Side(270, pieces_like)
-    assert bridge(config(), ours, Side(13, bytes_like)).way is Way.SAME
-    padded = bridge(config(), ours, Side(16, bytes_like))
-    assert padded.way is Way.SHARED and padded.shared is not None and padded.shared.size == 13
+    ours, theirs = Vocabulary(13, bytes_like), Vocabulary(270, pieces_like)
+    assert translation(config(), ours, Vocabulary(13, bytes_like)) == Translation()
+    padded = translation(config(), ours, Vocabulary(16, bytes_like))
+    assert padded.shared is not None and padded.shared.size == 13
     with pytest.raises(ConfigError, match="use_heterogeneous_vocab.*use_string_matching"):
-        bridge(config(), ours, theirs)
-    shared = bridge(config(use_heterogeneous_vocab=True), ours, theirs)
-    assert shared.way is Way.SHARED
-    strings = bridge(config(use_string_matching=True), ours, theirs)
-    assert strings.way is Way.STRINGS and strings.encoders is not None
+        translation(config(), ours, theirs)
+    shared = translation(config(use_heterogeneous_vocab=True), ours, theirs)
+    assert shared.shared is not None
+    strings = translation(config(use_string_matching=True), ours, theirs)
+    assert strings.encoders is not None
     with pytest.raises(ConfigError, match="no tokenizer"):
-        bridge(config(use_string_matching=True), ours, Side(270, None))
+        translation(config(use_string_matching=True), ours, Vocabulary(270, None))
     with pytest.raises(ConfigError, match="13 tokens"):
-        bridge(config(), Side(13, None), Side(270, None))
+        translation(config(), Vocabulary(13, None), Vocabulary(270, None))
 
 
 def test_a_tokenizer_that_changes_text_is_refused(tmp_path: Path) -> None:
     capitals = byte_level(tmp_path / "capitals", ["A", "B", "C"], [])
     lower = pieces(tmp_path / "lower", lower=True)
     with pytest.raises(ConfigError, match="draft's tokenizer changes text"):
-        bridge(config(use_string_matching=True), Side(5, capitals), Side(270, lower))
+        translation(
+            config(use_string_matching=True), Vocabulary(5, capitals), Vocabulary(270, lower)
+        )
 
 
 def test_settings_that_contradict_each_other() -> None:

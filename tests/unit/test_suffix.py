@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.proposers.lookup.suffix.cache import TOKENS_EACH, SuffixCache
-from foretoken.proposers.lookup.suffix.local import LENGTHS, LocalText
-from foretoken.proposers.lookup.suffix.path import Limits, Place, best_path
+from foretoken.proposers.lookup.suffix.path import Limits, Place, Window, best_path
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
-from foretoken.proposers.lookup.suffix.window import Window
+from foretoken.proposers.lookup.suffix.texts import (
+    OWN_LENGTHS,
+    TOKENS_EACH,
+    LocalText,
+    SuffixCache,
+)
 from foretoken.runtime.sequence import Sequence
 from tests.unit.proposing import make_context, make_sequence
 
@@ -71,7 +74,7 @@ def test_local_places_are_real_and_none_is_longer(text: list[int], cuts: list[in
     for one in found:
         assert one.match == min(matching(text, one.at, text), 24)
     best = max((min(matching(text, at, text), 24) for at in range(1, len(text))), default=0)
-    usable = [n for n in LENGTHS if n <= best]
+    usable = [n for n in OWN_LENGTHS if n <= best]
     assert bool(found) == bool(usable)
     if usable:
         assert all(one.match >= usable[-1] for one in found)

@@ -1,4 +1,4 @@
-"""Ways to draft tokens, one file per method, named by the word the user types."""
+"""Ways to draft tokens: a file or a folder per method, named by the word the user types."""
 
 from foretoken.proposers.base import Context, Proposer, ProposerSettings
 from foretoken.proposers.registry import create_drafters

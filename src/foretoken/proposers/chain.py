@@ -1,18 +1,18 @@
-"""Drafting one token after the other: the loop that all chain drafters share.
+"""Drafting one token after the other: the loop that all drafters of chains share.
 
-A drafter gives logits, this loop turns them into tokens: rounds of one token over the sequences
-that still want some. Knows nothing of where logits come from. What is kept of a distribution is
-what the token was really drawn from.
+A drafter gives logits, this loop turns them into tokens: rounds of one token over the spans that
+still want some. It knows nothing of where logits come from. What is kept of a distribution is what
+the token was really drawn from.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from foretoken.models.tensors import Draft, RolledOut, Stopped
+from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
 from foretoken.proposers.confidence import Confidence, Stopping
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
@@ -22,6 +22,14 @@ from foretoken.runtime.sequence import Sequence
 
 class ChainSteps(ABC):
     """What makes the logits of one call of `draft_chain`."""
+
+    rolls_out: bool = False
+    """Whether `roll_out` may be asked."""
+    all_or_none: bool = False
+    """Whether a rollout drafts everything from the start on, and only where all spans want equally
+    many drafts."""
+    one_pass: bool = False
+    """Whether all drafts of a rollout come of one pass, so that no pass is saved by stopping."""
 
     @abstractmethod
     def first(self) -> Tensor:
@@ -33,66 +41,26 @@ class ChainSteps(ABC):
 
         Args:
             active: indices of spans, ascending, each among those of the call before.
-            drafted: the drafts so far of each of them.
+            drafted: the drafts so far of each of them, equally many.
         """
 
     def roll_out(
-        self,
-        active: list[int],
-        drafted: list[list[int]],
-        *,
-        with_probs: bool,
-        stopping: Stopping | None = None,
-    ) -> "Rolled | None":
-        """Append drafts that can be had at once: those that one by one would give, or fewer; and no
-        more than `stopping` allows.
+        self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
+    ) -> RolledOut | None:
+        """Several drafts of each span by one call: those that one by one would give, or fewer.
 
-        It is asked before `first`, with nothing drafted yet, and then before every `after`; what it
-        drafts from the start on makes `first` needless. None: it appended none and changed nothing.
+        It is asked before `first`, with nothing drafted yet, and before every `after`; what it
+        drafts from the start on makes `first` needless.
+
+        Args:
+            active: indices of spans, ascending.
+            drafted: the drafts so far of each of them, equally many; they are not changed here.
+            plan: how many tokens, how each is chosen, and where they end.
+
+        Returns:
+            The drafts. None: nothing was drafted, and token by token it goes on.
         """
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class Rolled:
-    """What was appended to the drafts of some spans at once, equally many to each that goes on."""
-
-    probs_NV: Tensor | None = None
-    """Distributions if they were asked for: one row for each further token."""
-    owners: list[int] = field(default_factory=list)
-    """Whose draft each of those rows is, by place among the spans that were asked for; the drafts
-    of one in order."""
-    logits_BV: Tensor | None = None
-    """float32 logits after those drafts, where the next ones are left to be chosen; None: what was
-    wanted by the span that wanted least was appended, or ended."""
-    stopped: Stopped | None = None
-    """Which of the spans ended, and why; None: none did."""
-
-
-def take_rolled(
-    found: RolledOut, sampler: DraftSampler, sequences: Seq[Sequence], drafted: Seq[list[int]]
-) -> Rolled:
-    """Append what a rollout gave to the drafts of its sequences."""
-    rows: list[Rows] = []
-    kept: list[int] = []
-    owners: list[int] = []
-    steps = max(len(more) for more in found.ids)
-    for at in range(steps if found.logits_KV is not None else 0):
-        for place, (sequence, tokens) in enumerate(zip(sequences, drafted, strict=True)):
-            if at < len(found.ids[place]):
-                before = (*tokens, *found.ids[place][:at])
-                rows.append(Rows(sequence=sequence, drafts=before, first=len(before)))
-                kept.append(at * len(sequences) + place)
-                owners.append(place)
-    for tokens, more in zip(drafted, found.ids, strict=True):
-        tokens.extend(more)
-    probs_NV = None
-    if found.logits_KV is not None and rows:
-        logits_KV = found.logits_KV
-        logits_NV = logits_KV if len(kept) == logits_KV.shape[0] else logits_KV[kept]
-        ids = [drafted[place][len(row.drafts)] for place, row in zip(owners, rows, strict=True)]
-        probs_NV = sampler.distributions(logits_NV, rows, ids)
-    return Rolled(probs_NV, owners, found.undecided_BV, found.stopped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,53 +87,133 @@ def draft_chain(
 ) -> ChainDraft:
     """Draft every span up to its budget, or to where `confidence` ends; default: never before."""
     stopping = None if confidence is None else confidence.begin(len(spans))
-    drafted: list[list[int]] = [[] for _ in spans]
-    rows: list[Tensor] = []
-    owners: list[int] = []
-    draws = any(sampler.draws(span.sequence.request.params) for span in spans)
-    active = _open(list(range(len(spans))), spans, drafted)
-    while active:
-        before = [drafted[i] for i in active]
-        rolled = steps.roll_out(active, before, with_probs=draws, stopping=stopping)
-        if rolled is None:
-            logits_BV = steps.after(active, before) if before[0] else steps.first()
+    chains = _Chains(spans, sampler)
+    while chains.active:
+        # The fast way: one call drafts several tokens of each span. Python between two tokens would
+        # take longer than a small drafter's arithmetic.
+        found = chains.roll_out(steps, stopping) if steps.rolls_out else None
+        if found is None:
+            before = chains.before
+            logits_BV = steps.after(chains.active, before) if before[0] else steps.first()
+        elif found.undecided_BV is None or not chains.active:
+            chains.drop_full()
+            continue
         else:
-            if rolled.probs_NV is not None:
-                rows.append(rolled.probs_NV)
-                owners.extend(active[place] for place in rolled.owners)
-            if rolled.stopped is not None and stopping is not None:
-                stopping.took(active, rolled.stopped)
-                active = [active[row] for row in rolled.stopped.going]
-            if rolled.logits_BV is None or not active:
-                active = _open(active, spans, drafted)
-                continue
-            logits_BV = rolled.logits_BV
+            # The call came to a token that it may not choose, and left its logits.
+            logits_BV = found.undecided_BV
+        # Stopping looks at the distribution and never at the token. A token that was dropped for
+        # what it turned out to be would bias what is left.
         if stopping is not None:
-            kept = stopping.keeps(logits_BV, active, [len(drafted[i]) for i in active])
-            if len(kept) < len(active):
-                logits_BV, active = logits_BV[kept], [active[i] for i in kept]
-            if not active:
+            logits_BV = chains.drop_unsure(logits_BV, stopping)
+            if not chains.active:
                 break
-        sequences = [spans[i].sequence for i in active]
-        before = [drafted[i] for i in active]
-        chosen = sampler.choose(logits_BV, sequences, before, with_probs=draws)
-        for i, token in zip(active, chosen.ids, strict=True):
-            drafted[i].append(token)
-        if chosen.probs_BV is not None:
-            rows.append(chosen.probs_BV)
-            owners.extend(active)
-        active = _open(active, spans, drafted)
+        chains.choose(logits_BV)
+        chains.drop_full()
         if stopping is not None:
-            active = stopping.goes_on(active, [len(drafted[i]) for i in active])
-    if not rows:
-        return ChainDraft(ids=drafted, probs_KV=None)
-    probs_KV = rows[0] if len(rows) == 1 else torch.cat(rows)
-    order = sorted(range(len(owners)), key=owners.__getitem__)
-    if order != list(range(len(order))):
-        probs_KV = probs_KV[order]
-    return ChainDraft(ids=drafted, probs_KV=probs_KV)
+            chains.drop_hopeless(stopping)
+    return chains.draft()
 
 
-def _open(active: list[int], spans: list[Span], drafted: list[list[int]]) -> list[int]:
-    """Those that want more drafts."""
-    return [i for i in active if len(drafted[i]) < spans[i].draft_budget]
+class _Chains:
+    """The drafts of some spans while they grow. All active spans have equally many."""
+
+    def __init__(self, spans: list[Span], sampler: DraftSampler) -> None:
+        self._spans, self._sampler = spans, sampler
+        self._drafted: list[list[int]] = [[] for _ in spans]
+        # One span that needs distributions makes all rows keep theirs (one-hot where the token was
+        # not drawn): a verification takes one tensor for all spans, or none.
+        self._draws = any(sampler.draws(span.sequence.request.params) for span in spans)
+        self._probs: list[Tensor] = []
+        self._owners: list[int] = []
+        self.active = list(range(len(spans)))
+        self.drop_full()
+
+    @property
+    def before(self) -> list[list[int]]:
+        """The drafts so far of the active spans."""
+        return [self._drafted[i] for i in self.active]
+
+    def roll_out(self, steps: ChainSteps, stopping: Stopping | None) -> RolledOut | None:
+        """Draft several tokens of each active span by one call, if that can be done."""
+        active, before = self.active, self.before
+        left = [self._spans[i].draft_budget - len(self._drafted[i]) for i in active]
+        if steps.all_or_none and (before[0] or min(left) != max(left)):
+            return None
+        sequences = [self._spans[i].sequence for i in active]
+        # No plan where some logits are edited before a token is chosen (penalties, grammars): a
+        # call chooses from raw logits only.
+        plan = self._sampler.plan(sequences, before, min(left), with_probs=self._draws)
+        if plan is None:
+            return None
+        if stopping is not None:
+            plan = stopping.on(plan, active, len(before[0]), at_once=steps.one_pass)
+        found = steps.roll_out(active, before, plan)
+        if found is None or (steps.all_or_none and found.undecided_BV is not None):
+            return None
+        self._append(found, sequences)
+        if found.stopped is not None and stopping is not None:
+            stopping.took(active, found.stopped)
+            self.active = [active[row] for row in found.stopped.going]
+        return found
+
+    def _append(self, found: RolledOut, sequences: Seq[Sequence]) -> None:
+        """Add the drafts of a call; its logits become the distributions that they were drawn from.
+
+        Logits come step by step and include rows of spans that had ended by then.
+        """
+        logits_KV, count = found.logits_KV, len(sequences)
+        if logits_KV is not None:
+            kept, rows, ids = list[int](), list[Rows](), list[int]()
+            for at in range(max(len(more) for more in found.ids)):
+                for place, (i, more) in enumerate(zip(self.active, found.ids, strict=True)):
+                    if at < len(more):
+                        drafts = (*self._drafted[i], *more[:at])
+                        rows.append(
+                            Rows(sequence=sequences[place], drafts=drafts, first=len(drafts))
+                        )
+                        kept.append(at * count + place)
+                        ids.append(more[at])
+                        self._owners.append(i)
+            if rows:
+                logits_NV = logits_KV if len(kept) == logits_KV.shape[0] else logits_KV[kept]
+                self._probs.append(self._sampler.distributions(logits_NV, rows, ids))
+        for i, more in zip(self.active, found.ids, strict=True):
+            self._drafted[i].extend(more)
+
+    def choose(self, logits_BV: Tensor) -> None:
+        """Draft the next token of each active span."""
+        sequences = [self._spans[i].sequence for i in self.active]
+        chosen = self._sampler.choose(logits_BV, sequences, self.before, with_probs=self._draws)
+        for i, token in zip(self.active, chosen.ids, strict=True):
+            self._drafted[i].append(token)
+        if chosen.probs_BV is not None:
+            self._probs.append(chosen.probs_BV)
+            self._owners.extend(self.active)
+
+    def drop_full(self) -> None:
+        """Go on with the spans that want more drafts."""
+        drafted, spans = self._drafted, self._spans
+        self.active = [i for i in self.active if len(drafted[i]) < spans[i].draft_budget]
+
+    def drop_unsure(self, logits_BV: Tensor, stopping: Stopping) -> Tensor:
+        """Go on with the spans whose next token is to be drafted; their logits."""
+        counts = [len(self._drafted[i]) for i in self.active]
+        kept = stopping.keeps(logits_BV, self.active, counts)
+        if len(kept) < len(self.active):
+            logits_BV, self.active = logits_BV[kept], [self.active[i] for i in kept]
+        return logits_BV
+
+    def drop_hopeless(self, stopping: Stopping) -> None:
+        """Go on with the spans that are worth another pass of the drafter."""
+        counts = [len(self._drafted[i]) for i in self.active]
+        self.active = stopping.goes_on(self.active, counts)
+
+    def draft(self) -> ChainDraft:
+        """All drafts; distributions were kept round by round and are wanted span by span."""
+        if not self._probs:
+            return ChainDraft(ids=self._drafted, probs_KV=None)
+        probs_KV = self._probs[0] if len(self._probs) == 1 else torch.cat(self._probs)
+        order = sorted(range(len(self._owners)), key=self._owners.__getitem__)
+        if order != list(range(len(order))):
+            probs_KV = probs_KV[order]
+        return ChainDraft(ids=self._drafted, probs_KV=probs_KV)

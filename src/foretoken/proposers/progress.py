@@ -3,13 +3,15 @@
 Their KV lies in their own tensors but under the target's page tables, so allocation, preemption
 and prefix hits need no second book. What is kept here: per request how many positions are valid
 and which drafted tokens stand after them, and per page whether it was filled for what it holds
-now (so that a prefix hit finds the drafter's KV too). Knows nothing of models.
+now (so that a prefix hit finds the drafter's KV too). From this follows what a drafter has to be
+fed before it drafts. Knows nothing of models.
 """
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
 
 
@@ -34,22 +36,27 @@ class DraftLimits:
         return [max(0, end - longest) if n < longest else start for start, end, n in padded]
 
 
-def feed_ahead(
-    starts: list[int], ends: Seq[int], most: int, feed: Callable[[int, int, int], object]
-) -> None:
-    """Feed from the longest of several stretches until the rest of all fits one pass.
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """What is to be fed of some sequences: places [start, end) of each."""
 
-    Args:
-        starts: where each stretch begins; moved on in place. At least one place of each stays.
-        ends: where each ends.
-        most: tokens of one pass.
-        feed: (index, start, end) feeds that part of a stretch.
-    """
-    while sum(ends) - sum(starts) > most:
-        longest = max(range(len(starts)), key=lambda i: ends[i] - starts[i])
-        stop = min(ends[longest] - 1, starts[longest] + most)
-        feed(longest, starts[longest], stop)
-        starts[longest] = stop
+    starts: list[int]
+    ends: list[int]
+
+    def within(self, most: int, feed: Callable[[int, int, int], object]) -> "Stretches":
+        """What is left for one pass of at most `most` places, at least one of each sequence.
+
+        Args:
+            most: places of a pass.
+            feed: (index, start, end) feeds what has to go ahead, from the longest stretch first.
+        """
+        starts, ends = list(self.starts), self.ends
+        while sum(ends) - sum(starts) > most:
+            longest = max(range(len(starts)), key=lambda i: ends[i] - starts[i])
+            stop = min(ends[longest] - 1, starts[longest] + most)
+            feed(longest, starts[longest], stop)
+            starts[longest] = stop
+        return Stretches(starts, ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +74,61 @@ class _Reach:
 class DraftProgress:
     """The book of one drafter."""
 
-    def __init__(self, generations: Seq[int], page_size: int) -> None:
+    def __init__(
+        self,
+        generations: Seq[int],
+        page_size: int,
+        limits: DraftLimits,
+        *,
+        joins_next: bool = False,
+    ) -> None:
         """Start empty.
 
         Args:
             generations: the page pool's count of how often each page changed its contents.
             page_size: positions of a page.
+            limits: of sequences and passes.
+            joins_next: whether what is kept at a place also depends on the token at the next one,
+                so that the newest token has no place yet (heads of the EAGLE family).
         """
+        self.limits = limits
         self._generations = generations
         self._page_size = page_size
+        self._joins_next = int(joins_next)
         self._filled: dict[int, int] = {}
         self._reaches: dict[str, _Reach] = {}
 
-    def knows(self, sequence: Sequence) -> bool:
-        """Whether the request itself was drafted for since it got its pages."""
-        return self._reach(sequence) is not None
+    def fits(self, span: Span) -> bool:
+        """Whether the span's drafts would stay within the drafter's context."""
+        return span.sequence.num_tokens + span.draft_budget <= self.limits.max_model_len
+
+    def missing(self, spans: Seq[Span]) -> Stretches:
+        """What the drafter has to be fed of each span before its first draft.
+
+        The newest place is always fed again, because its output is what drafting begins with.
+        """
+        ends = [span.sequence.num_tokens - self._joins_next for span in spans]
+        first = [
+            max(0, min(self._valid(span.sequence), end - 1))
+            for span, end in zip(spans, ends, strict=True)
+        ]
+        return Stretches(self.limits.starts(first, ends), ends)
+
+    def caught_up(self, spans: Seq[Span], feed: Callable[[int, int, int], object]) -> Stretches:
+        """The same, but what does not fit one pass, which is fed before.
+
+        `feed` (index, start, end) feeds a part of one span's stretch.
+        """
+        return self.missing(spans).within(self.limits.max_num_batched_tokens, feed)
+
+    def _valid(self, sequence: Sequence) -> int:
+        """Leading places that need not be fed.
+
+        The last place of a page that another request filled is not among them where it depends on
+        the next token: that token need not be the same here.
+        """
+        valid = self.num_valid(sequence)
+        return valid if self._reach(sequence) is not None else valid - self._joins_next
 
     def num_valid(self, sequence: Sequence) -> int:
         """Leading positions of `sequence` whose KV can be used."""

@@ -1,13 +1,14 @@
 """Drafting trees level by level: the loop that all drafters of trees share.
 
 A drafter gives logits after the nodes of the newest level, this loop fills their places with
-candidates. Knows nothing of where logits come from, nor of how a tree takes its shape: that is
-the affair of its `Growth`.
+candidates. It knows nothing of where logits come from. How a tree takes its shape is the business
+of its `Growth`, and `foretoken.proposers.tree_shapes` has the two ways.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -67,6 +68,9 @@ class Growth(ABC):
 class TreeShape(ABC):
     """How trees of a drafter take their shape."""
 
+    setting: ClassVar[str]
+    """The key of `speculative_config` that says how deep they are."""
+
     @property
     @abstractmethod
     def depth(self) -> int:
@@ -117,6 +121,51 @@ class TreeSteps(ABC):
         """
 
 
+@final
+class DepthSteps(TreeSteps):
+    """Logits that depend on the depth of a node alone: heads that guess all depths at once."""
+
+    def __init__(self, read: Callable[[list[int], int], Tensor], count: int) -> None:
+        """Read them by `read`(trees by index, depth), for `count` trees."""
+        self._read, self._count = read, count
+        self._depth = 0
+
+    def first(self) -> Tensor:
+        """Logits of depth 0."""
+        return self._read(list(range(self._count)), 0)
+
+    def after(self, trees: Sequence[SpanTree]) -> Tensor:
+        """Logits of the next depth, the same for all nodes of a tree."""
+        self._depth += 1
+        owners = [tree.index for tree in trees for _ in tree.growth.frontier]
+        return self._read(owners, self._depth)
+
+
+@final
+class LevelRows:
+    """Which row of a drafter's newest outputs belongs to each node.
+
+    A drafter that keeps a state a node runs one pass a level. Its outputs have one row for each
+    node of the level, and the next level begins from the rows of the nodes before it.
+    """
+
+    def __init__(self, count: int) -> None:
+        """The first outputs have one row for each of `count` trees: their roots."""
+        self._row = {(index, -1): index for index in range(count)}
+
+    def advance(self, trees: Sequence[SpanTree]) -> list[int]:
+        """Go to the level of the frontiers; for each node there, the row of the node before."""
+        nodes = [(tree.index, node) for tree in trees for node in tree.growth.frontier]
+        before = [self._row[t.index, t.parent(node)] for t in trees for node in t.growth.frontier]
+        self._row = {node: row for row, node in enumerate(nodes)}
+        return before
+
+
+def newest_tokens(trees: Sequence[SpanTree]) -> list[int]:
+    """The tokens of the frontiers, tree after tree."""
+    return [tree.growth.tokens[node] for tree in trees for node in tree.growth.frontier]
+
+
 def draft_trees(steps: TreeSteps, sampler: DraftSampler, trees: Sequence[SpanTree]) -> list[Grown]:
     """Draft all levels of all trees; distributions of all trees if any has some."""
     draws = any(
@@ -124,6 +173,7 @@ def draft_trees(steps: TreeSteps, sampler: DraftSampler, trees: Sequence[SpanTre
     )
     logits_FV, growing = steps.first(), list(trees)
     while True:
+        # All places of all trees are filled together: one sort and one draw for the whole level.
         forks = [tree.forks() for tree in growing]
         flat = [fork for some in forks for fork in some]
         found = choose_candidates(sampler, logits_FV, flat, with_probs=draws)

@@ -1,9 +1,29 @@
-"""From a config to the shape of a drafter's trees."""
+"""The two ways in which trees of drafts take their shape.
+
+Static: `choices`, in the manner of Medusa, known beforehand. A choice is a path of ranks: (0,) is
+the best candidate for the next token, (0, 1) the second best after that one. Nodes are in
+depth-first order with first choices first, so that node i of the first branch is the i-th token of
+a chain, and the first n nodes of a tree are a tree.
+
+Dynamic: from the drafter's own confidence, as EAGLE-2 grows it. Every level gives the most
+promising nodes of the newest one `top_k` children each; of all nodes the most promising are
+checked. What a node promises is the product of the probabilities along its branch. Candidates are
+the best ones and not drawn, so that which nodes stay follows from what was known before, whatever
+the rule.
+
+Sources: Cai et al. 2024 (Medusa, arXiv 2401.10774); Li et al. 2024 (EAGLE-2, arXiv 2406.16858).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Self, final
+
+from torch import Tensor
 
 from foretoken.config import SpeculativeConfig
-from foretoken.proposers.dynamic_tree import DynamicTree
-from foretoken.proposers.static_tree import StaticTree
-from foretoken.proposers.tree import TreeShape
+from foretoken.proposers.tree import Grown, Growth, TreeShape
+from foretoken.runtime.branching import Candidates
 
 
 def tree_shape(config: SpeculativeConfig) -> TreeShape | None:
@@ -13,3 +33,199 @@ def tree_shape(config: SpeculativeConfig) -> TreeShape | None:
     if config.tree_top_k is not None:
         return DynamicTree(config.tree_top_k, config.tree_depth)
     return None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StaticTree(TreeShape):
+    """Nodes by index."""
+
+    setting: ClassVar[str] = "choices"
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+    """Which candidate of its parent each node is."""
+
+    @classmethod
+    def of(cls, choices: Sequence[Sequence[int]]) -> Self:
+        """From paths of ranks, each with all of its beginnings among them."""
+        paths = sorted(tuple(path) for path in choices)
+        index = {path: i for i, path in enumerate(paths)}
+        index[()] = -1
+        return cls(
+            parents=tuple(index[path[:-1]] for path in paths),
+            ranks=tuple(path[-1] for path in paths),
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """Drafts of a whole tree."""
+        return len(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Drafts of the longest path."""
+        return max(len(self.path(node)) for node in range(self.num_nodes))
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root's child down to `node`."""
+        return _path(self.parents, node)
+
+    def forks(self, budget: int) -> dict[int, list[int]]:
+        """Children of every node (-1: the root) that has some, among the first `budget` nodes."""
+        return _forks(self.parents[:budget])
+
+    def start(self, budget: int) -> "StaticGrowth":
+        """The first `budget` nodes of the shape."""
+        return StaticGrowth(self, budget)
+
+
+@lru_cache(maxsize=256)
+def _forks(parents: tuple[int, ...]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        found.setdefault(parent, []).append(node)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _path(parents: tuple[int, ...], node: int) -> tuple[int, ...]:
+    return (*_path(parents, parents[node]), node) if node >= 0 else ()
+
+
+@final
+class StaticGrowth(Growth):
+    """A tree of a static shape; nodes without a candidate, and what is below, are left out."""
+
+    def __init__(self, shape: StaticTree, budget: int) -> None:
+        """Nothing but the root, for the first `budget` nodes of `shape`."""
+        self.shape = shape
+        self.fixed = False
+        self.tokens: dict[int, int] = {}
+        self.frontier = [-1]
+        self._forks = shape.forks(budget)
+        self._probs: dict[int, Tensor] = {}
+
+    @property
+    def inner(self) -> list[int]:
+        """Nodes in order of index."""
+        return [node for node in sorted(self.tokens) if node in self._forks]
+
+    def count(self, node: int) -> int:
+        """Up to the highest rank among the node's children."""
+        return max(self.shape.ranks[child] for child in self._forks[node]) + 1
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root's child down to `node`."""
+        return self.shape.path(node)
+
+    def grow(self, chosen: Sequence[Candidates]) -> None:
+        """Fill the children of the frontier, as far as there are candidates."""
+        added = []
+        for parent, found in zip(self.frontier, chosen, strict=True):
+            for child in self._forks[parent]:
+                rank = self.shape.ranks[child]
+                if rank < len(found.ids):
+                    self.tokens[child] = found.ids[rank]
+                    added.append(child)
+                    if found.probs_CV is not None:
+                        self._probs[child] = found.probs_CV[rank]
+        self.frontier = sorted(child for child in added if child in self._forks)
+
+    def finish(self) -> Grown:
+        """The nodes that were filled, in order of index."""
+        nodes = sorted(self.tokens)
+        place = {node: i for i, node in enumerate(nodes)}
+        place[-1] = -1
+        return Grown(
+            ids=tuple(self.tokens[node] for node in nodes),
+            parents=tuple(place[self.shape.parents[node]] for node in nodes),
+            probs=[self._probs[node] for node in nodes if node in self._probs],
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DynamicTree(TreeShape):
+    """How wide and how deep trees may be that grow by confidence."""
+
+    setting: ClassVar[str] = "tree_depth"
+    top_k: int
+    """Nodes of a level that have children, and children of each."""
+    most: int
+    """Most drafts on a branch."""
+
+    @property
+    def depth(self) -> int:
+        """Most drafts on a branch."""
+        return self.most
+
+    def start(self, budget: int) -> "DynamicGrowth":
+        """Also at most `budget` nodes get children, since each of those takes a place in the KV."""
+        return DynamicGrowth(self, budget)
+
+
+@final
+class DynamicGrowth(Growth):
+    """Nodes are numbered in the order in which they were found, parents first."""
+
+    def __init__(self, shape: DynamicTree, budget: int) -> None:
+        """Nothing but the root."""
+        self._shape, self._budget = shape, budget
+        self.fixed = True
+        self.tokens: dict[int, int] = {}
+        self.frontier = [-1]
+        self._parents: list[int] = []
+        self._ranks: list[tuple[int, ...]] = []
+        self._promises: list[float] = []
+        self._inner: list[int] = []
+
+    @property
+    def inner(self) -> list[int]:
+        """Nodes in order of their paths of ranks."""
+        return sorted(self._inner, key=self._ranks.__getitem__)
+
+    def count(self, node: int) -> int:
+        """As many for every node."""
+        return self._shape.top_k
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root's child down to `node`."""
+        found: list[int] = []
+        while node >= 0:
+            found.append(node)
+            node = self._parents[node]
+        return tuple(reversed(found))
+
+    def grow(self, chosen: Sequence[Candidates]) -> None:
+        """Add candidates; the best of them, if any can be in the finished tree, go on."""
+        first = len(self._parents)
+        for parent, found in zip(self.frontier, chosen, strict=True):
+            assert found.logs is not None, "asked for, since these places are fixed"
+            before = self._promises[parent] if parent >= 0 else 0.0
+            ranks = self._ranks[parent] if parent >= 0 else ()
+            for rank, (token, log) in enumerate(zip(found.ids, found.logs, strict=True)):
+                self.tokens[len(self._parents)] = token
+                self._parents.append(parent)
+                self._ranks.append((*ranks, rank))
+                self._promises.append(before + log)
+        room = self._budget - len(self._inner)
+        new = [node for node in self._best() if node >= first]
+        deeper = bool(new) and len(self._ranks[new[0]]) < min(self._shape.most, self._budget)
+        self.frontier = sorted(new[: min(self._shape.top_k, room)]) if deeper else []
+        self._inner.extend(self.frontier)
+
+    def finish(self) -> Grown:
+        """The nodes that promise most, in order of their paths of ranks."""
+        nodes = sorted(self._best(), key=self._ranks.__getitem__)
+        place = {node: i for i, node in enumerate(nodes)}
+        place[-1] = -1
+        return Grown(
+            ids=tuple(self.tokens[node] for node in nodes),
+            parents=tuple(place[self._parents[node]] for node in nodes),
+            probs=[],
+        )
+
+    def _best(self) -> list[int]:
+        """As many nodes as may be checked, the most promising first; parents before children."""
+        order = sorted(range(len(self._parents)), key=lambda n: (-self._promises[n], n))
+        return order[: self._budget]

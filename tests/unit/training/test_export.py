@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from foretoken.errors import ConfigError
 from foretoken.proposers.heads.eagle import Eagle
-from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Shape
-from foretoken.proposers.heads.files import read_head
-from foretoken.proposers.heads.formats import kind_of, load_head
+from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.files import method_of, read_head
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.testing import write_tiny_llama
 from foretoken.training.heads.layouts import FORMS, layout_of, require_form
@@ -43,7 +43,7 @@ def test_an_eagle3_run_is_exported_as_asked(form: str, tmp_path: Path) -> None:
     train(config, tmp_path / "run", target, silent, export=form)
     folder = tmp_path / "run" / "export"
     head = read_head(folder)
-    assert kind_of(head) == "eagle3"
+    assert method_of(head) == "eagle3"
     known = json.loads((folder / "config.json").read_text())
     names = set(load_file(folder / "model.safetensors"))
     assert {"d2t", "t2d", "fc.weight", "lm_head.weight", "norm.weight"} <= names
@@ -62,9 +62,9 @@ def test_an_eagle3_run_is_exported_as_asked(form: str, tmp_path: Path) -> None:
         hidden_size=shape["hidden_size"],
         num_hidden_layers=8,
     )
-    loaded = load_head(head, facts)
-    assert isinstance(loaded.net, Eagle3) and loaded.points == (2, 4, 5)
-    ids = loaded.net.target_ids
+    loaded = Eagle3.load(head, facts)
+    assert loaded.points == (2, 4, 5)
+    ids = loaded.target_ids
     stored = load_file(folder / "model.safetensors")["t2d"]
     assert stored.nonzero().flatten().tolist() == ids.tolist() and len(ids) == 40
 
@@ -83,7 +83,7 @@ def test_a_format_that_a_kind_has_not_is_refused(kind: str) -> None:
 def test_every_kind_can_be_exported_at_the_end_of_its_run(kind: str, tmp_path: Path) -> None:
     target = write_tiny_llama(tmp_path / "target", seed=2)
     train(write_config(tmp_path, kind, steps=2), tmp_path / "run", target, silent, export="own")
-    assert kind_of(read_head(tmp_path / "run" / "export")) == kind
+    assert method_of(read_head(tmp_path / "run" / "export")) == kind
 
 
 def test_a_format_is_refused_before_the_run(tmp_path: Path) -> None:

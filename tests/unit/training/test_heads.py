@@ -12,8 +12,6 @@ from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.files import read_head
-from foretoken.proposers.heads.formats import load_head
 from foretoken.proposers.heads.runner import HeadPages, HeadRunner
 from foretoken.training import checkpoints
 from foretoken.training.heads.build import fresh_head, layer_shape
@@ -31,6 +29,7 @@ from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.optimizer import Optimizer
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
+from tests.golden.heads import load_head
 from tools.demo_models.heads import capture, parts_of
 
 SHAPE = LlamaShape(
@@ -272,12 +271,12 @@ def test_exported_heads_are_read_back(tmp_path: Path, kind: str) -> None:
     net, _, points = _head(kind, target)
     _save(tmp_path, kind, net)
     facts = replace(layer_shape(parts_of(target), 32), num_hidden_layers=8)
-    loaded = load_head(read_head(tmp_path / "head"), facts)
-    assert loaded.kind == ("eagle3" if "peagle" in kind else kind) and loaded.points == points
+    loaded = load_head(tmp_path / "head", facts)
+    assert loaded.method == ("eagle3" if "peagle" in kind else kind) and loaded.points == points
     assert loaded.parallel == ("peagle" in kind)
     assert loaded.mask_token_id == (1 if kind == "peagle" else None)
     for name, tensor in net.state_dict().items():  # type: ignore[attr-defined]
-        assert torch.equal(loaded.net.state_dict()[name], tensor), name
+        assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
 def test_wrong_settings_name_the_field() -> None:
@@ -305,7 +304,7 @@ def test_an_export_may_bring_the_embedding(kind: str, tmp_path: Path) -> None:
         tmp_path / "run", tmp_path / "whole", verifier=verifier, dtype=torch.float32, embedding=True
     )
     facts = layer_shape(parts_of(target), 16, SHAPE.layers)
-    lent, own = (load_head(read_head(tmp_path / n), facts).net for n in ("head", "whole"))
+    lent, own = (load_head(tmp_path / n, facts) for n in ("head", "whole"))
     assert isinstance(own, Eagle3) and torch.equal(own.embed_tokens.weight, target.embed.weight)
     assert isinstance(lent, Eagle3) and not lent.shape.own_embedding
     (tmp_path / "other").mkdir()

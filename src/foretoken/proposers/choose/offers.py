@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.checked import DraftCheck
+from foretoken.proposers.custom import DraftCheck
 from foretoken.runtime.batch import Span
 
 logger = logging.getLogger("foretoken")

@@ -1,15 +1,33 @@
-"""What every reader of head folders gives and needs: the loaded head, and the target's sizes.
+"""What every head is: a drafting network that answers for itself.
 
-Knows no format.
+A head is an `nn.Module` whose parameters have the names of its published checkpoint format. The
+same object serves and trains. Everyone asks it what it reads, keeps and can do; nobody asks for its
+class. How a head is found on disk and put to work on the target's runner is here, too.
 """
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import ClassVar, Protocol, Self
 
+import torch
 from torch import nn
 
+from foretoken.checkpoint import find_model
+from foretoken.config import SpeculativeConfig
+from foretoken.config.model_memory import HeadMemory
 from foretoken.errors import ConfigError
-from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.kv.features import FINAL, FeatureView
+from foretoken.proposers.base import Proposer
+from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.heads.files import HeadFolder, method_of, read_head
+from foretoken.proposers.heads.linears import HeadLinears
+from foretoken.proposers.method import BuildContext, FoundDrafter, Target
+from foretoken.proposers.tree import TreeShape
+from foretoken.proposers.tree_shapes import tree_shape
+from foretoken.runtime.draft_sampler import DraftSampler
+from foretoken.shape.memory import KeptNumbers, WeightCounts
 
 
 class TargetFacts(Protocol):
@@ -33,20 +51,154 @@ class TargetFacts(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedHead:
-    """A network and what it needs from the target."""
+class HeadSite:
+    """Where a head is put to work: its settings, and what the engine gives it."""
 
-    kind: str
-    net: nn.Module
-    points: tuple[int, ...]
-    """Where hidden states are taken (see `foretoken.kv.features`), in the order it wants them."""
+    config: SpeculativeConfig
+    engine: BuildContext
+    view: FeatureView
+    """The target's hidden states at the head's points."""
+    sampler: DraftSampler
+    linears: HeadLinears
+    """Makes the linear maps that serve."""
+    trees: TreeShape | None
+    """What trees it is to draft; None: chains."""
+    confidence: Confidence
+    """Where chains stop before their budget."""
+
+
+class DraftHead(nn.Module, ABC):
+    """A drafting network and what others must know of it."""
+
+    method: ClassVar[str]
+    """The word the user types."""
+    points: tuple[int, ...] = (FINAL,)
+    """Where it reads the target's hidden states (see `foretoken.kv.features`), in its own order."""
     mask_token_id: int | None = None
-    """P-EAGLE: the token of slots that are not drafted yet; None for anchored ones."""
+    """The token that it is fed in place of one to be guessed; None: it needs none."""
+
+    @classmethod
+    @torch.no_grad()
+    def load(cls, folder: HeadFolder, target: TargetFacts) -> Self:
+        """The network in a published folder of its kind, in the type of its file.
+
+        Raises:
+            CheckpointError: tensors are missing, unused or misshapen.
+            ConfigError: the head belongs to another target.
+            NotYetError: a variant that is known and not run.
+        """
+        return cls.read(folder, target)
+
+    @classmethod
+    @abstractmethod
+    def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
+        """What `load` does, under its `no_grad`."""
+
+    @abstractmethod
+    def proposer(self, site: HeadSite) -> Proposer:
+        """The drafter over this network, which is in the target's type and on its device.
+
+        Raises:
+            ConfigError: the settings ask for what the head cannot do.
+        """
 
     @property
     def parallel(self) -> bool:
-        """Whether it drafts all tokens in one pass."""
-        return isinstance(self.net, Eagle3) and self.net.shape.parallel
+        """Whether it drafts all tokens in one pass over mask slots."""
+        return False
+
+    @property
+    def tops(self) -> tuple[nn.Module, ...]:
+        """The parts of it that make logits; none: the target's own head does."""
+        return ()
+
+    @property
+    def borrowed_top(self) -> tuple[int, int] | None:
+        """Outputs and inputs of the target's head, if a rounded head needs a rounded copy of it."""
+        return None
+
+    def kept(self, kv_cache_dtype: str) -> KeptNumbers | None:
+        """The keys and values that it keeps of a token, if any."""
+        return None
+
+    def memory(self, quantization: str | None, kv_cache_dtype: str) -> HeadMemory:
+        """What it will keep; tables that it shares with the target are not among its weights."""
+        return HeadMemory(
+            counts=self._counts(rounded=quantization is not None),
+            quantization=quantization,
+            kept=self.kept(kv_cache_dtype),
+        )
+
+    def _counts(self, *, rounded: bool) -> WeightCounts:
+        tops = {id(one) for top in self.tops for one in top.modules()}
+        found = Counter[str]()
+        for module in self.modules():
+            numbers = sum(one.numel() for one in module.parameters(recurse=False))
+            if not isinstance(module, nn.Linear):
+                found["table" if isinstance(module, nn.Embedding) else "rest"] += numbers
+                continue
+            top, matrix = id(module) in tops, module.weight.numel()
+            found["head" if top else "matrices"] += matrix
+            found["head_outputs" if top else "outputs"] += module.out_features
+            found["rest"] += numbers - matrix
+        if self.borrowed_top is not None and rounded:
+            outputs, inputs = self.borrowed_top
+            found["head"] += outputs * inputs
+            found["head_outputs"] += outputs
+        return WeightCounts(**{name: found[name] for name in WeightCounts._fields})
+
+    def leave_file(self) -> None:
+        """Copy out of the file what is kept as it is; linear maps are packed from there later."""
+        for module in self.modules():
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                setattr(module, name, buffer.clone())
+            if not isinstance(module, nn.Linear):
+                for parameter in module.parameters(recurse=False):
+                    parameter.data = parameter.data.clone()
+
+
+def find_head(kind: type[DraftHead], config: SpeculativeConfig, target: Target) -> FoundDrafter:
+    """The head that `config` names; the `find` of each method's module calls this.
+
+    Raises:
+        ConfigError: a head of another kind or target, or without a mask to draft in parallel with.
+        ModelError: its folder is missing, broken or of no kind that is run.
+    """
+    assert config.model is not None, "checked by SpeculativeConfig"
+    folder = read_head(find_model(config.model, revision=config.revision))
+    method = method_of(folder)
+    if method != kind.method:
+        where = "speculative_config.method"
+        raise ConfigError(where, config.method, f"{method}, which {config.model} is")
+    head = kind.load(folder, target.shape)
+    if config.parallel_drafting and not head.parallel:
+        allowed = f"False: {config.model} has no mask to draft in parallel with"
+        raise ConfigError("speculative_config.parallel_drafting", True, allowed)
+    return FoundDrafter(
+        build=partial(_build, head, config),
+        head=head.memory(config.quantization, config.kv_cache_dtype),
+        points=head.points,
+    )
+
+
+def _build(head: DraftHead, config: SpeculativeConfig, engine: BuildContext) -> Proposer:
+    """The drafter over a head, in the target's type and on its device."""
+    features = engine.target.features
+    assert features is not None, "kept since the engine was put together"
+    like = engine.target.model.embedding_VD
+    head = head.to(like.device, like.dtype).eval().requires_grad_(False)
+    head.leave_file()
+    verifier = engine.verifier
+    site = HeadSite(
+        config=config,
+        engine=engine,
+        view=FeatureView(features, head.points),
+        sampler=DraftSampler(verifier.sampler, verifier.rule, config.draft_sample_method),
+        linears=HeadLinears(config.quantization),
+        trees=tree_shape(config),
+        confidence=Confidence.of(config),
+    )
+    return head.proposer(site)
 
 
 def check_fits(name: str, given: int, wanted: int) -> None:

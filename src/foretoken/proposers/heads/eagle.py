@@ -2,18 +2,39 @@
 
 Slot i joins the embedding of token i + 1 with feature i (after the target's final norm); a linear
 map halves the pair and a decoder layer without input norm gives the guess at feature i + 1, which
-the target's own head turns into logits. Drafting goes on from its own guesses.
+the target's own head turns into logits. Drafting goes on from its own guesses
+(`foretoken.proposers.heads.paged`).
 
 Source: Li et al. 2024 (arXiv 2401.15077, 2406.16858) and the published EAGLE checkpoints.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
 
+from foretoken.config import SpeculativeConfig
 from foretoken.layers.rope import Rotation
-from foretoken.proposers.heads.parts import Attend, HeadAttention, HeadMLP, HeadShape, RMSNorm
+from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.files import HeadFolder, fill
+from foretoken.proposers.heads.paged import PagedProposer, build_paged
+from foretoken.proposers.heads.parts import (
+    Attend,
+    HeadAttention,
+    HeadMLP,
+    HeadShape,
+    RMSNorm,
+    num_layers,
+    read_layer_shape,
+)
+from foretoken.proposers.heads.runner import PagedHead
+from foretoken.proposers.method import FoundDrafter, Target
+
+
+def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+    """The EAGLE head that `config` names; errors as of `find_head`."""
+    return find_head(Eagle, config, target)
 
 
 class EagleLayer(nn.Module):
@@ -36,8 +57,11 @@ class EagleLayer(nn.Module):
         return out
 
 
-class Eagle(nn.Module):
-    """The network; `embed_tokens` is a frozen copy of the target's, never saved."""
+@final
+class Eagle(PagedHead):
+    """The network; its embedding is the target's, never saved."""
+
+    method: ClassVar[str] = "eagle"
 
     def __init__(
         self, shape: HeadShape, *, fc_bias: bool = True, attention_bias: bool = False
@@ -53,12 +77,37 @@ class Eagle(nn.Module):
         self.embedding_VD: Tensor
         self.register_buffer("embedding_VD", torch.empty(0, device="cpu"), persistent=False)
 
+    @classmethod
+    def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
+        """The network of a folder with the authors' names."""
+        names = folder.tensors
+        shape = read_layer_shape(folder.config, target, num_layers(names))
+        check_fits("hidden_size", shape.hidden_size, target.hidden_size)
+        check_fits("vocab_size", shape.vocab_size, target.vocab_size)
+        with torch.device("meta"):
+            net = cls(
+                shape,
+                fc_bias="fc.bias" in names,
+                attention_bias="layers.0.self_attn.q_proj.bias" in names,
+            )
+        fill(net, names, ignored=("embed_tokens.weight",))
+        return net
+
+    @property
+    def layer_shape(self) -> HeadShape:
+        """Sizes of its decoder layers."""
+        return self.shape
+
+    def proposer(self, site: HeadSite) -> PagedProposer:
+        """Drafts from its own guesses, one slot a draft."""
+        return build_paged(self, site)
+
     def use_embedding(self, embedding_VD: Tensor) -> None:
         """Embed tokens with this table, shared and not trained."""
         self.embedding_VD = embedding_VD
 
     def mix(self, features: Tensor) -> Tensor:
-        """Features of the target as they come [..., D]."""
+        """The target's features as they come, [..., D]."""
         return features
 
     def forward(

@@ -1,6 +1,6 @@
-"""Reads a head's folder strictly: config.json, and every tensor in its place.
+"""Reads a head's folder strictly: config.json, every tensor in its place, and the method it is of.
 
-Knows files, names and shapes; what the names mean is the business of `formats`.
+Knows files, names and shapes; what the names mean is the business of each method.
 """
 
 import pickle
@@ -14,7 +14,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from foretoken.errors import CheckpointError, ModelNotFoundError
+from foretoken.config.methods import method_names, method_of_config, method_of_tensors
+from foretoken.errors import (
+    CheckpointError,
+    ModelNotFoundError,
+    NotYetError,
+    UnsupportedModelError,
+)
 from foretoken.quant.finite import check_finite
 from foretoken.shape.fields import read_json
 
@@ -54,6 +60,24 @@ def read_head(folder: Path) -> HeadFolder:
         if (folder / f"{name}.index.json").is_file():
             return HeadFolder(folder, config, _read_shards(folder, name))
     raise CheckpointError("weights", str(folder), " or ".join(WEIGHTS))
+
+
+def method_of(folder: HeadFolder) -> str:
+    """The method that a folder's head is of.
+
+    Raises:
+        NotYetError: a kind of head that is known and not run.
+        UnsupportedModelError: no kind of head that is known.
+    """
+    config, heads = folder.config, method_names(lambda method: method.drafts_with == "head")
+    # Heads of the EAGLE repository do not say what they are: their tensors do.
+    found = method_of_config(config) or method_of_tensors(folder.tensors.__contains__)
+    if found is not None and found.drafts_with == "head":
+        if found.is_built:
+            return found.name
+        raise NotYetError("speculative_config.model", f"a {found.name} head", ", ".join(heads))
+    given = config.get("architectures") or config.get("model_type")
+    raise UnsupportedModelError("speculative_config.model", given, ", ".join(heads))
 
 
 def _read_shards(folder: Path, name: str) -> dict[str, Tensor]:

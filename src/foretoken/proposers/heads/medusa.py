@@ -3,16 +3,40 @@
 z = h, then per layer z = z + SiLU(W z + b), then logits = U z. With `share_head`, which the
 packaged head uses to stay small, U is the target's own head times a square matrix of each Medusa
 head: SiLU hardly goes below zero, so blocks alone cannot take the next token out of h. Stateless:
-it needs one hidden state and no KV.
+it needs one hidden state and no KV. All of the method is here: the network, the reader of its
+published files, its chains and trees, and its call of the compiled kernels.
 
 Source: Cai et al. 2024 (arXiv 2401.10774) and the FasterDecoding checkpoints.
 """
 
+import ctypes
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Self, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from foretoken.config import SpeculativeConfig
+from foretoken.errors import CheckpointError, ConfigError
+from foretoken.models.decoder import Decoder
+from foretoken.ops.linear import KernelLinear
+from foretoken.ops.rows import TYPES
+from foretoken.proposers.chain import ChainSteps
+from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.files import HeadFolder, fill
+from foretoken.proposers.heads.linears import kernel_of
+from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, has_kernels
+from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.tree import DepthSteps, TreeSteps
+from foretoken.runtime.batch import Span
+
+
+def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+    """The Medusa heads that `config` names; errors as of `find_head`."""
+    return find_head(Medusa, config, target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +71,17 @@ class ResidualBlock(nn.Module):
         return x + F.silu(self.linear(inner))
 
 
-class Medusa(nn.Module):
+@final
+class Medusa(StatelessHead):
     """All heads; parameters are `blocks.K.L.linear.weight`, and `lm_heads.K.weight` or, where the
     target's head is shared, `mixers.K.weight`."""
+
+    method: ClassVar[str] = "medusa"
+    shared_logits: Callable[[Tensor], Tensor] | None = None
+    """float32 logits [R, V] of states [R, D], by the target's head or a rounded copy of it; set
+    where the network serves."""
+    _shared_linear: KernelLinear | None = None
+    """The kernel that does all of `shared_logits`; None: there is none."""
 
     def __init__(self, shape: MedusaShape) -> None:
         """Identity blocks and matrices; heads are to be copied from the target's."""
@@ -80,3 +112,189 @@ class Medusa(nn.Module):
         return torch.stack(
             [head(states[..., k, :]) for k, head in enumerate(list(self.lm_heads)[:count])], dim=-2
         )
+
+    @property
+    def most(self) -> int:
+        """One draft a head."""
+        return self.shape.medusa_num_heads
+
+    @property
+    def tops(self) -> tuple[nn.Module, ...]:
+        """Heads of its own; none where the target's is shared."""
+        return (self.lm_heads,)
+
+    @property
+    def borrowed_top(self) -> tuple[int, int] | None:
+        """The target's head, where it is shared."""
+        shape = self.shape
+        return (shape.vocab_size, shape.hidden_size) if shape.share_head else None
+
+    @classmethod
+    def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
+        """The network of a folder with the authors' names, vLLM's or ours."""
+        renamed = {_our_name(name): tensor for name, tensor in folder.tensors.items()}
+        places = [name.split(".") for name in renamed if name.startswith("blocks.")]
+        if "blocks.0.0.linear.bias" not in renamed:
+            raise CheckpointError("missing tensors", "0.0.linear.bias", "Medusa heads")
+        own = renamed.get("lm_heads.0.weight")
+        down = renamed.get("blocks.0.0.down.weight")
+        hidden = renamed["blocks.0.0.linear.bias"].shape[0]
+        shape = MedusaShape(
+            hidden_size=hidden,
+            vocab_size=target.vocab_size if own is None else own.shape[0],
+            medusa_num_heads=1 + max(int(place[1]) for place in places),
+            medusa_num_layers=1 + max(int(place[2]) for place in places if place[1] == "0"),
+            rank=None if down is None else down.shape[0],
+            share_head=own is None,
+        )
+        if own is None and not folder.config.get("medusa_share_head", False):
+            allowed = "or medusa_share_head: true"
+            raise CheckpointError("missing tensors", "lm_heads.0.weight", allowed)
+        check_fits("hidden_size", hidden, target.hidden_size)
+        check_fits("vocab_size", shape.vocab_size, target.vocab_size)
+        with torch.device("meta"):
+            net = cls(shape)
+        fill(net, folder.tensors, rename=_our_name)
+        return net
+
+    def serve(self, site: HeadSite) -> None:
+        """Put the linear maps on kernels, and find what makes logits where the head is shared.
+
+        Raises:
+            ConfigError: the target's head cannot be copied in other bits.
+        """
+        super().serve(site)
+        if not self.shape.share_head:
+            return
+        model, make = site.engine.target.model, site.linears
+        linear = model.head if isinstance(model, Decoder) else None
+        self.shared_logits = model.logits
+        if make.quantization is not None:
+            if not model.shape.tie_word_embeddings or model.shape.logit_softcap is not None:
+                allowed = "None: this head uses the target's, which is not to be had in other bits"
+                raise ConfigError("speculative_config.quantization", make.quantization, allowed)
+            copy = linear = make(model.embedding_VD, top=True)
+            self.shared_logits = lambda states_RD: copy(states_RD).float()
+        # A soft cap bends logits after the linear map: then the kernel alone does not do all of it.
+        if isinstance(linear, KernelLinear) and model.shape.logit_softcap is None:
+            self._shared_linear = linear
+
+    def chain_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> ChainSteps:
+        """All heads in one pass."""
+        return _Depths(self, hidden_BD, spans)
+
+    def tree_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> TreeSteps:
+        """All heads in one pass; the nodes of a level have the same logits."""
+        return DepthSteps(_Depths(self, hidden_BD, spans).at, len(spans))
+
+    def compiled(self, features_SD: Tensor | None) -> StatelessCall | None:
+        """The network on kernels, or None if some part has none; it must stay as it is."""
+        shape = self.shape
+        if features_SD is None or not has_kernels(features_SD.dtype):
+            return None
+        if (shape.rank or 0) > shape.hidden_size:
+            return None
+        dtype = features_SD.dtype
+        layers = [
+            (
+                block.down is None,
+                kernel_of(block.down, dtype, dtype),
+                kernel_of(block.linear, dtype, dtype),
+            )
+            for blocks in self.blocks
+            for block in blocks.children()
+            if isinstance(block, ResidualBlock)
+        ]
+        blocks = (_Block * len(layers))()
+        for block, (whole, down, linear) in zip(blocks, layers, strict=True):
+            if linear is None or (down is None and not whole):
+                return None
+            block.down, block.linear = None if down is None else down.address, linear.address
+        if shape.share_head:
+            shared = self._shared_linear
+            tops = [shared if shared is not None and shared.dtype == dtype else None]
+        else:
+            tops = [kernel_of(head, dtype, torch.float32) for head in self.lm_heads]
+        mixers = [kernel_of(mixer, dtype, dtype) for mixer in self.mixers]
+        pointers = _pointers(mixers), _pointers(tops)
+        if None in pointers or tops[0] is None or tops[0].out_dtype != torch.float32:
+            return None
+        struct = _Medusa(
+            blocks=ctypes.addressof(blocks),
+            mixers=ctypes.addressof(pointers[0]) if mixers else None,
+            tops=ctypes.addressof(pointers[1]),
+            hidden=shape.hidden_size,
+            vocabulary=tops[0].columns,
+            layers=shape.medusa_num_layers,
+            type=TYPES[dtype],
+        )
+        return StatelessCall(
+            "ft_medusa_draft",
+            struct,
+            features_SD,
+            widest=shape.hidden_size,
+            kept=(self, self._shared_linear, blocks, pointers),
+            one_pass=True,
+        )
+
+
+def _our_name(name: str) -> str:
+    """`K.L.linear.weight` and `K.L.weight` of the published files, or vLLM's names, as ours."""
+    name = re.sub(r"^(blocks\.\d+)\.layers\.(\d+)\.(weight|bias)$", r"\1.\2.linear.\3", name)
+    match = re.fullmatch(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)", name)
+    if match is None:
+        return name
+    head, layer, linear, field = match.groups()
+    return f"blocks.{head}.{layer}.linear.{field}" if linear else f"lm_heads.{head}.{field}"
+
+
+@final
+class _Depths(ChainSteps):
+    """The logits of all heads, made in one pass; what was drafted before does not count."""
+
+    def __init__(self, net: Medusa, hidden_BD: Tensor, spans: Sequence[Span]) -> None:
+        """Run as many heads as the longest budget, or all of them."""
+        longest = max(span.draft_budget for span in spans)
+        count = min(longest, net.most)
+        states_BKD = net.states(hidden_BD, count)
+        if net.shape.share_head:
+            assert net.shared_logits is not None, "set by `serve`"
+            logits_KV = net.shared_logits(states_BKD.flatten(0, 1))
+            self._logits_BKV = logits_KV.view(len(spans), count, -1)
+        else:
+            self._logits_BKV = net.logits(states_BKD).float()
+
+    def first(self) -> Tensor:
+        return self._logits_BKV[:, 0]
+
+    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
+        return self.at(active, len(drafted[0]))
+
+    def at(self, spans: list[int], depth: int) -> Tensor:
+        """Logits of the head for drafts at this depth, for some spans."""
+        return self._logits_BKV[spans, depth]
+
+
+_I32, _I64, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+
+
+class _Block(ctypes.Structure):
+    """ft_medusa_block."""
+
+    _fields_ = [("down", _PTR), ("linear", _PTR)]
+
+
+class _Medusa(ctypes.Structure):
+    """ft_medusa."""
+
+    _fields_ = [
+        *((name, _PTR) for name in ("blocks", "mixers", "tops")),
+        *((name, _I64) for name in ("hidden", "vocabulary", "layers")),
+        ("type", _I32),
+    ]
+
+
+def _pointers(linears: Sequence[KernelLinear | None]) -> Any:
+    """Their addresses in C's memory; None if one is missing."""
+    addresses = [linear.address for linear in linears if linear is not None]
+    return (_PTR * len(linears))(*addresses) if len(addresses) == len(linears) else None

@@ -1,5 +1,8 @@
 """The MLP speculator: a small recurrent net from one hidden state to n tokens.
 
+All of the method is here: the network, the reader of its published files, its chains and trees,
+and its call of the compiled kernels.
+
 s_i = GELU(LN_i(P_i s_{i-1} + (w_e / w_s) Emb_i[token_i])), logits_i = Head_i s_i, with s_{-1} the
 target's last hidden state after its final norm, token_0 the newest token, w_s = 0.5^(0.5 / n) and
 w_e = sqrt((1 - w_s^2) D / 2). Stateless: it needs one hidden state and no KV.
@@ -7,11 +10,33 @@ w_e = sqrt((1 - w_s^2) D / 2). Stateless: it needs one hidden state and no KV.
 Source: Wertheimer et al. 2024 (arXiv 2404.19124) and IBM's accelerator checkpoints.
 """
 
+import ctypes
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Self, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from foretoken.config import SpeculativeConfig
+from foretoken.errors import CheckpointError
+from foretoken.ops.rows import TYPES
+from foretoken.proposers.chain import ChainSteps
+from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.files import HeadFolder, fill
+from foretoken.proposers.heads.linears import kernel_of
+from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, has_kernels
+from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
+from foretoken.runtime.batch import Span
+from foretoken.shape.fields import size
+
+
+def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+    """The MLP speculator that `config` names; errors as of `find_head`."""
+    return find_head(MLPSpeculator, config, target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +73,11 @@ def normalised(x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), None, 1e-6)
 
 
-class MLPSpeculator(nn.Module):
+@final
+class MLPSpeculator(StatelessHead):
     """Stages share one module where weights are tied, as their state dict does."""
+
+    method: ClassVar[str] = "mlp"
 
     def __init__(self, shape: MLPShape) -> None:
         """Random weights of the published initialisation."""
@@ -90,3 +118,171 @@ class MLPSpeculator(nn.Module):
         own = 0 if self.shape.tie_weights else stage
         logits: Tensor = self.head[own](state)
         return logits
+
+    @property
+    def most(self) -> int:
+        """One draft a stage."""
+        return self.shape.n_predict
+
+    @property
+    def tops(self) -> tuple[nn.Module, ...]:
+        """The heads of all stages."""
+        return (self.head,)
+
+    @classmethod
+    def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
+        """The network of an accelerator's folder, with IBM's names or without their prefix."""
+        config = folder.config
+        width = size(config, "emb_dim")
+        shape = MLPShape(
+            vocab_size=size(config, "vocab_size"),
+            emb_dim=width,
+            inner_dim=config.get("inner_dim") or width,
+            n_predict=size(config, "n_predict"),
+            tie_weights=bool(config.get("tie_weights", False)),
+            scale_input=bool(config.get("scale_input", False)),
+        )
+        check_fits("hidden_size", width, target.hidden_size)
+        check_fits("vocab_size", shape.vocab_size, target.vocab_size)
+        with torch.device("meta"):
+            net = cls(shape)
+        doubles = _tied_doubles(folder, net.state_dict()) if shape.tie_weights else ()
+        fill(
+            net,
+            folder.tensors,
+            rename=lambda name: name.removeprefix("speculator."),
+            ignored=doubles,
+        )
+        return net
+
+    def chain_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> ChainSteps:
+        """One stage a token."""
+        return _MLPChain(self, hidden_BD, spans)
+
+    def tree_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> TreeSteps:
+        """One stage a level."""
+        return _MLPTrees(self, hidden_BD, spans)
+
+    def compiled(self, features_SD: Tensor | None) -> StatelessCall | None:
+        """The network on kernels, or None if some part has none; it must stay as it is."""
+        dtype = self.ln[0].get_parameter("weight").dtype
+        if features_SD is None or not has_kernels(dtype):
+            return None
+        tied, stages = self.shape.tie_weights, (_Stage * self.shape.n_predict)()
+        for i, stage in enumerate(stages):
+            own = 0 if tied else i
+            project = kernel_of(self.proj[min(i, len(self.proj) - 1)], dtype, dtype)
+            head = kernel_of(self.head[own], dtype, torch.float32)
+            if project is None or head is None:
+                return None
+            stage.project, stage.head = project.address, head.address
+            stage.embedding = self.emb[own].get_parameter("weight").data_ptr()
+            stage.weight = self.ln[own].get_parameter("weight").data_ptr()
+            stage.bias = self.ln[own].get_parameter("bias").data_ptr()
+        struct = _MLP(
+            stages=ctypes.addressof(stages),
+            hidden=self.shape.emb_dim,
+            inner=self.shape.inner_dim,
+            vocabulary=self.shape.vocab_size,
+            token_scale=self.token_scale,
+            type=TYPES[dtype],
+            norms_input=self.shape.scale_input,
+        )
+        return StatelessCall(
+            "ft_mlp_draft",
+            struct,
+            features_SD,
+            widest=max(self.shape.emb_dim, self.shape.inner_dim),
+            kept=(self, stages),
+        )
+
+
+def _tied_doubles(folder: HeadFolder, wanted: Mapping[str, Any]) -> list[str]:
+    """Copies of tied tensors under the names of later stages; they must be equal."""
+    doubles = []
+    for name, tensor in folder.tensors.items():
+        plain = name.removeprefix("speculator.")
+        match = re.fullmatch(r"(emb|proj|head|ln)\.(\d+)\.(weight|bias)", plain)
+        if plain in wanted or match is None:
+            continue
+        part, _, field = match.groups()
+        source = f"{part}.{1 if part == 'proj' else 0}.{field}"
+        first = folder.tensors.get(name.replace(plain, source))
+        if first is None or not torch.equal(first, tensor):
+            raise CheckpointError("tie_weights", name, f"a copy of {source}")
+        doubles.append(name)
+    return doubles
+
+
+@final
+class _MLPChain(ChainSteps):
+    """The states of all spans, one stage further with each token."""
+
+    def __init__(self, net: MLPSpeculator, hidden_BD: Tensor, spans: Sequence[Span]) -> None:
+        """Start from the hidden states and the newest tokens."""
+        self._net = net
+        self._newest = [span.sequence.token_ids[-1] for span in spans]
+        self._state_BD = net.start(hidden_BD)
+        self._rows = list(range(len(spans)))
+
+    def first(self) -> Tensor:
+        return self._advance(0, self._newest)
+
+    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
+        if len(active) < len(self._rows):
+            kept = [self._rows.index(i) for i in active]
+            self._state_BD, self._rows = self._state_BD[kept], active
+        return self._advance(len(drafted[0]), [tokens[-1] for tokens in drafted])
+
+    def _advance(self, stage: int, tokens: Sequence[int]) -> Tensor:
+        tokens_B = torch.tensor(tokens, device=self._state_BD.device)
+        self._state_BD = self._net.advance(stage, self._state_BD, tokens_B)
+        return self._net.logits(stage, self._state_BD).float()
+
+
+@final
+class _MLPTrees(TreeSteps):
+    """A stage a level, a state a node."""
+
+    def __init__(self, net: MLPSpeculator, hidden_BD: Tensor, spans: Sequence[Span]) -> None:
+        """Start from the hidden states and the newest tokens."""
+        self._net = net
+        self._newest = [span.sequence.token_ids[-1] for span in spans]
+        self._state_FD = net.start(hidden_BD)
+        self._rows = LevelRows(len(spans))
+        self._stage = 0
+
+    def first(self) -> Tensor:
+        return self._advance(self._newest)
+
+    def after(self, trees: Sequence[SpanTree]) -> Tensor:
+        # The states of the nodes before: siblings begin with the same one.
+        self._state_FD = self._state_FD[self._rows.advance(trees)]
+        self._stage += 1
+        return self._advance(newest_tokens(trees))
+
+    def _advance(self, tokens: Sequence[int]) -> Tensor:
+        tokens_F = torch.tensor(tokens, device=self._state_FD.device)
+        self._state_FD = self._net.advance(self._stage, self._state_FD, tokens_F)
+        return self._net.logits(self._stage, self._state_FD).float()
+
+
+_I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+class _Stage(ctypes.Structure):
+    """ft_mlp_stage."""
+
+    _fields_ = [(name, _PTR) for name in ("project", "head", "embedding", "weight", "bias")]
+
+
+class _MLP(ctypes.Structure):
+    """ft_mlp."""
+
+    _fields_ = [
+        ("stages", _PTR),
+        *((name, _I64) for name in ("hidden", "inner", "vocabulary")),
+        ("token_scale", _F32),
+        ("type", _I32),
+        ("norms_input", _I64),
+    ]

@@ -1,206 +1,240 @@
-"""EAGLE, EAGLE-3 and P-EAGLE: drafting from the target's features with keys and values of its own.
+"""Drafting with a head that keeps keys and values of its own: EAGLE, EAGLE-3 and P-EAGLE.
 
 Slot i of the head pairs the target's features at position i with the token at i + 1; it lies under
 the target's page tables. A call feeds every slot whose features came since the last one (after a
 pause all that were missed, after a prefix hit those that no request filled), which gives the first
 draft; further drafts continue from the head's own outputs and are overwritten when true features
-come. P-EAGLE fills the places of unknown features with its mask and drafts in the same pass.
+come. What further drafts continue from is the business of `PagedSteps`: here from the outputs,
+one slot a draft; P-EAGLE has a way of its own.
 
-Source: Li et al. 2024, 2025 (EAGLE to EAGLE-3); P-EAGLE (arXiv 2602.01469).
+Source: Li et al. 2024, 2025 (EAGLE to EAGLE-3).
 """
 
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
 
-from foretoken.models.tensors import Draft, SpanLayout
+from foretoken.models.tensors import Draft, RolledOut, RolloutPlan, SpanLayout
+from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainDraft, ChainSteps, Rolled, draft_chain, take_rolled
-from foretoken.proposers.confidence import Confidence, Stopping
-from foretoken.proposers.heads.eagle3.parallel import ParallelSteps
-from foretoken.proposers.heads.feed import HeadFeed
-from foretoken.proposers.heads.runner import HeadRunner
-from foretoken.proposers.heads.trees import DepthSteps, EagleTreeSteps
-from foretoken.proposers.progress import DraftLimits, DraftProgress, feed_ahead
-from foretoken.proposers.tree import TreeShape, TreeSteps, draft_trees, planted, spread
+from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.heads.base import HeadSite
+from foretoken.proposers.heads.runner import HeadPages, HeadRunner, PagedHead
+from foretoken.proposers.progress import DraftLimits, DraftProgress, Stretches
+from foretoken.proposers.tree import (
+    LevelRows,
+    SpanTree,
+    TreeShape,
+    TreeSteps,
+    draft_trees,
+    newest_tokens,
+    planted,
+    spread,
+)
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
-from foretoken.runtime.sequence import Sequence as TokenSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleManner:
-    """What is drafted, and how."""
+class SlotFeed:
+    """Slots of several spans to be fed in one pass."""
 
-    parallel: bool = False
-    """Whether all tokens come of one pass (P-EAGLE)."""
-    mask_token_id: int | None = None
-    """Of a parallel head; None: its mask slots repeat the newest token."""
-    shape: TreeShape | None = None
-    """Of trees; None: chains."""
-    confidence: Confidence | None = None
-    """Where chains stop before their budget; None: nowhere."""
+    layouts: list[SpanLayout]
+    tokens: list[int]
+    """The token after each slot's position."""
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], fed: Stretches) -> "SlotFeed":
+        """A stretch of each span's slots."""
+        layouts, tokens = [], []
+        for span, start, end in zip(spans, fed.starts, fed.ends, strict=True):
+            sequence = span.sequence
+            layouts.append(
+                SpanLayout(start=start, num_tokens=end - start, page_table=sequence.page_table)
+            )
+            tokens.extend(sequence.token_ids[start + 1 : end + 1])
+        return cls(layouts=layouts, tokens=tokens)
+
+    @property
+    def last_rows(self) -> list[int]:
+        """The row of each span's last slot."""
+        rows, end = [], 0
+        for layout in self.layouts:
+            end += layout.num_tokens
+            rows.append(end - 1)
+        return rows
 
 
-class EagleProposer(Proposer):
-    """Drafts with an EAGLE head."""
+class PagedSteps(ChainSteps):
+    """How a head drafts in one step, after what did not fit one pass was fed."""
+
+    @abstractmethod
+    def trees(self) -> TreeSteps:
+        """The same drafts as steps of trees, with nothing run yet."""
+
+
+MakeSteps = Callable[[HeadRunner, list[Span], Stretches], PagedSteps]
+"""(runner, spans, what is still to be fed of each) -> the steps of one draft."""
+
+
+class PagedProposer(Proposer):
+    """Drafts with a head that keeps keys and values under the target's page tables."""
 
     def __init__(
         self,
-        name: str,
         runner: HeadRunner,
+        make_steps: MakeSteps,
         sampler: DraftSampler,
         progress: DraftProgress,
         *,
-        limits: DraftLimits,
-        manner: EagleManner | None = None,
+        trees: TreeShape | None = None,
+        confidence: Confidence | None = None,
     ) -> None:
         """Draft with `runner`.
 
         Args:
-            name: the word the user typed.
             runner: the network over its own KV store.
+            make_steps: how further drafts are had.
             sampler: turns logits into tokens and, under rejection, distributions.
-            progress: the book of the head's keys and values, in slots.
-            limits: of sequences and passes; the head's context also counts.
-            manner: default: chains, one token a pass.
+            progress: the book of the head's keys and values, in slots, and how far they may reach.
+            trees: the shape of trees; None: chains.
+            confidence: where chains stop before their budget; default: nowhere.
         """
-        self.name = name
-        self._runner = runner
+        self.name = runner.net.method
+        self.runner = runner
+        self.make_steps = make_steps
+        self.progress = progress
         self._sampler = sampler
-        self._progress = progress
-        manner = manner or EagleManner()
-        self._manner, self._shape = manner, manner.shape
-        self.gain = None if manner.confidence is None else manner.confidence.gain
-        self._max_model_len = min(limits.max_model_len, runner.max_positions)
-        self._limits = limits
+        self._trees, self._confidence = trees, confidence
+        self.gain = None if confidence is None else confidence.gain
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one."""
-        wanted = [i for i in context.wanted if self._fits(context.spans[i])]
+        wanted = [i for i in context.wanted if self.progress.fits(context.spans[i])]
         if not wanted:
             return Draft.empty(len(context.spans))
-        spans = [context.spans[i] for i in wanted]
-        starts, count = self._feed_all_but_last_pass(spans), len(context.spans)
-        if self._shape is None:
-            draft = self._chains(spans, starts).spread(wanted, count, self.name)
+        spans, count = [context.spans[i] for i in wanted], len(context.spans)
+        steps = self.make_steps(self.runner, spans, self._caught_up(spans))
+        if self._trees is None:
+            drafted = draft_chain(steps, self._sampler, spans, self._confidence)
+            draft = drafted.spread(wanted, count, self.name)
         else:
-            trees = planted(self._shape, spans)
-            found = draft_trees(self._tree_steps(spans, starts), self._sampler, trees)
+            found = draft_trees(steps.trees(), self._sampler, planted(self._trees, spans))
             draft = spread(found, wanted, count, self.name)
+        # Slots behind the true ones hold guesses: the next step feeds them again.
         for span in spans:
-            self._progress.record(span.sequence, span.sequence.num_tokens - 1)
+            self.progress.record(span.sequence, span.sequence.num_tokens - 1)
         return draft
 
     def release(self, request_id: str) -> None:
         """Forget how far a request's slots reached."""
-        self._progress.release(request_id)
+        self.progress.release(request_id)
         self._sampler.release(request_id)
 
-    def _chains(self, spans: list[Span], starts: list[int]) -> ChainDraft:
-        counts = [span.draft_budget for span in spans]
-        if self._manner.parallel:
-            masked = self._parallel(spans, starts, counts)
-            return draft_chain(masked, self._sampler, spans, self._manner.confidence)
-        steps = _RecurrentSteps(self._runner, spans, starts, self._sampler)
-        return draft_chain(steps, self._sampler, spans, self._manner.confidence)
+    def _caught_up(self, spans: list[Span]) -> Stretches:
+        """Feed what does not fit one pass; what is still to be fed of each span."""
 
-    def _tree_steps(self, spans: list[Span], starts: list[int]) -> TreeSteps:
-        assert self._shape is not None, "asked for trees"
-        if not self._manner.parallel:
-            chain = _RecurrentSteps(self._runner, spans, starts, self._sampler)
-            return EagleTreeSteps(self._runner, spans, chain.feed)
-        counts = [min(span.draft_budget, self._shape.depth) for span in spans]
-        return DepthSteps(self._parallel(spans, starts, counts).at, len(spans))
+        def feed(index: int, start: int, end: int) -> None:
+            slots = SlotFeed.of([spans[index]], Stretches([start], [end]))
+            hidden_TD = self.runner.mixed_features(slots.layouts)
+            self.runner.forward(slots.layouts, slots.tokens, hidden_TD)
 
-    def _parallel(self, spans: list[Span], starts: list[int], counts: list[int]) -> ParallelSteps:
-        masks = self._manner.mask_token_id, counts
-        return ParallelSteps(self._runner, spans, starts, masks, self._sampler)
-
-    def _fits(self, span: Span) -> bool:
-        return span.sequence.num_tokens + span.draft_budget <= self._max_model_len
-
-    def _feed_all_but_last_pass(self, spans: list[Span]) -> list[int]:
-        """Feed what does not fit one pass; first slot of each span that is still to be fed."""
-        ends = [span.sequence.num_tokens - 1 for span in spans]
-        starts = self._limits.starts([self._first_missing(s.sequence) for s in spans], ends)
-
-        def feed(index: int, start: int, stop: int) -> None:
-            slots = HeadFeed.of([spans[index]], [start], [stop])
-            hidden_TD = self._runner.mixed_features(slots.layouts)
-            self._runner.forward(slots.layouts, slots.tokens, hidden_TD)
-
-        feed_ahead(starts, ends, self._limits.max_num_batched_tokens, feed)
-        return starts
-
-    def _first_missing(self, sequence: TokenSequence) -> int:
-        """The first slot without valid KV; the newest one is always fed again.
-
-        A slot also depends on the token after it, which a page filled by another request need not
-        share for its last slot.
-        """
-        valid = self._progress.num_valid(sequence)
-        known = self._progress.knows(sequence)
-        return max(0, min(valid if known else valid - 1, sequence.num_tokens - 2))
+        return self.progress.caught_up(spans, feed)
 
 
-class _RecurrentSteps(ChainSteps):
+def build_paged(
+    head: PagedHead, site: HeadSite, make_steps: MakeSteps | None = None
+) -> PagedProposer:
+    """The drafter over a head; by default further drafts continue from its own outputs."""
+    config, engine = site.config, site.engine
+    target = engine.target.model
+    head.use_embedding(target.embedding_VD)
+    runner = HeadRunner(
+        head,
+        site.view,
+        target_logits=target.logits,
+        vocab_size=engine.vocab_size,
+        pages=HeadPages(
+            num_pages=engine.pool.num_pages,
+            page_size=engine.target.page_size,
+            kv_dtype=kept_dtype(config.kv_cache_dtype),
+        ),
+        make=site.linears if config.quantization else None,
+    )
+    if runner.kernels is not None:
+        head.drop_matrices()
+    longest = config.max_model_len or target.shape.max_position_embeddings
+    limits = DraftLimits(
+        max_model_len=min(longest, runner.max_positions),
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        padded_to=config.padded_to,
+    )
+    return PagedProposer(
+        runner,
+        make_steps or RecurrentSteps,
+        site.sampler,
+        DraftProgress(engine.pool.generation, engine.target.page_size, limits, joins_next=True),
+        trees=site.trees,
+        confidence=site.confidence,
+    )
+
+
+@final
+class RecurrentSteps(PagedSteps):
     """One pass over the true features, then one slot a token from the head's own outputs."""
 
-    def __init__(
-        self, runner: HeadRunner, spans: list[Span], starts: list[int], sampler: DraftSampler
-    ) -> None:
-        self._runner, self._spans, self._starts = runner, spans, starts
-        self._sampler = sampler
+    rolls_out = True
+
+    def __init__(self, runner: HeadRunner, spans: list[Span], fed: Stretches) -> None:
+        """Nothing is run yet."""
+        self._runner, self._spans, self._fed = runner, spans, fed
         self._rows = list(range(len(spans)))
         self._output_BD: Tensor | None = None
 
     def feed(self) -> Tensor:
         """The outputs at the newest true slot of each span, [B, D]."""
-        feed = HeadFeed.missing(self._spans, self._starts)
+        feed = SlotFeed.of(self._spans, self._fed)
         hidden_TD = self._runner.mixed_features(feed.layouts)
         outputs_TD = self._runner.forward(feed.layouts, feed.tokens, hidden_TD)
         return outputs_TD[feed.last_rows]
 
+    def trees(self) -> TreeSteps:
+        """A slot a node."""
+        return _RecurrentTrees(self._runner, self._spans, self.feed)
+
     def roll_out(
-        self,
-        active: list[int],
-        drafted: list[list[int]],
-        *,
-        with_probs: bool,
-        stopping: Stopping | None = None,
-    ) -> Rolled | None:
-        sequences = [self._spans[i].sequence for i in active]
-        left = [self._spans[i].draft_budget - len(n) for i, n in zip(active, drafted, strict=True)]
-        plan = self._sampler.plan(sequences, drafted, min(left), with_probs=with_probs)
-        if plan is None:
-            return None
-        if stopping is not None:
-            plan = stopping.on(plan, active, len(drafted[0]))
+        self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
+    ) -> RolledOut | None:
+        """The first pass too, if nothing was run before."""
         stream_BD = None
         if drafted[0]:
-            layouts, tokens, stream_BD = self._next(active, drafted)
+            layouts, tokens, stream_BD = self._newest(active, drafted)
         else:
-            feed = HeadFeed.missing(self._spans, self._starts)
+            feed = SlotFeed.of(self._spans, self._fed)
             layouts, tokens = feed.layouts, feed.tokens
         found = self._runner.roll_out(layouts, [tokens], plan, stream_BD)
-        if found is None:
-            return None
-        self._output_BD, self._rows = found.stream_BD, active
-        return take_rolled(found, self._sampler, sequences, drafted)
+        if found is not None:
+            self._output_BD, self._rows = found.stream_BD, active
+        return found
 
     def first(self) -> Tensor:
+        """Logits after the pass over the true features."""
         self._output_BD = self.feed()
         return self._runner.logits(self._output_BD)
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        layouts, newest, stream_BD = self._next(active, drafted)
+        """Logits after a pass over one slot of each span, from the newest outputs."""
+        layouts, newest, stream_BD = self._newest(active, drafted)
         self._output_BD, self._rows = self._runner.forward(layouts, newest, stream_BD), active
         return self._runner.logits(self._output_BD)
 
-    def _next(
+    def _newest(
         self, active: list[int], drafted: list[list[int]]
     ) -> tuple[list[SpanLayout], list[int], Tensor]:
         """Slots of the newest drafts, these, and the outputs that they came from."""
@@ -217,3 +251,41 @@ class _RecurrentSteps(ChainSteps):
             for i, tokens in zip(active, drafted, strict=True)
         ]
         return layouts, [tokens[-1] for tokens in drafted], stream_BD
+
+
+@final
+class _RecurrentTrees(TreeSteps):
+    """A slot a node, behind the true ones; each node attends to its own branch."""
+
+    def __init__(
+        self, runner: HeadRunner, spans: Sequence[Span], first: Callable[[], Tensor]
+    ) -> None:
+        """Begin with `first`: the outputs at the newest true slot of each span, [B, D]."""
+        self._runner, self._first = runner, first
+        self._rows = LevelRows(len(spans))
+        self._fed: list[dict[int, int]] = [{} for _ in spans]
+        self._output_FD: Tensor
+
+    def first(self) -> Tensor:
+        self._output_FD = self._first()
+        return self._runner.logits(self._output_FD)
+
+    def after(self, trees: Sequence[SpanTree]) -> Tensor:
+        hidden_FD = self._output_FD[self._rows.advance(trees)]
+        layouts = [self._layout(tree) for tree in trees]
+        self._output_FD = self._runner.forward(layouts, newest_tokens(trees), hidden_FD)
+        return self._runner.logits(self._output_FD)
+
+    def _layout(self, tree: SpanTree) -> SpanLayout:
+        """Where the frontier lies: behind the nodes that were fed before."""
+        growth, fed = tree.growth, self._fed[tree.index]
+        known = len(fed)
+        for node in growth.frontier:
+            fed[node] = len(fed)
+        return SpanLayout(
+            start=tree.span.sequence.num_tokens - 1,
+            num_tokens=len(growth.frontier),
+            page_table=tree.span.sequence.page_table,
+            paths=tuple(tuple(fed[n] for n in growth.path(node)) for node in growth.frontier),
+            known=known,
+        )

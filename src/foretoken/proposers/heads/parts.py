@@ -4,14 +4,19 @@ Linear maps are `nn.Linear` in the order of heads of the published checkpoints; 
 are kept is the business of the `Attend` that a layer is called with.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foretoken.errors import NotYetError
 from foretoken.layers.rope import Rotation, rotate
+from foretoken.proposers.heads.base import TargetFacts
+from foretoken.shape.fields import size
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q [..., H, h], k [..., K, h], v [..., K, h]), rotated -> [..., H * h]."""
@@ -31,6 +36,34 @@ class HeadShape:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
+
+
+def read_layer_shape(config: Mapping[str, Any], target: TargetFacts, layers: int) -> HeadShape:
+    """The decoder layers of an EAGLE head, from its (nested) Llama config."""
+    hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
+    positions = size(config, "max_position_embeddings", target.max_position_embeddings)
+    rope = config.get("rope_parameters") or {}
+    scaling = config.get("rope_scaling") or rope
+    if scaling.get("rope_type", scaling.get("type", "default")) != "default":
+        raise NotYetError("config.json rope_scaling", scaling, "default")
+    return HeadShape(
+        vocab_size=size(config, "vocab_size", target.vocab_size),
+        hidden_size=hidden,
+        intermediate_size=size(config, "intermediate_size"),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=size(config, "num_key_value_heads", heads),
+        head_dim=size(config, "head_dim", hidden // heads),
+        max_position_embeddings=positions,
+        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+    )
+
+
+def num_layers(names: Iterable[str]) -> int:
+    """How many decoder layers the file holds, whatever its config says."""
+    found = {int(m.group(1)) for m in (re.match(r"layers\.(\d+)\.", n) for n in names) if m}
+    return len(found) or 1
 
 
 class RMSNorm(nn.Module):

@@ -1,32 +1,122 @@
-"""Runs an EAGLE network over paged keys and values of its own, under the target's slots.
+"""Runs a head over paged keys and values of its own, under the target's slots.
 
 Knows pages, positions and features, not requests or drafts. A row is a slot: the features at a
 position and the token after it.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore, write
-from foretoken.layers.rope import RotaryTable
-from foretoken.models.rollout import MOST_ROWS, MaskSlots
+from foretoken.layers.rope import RotaryTable, Rotation
+from foretoken.models.rollout import MOST_ROWS, CompiledRollout, MaskSlots
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.attention import Geometry, choose_attention
-from foretoken.ops.attention.base import Attend
+from foretoken.ops.attention.base import Attend, Attention
 from foretoken.ops.logits import NEVER
 from foretoken.ops.stored_kv import stored
-from foretoken.proposers.heads.eagle import Eagle
-from foretoken.proposers.heads.eagle3.compiled import HeadKernels, HeadSite, compile_head
-from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.linears import HeadLinears, serve_linears
 from foretoken.proposers.heads.parts import Attend as HeadAttend
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.runtime.runner import positions_of, slots_of
 from foretoken.shape import RopeShape
+from foretoken.shape.memory import KeptNumbers
+
+
+class CompiledHead(Protocol):
+    """A network with its own keys and values, bound to the compiled kernels."""
+
+    @property
+    def rollout(self) -> CompiledRollout:
+        """Drafts whole chains."""
+
+    def mix(self, features_TF: Tensor) -> Tensor:
+        """What the layers begin with, [T, D], from the target's features."""
+
+    def forward(self, inputs: ModelInput, hidden_TD: Tensor, store: KVStore) -> Tensor:
+        """One pass over slots; the network's outputs [T, D]."""
+
+    def logits(self, outputs_BD: Tensor) -> Tensor:
+        """float32 logits over the network's own ids, [B, N]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerParts:
+    """What a runner has around its network, for a compiled twin to be bound to."""
+
+    attention: Attention
+    rotary: RotaryTable
+    geometry: Geometry
+    features: FeatureView
+    vocab_size: int
+    """Ids of the target."""
+    linears: HeadLinears
+
+
+class PagedHead(DraftHead):
+    """A head whose layers keep keys and values, one slot for each pair of features and next token.
+
+    It is given how to attend, so that training (rows of a batch) and serving (paged KV) differ only
+    in that function.
+    """
+
+    @property
+    @abstractmethod
+    def layer_shape(self) -> HeadShape:
+        """Sizes of its decoder layers."""
+
+    @property
+    def target_ids(self) -> Tensor | None:
+        """The target's id of each of its logits, int64 ascending; None: they are the target's."""
+        return None
+
+    @abstractmethod
+    def use_embedding(self, embedding_VD: Tensor) -> None:
+        """Embed tokens with this table of the target's, shared and not trained."""
+
+    @abstractmethod
+    def mix(self, features: Tensor) -> Tensor:
+        """What the layers begin with, [..., D], from the target's features [..., F]."""
+
+    @abstractmethod
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, rotation: Rotation, attends: Sequence[HeadAttend]
+    ) -> Tensor:
+        """One pass over slots.
+
+        Args:
+            tokens: of the slot after each feature's, int64 [...].
+            hidden: `mix` of the target's features, or its own recycled output, [..., D].
+            rotation: of the slots' positions.
+            attends: one per layer.
+
+        Returns:
+            [..., D], to be recycled, and to be turned into logits.
+        """
+
+    def logits(self, output: Tensor) -> Tensor:
+        """Its own logits from what `forward` returned; asked only where it has `tops`."""
+        raise AssertionError("the target's head makes the logits")
+
+    def compiled(self, parts: RunnerParts) -> CompiledHead | None:
+        """The network on kernels, or None if some part has none."""
+        return None
+
+    def drop_matrices(self) -> None:
+        """Free all linear maps: from now on a compiled twin runs them."""
+
+    def kept(self, kv_cache_dtype: str) -> KeptNumbers:
+        """Keys and values of all layers."""
+        shape = self.layer_shape
+        heads = 2 * shape.num_hidden_layers * shape.num_key_value_heads
+        return KeptNumbers(heads * shape.head_dim, shape.head_dim, kv_cache_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +130,11 @@ class HeadPages:
 
 
 class HeadRunner:
-    """An EAGLE or EAGLE-3 network, its KV store, and the features it reads."""
+    """A network with keys and values of its own, its store of them, and the features it reads."""
 
     def __init__(
         self,
-        net: Eagle | Eagle3,
+        net: PagedHead,
         features: FeatureView,
         *,
         target_logits: Callable[[Tensor], Tensor],
@@ -57,7 +147,7 @@ class HeadRunner:
         Args:
             net: with its embedding in place.
             features: what the target's runner keeps at the network's points.
-            target_logits: the target's head, for networks that have none.
+            target_logits: the target's head, for networks without one.
             vocab_size: of the target.
             pages: as many as the target has.
             make: how its matrices become linears; default: as they are.
@@ -65,7 +155,7 @@ class HeadRunner:
         self.net = net.eval().requires_grad_(False)
         self.features = features
         self.page_size = pages.page_size
-        shape = net.shape.layer if isinstance(net, Eagle3) else net.shape
+        shape = net.layer_shape
         like = features.slots_SF
         self.device = like.device
         self._store = KVStore(
@@ -81,40 +171,32 @@ class HeadRunner:
         rope = RopeShape(theta=shape.rope_theta, rotary_dim=shape.head_dim)
         positions = shape.max_position_embeddings
         self._rotary = RotaryTable(rope, max_positions=positions, like=like)
-        site = HeadSite(
+        parts = RunnerParts(
             attention=self._attention,
             rotary=self._rotary,
             geometry=geometry,
             features=features,
             vocab_size=vocab_size,
-            make=make or HeadLinears(),
+            linears=make or HeadLinears(),
         )
-        self.kernels: HeadKernels | None = compile_head(net, site)
+        self.kernels: CompiledHead | None = net.compiled(parts)
         if self.kernels is None and make is not None:
-            serve_linears(net, [net.lm_head] if isinstance(net, Eagle3) else [], make)
-        self._masks_KD = like.new_empty(0, shape.hidden_size)
+            serve_linears(net, net.tops, make)
+        self.max_positions = positions
+        self._has_top = bool(net.tops)
         self._target_logits = target_logits
         self._vocab_size = vocab_size
-        self.max_positions = shape.max_position_embeddings
-        self._target_ids = net.target_ids if isinstance(net, Eagle3) else None
+        self._target_ids = net.target_ids
         if self._target_ids is not None and self._target_ids.shape[0] == vocab_size:
             self._target_ids = None
 
     def mixed_features(self, layouts: Sequence[SpanLayout]) -> Tensor:
         """What the network makes of the target's features of these slots, [T, D]."""
-        return self._mix(self.features.read(slots_of(layouts, self.page_size, self.device)))
+        return self.mix(self.features.read(slots_of(layouts, self.page_size, self.device)))
 
-    def mixed_masks(self, count: int) -> Tensor:
-        """The same of the first `count` mask slots of a P-EAGLE network, [count, D]."""
-        assert isinstance(self.net, Eagle3), "only EAGLE-3 networks have a mask"
-        if count > self._masks_KD.shape[0]:
-            self._masks_KD = self._mix(self.net.mask_features(count))
-        return self._masks_KD[:count]
-
-    def _mix(self, features_TF: Tensor) -> Tensor:
-        mix = self.net.mix if self.kernels is None else self.kernels.mix
-        mixed_TD: Tensor = mix(features_TF)
-        return mixed_TD
+    def mix(self, features_TF: Tensor) -> Tensor:
+        """What the network makes of features, [T, D]."""
+        return self.net.mix(features_TF) if self.kernels is None else self.kernels.mix(features_TF)
 
     def forward(
         self, layouts: Sequence[SpanLayout], token_ids: Sequence[int], hidden_TD: Tensor
@@ -146,7 +228,7 @@ class HeadRunner:
 
     def logits(self, outputs_BD: Tensor) -> Tensor:
         """float32 logits over the target's vocabulary, [B, V]; ids it cannot draft get -inf."""
-        if not isinstance(self.net, Eagle3):
+        if not self._has_top:
             return self._target_logits(outputs_BD)
         if self.kernels is not None:
             own = self.kernels.logits(outputs_BD)
@@ -180,16 +262,25 @@ class HeadRunner:
         return kernels.rollout(layouts, token_ids, plan, self._store, stream_TD)
 
     def draft_at_once(
-        self, layouts: Sequence[SpanLayout], token_ids: Sequence[int], plan: RolloutPlan
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[int],
+        plan: RolloutPlan,
+        masks: Callable[[int], MaskSlots],
     ) -> RolledOut | None:
-        """As `roll_out`, by a P-EAGLE network in one pass; spans end in `plan.steps` - 1 mask slots
-        and the pages cover no more."""
-        net, kernels = self.net, self.kernels
-        assert isinstance(net, Eagle3), "only EAGLE-3 networks have a mask"
+        """As `roll_out`, in one pass over the features of slots and mask slots behind them.
+
+        Args:
+            layouts: each ends in `plan.steps` - 1 mask slots, and the pages cover no more.
+            token_ids: of the token after each slot's position, or the mask's.
+            plan: how many tokens, and how each is chosen.
+            masks: gives so many mask slots.
+        """
+        kernels = self.kernels
         if kernels is None or not kernels.rollout.reads_features or len(token_ids) > MOST_ROWS:
             return None
-        masks = MaskSlots(self.mixed_masks(plan.steps - 1), net.shape.anchored)
-        return kernels.rollout(layouts, [token_ids], plan, self._store, masks=masks)
+        found = masks(plan.steps - 1)
+        return kernels.rollout(layouts, [token_ids], plan, self._store, masks=found)
 
     def _paged(self, layer_SKh: Tensor, slots_T: Tensor | slice, attend: Attend) -> HeadAttend:
         """Attention over the store, which wants query heads group-major."""

@@ -1,71 +1,87 @@
-"""Drafters that need one hidden state of the target and keep nothing: MLP speculator and Medusa.
+"""Heads that need one hidden state of the target and keep nothing: MLP speculator and Medusa.
 
 The state is that of the newest computed token, read from the feature store; rollback, preemption
-and prefix hits therefore need no care.
+and prefix hits therefore need no care. Where every part of a network has a kernel, a whole chain is
+one foreign call; trees, and everything else, run in PyTorch.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import ctypes
+from abc import abstractmethod
+from array import array
+from collections.abc import Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from foretoken.kv.features import FeatureView
-from foretoken.models.tensors import Draft
+from foretoken.errors import ConfigError
+from foretoken.kernels.library import find_library
+from foretoken.models.stopping import StopCall, cut
+from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
+from foretoken.ops.rows import TYPES
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainSteps, Rolled, draft_chain, take_rolled
-from foretoken.proposers.confidence import Confidence, Stopping
-from foretoken.proposers.heads.medusa import Medusa
-from foretoken.proposers.heads.mlp import MLPSpeculator
-from foretoken.proposers.heads.stateless_kernels import StatelessKernels
-from foretoken.proposers.tree import TreeShape, TreeSteps, draft_trees, planted, spread
+from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.heads.base import DraftHead, HeadSite
+from foretoken.proposers.heads.linears import serve_linears
+from foretoken.proposers.tree import TreeSteps, draft_trees, planted, spread
 from foretoken.runtime.batch import Span
-from foretoken.runtime.draft_sampler import DraftSampler
-
-MakeSteps = Callable[[Tensor, list[Span]], ChainSteps]
-"""(hidden states of the newest computed tokens [B, D], spans) -> the steps of one draft."""
-MakeTreeSteps = Callable[[Tensor, list[Span]], TreeSteps]
-"""The same for trees."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatelessManner:
-    """How a head drafts, and what."""
+class StatelessHead(DraftHead):
+    """A head that drafts from one hidden state of each sequence."""
 
-    chains: MakeSteps
-    trees: MakeTreeSteps
-    most: int
-    """Most drafts on a branch."""
-    shape: TreeShape | None = None
-    """Of trees, none of which may be deeper; None: chains."""
-    kernels: StatelessKernels | None = None
-    """Drafts chains at once."""
+    @property
+    @abstractmethod
+    def most(self) -> int:
+        """Most drafts on a branch."""
+
+    @abstractmethod
+    def chain_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> ChainSteps:
+        """The steps of one draft, given the hidden states of the newest computed tokens."""
+
+    @abstractmethod
+    def tree_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> TreeSteps:
+        """The steps of one draft of trees, given the same."""
+
+    def compiled(self, features_SD: Tensor | None) -> "StatelessCall | None":
+        """Whole chains by one foreign call, once it serves; None: some part has no kernel.
+
+        `features_SD` has the hidden states of all slots; None: they do not lie side by side.
+        """
+        return None
+
+    def serve(self, site: HeadSite) -> None:
+        """Exchange its linear maps for those that serve."""
+        serve_linears(self, self.tops, site.linears)
+
+    def proposer(self, site: HeadSite) -> "StatelessProposer":
+        """Chains or trees from the newest hidden states.
+
+        Raises:
+            ConfigError: the trees are deeper than the head.
+        """
+        self.serve(site)
+        trees = site.trees
+        if trees is not None and trees.depth > self.most:
+            allowed = f"at most {self.most}: the head drafts no further"
+            field = f"speculative_config.{trees.setting}"
+            raise ConfigError(field, f"a depth of {trees.depth}", allowed)
+        return StatelessProposer(self, site, self.compiled(site.view.rows_SF))
 
 
 class StatelessProposer(Proposer):
     """Drafts from the newest hidden state of each sequence."""
 
     def __init__(
-        self,
-        name: str,
-        manner: StatelessManner,
-        *,
-        features: FeatureView,
-        page_size: int,
-        sampler: DraftSampler,
-        confidence: Confidence | None = None,
+        self, head: StatelessHead, site: HeadSite, compiled: "StatelessCall | None"
     ) -> None:
-        """Draft in this manner from the features of a store with pages of `page_size`.
-
-        `confidence` says where chains stop before their budget; None: nowhere.
-        """
-        self.name = name
-        self._manner = manner
-        self._features = features
-        self._page_size = page_size
-        self._sampler = sampler
-        self._confidence = confidence
-        self.gain = None if confidence is None else confidence.gain
+        """Draft with `head`, whose linear maps serve; chains with `compiled` where there is one."""
+        self.name = head.method
+        self.head = head
+        self.compiled = compiled
+        self._site = site
+        self._page_size = site.engine.target.page_size
+        self.gain = site.confidence.gain
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
@@ -74,19 +90,18 @@ class StatelessProposer(Proposer):
         if not wanted:
             return Draft.empty(len(context.spans))
         spans = [context.spans[i] for i in wanted]
-        manner, count = self._manner, len(context.spans)
-        if manner.shape is not None:
-            trees = planted(manner.shape, spans)
-            steps = manner.trees(self.newest_states(spans), spans)
-            return spread(draft_trees(steps, self._sampler, trees), wanted, count, self.name)
-        spans = [span.clipped(manner.most) for span in spans]
-        chains = _Chains(self, manner, self._sampler, spans)
-        drafted = draft_chain(chains, self._sampler, spans, self._confidence)
+        site, count = self._site, len(context.spans)
+        if site.trees is not None:
+            trees = planted(site.trees, spans)
+            steps = self.head.tree_steps(self.newest_states(spans), spans)
+            return spread(draft_trees(steps, site.sampler, trees), wanted, count, self.name)
+        spans = [span.clipped(self.head.most) for span in spans]
+        drafted = draft_chain(_Chains(self, spans), site.sampler, spans, site.confidence)
         return drafted.spread(wanted, count, self.name)
 
     def release(self, request_id: str) -> None:
         """Forget the request's sampling state; nothing else is kept."""
-        self._sampler.release(request_id)
+        self._site.sampler.release(request_id)
 
     def newest_slots(self, spans: Sequence[Span]) -> list[int]:
         """Where the newest computed tokens' features are: those before the newest ones."""
@@ -99,27 +114,26 @@ class StatelessProposer(Proposer):
 
     def newest_states(self, spans: Sequence[Span]) -> Tensor:
         """Hidden states of the newest computed tokens, [B, D]."""
-        slots_B = torch.tensor(self.newest_slots(spans), device=self._features.slots_SF.device)
-        return self._features.read(slots_B)
+        view = self._site.view
+        return view.read(torch.tensor(self.newest_slots(spans), device=view.slots_SF.device))
 
 
+@final
 class _Chains(ChainSteps):
-    """All drafts in one foreign call where it can; else the manner's steps, token by token."""
+    """All drafts in one foreign call where it can; else the head's own steps, token by token."""
 
-    def __init__(
-        self,
-        proposer: StatelessProposer,
-        manner: StatelessManner,
-        sampler: DraftSampler,
-        spans: list[Span],
-    ) -> None:
-        self._proposer, self._manner, self._sampler = proposer, manner, sampler
-        self._spans = spans
+    all_or_none = True
+
+    def __init__(self, proposer: StatelessProposer, spans: list[Span]) -> None:
+        self._proposer, self._spans = proposer, spans
         self._steps: ChainSteps | None = None
+        self._call = proposer.compiled
+        self.rolls_out = self._call is not None
+        self.one_pass = self._call is not None and self._call.one_pass
 
     def first(self) -> Tensor:
         states_BD = self._proposer.newest_states(self._spans)
-        self._steps = self._manner.chains(states_BD, self._spans)
+        self._steps = self._proposer.head.chain_steps(states_BD, self._spans)
         return self._steps.first()
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
@@ -127,86 +141,106 @@ class _Chains(ChainSteps):
         return self._steps.after(active, drafted)
 
     def roll_out(
-        self,
-        active: list[int],
-        drafted: list[list[int]],
-        *,
-        with_probs: bool,
-        stopping: Stopping | None = None,
-    ) -> Rolled | None:
-        kernels, budget = self._manner.kernels, self._spans[0].draft_budget
-        if kernels is None or drafted[0]:
-            return None
-        if any(span.draft_budget != budget for span in self._spans):
-            return None
-        sequences = [span.sequence for span in self._spans]
-        plan = self._sampler.plan(sequences, drafted, budget, with_probs=with_probs)
-        if plan is not None and stopping is not None:
-            plan = stopping.on(plan, active, 0, at_once=kernels.at_once)
-        if plan is None:
-            return None
-        newest = [sequence.token_ids[-1] for sequence in sequences]
-        found = kernels(self._proposer.newest_slots(self._spans), newest, plan)
-        if found.undecided_BV is not None:
-            return None
-        return take_rolled(found, self._sampler, sequences, drafted)
+        self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
+    ) -> RolledOut | None:
+        assert self._call is not None, "asked only where there is one"
+        newest = [span.sequence.token_ids[-1] for span in self._spans]
+        return self._call(self._proposer.newest_slots(self._spans), newest, plan)
 
 
-class MLPSteps(ChainSteps):
-    """One stage a token."""
-
-    def __init__(self, net: MLPSpeculator, hidden_BD: Tensor, spans: list[Span]) -> None:
-        """Start from the hidden states and the newest tokens."""
-        self._net = net
-        self._newest = [span.sequence.token_ids[-1] for span in spans]
-        self._state_BD = net.start(hidden_BD)
-        self._rows = list(range(len(spans)))
-
-    def first(self) -> Tensor:
-        """The first stage."""
-        return self._advance(0, self._newest)
-
-    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        """The next stage, for the spans that go on."""
-        if len(active) < len(self._rows):
-            kept = [self._rows.index(i) for i in active]
-            self._state_BD, self._rows = self._state_BD[kept], active
-        return self._advance(len(drafted[0]), [tokens[-1] for tokens in drafted])
-
-    def _advance(self, stage: int, tokens: Sequence[int]) -> Tensor:
-        tokens_B = torch.tensor(tokens, device=self._state_BD.device)
-        self._state_BD = self._net.advance(stage, self._state_BD, tokens_B)
-        return self._net.logits(stage, self._state_BD).float()
+_I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 
 
-class MedusaSteps(ChainSteps):
-    """All heads in one pass; what was drafted before does not count."""
+class _Call(ctypes.Structure):
+    """ft_head_call."""
+
+    _fields_ = [
+        *((name, _PTR) for name in ("features", "slots", "fed", "state", "room")),
+        ("draws", ctypes.c_char_p),
+        *((name, _PTR) for name in ("tokens", "logits")),
+        *((name, _I64) for name in ("feature_bytes", "rows", "steps", "keeps_logits")),
+        ("stop", _PTR),
+    ]
+
+
+def has_kernels(dtype: torch.dtype) -> bool:
+    """Whether heads of this type can be compiled here."""
+    return find_library() is not None and dtype in TYPES
+
+
+@final
+class StatelessCall:
+    """A network bound to its foreign call. Owns the buffers, which are kept between calls."""
 
     def __init__(
         self,
-        net: Medusa,
-        target_logits: Callable[[Tensor], Tensor],
-        hidden_BD: Tensor,
-        spans: list[Span],
+        function: str,
+        struct: Any,
+        features_SD: Tensor,
+        *,
+        widest: int,
+        kept: tuple[Any, ...],
+        one_pass: bool = False,
     ) -> None:
-        """Run as many heads as the longest budget, or all of them."""
-        longest = max(span.draft_budget for span in spans)
-        count = min(longest, net.shape.medusa_num_heads)
-        states_BKD = net.states(hidden_BD, count)
-        if net.shape.share_head:
-            logits_KV = target_logits(states_BKD.flatten(0, 1))
-            self._logits_BKV = logits_KV.view(len(spans), count, -1)
-        else:
-            self._logits_BKV = net.logits(states_BKD).float()
+        """Draft from the target's hidden states of all slots.
 
-    def first(self) -> Tensor:
-        """Of the first head."""
-        return self._logits_BKV[:, 0]
+        Args:
+            function: of the library of kernels.
+            struct: the network in C's memory, with the number of its logits as `vocabulary`.
+            features_SD: hidden states by slot.
+            widest: values of the widest state.
+            kept: what the struct points to.
+            one_pass: whether all tokens come of one pass, so that every step has a state and
+                logits of its own, whatever is kept.
+        """
+        library = find_library()
+        assert library is not None and features_SD.stride(1) == 1, features_SD.stride()
+        self.one_pass = one_pass
+        self._struct, self._kept = struct, kept
+        self._widest, self._vocabulary = widest, struct.vocabulary
+        self._features_SD = features_SD
+        self._run: Any = library.function(function, (_PTR, _PTR), _I64)
+        self._values = features_SD.new_empty(0)
+        self._logits_KV = torch.empty(0, struct.vocabulary)
+        stride = features_SD.stride(0) * features_SD.element_size()
+        self._call = _Call(features=features_SD.data_ptr(), feature_bytes=stride)
 
-    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        """Of the next head."""
-        return self.at(active, len(drafted[0]))
+    def __call__(self, slots: Sequence[int], fed: Sequence[int], plan: RolloutPlan) -> RolledOut:
+        """Draft up to `plan.steps` tokens for each sequence.
 
-    def at(self, spans: list[int], depth: int) -> Tensor:
-        """Of the head for drafts at this depth."""
-        return self._logits_BKV[spans, depth]
+        Args:
+            slots: where the newest computed token of each has its hidden state.
+            fed: the newest tokens.
+            plan: how many tokens, and how each is chosen.
+        """
+        call, count, steps, widest = self._call, len(slots), plan.steps, self._widest
+        rows = count * steps if self.one_pass or plan.keeps_logits else count
+        if rows > self._logits_KV.shape[0]:
+            self._logits_KV = torch.empty(rows, self._vocabulary)
+        needed = count * widest * ((steps if self.one_pass else 1) + 2)
+        if needed > self._values.shape[0]:
+            self._values = self._values.new_empty(needed)
+        slots_B, fed_B = array("q", slots), array("q", fed)
+        tokens = array("q", bytes(8 * count * steps))
+        room = 2 * count * widest * self._values.element_size()
+        call.room = self._values.data_ptr()
+        call.state = call.room + room
+        call.slots, call.fed, call.tokens = map(_address, (slots_B, fed_B, tokens))
+        call.draws, call.logits = plan.rows, self._logits_KV.data_ptr()
+        call.rows, call.steps, call.keeps_logits = count, steps, plan.keeps_logits
+        stop = None if plan.stop is None else StopCall(plan.stop, steps)
+        call.stop = None if stop is None else stop.address
+        done = self._run(ctypes.addressof(self._struct), ctypes.addressof(call))
+        # A negative number says that the rule ended all spans after so many steps.
+        ended, done = done < 0, done if done >= 0 else -1 - done
+        made, at = tokens[: count * done], count * done if rows > count else 0
+        found = RolledOut(
+            ids=[made[row::count].tolist() for row in range(count)],
+            logits_KV=self._logits_KV[: count * done] if plan.keeps_logits else None,
+            undecided_BV=None if done == steps or ended else self._logits_KV[at : at + count],
+        )
+        return found if stop is None else cut(found, stop.found(done, ended=ended))
+
+
+def _address(values: "array[int]") -> int:
+    return values.buffer_info()[0]

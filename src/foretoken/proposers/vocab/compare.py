@@ -6,13 +6,11 @@ ways to draft across vocabularies to set.
 
 import logging
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import ConfigError
-from foretoken.proposers.vocab.bytes import TokenBytes
+from foretoken.proposers.vocab.bytes import ByteEncoder, TokenBytes
 from foretoken.proposers.vocab.shared import SharedVocabulary
-from foretoken.proposers.vocab.text import ByteEncoder
 from foretoken.tokenizer import Tokenizer
 
 logger = logging.getLogger("foretoken")
@@ -22,37 +20,25 @@ _FEW = 100
 _SAMPLES = 1000
 
 
-class Way(Enum):
-    """How drafts get from one vocabulary to the other."""
-
-    SAME = auto()
-    """Ids mean the same."""
-    SHARED = auto()
-    """Through the tokens that both have."""
-    STRINGS = auto()
-    """Through text."""
-
-
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One model: how many ids it has, and its tokenizer if there is one."""
+class Vocabulary:
+    """One model's words: how many ids it has, and its tokenizer if there is one."""
 
     vocab_size: int
     tokenizer: Tokenizer | None
 
 
 @dataclass(frozen=True, slots=True)
-class Bridge:
-    """What a draft model needs to serve the target."""
+class Translation:
+    """How drafts get from one vocabulary to the other; with neither field, ids mean the same."""
 
-    way: Way
     shared: SharedVocabulary | None = None
-    """For SHARED."""
+    """Through the tokens that both have."""
     encoders: tuple[ByteEncoder, ByteEncoder] | None = None
-    """For STRINGS: the target's and the draft's."""
+    """Through text: the target's encoder and the draft's."""
 
 
-def bridge(config: SpeculativeConfig, target: Side, draft: Side) -> Bridge:
+def translation(config: SpeculativeConfig, target: Vocabulary, draft: Vocabulary) -> Translation:
     """Choose the way for these two models.
 
     Raises:
@@ -62,12 +48,12 @@ def bridge(config: SpeculativeConfig, target: Side, draft: Side) -> Bridge:
         return _without_tokenizers(config, target, draft)
     if _alike(target.tokenizer, draft.tokenizer):
         if target.vocab_size == draft.vocab_size:
-            return Bridge(Way.SAME)
+            return Translation()
         logger.info("The draft has the target's tokenizer, padded to another size")
         padded = SharedVocabulary.padded(target.vocab_size, draft.vocab_size)
-        return Bridge(Way.SHARED, shared=padded)
+        return Translation(shared=padded)
     if config.use_string_matching:
-        return Bridge(Way.STRINGS, encoders=_encoders(target.tokenizer, draft.tokenizer))
+        return Translation(encoders=_encoders(target.tokenizer, draft.tokenizer))
     shared = SharedVocabulary.of(
         TokenBytes.of(target.tokenizer),
         TokenBytes.of(draft.tokenizer),
@@ -87,10 +73,12 @@ def bridge(config: SpeculativeConfig, target: Side, draft: Side) -> Bridge:
     if shared.size < _FEW:
         logger.warning("Only %s: use_string_matching may draft better", count)
     logger.info("Drafting across vocabularies: %s", count)
-    return Bridge(Way.SHARED, shared=shared)
+    return Translation(shared=shared)
 
 
-def _without_tokenizers(config: SpeculativeConfig, target: Side, draft: Side) -> Bridge:
+def _without_tokenizers(
+    config: SpeculativeConfig, target: Vocabulary, draft: Vocabulary
+) -> Translation:
     """Without tokenizers to compare, equal sizes are taken for equal vocabularies."""
     for name in ("use_heterogeneous_vocab", "use_string_matching"):
         if getattr(config, name):
@@ -99,7 +87,7 @@ def _without_tokenizers(config: SpeculativeConfig, target: Side, draft: Side) ->
     if target.vocab_size != draft.vocab_size:
         allowed = f"a draft with the target's vocabulary ({target.vocab_size} tokens)"
         raise ConfigError(_WHERE + "model", f"{draft.vocab_size} tokens", allowed)
-    return Bridge(Way.SAME)
+    return Translation()
 
 
 def _alike(target: Tokenizer, draft: Tokenizer) -> bool:

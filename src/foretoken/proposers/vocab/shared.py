@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from foretoken.models.tensors import RolloutPlan, SpanLayout
-from foretoken.proposers.models.draft_model import LastLogits
+from foretoken.proposers.models.language import DraftLanguageModel
 from foretoken.proposers.vocab.bytes import TokenBytes
 from foretoken.tokenizer import Tokenizer
 
@@ -109,7 +109,7 @@ class SharedVocabularyRunner:
     """A draft model that reads and speaks the target's ids."""
 
     def __init__(
-        self, runner: LastLogits, shared: SharedVocabulary, target_size: int, device: str
+        self, runner: DraftLanguageModel, shared: SharedVocabulary, target_size: int, device: str
     ) -> None:
         """Translate for `runner`, a draft model over its own store on `device`."""
         self._runner = runner
@@ -144,7 +144,7 @@ class SharedVocabularyRunner:
         token_ids: Sequence[Sequence[int]],
         rows: Sequence[int],
     ) -> Tensor:
-        """The same after some of the tokens, by index over all spans, [R, V]."""
+        """The same logits after some of the tokens, by index over all spans, [R, V]."""
         return self._spoken(self._runner.logits_at(layouts, self._read(token_ids), rows))
 
     def _read(self, token_ids: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -14,7 +14,8 @@ from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL
 from foretoken.proposers.heads.eagle import Eagle
-from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Shape
+from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
+from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.medusa import Medusa, MedusaShape
 from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
 from foretoken.proposers.heads.parts import HeadShape

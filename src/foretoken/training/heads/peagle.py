@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from foretoken.errors import ConfigError
-from foretoken.proposers.heads.base import LoadedHead, TargetFacts
-from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Layer
-from foretoken.proposers.heads.files import read_head
-from foretoken.proposers.heads.formats import load_head
+from foretoken.proposers.heads.base import TargetFacts
+from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.proposers.heads.files import method_of, read_head
 from foretoken.training.heads.depth_attention import DepthAttention
 from foretoken.training.heads.drops import Drops
 from foretoken.training.heads.rollout import Guess, Rollout, ahead, rotary_of
@@ -87,12 +87,14 @@ def begin_with_eagle3(
             differ in more than the number of layers.
         ModelError: its folder is broken.
     """
-    loaded = load_head(read_head(folder), target)
-    _require_same(net, loaded, folder)
-    if loaded.points != points:
-        raise ConfigError("head.start", f"a head of layers {loaded.points}", f"{points}")
-    start = loaded.net
-    assert isinstance(start, Eagle3), type(start)
+    read = read_head(folder)
+    kind = method_of(read)
+    if kind != Eagle3.method:
+        raise ConfigError("head.start", str(folder), f"an eagle3 head, not {kind}")
+    start = Eagle3.load(read, target)
+    _require_same(net, start)
+    if start.points != points:
+        raise ConfigError("head.start", f"a head of layers {start.points}", f"{points}")
     missing = net.load_state_dict(start.state_dict(), strict=False)
     assert not missing.unexpected_keys, missing.unexpected_keys
     for layer in list(net.layers)[len(start.layers) :]:
@@ -101,11 +103,9 @@ def begin_with_eagle3(
         layer.mlp.down_proj.weight.zero_()
 
 
-def _require_same(net: Eagle3, loaded: LoadedHead, folder: Path) -> None:
-    if not isinstance(loaded.net, Eagle3):
-        raise ConfigError("head.start", str(folder), f"an eagle3 head, not {loaded.kind}")
+def _require_same(net: Eagle3, start: Eagle3) -> None:
     wanted = {name: list(tensor.shape) for name, tensor in net.state_dict().items()}
-    for name, tensor in loaded.net.state_dict().items():
+    for name, tensor in start.state_dict().items():
         if wanted.get(name) != list(tensor.shape):
             given = f"{name} {list(tensor.shape)}"
             raise ConfigError("head.start", given, f"{wanted.get(name)}, as in this config")

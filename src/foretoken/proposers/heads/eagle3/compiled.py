@@ -1,40 +1,42 @@
 """EAGLE-3 networks on the compiled kernels: a pass is one foreign call, and so is a whole chain.
 
-Built from a network whose weights stay as they are. `heads.eagle3` is the twin in PyTorch, which
-trains and serves wherever some part has no kernel; a test compares them.
+Built from a network whose weights stay as they are. The network itself is the twin in PyTorch,
+which trains and serves wherever some part has no kernel; a test compares them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
-from foretoken.layers.rope import RotaryTable
 from foretoken.models.compiled import CompiledLayers, compile_layers
 from foretoken.models.rollout import CompiledRollout, RolloutParts, compile_rollout
 from foretoken.models.tensors import ModelInput
 from foretoken.ops.activation import ACTIVATIONS
-from foretoken.ops.attention import Attention, Geometry
+from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, Linear
-from foretoken.proposers.heads.eagle3.network import Eagle3, Eagle3Layer
+from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.proposers.heads.parts import RMSNorm as HeadNorm
+from foretoken.proposers.heads.runner import RunnerParts
+
+if TYPE_CHECKING:
+    from foretoken.proposers.heads.eagle3.network import Eagle3
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadKernels:
-    """A network bound to C; `compile_head` makes it."""
+class CompiledEagle3:
+    """A network bound to C; `compile_eagle3` makes it."""
 
     norm_features: Callable[[Tensor], Tensor]
     """What the network does to the target's features before it mixes them."""
@@ -62,46 +64,34 @@ class HeadKernels:
         return self.head(self.norm(outputs_BD.contiguous()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadSite:
-    """Where a network is put to work."""
-
-    attention: Attention
-    rotary: RotaryTable
-    geometry: Geometry
-    features: FeatureView
-    vocab_size: int
-    """Of the target."""
-    make: HeadLinears
-
-
-def compile_head(net: nn.Module, site: HeadSite) -> HeadKernels | None:
+def compile_eagle3(net: "Eagle3", around: RunnerParts) -> CompiledEagle3 | None:
     """The network on kernels, or None if some part has none."""
-    if not isinstance(net, Eagle3) or net.shape.norm_output or net.shape.attention_bias:
+    if net.shape.norm_output or net.shape.attention_bias:
         return None
-    table_VD = net.embed_tokens.weight if net.shape.own_embedding else net.embedding_VD
+    table_VD, make = net.table_VD, around.linears
     if table_VD.device.type != "cpu":
         return None
-    build = _Builder(net.shape.layer, site.geometry, site.make)
+    build = _Builder(net.shape.layer, around.geometry, make)
     modules = [module for module in net.layers if isinstance(module, Eagle3Layer)]
-    kind = LayerKind(site.attention, site.rotary)
+    kind = LayerKind(around.attention, around.rotary)
     layers = compile_layers([build.layer(m) for m in modules], [kind])
     parts = RolloutParts(
         embedding_VD=table_VD.detach(),
         norm=build.norm(net.norm),
-        head=site.make(net.lm_head.weight.detach(), top=True),
+        head=make(net.lm_head.weight.detach(), top=True),
         ids_N=net.target_ids.contiguous(),
-        vocab_size=site.vocab_size,
+        vocab_size=around.vocab_size,
         takes_beside=True,
     )
     rollout = compile_rollout(layers, parts)
     if layers is None or rollout is None:
         return None
-    mixer = site.make(net.fc.weight.detach())
-    rows_SF = site.features.rows_SF
+    mixer = make(net.fc.weight.detach())
+    rows_SF = around.features.rows_SF
+    # Only a plain mixer over neighbouring features can be part of the foreign call.
     if isinstance(mixer, KernelLinear) and rows_SF is not None and not net.norms_features:
         rollout.read_features(mixer, rows_SF)
-    return HeadKernels(
+    return CompiledEagle3(
         norm_features=net.normed_features,
         mixer=mixer,
         table_VD=parts.embedding_VD,

@@ -3,89 +3,48 @@
 Slot i joins the embedding of token i + 1 with g_i = fc(features of three layers at i), or with its
 own previous output where the target's features are not known yet. The layer's output, before the
 last norm, is recycled; after it, `lm_head` gives logits over the reduced vocabulary. `d2t` holds
-offsets: draft id j stands for target id j + d2t[j].
+offsets: draft id j stands for target id j + d2t[j]. P-EAGLE (arXiv 2602.01469) is the same network
+with `mask_hidden` for slots whose features do not exist.
 
 Source: Li et al. 2025 (arXiv 2503.01840), the published EAGLE-3 checkpoints, and the variants of
-the `speculators` format: norm_before_residual, norm_before_fc, fc_norm, norm_output. P-EAGLE
-(arXiv 2602.01469) is the same network with `mask_hidden` for slots whose features do not exist;
-`anchored` is a variant of our own.
+the `speculators` format.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
 
+from foretoken.kv.features import FINAL
 from foretoken.layers.rope import Rotation
-from foretoken.proposers.heads.parts import Attend, HeadAttention, HeadMLP, HeadShape, RMSNorm
+from foretoken.proposers.heads.base import HeadSite, TargetFacts
+from foretoken.proposers.heads.eagle3.compiled import compile_eagle3
+from foretoken.proposers.heads.eagle3.files import check_ids, describe
+from foretoken.proposers.heads.eagle3.layers import Eagle3Layer, Eagle3Shape
+from foretoken.proposers.heads.eagle3.parallel import MaskedDrafts
+from foretoken.proposers.heads.files import HeadFolder
+from foretoken.proposers.heads.paged import PagedProposer, build_paged
+from foretoken.proposers.heads.parts import Attend, HeadShape, RMSNorm
+from foretoken.proposers.heads.runner import CompiledHead, PagedHead, RunnerParts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3Shape:
-    """Sizes and variants; names as in the `speculators` format."""
-
-    layer: HeadShape
-    """Of the decoder layers; its vocab_size is the target's."""
-    draft_vocab_size: int
-    target_hidden_size: int
-    num_features: int = 3
-    """Target layers whose hidden states are joined."""
-    norm_before_residual: bool = False
-    """Whether the residual stream starts after hidden_norm instead of before it."""
-    norm_before_fc: bool = False
-    """One norm over all features before fc."""
-    fc_norm: bool = False
-    """One norm per feature before fc."""
-    norm_output: bool = False
-    """Whether the output is recycled after the last norm."""
-    own_embedding: bool = False
-    """Whether the head brings its own token embedding."""
-    parallel: bool = False
-    """P-EAGLE: whether it has `mask_hidden`."""
-    anchored: bool = False
-    """Our variant of P-EAGLE: a mask slot repeats the newest token and adds its mask to the newest
-    features, in place of a mask token and the mask alone."""
-    mask_depths: int = 1
-    """Masks in `mask_hidden`, for the first mask slot, the second ...; the last one repeats."""
-    attention_bias: bool = False
-
-
-class Eagle3Layer(nn.Module):
-    """The first layer takes embedding and features side by side; others are ordinary."""
-
-    def __init__(self, shape: Eagle3Shape, *, first: bool) -> None:
-        """Sizes from `shape`."""
-        super().__init__()
-        size, eps = shape.layer.hidden_size, shape.layer.rms_norm_eps
-        self.residual_normed = shape.norm_before_residual
-        self.input_layernorm = RMSNorm(size, eps)
-        self.hidden_norm = RMSNorm(size, eps) if first else None
-        width = 2 * size if first else size
-        self.self_attn = HeadAttention(shape.layer, width, bias=shape.attention_bias)
-        self.post_attention_layernorm = RMSNorm(size, eps)
-        self.mlp = HeadMLP(shape.layer)
-
-    def forward(self, x: Tensor, embedded: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
-        """The residual stream after the layer."""
-        if self.hidden_norm is None:
-            joined = self.input_layernorm(x)
-        else:
-            normed = self.hidden_norm(x)
-            joined = torch.cat((self.input_layernorm(embedded), normed), dim=-1)
-            x = normed if self.residual_normed else x
-        x = x + self.self_attn(joined, rotation, attend)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
-
-
-class Eagle3(nn.Module):
+@final
+class Eagle3(PagedHead):
     """The network; parameters have the names of the `speculators` format."""
 
-    def __init__(self, shape: Eagle3Shape) -> None:
-        """Random weights; the reduced vocabulary starts as the first ids."""
+    method: ClassVar[str] = "eagle3"
+
+    def __init__(self, shape: Eagle3Shape, points: tuple[int, ...] = (FINAL,)) -> None:
+        """Random weights; the reduced vocabulary starts as the first ids.
+
+        Args:
+            shape: sizes and variants.
+            points: where it reads the target's hidden states.
+        """
         super().__init__()
         self.shape = shape
+        self.points = points
         size, eps = shape.layer.hidden_size, shape.layer.rms_norm_eps
         wide, count = shape.target_hidden_size, shape.num_features
         self.input_norm = RMSNorm(count * wide, eps) if shape.norm_before_fc else None
@@ -107,6 +66,48 @@ class Eagle3(nn.Module):
             self.embed_tokens = nn.Embedding(shape.layer.vocab_size, size)
         else:
             self.register_buffer("embedding_VD", torch.empty(0, device="cpu"), persistent=False)
+
+    @classmethod
+    def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
+        """The network of a folder in any published format."""
+        found = describe(folder, target)
+        with torch.device("meta"):
+            net = cls(found.shape, found.points)
+        net.mask_token_id = found.mask_token_id
+        found.fill(net)
+        check_ids(net.target_ids, target)
+        return net
+
+    @property
+    def parallel(self) -> bool:
+        """P-EAGLE: whether it has masks to draft all tokens with in one pass."""
+        return self.shape.parallel
+
+    @property
+    def layer_shape(self) -> HeadShape:
+        """Sizes of its decoder layers."""
+        return self.shape.layer
+
+    @property
+    def tops(self) -> tuple[nn.Module, ...]:
+        """The head over the reduced vocabulary."""
+        return (self.lm_head,)
+
+    @property
+    def table_VD(self) -> Tensor:
+        """The token embeddings: its own, or the target's."""
+        return self.embed_tokens.weight if self.shape.own_embedding else self.embedding_VD
+
+    def proposer(self, site: HeadSite) -> PagedProposer:
+        """Drafts from its own outputs, one slot a draft, or all at once from masks."""
+        if not self.parallel:
+            return build_paged(self, site)
+        depth = None if site.trees is None else site.trees.depth
+        return build_paged(self, site, MaskedDrafts(self, depth))
+
+    def compiled(self, parts: RunnerParts) -> CompiledHead | None:
+        """The network on kernels, or None if some part has none."""
+        return compile_eagle3(self, parts)
 
     def use_embedding(self, embedding_VD: Tensor) -> None:
         """Embed tokens with the target's table, shared and not trained, unless it has its own."""
@@ -167,9 +168,7 @@ class Eagle3(nn.Module):
         Returns:
             [..., D]: to be recycled, and to be given to `logits`.
         """
-        own = self.shape.own_embedding
-        table = self.embed_tokens.weight if own else self.embedding_VD
-        embedded = nn.functional.embedding(tokens, table)
+        embedded = nn.functional.embedding(tokens, self.table_VD)
         x = hidden
         for layer, attend in zip(self.layers, attends, strict=True):
             x = layer(x, embedded, rotation, attend)

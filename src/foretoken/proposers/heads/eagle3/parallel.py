@@ -7,81 +7,101 @@ are overwritten by the next pass.
 Source: P-EAGLE (arXiv 2602.01469).
 """
 
-from collections.abc import Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
-from foretoken.proposers.chain import ChainSteps, Rolled, take_rolled
-from foretoken.proposers.confidence import Stopping
-from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.feed import HeadFeed
+from foretoken.models.rollout import MaskSlots
+from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.proposers.heads.paged import PagedSteps, SlotFeed
 from foretoken.proposers.heads.runner import HeadRunner
+from foretoken.proposers.progress import Stretches
+from foretoken.proposers.tree import DepthSteps, TreeSteps
 from foretoken.runtime.batch import Span
-from foretoken.runtime.draft_sampler import DraftSampler
+
+if TYPE_CHECKING:
+    from foretoken.proposers.heads.eagle3.network import Eagle3
 
 
 @final
-class ParallelSteps(ChainSteps):
+class MaskedDrafts:
+    """Makes the steps of a network with a mask; what its masks mix to is kept between steps."""
+
+    def __init__(self, net: "Eagle3", depth: int | None = None) -> None:
+        """Draft with `net`; trees no deeper than `depth`."""
+        assert net.parallel, "only a parallel head has a mask"
+        self.anchored, self.mask_token_id = net.shape.anchored, net.mask_token_id
+        self._net, self._depth = net, depth
+        self._rows_KD: Tensor | None = None
+
+    def __call__(self, runner: HeadRunner, spans: list[Span], fed: Stretches) -> "ParallelSteps":
+        """The steps of one draft."""
+        most = self._depth
+        counts = [s.draft_budget if most is None else min(s.draft_budget, most) for s in spans]
+        return ParallelSteps(runner, self, SlotFeed.of(spans, fed), counts)
+
+    def rows(self, runner: HeadRunner, count: int) -> Tensor:
+        """What stands for the mixed features of the first `count` mask slots, [count, D]."""
+        known = self._rows_KD
+        if known is None:
+            width = self._net.layer_shape.hidden_size
+            known = self._rows_KD = runner.features.slots_SF.new_empty(0, width)
+        if count > known.shape[0]:
+            known = self._rows_KD = runner.mix(self._net.mask_features(count))
+        return known[:count]
+
+
+@final
+class ParallelSteps(PagedSteps):
     """Reads rows of logits that are all there, or has the tokens at once."""
 
+    rolls_out = True
+    all_or_none = True
+    one_pass = True
+
     def __init__(
-        self,
-        runner: HeadRunner,
-        spans: Sequence[Span],
-        starts: Sequence[int],
-        masks: tuple[int | None, Sequence[int]],
-        sampler: DraftSampler,
+        self, runner: HeadRunner, masks: MaskedDrafts, known: SlotFeed, counts: list[int]
     ) -> None:
         """Nothing is run yet.
 
         Args:
             runner: of a network that has a mask.
-            spans: to be drafted for.
-            starts: the first slot of each that is to be fed.
-            masks: the token of mask slots (None: the newest), and the drafts wanted of each span.
-            sampler: chooses among logits.
+            masks: what stands in the slots whose features are not known.
+            known: the slots that are to be fed first.
+            counts: the drafts wanted of each span.
         """
-        assert isinstance(runner.net, Eagle3), "only EAGLE-3 networks have a mask"
-        self._runner, self._net, self._sampler = runner, runner.net, sampler
-        self._sequences = [span.sequence for span in spans]
-        token, self._counts = masks
-        self._known = HeadFeed.missing(spans, starts)
-        self._fed = self._known.masked([count - 1 for count in self._counts], token)
-        self._starts = [sum(self._counts[:i]) for i in range(len(self._counts))]
+        self._runner, self._masks = runner, masks
+        self._known, self._counts = known, counts
+        self._fed = _with_masks(known, [count - 1 for count in counts], masks.mask_token_id)
+        self._starts = [sum(counts[:i]) for i in range(len(counts))]
         self._logits_KV: Tensor | None = None
 
+    @property
+    def ran(self) -> bool:
+        """Whether logits were made in PyTorch."""
+        return self._logits_KV is not None
+
+    def trees(self) -> TreeSteps:
+        """The nodes of a level have the same logits."""
+        return DepthSteps(self.at, len(self._counts))
+
     def roll_out(
-        self,
-        active: list[int],
-        drafted: list[list[int]],
-        *,
-        with_probs: bool,
-        stopping: Stopping | None = None,
-    ) -> Rolled | None:
-        """All drafts, if nothing was run before."""
-        count = self._counts[0]
-        if self._logits_KV is not None:
-            return None
-        if any(other != count for other in self._counts):
-            return None
-        plan = self._sampler.plan(self._sequences, drafted, count, with_probs=with_probs)
-        if plan is None:
-            return None
-        if stopping is not None:
-            plan = stopping.on(plan, active, 0, at_once=True)
-        found = self._runner.draft_at_once(self._fed.layouts, self._fed.tokens, plan)
-        if found is None or found.undecided_BV is not None:
-            return None
-        return take_rolled(found, self._sampler, self._sequences, drafted)
+        self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
+    ) -> RolledOut | None:
+        """All drafts; asked with nothing drafted and equal numbers wanted."""
+
+        def masks(count: int) -> MaskSlots:
+            return MaskSlots(self._masks.rows(self._runner, count), self._masks.anchored)
+
+        return self._runner.draft_at_once(self._fed.layouts, self._fed.tokens, plan, masks)
 
     def first(self) -> Tensor:
-        """After the newest tokens."""
+        """Logits after the newest tokens."""
         return self.at(list(range(len(self._counts))), 0)
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        """Of the next mask slot, whatever was drafted before."""
+        """Logits of the next mask slot, whatever was drafted before."""
         rows = [self._starts[i] + len(tokens) for i, tokens in zip(active, drafted, strict=True)]
         return self._logits()[rows]
 
@@ -90,23 +110,38 @@ class ParallelSteps(ChainSteps):
         return self._logits()[[self._starts[i] + depth for i in spans]]
 
     def _logits(self) -> Tensor:
-        """Of all drafts, span after span, float32 [K, V]."""
+        """Logits of all drafts, span after span, float32 [K, V]."""
         if self._logits_KV is None:
             self._logits_KV = self._run()
         return self._logits_KV
 
     def _run(self) -> Tensor:
-        counts, runner, anchored = self._counts, self._runner, self._net.shape.anchored
+        counts, runner = self._counts, self._runner
         sizes = [layout.num_tokens for layout in self._known.layouts]
-        masks_KD = runner.mixed_masks(max(counts) - 1)
+        masks_KD = self._masks.rows(runner, max(counts) - 1)
         parts, wanted, row = [], list[int](), 0
         for hidden_TD, drafts in zip(
             runner.mixed_features(self._known.layouts).split(sizes), counts, strict=True
         ):
             extra_KD = masks_KD[: drafts - 1]
-            parts += [hidden_TD, extra_KD + hidden_TD[-1] if anchored else extra_KD]
+            # Anchored masks are added to the newest features, others stand alone.
+            parts += [hidden_TD, extra_KD + hidden_TD[-1] if self._masks.anchored else extra_KD]
             last = row + hidden_TD.shape[0] - 1
             wanted.extend(range(last, last + drafts))
             row = last + drafts
         outputs_TD = runner.forward(self._fed.layouts, self._fed.tokens, torch.cat(parts))
         return runner.logits(outputs_TD[wanted])
+
+
+def _with_masks(known: SlotFeed, extra: list[int], token: int | None) -> SlotFeed:
+    """So many mask slots after each span: with `token`; None: with its newest token."""
+    layouts, tokens, at = [], [], 0
+    for layout, count in zip(known.layouts, extra, strict=True):
+        given = known.tokens[at : at + layout.num_tokens]
+        at += layout.num_tokens
+        whole = layout.num_tokens + count
+        layouts.append(
+            SpanLayout(start=layout.start, num_tokens=whole, page_table=layout.page_table)
+        )
+        tokens.extend([*given, *[given[-1] if token is None else token] * count])
+    return SlotFeed(layouts=layouts, tokens=tokens)

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from foretoken.errors import ParameterError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.lookup.suffix.cache import CachedText, SuffixCache
-from foretoken.proposers.lookup.suffix.local import LocalText
-from foretoken.proposers.lookup.suffix.path import NO_PATH, Limits, Path, best_path
-from foretoken.proposers.lookup.suffix.window import Window
+from foretoken.proposers.lookup.suffix.path import NO_PATH, Limits, Path, Window, best_path
+from foretoken.proposers.lookup.suffix.texts import CachedText, LocalText, SuffixCache
 from foretoken.runtime.sequence import Sequence
 
 logger = logging.getLogger("foretoken")

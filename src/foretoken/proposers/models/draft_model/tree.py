@@ -14,7 +14,8 @@ from torch import Tensor
 
 from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.models.draft_model import DraftModelProposer, LastLogits
+from foretoken.proposers.models.draft_model.chain import DraftModelProposer
+from foretoken.proposers.models.language import DraftLanguageModel
 from foretoken.proposers.tree import SpanTree, TreeShape, TreeSteps, draft_trees, planted, spread
 from foretoken.runtime.draft_sampler import DraftSampler
 
@@ -24,7 +25,7 @@ class _ModelSteps(TreeSteps):
     """Feeds what is missing, then inner nodes again and again."""
 
     def __init__(
-        self, chain: DraftModelProposer, runner: LastLogits, trees: Sequence[SpanTree]
+        self, chain: DraftModelProposer, runner: DraftLanguageModel, trees: Sequence[SpanTree]
     ) -> None:
         self._chain, self._runner, self._trees = chain, runner, trees
 
@@ -71,7 +72,7 @@ class TreeDraftProposer(Proposer):
     def __init__(
         self,
         chain: DraftModelProposer,
-        runner: LastLogits,
+        runner: DraftLanguageModel,
         sampler: DraftSampler,
         shape: TreeShape,
     ) -> None:

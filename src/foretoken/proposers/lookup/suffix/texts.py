@@ -1,22 +1,29 @@
-"""Past and present outputs of all requests, to draft from where a context stood in one of them.
+"""Where the newest tokens of a sequence stood before: in its own text, and in other outputs.
 
-N-grams of a few lengths lead, through a hash table of fixed size, to the latest place where one
-stood, and every place to the one before: chains as in Deflate (RFC 1951). Memory is 28 bytes a
-token and the tables, and bounded; the output that finished first is forgotten first. Invariants:
-a place is returned only to requests of the same salt, and only after its tokens were compared; a
-look-up takes a bounded number of steps whatever is stored.
+For n-grams of a few lengths both kinds of text know the latest place, and for each place the one
+before: chains as in Deflate (RFC 1951), extended by the committed tokens of each step. A look-up
+walks the chain of the longest n-gram that has been seen, and reads off how much further each place
+matches. All work of a step is bounded, whatever the text is like. A suffix automaton would have
+steps that copy long lists, and a trie thirty times the memory.
+
+The outputs of all requests share one hash table of fixed size, 28 bytes a token and the tables;
+the output that finished first is forgotten first. Invariants: a place is returned only to requests
+of the same salt, and only after its tokens were compared.
 """
 
 from array import array
 from collections import deque
 from typing import NamedTuple
 
-from foretoken.proposers.lookup.suffix.path import Place
-from foretoken.proposers.lookup.suffix.window import TOKEN_BYTES, Window
+from foretoken.proposers.lookup.suffix.path import TOKEN_BYTES, Place, Window
 
-LENGTHS = (3, 6, 12)
-MOST_PLACES = 12
-MOST_STEPS = 24
+OWN_LENGTHS = (1, 3, 8)
+"""Of the n-grams that lead into the sequence's own text."""
+PAST_LENGTHS = (3, 6, 12)
+"""Of the n-grams that lead into other outputs."""
+_MOST_OWN_PLACES = 16
+_MOST_PAST_PLACES = 12
+_MOST_STEPS = 24
 TOKENS_EACH = 1024
 """Tokens per cached output, on average over all, that there is room for."""
 _BITS = 20
@@ -24,6 +31,59 @@ _BITS = 20
 _MASK = (1 << _BITS) - 1
 _OVERHEAD = 600
 """Bytes of a text beside its tokens, about."""
+
+
+class LocalText:
+    """The tokens of one sequence and their n-gram chains."""
+
+    __slots__ = ("_latest", "_previous", "tokens")
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.tokens = array("I")
+        self._latest: tuple[dict[bytes, int], ...] = tuple({} for _ in OWN_LENGTHS)
+        self._previous = tuple(array("i", [0]) for _ in OWN_LENGTHS)
+
+    def extend(self, tokens: list[int]) -> None:
+        """Append committed tokens: every n-gram before one of them has a place there."""
+        first = max(len(self.tokens), 1)
+        self.tokens.extend(tokens)
+        start = max(first - OWN_LENGTHS[-1], 0)
+        data = self.tokens[start:].tobytes()
+        for at in range(first, len(self.tokens)):
+            end = TOKEN_BYTES * (at - start)
+            for length, latest, previous in zip(
+                OWN_LENGTHS, self._latest, self._previous, strict=True
+            ):
+                if length > at:
+                    previous.append(0)
+                    continue
+                key = data[end - TOKEN_BYTES * length : end]
+                previous.append(latest.get(key, 0))
+                latest[key] = at
+
+    def places(self, window: Window) -> list[Place]:
+        """Earlier places of the newest tokens, the latest first."""
+        for index in range(len(OWN_LENGTHS) - 1, -1, -1):
+            length = OWN_LENGTHS[index]
+            if length > window.size:
+                continue
+            at = self._latest[index].get(window.newest(length), 0)
+            found = []
+            for _ in range(_MOST_OWN_PLACES):
+                if at == 0:
+                    break
+                found.append(Place(window.match(self.tokens, at), self.tokens, at, True))
+                at = self._previous[index][at]
+            if found:
+                return found
+        return []
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory, about: the keys of the n-grams weigh most."""
+        entries = sum(len(latest) for latest in self._latest)
+        return 120 * entries + (4 + 4 * len(OWN_LENGTHS)) * len(self.tokens)
 
 
 class CachedText(NamedTuple):
@@ -45,7 +105,7 @@ class SuffixCache:
         self._max_requests = max_requests
         bits = min(max((64 * max_requests - 1).bit_length(), 10), 20)
         self._table_mask = (1 << bits) - 1
-        self._latest = tuple(array("q", bytes(8 << bits)) for _ in LENGTHS)
+        self._latest = tuple(array("q", bytes(8 << bits)) for _ in PAST_LENGTHS)
         self._texts: dict[int, CachedText] = {}
         self._finished: deque[int] = deque()
         self._num_opened = 0
@@ -75,7 +135,7 @@ class SuffixCache:
             salt=salt,
             salt_hash=hash((salt,)),
             tokens=array("I"),
-            previous=tuple(array("q", [0]) for _ in LENGTHS),
+            previous=tuple(array("q", [0]) for _ in PAST_LENGTHS),
         )
         self._texts[text.number] = text
         return text
@@ -86,12 +146,14 @@ class SuffixCache:
         first = max(len(text.tokens), 1)
         text.tokens.extend(tokens)
         self._num_tokens += len(tokens)
-        start = max(first - LENGTHS[-1], 0)
+        start = max(first - PAST_LENGTHS[-1], 0)
         data = text.tokens[start:].tobytes()
         mask, salt, base = self._table_mask, text.salt_hash, text.number << _BITS
         for at in range(first, len(text.tokens)):
             end = TOKEN_BYTES * (at - start)
-            for length, latest, previous in zip(LENGTHS, self._latest, text.previous, strict=True):
+            for length, latest, previous in zip(
+                PAST_LENGTHS, self._latest, text.previous, strict=True
+            ):
                 if length > at:
                     previous.append(0)
                     continue
@@ -112,7 +174,7 @@ class SuffixCache:
 
     def finish(self, text: CachedText) -> None:
         """The output is complete: from now on it counts, and is forgotten in its turn."""
-        if len(text.tokens) < LENGTHS[0]:
+        if len(text.tokens) < PAST_LENGTHS[0]:
             self._forget(text.number)
             return
         self._finished.append(text.number)
@@ -127,18 +189,18 @@ class SuffixCache:
 
         Those of the longest n-gram that is known.
         """
-        for index in range(len(LENGTHS) - 1, -1, -1):
-            if LENGTHS[index] <= window.size:
+        for index in range(len(PAST_LENGTHS) - 1, -1, -1):
+            if PAST_LENGTHS[index] <= window.size:
                 found = self._walk(index, window, own)
                 if found:
                     return found
         return []
 
     def _walk(self, index: int, window: Window, own: CachedText) -> list[Place]:
-        length, last, found = LENGTHS[index], window.last, []
+        length, last, found = PAST_LENGTHS[index], window.last, []
         slot = (hash(window.newest(length)) ^ own.salt_hash) & self._table_mask
         place = self._latest[index][slot]
-        for _ in range(MOST_STEPS):
+        for _ in range(_MOST_STEPS):
             text = self._texts.get(place >> _BITS)
             if text is None:
                 break
@@ -147,7 +209,7 @@ class SuffixCache:
                 match = window.match(text.tokens, at)
                 if match >= length:
                     found.append(Place(match, text.tokens, at, False))
-                    if len(found) == MOST_PLACES:
+                    if len(found) == _MOST_PAST_PLACES:
                         break
             place = text.previous[index][at]
         return found
@@ -157,4 +219,4 @@ class SuffixCache:
 
     def _memory(self, texts: int, tokens: int) -> int:
         table = sum(len(latest) * latest.itemsize for latest in self._latest)
-        return table + _OVERHEAD * texts + (4 + 8 * len(LENGTHS)) * tokens
+        return table + _OVERHEAD * texts + (4 + 8 * len(PAST_LENGTHS)) * tokens

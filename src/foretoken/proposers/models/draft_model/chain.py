@@ -10,39 +10,18 @@ acceptance are in docs/losslessness.md.
 """
 
 from collections.abc import Sequence as Seq
-from typing import Protocol
 
 from torch import Tensor
 
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan, SpanLayout
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainSteps, Rolled, draft_chain, take_rolled
-from foretoken.proposers.confidence import Confidence, Stopping
-from foretoken.proposers.progress import DraftLimits, DraftProgress, feed_ahead
+from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.models.language import DraftLanguageModel
+from foretoken.proposers.progress import DraftLimits, DraftProgress, Stretches
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
-
-
-class LastLogits(Protocol):
-    """A draft model over its own KV store; `foretoken.runtime.runner.Runner` is one."""
-
-    @property
-    def page_size(self) -> int:
-        """Of the store."""
-
-    def forward_last(self, layouts: Seq[SpanLayout], token_ids: Seq[Seq[int]]) -> Tensor:
-        """float32 logits over the target's ids after the last token of each span, [B, V]."""
-
-    def roll_out(
-        self, layouts: Seq[SpanLayout], token_ids: Seq[Seq[int]], plan: RolloutPlan
-    ) -> RolledOut | None:
-        """Feed each span and draft several tokens after it, or None: one by one."""
-
-    def logits_at(
-        self, layouts: Seq[SpanLayout], token_ids: Seq[Seq[int]], rows: Seq[int]
-    ) -> Tensor:
-        """The same after some of the tokens, by index over all spans, [R, V]."""
 
 
 class DraftModelProposer(Proposer):
@@ -52,7 +31,7 @@ class DraftModelProposer(Proposer):
 
     def __init__(
         self,
-        runner: LastLogits,
+        runner: DraftLanguageModel,
         sampler: DraftSampler,
         generations: Seq[int],
         *,
@@ -72,8 +51,7 @@ class DraftModelProposer(Proposer):
         self.gain = self._confidence.gain
         self._runner = runner
         self._sampler = sampler
-        self._progress = DraftProgress(generations, runner.page_size)
-        self._limits = limits
+        self._progress = DraftProgress(generations, runner.page_size, limits)
 
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one."""
@@ -101,42 +79,25 @@ class DraftModelProposer(Proposer):
 
     def fits(self, span: Span) -> bool:
         """Whether the span's drafts would stay within the draft's context."""
-        return span.sequence.num_tokens + span.draft_budget <= self._limits.max_model_len
+        return self._progress.fits(span)
 
     def catch_up(self, spans: list[Span]) -> Tensor:
         """Feed every committed token without draft KV; logits after the newest of each span."""
-        starts, ends = self._stretch(spans)
 
-        def feed(index: int, start: int, stop: int) -> None:
-            self._feed([spans[index]], [start], [stop])
+        def feed(index: int, start: int, end: int) -> None:
+            self._runner.forward_last(*_places([spans[index]], Stretches([start], [end])))
 
-        feed_ahead(starts, ends, self._limits.max_num_batched_tokens, feed)
-        return self._feed(spans, starts, ends)
+        return self._runner.forward_last(*_places(spans, self._progress.caught_up(spans, feed)))
 
     def missing(self, spans: list[Span]) -> tuple[list[SpanLayout], list[list[int]]]:
         """Where the committed tokens stand that the draft has not seen, and what they are."""
-        return _stretches(spans, *self._stretch(spans))
-
-    def _stretch(self, spans: list[Span]) -> tuple[list[int], list[int]]:
-        """What each is to be fed before its first draft: first place and end."""
-        ends = [span.sequence.num_tokens for span in spans]
-        missing = [self._first_missing(span.sequence) for span in spans]
-        return self._limits.starts(missing, ends), ends
-
-    def _first_missing(self, sequence: Sequence) -> int:
-        """The newest token is always fed again."""
-        return min(self._progress.num_valid(sequence), sequence.num_tokens - 1)
-
-    def _feed(self, spans: Seq[Span], starts: Seq[int], ends: Seq[int]) -> Tensor:
-        return self._runner.forward_last(*_stretches(spans, starts, ends))
+        return _places(spans, self._progress.missing(spans))
 
 
-def _stretches(
-    spans: Seq[Span], starts: Seq[int], ends: Seq[int]
-) -> tuple[list[SpanLayout], list[list[int]]]:
-    """Tokens [start, end) of each sequence."""
+def _places(spans: Seq[Span], fed: Stretches) -> tuple[list[SpanLayout], list[list[int]]]:
+    """Where the tokens of a stretch of each sequence lie, and what they are."""
     layouts, ids = [], []
-    for span, start, end in zip(spans, starts, ends, strict=True):
+    for span, start, end in zip(spans, fed.starts, fed.ends, strict=True):
         sequence = span.sequence
         layouts.append(
             SpanLayout(start=start, num_tokens=end - start, page_table=sequence.page_table)
@@ -148,46 +109,32 @@ def _stretches(
 class _ModelSteps(ChainSteps):
     """One pass over what the draft has not seen, then one token of each sequence a pass."""
 
+    rolls_out = True
+
     def __init__(self, proposer: DraftModelProposer, spans: list[Span]) -> None:
         self._proposer, self._spans = proposer, spans
-        self._runner, self._sampler = proposer._runner, proposer._sampler
+        self._runner = proposer._runner
 
     def first(self) -> Tensor:
         return self._proposer.catch_up(self._spans)
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        newest = [tokens[-1:] for tokens in drafted]
-        return self._runner.forward_last(self._places(active, drafted), newest)
+        return self._runner.forward_last(*self._newest(active, drafted))
 
     def roll_out(
-        self,
-        active: list[int],
-        drafted: list[list[int]],
-        *,
-        with_probs: bool,
-        stopping: Stopping | None = None,
-    ) -> Rolled | None:
-        counts = [len(tokens) for tokens in drafted]
-        steps = min(self._spans[i].draft_budget - n for i, n in zip(active, counts, strict=True))
-        sequences = [self._spans[i].sequence for i in active]
-        plan = self._sampler.plan(sequences, drafted, steps, with_probs=with_probs)
-        if plan is None:
-            return None
-        if stopping is not None:
-            plan = stopping.on(plan, active, len(drafted[0]))
-        if drafted[0]:
-            places, fed = self._places(active, drafted), [tokens[-1:] for tokens in drafted]
-        else:
-            places, fed = self._proposer.missing(self._spans)
-        found = self._runner.roll_out(places, fed, plan)
-        if found is None:
-            return None
-        return take_rolled(found, self._sampler, sequences, drafted)
+        self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
+    ) -> RolledOut | None:
+        # The first call also feeds what the draft has not seen: mostly one or two tokens.
+        begun = bool(drafted[0])
+        fed = self._newest(active, drafted) if begun else self._proposer.missing(self._spans)
+        return self._runner.roll_out(*fed, plan)
 
-    def _places(self, active: list[int], drafted: list[list[int]]) -> list[SpanLayout]:
-        """Where the newest drafted token of each span stands."""
+    def _newest(
+        self, active: list[int], drafted: list[list[int]]
+    ) -> tuple[list[SpanLayout], list[list[int]]]:
+        """Where the newest drafted token of each span stands, and what it is."""
         sequences = [self._spans[i].sequence for i in active]
-        return [
+        layouts = [
             SpanLayout(
                 start=sequence.num_tokens + len(tokens) - 1,
                 num_tokens=1,
@@ -195,3 +142,4 @@ class _ModelSteps(ChainSteps):
             )
             for sequence, tokens in zip(sequences, drafted, strict=True)
         ]
+        return layouts, [tokens[-1:] for tokens in drafted]

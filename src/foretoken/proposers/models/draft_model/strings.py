@@ -15,8 +15,8 @@ from foretoken.kv import table as tables
 from foretoken.kv.pool import PagePool
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.models.draft_model import DraftModelProposer
-from foretoken.proposers.vocab.text import ByteEncoder, ByteText, complete
+from foretoken.proposers.models.draft_model.chain import DraftModelProposer
+from foretoken.proposers.vocab.bytes import ByteEncoder, ByteText, complete
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import Request, SamplingParams

@@ -1,0 +1,60 @@
+"""Drafting with a smaller language model: chains, trees, and text where the tokenizers differ."""
+
+from functools import partial
+
+from foretoken.config import SpeculativeConfig
+from foretoken.kv.pool import PagePool
+from foretoken.proposers.base import Proposer
+from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.method import BuildContext, FoundDrafter, Target
+from foretoken.proposers.models.draft_model.chain import DraftModelProposer
+from foretoken.proposers.models.draft_model.strings import StringDraftProposer
+from foretoken.proposers.models.draft_model.tree import TreeDraftProposer
+from foretoken.proposers.models.language import DraftLanguageModel, ModelOnDisk
+from foretoken.proposers.tree_shapes import tree_shape
+from foretoken.proposers.vocab.compare import Translation, Vocabulary, translation
+from foretoken.proposers.vocab.shared import SharedVocabularyRunner
+from foretoken.runtime.draft_sampler import DraftSampler
+from foretoken.runtime.sampler import Sampler
+from foretoken.tokenizer import Tokenizer
+
+
+def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+    """The draft model of `config`, and how its vocabulary relates to the target's.
+
+    Raises:
+        ConfigError: the vocabularies differ and no way to translate was set.
+        ModelError: the model is missing or not supported.
+    """
+    disk = ModelOnDisk.find(config)
+    wanted = Vocabulary(target.shape.vocab_size, target.tokenizer)
+    own = Vocabulary(disk.shape.vocab_size, Tokenizer.of_folder(disk.folder))
+    words = translation(config, wanted, own)
+    return FoundDrafter(build=partial(_build, disk, words), model=disk.memory)
+
+
+def _build(disk: ModelOnDisk, words: Translation, context: BuildContext) -> Proposer:
+    config = disk.config
+    runner: DraftLanguageModel = disk.load(context)
+    sampler, pool = context.verifier.sampler, context.pool
+    if words.shared is not None:
+        runner = SharedVocabularyRunner(runner, words.shared, context.vocab_size, context.device)
+    if words.encoders is not None:
+        # The draft goes on with text in its own tokens: its positions are not the target's, so it
+        # has pages of its own, and a sampler over its own ids.
+        sampler = Sampler(disk.shape.vocab_size, context.device)
+        pool = PagePool(pool.num_pages, pool.page_size)
+    drafts = DraftSampler(sampler, context.verifier.rule, config.draft_sample_method)
+    chain = DraftModelProposer(
+        runner,
+        drafts,
+        pool.generation,
+        limits=disk.limits(context.max_num_batched_tokens),
+        confidence=Confidence.of(config),
+    )
+    shape = tree_shape(config)
+    if shape is not None:
+        return TreeDraftProposer(chain, runner, drafts, shape)
+    if words.encoders is not None:
+        return StringDraftProposer(chain, pool, *words.encoders)
+    return chain

@@ -1,0 +1,161 @@
+"""The language models that drafting methods run: found on disk, then loaded.
+
+With `quantization="auto"` a few draft steps are timed while loading, to see whether int8 weights
+pay. What a draft proposes is checked either way, so this choice changes speed and never the output.
+"""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+from torch import Tensor
+
+from foretoken.checkpoint import find_model
+from foretoken.config import SpeculativeConfig
+from foretoken.config.model_memory import ModelMemory
+from foretoken.config.quantization import AUTO
+from foretoken.kernels.library import find_library
+from foretoken.models.rollout import plan_best
+from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.proposers.method import BuildContext
+from foretoken.proposers.progress import DraftLimits
+from foretoken.runtime.runner import Runner
+from foretoken.shape import ModelShape
+
+logger = logging.getLogger("foretoken")
+
+_STEPS, _REPEATS = 8, 9
+
+
+class DraftLanguageModel(Protocol):
+    """A draft model over its own KV store; `foretoken.runtime.runner.Runner` is one."""
+
+    @property
+    def page_size(self) -> int:
+        """Positions of a page of the store."""
+
+    def forward_last(
+        self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """float32 logits over the target's ids after the last token of each span, [B, V]."""
+
+    def roll_out(
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        plan: RolloutPlan,
+    ) -> RolledOut | None:
+        """Feed each span and draft several tokens after it, or None: one by one."""
+
+    def logits_at(
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        rows: Sequence[int],
+    ) -> Tensor:
+        """Logits as of `forward_last` after some of the tokens, by index over all spans, [R, V]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOnDisk:
+    """The model of a drafter, before it is loaded."""
+
+    config: SpeculativeConfig
+    folder: Path
+    shape: ModelShape
+
+    @classmethod
+    def find(cls, config: SpeculativeConfig) -> Self:
+        """The model that `config` names.
+
+        Raises:
+            ModelError: it is missing or not supported.
+        """
+        assert config.model is not None, "checked by SpeculativeConfig"
+        folder = find_model(config.model, revision=config.revision)
+        return cls(config=config, folder=folder, shape=ModelShape.from_config(folder))
+
+    @property
+    def memory(self) -> ModelMemory:
+        """What it will keep."""
+        return ModelMemory(
+            shape=self.shape,
+            quantization=self.config.quantization,
+            kv_cache_dtype=self.config.kv_cache_dtype,
+        )
+
+    def limits(self, max_num_batched_tokens: int) -> DraftLimits:
+        """How far it may draft: as far as its own context and the settings reach."""
+        limit = self.shape.max_position_embeddings
+        return DraftLimits(
+            max_model_len=min(limit, self.config.max_model_len or limit),
+            max_num_batched_tokens=max_num_batched_tokens,
+            padded_to=self.config.padded_to,
+        )
+
+    def load(self, context: BuildContext) -> Runner:
+        """Read the weights. Drafts need no invariance: what they propose is checked either way."""
+        kept = self.config.kv_cache_dtype
+        if self.config.quantization == AUTO:
+            return load_cheaper(
+                lambda folder, bits: context.load_model(folder, bits, kept), self.folder
+            )
+        return context.load_model(self.folder, self.config.quantization, kept)
+
+
+def load_cheaper(load: Callable[[Path, str | None], Runner], folder: Path) -> Runner:
+    """The draft model, with int8 weights if its steps are then faster beyond the noise.
+
+    Both are in memory while they are timed, in turns; the loser is dropped. Without compiled
+    kernels integer weights are multiplied out and cannot pay, and off the CPU nobody knows yet
+    how to time them: nothing is timed.
+    """
+    whole = load(folder, None)
+    on_cpu = whole.model.embedding_VD.device.type == "cpu"
+    if find_library() is None or not on_cpu:
+        why = "without kernels of ours integers are multiplied out, which saves no time"
+        why = why if on_cpu else "draft steps are timed on a CPU only"
+        logger.info("draft %s: unrounded weights (auto): %s", folder.name, why)
+        return whole
+    rounded = load(folder, "int8")
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(_REPEATS + 1):
+        for runner, found in zip((whole, rounded), times, strict=True):
+            seconds = _time_steps(runner)
+            if turn:
+                found.append(seconds)
+    wins = pays(*times)
+    ratio = statistics.median(times[1]) / statistics.median(times[0])
+    logger.info(
+        "draft %s: %s weights (auto): a draft step takes %.2f of its time with int8",
+        folder.name,
+        "int8" if wins else "unrounded",
+        ratio,
+    )
+    return rounded if wins else whole
+
+
+def pays(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether `after` is less in all turns but one in eight, and 3 % less in the median turn.
+
+    With nine turns, equal arms pass in one case of fifty (sign test).
+    """
+    ratios = sorted(b / a for a, b in zip(before, after, strict=True))
+    enough = len(ratios) - len(ratios) // 8
+    return ratios[enough - 1] < 1.0 and statistics.median(ratios) < 0.97
+
+
+def _time_steps(runner: Runner) -> float:
+    """Seconds of some greedy draft steps of one sequence, over the first page."""
+    steps = min(_STEPS, runner.page_size)
+    began = time.perf_counter()
+    layout = SpanLayout(start=0, num_tokens=1, page_table=[0])
+    if runner.roll_out([layout], [[0]], plan_best(1, steps)) is None:
+        for at in range(steps):
+            layout = SpanLayout(start=at, num_tokens=1, page_table=[0])
+            runner.forward_last([layout], [[0]])
+    return time.perf_counter() - began
