@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from foretoken.config import SpeculativeConfig
 from foretoken.config.model_memory import HeadMemory, ModelMemory
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
@@ -66,3 +67,7 @@ class FoundDrafter:
     """Where it reads the target's hidden states (see `foretoken.kv.features`)."""
     checked: bool = False
     """Whether its drafts are not believed: code of a user's own."""
+
+
+FindDrafter = Callable[[SpeculativeConfig, Target], FoundDrafter]
+"""What the module of a method has as `find`."""

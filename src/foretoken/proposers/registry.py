@@ -8,7 +8,7 @@ from foretoken.errors import ConfigError
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.custom import DraftCheck
-from foretoken.proposers.method import BuildContext, FoundDrafter, Target
+from foretoken.proposers.method import BuildContext, FindDrafter, FoundDrafter, Target
 from foretoken.proposers.policy import FirstPolicy, Policy
 
 
@@ -20,7 +20,17 @@ def find_drafters(config: SpeculativeConfig | None, target: Target) -> dict[str,
         ModelError: a drafter's folder is missing, broken or not supported.
     """
     each = () if config is None else config.each
-    return {one.label: find_method(one.method).implementation().find(one, target) for one in each}
+    return {one.label: _find(one, target) for one in each}
+
+
+def _find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+    """Ask the module of the drafter's method."""
+    module = find_method(config.method).implementation()
+    find: FindDrafter | None = getattr(module, "find", None)
+    if find is None:
+        allowed = f"a method whose module ({module.__name__}) has a function find(config, target)"
+        raise ConfigError("speculative_config.method", config.method, allowed)
+    return find(config, target)
 
 
 def feature_points(found: Mapping[str, FoundDrafter]) -> tuple[int, ...]:

@@ -76,7 +76,8 @@ def method_of(folder: HeadFolder) -> str:
         if found.is_built:
             return found.name
         raise NotYetError("speculative_config.model", f"a {found.name} head", ", ".join(heads))
-    given = config.get("architectures") or config.get("model_type")
+    listed = config.get("speculators_model_type")
+    given = listed or config.get("architectures") or config.get("model_type")
     raise UnsupportedModelError("speculative_config.model", given, ", ".join(heads))
 
 

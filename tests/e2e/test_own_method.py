@@ -1,0 +1,255 @@
+"""A drafting method that is all in this file: a head, and one row of the table of methods.
+
+The guarded bug: another file has to change for a new method. Nothing here reaches into the package
+beyond what a plugin can import, and the row is registered by the public call.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self, final
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import foretoken
+from foretoken import LLM, SamplingParams
+from foretoken.config import SpeculativeConfig, methods
+from foretoken.config.methods import DraftingMethod, Marks
+from foretoken.errors import ConfigError
+from foretoken.proposers.chain import ChainSteps
+from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.files import HeadFolder, fill
+from foretoken.proposers.heads.stateless import StatelessHead
+from foretoken.proposers.method import FoundDrafter, Target
+from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
+from foretoken.runtime.batch import Span
+from foretoken.shape.fields import size
+from foretoken.testing import TINY
+from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
+from tests.property.exact import assert_alike
+
+VOCAB, HIDDEN = int(TINY["vocab_size"]), int(TINY["hidden_size"])
+DEPTH, TOKENS, COUNT = 3, 32, 12
+
+TOY = DraftingMethod(
+    name="toy",
+    summary="guesses from one hidden state and the last token, over and over",
+    source="this test",
+    drafts_with="head",
+    code=__name__,
+    trees=True,
+    quantizations=("int8",),
+    marks=Marks(keys=("toy_depth",)),
+)
+
+
+def find(config: Any, target: Target) -> FoundDrafter:
+    """What the row's module offers."""
+    return find_head(Toy, config, target)
+
+
+@final
+class Toy(StatelessHead):
+    """Logits of tanh(state + embedding of the last token), which is the next state."""
+
+    method: ClassVar[str] = "toy"
+    points = (1,)
+
+    def __init__(self, hidden_size: int, vocab_size: int, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+        self.words = nn.Embedding(vocab_size, hidden_size)
+        self.top = nn.Linear(hidden_size, vocab_size, bias=False)
+
+    @classmethod
+    def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
+        vocab_size, hidden_size = folder.tensors["top.weight"].shape
+        check_fits("hidden_size", hidden_size, target.hidden_size)
+        with torch.device("meta"):
+            net = cls(hidden_size, vocab_size, size(folder.config, "toy_depth"))
+        fill(net, folder.tensors)
+        return net
+
+    @property
+    def most(self) -> int:
+        return self.depth
+
+    @property
+    def tops(self) -> tuple[nn.Module, ...]:
+        return (self.top,)
+
+    def chain_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> ChainSteps:
+        return ToyChain(self, hidden_BD, spans)
+
+    def tree_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> TreeSteps:
+        return ToyTrees(self, hidden_BD, spans)
+
+    def advance(self, state_BD: Tensor, tokens: list[int]) -> tuple[Tensor, Tensor]:
+        """The next states, and the logits that they give."""
+        state_BD = torch.tanh(state_BD + self.words(torch.tensor(tokens)))
+        return state_BD, self.top(state_BD).float()
+
+
+@final
+class ToyChain(ChainSteps):
+    def __init__(self, net: Toy, hidden_BD: Tensor, spans: Sequence[Span]) -> None:
+        self.net, self.state_BD = net, hidden_BD
+        self.newest = [span.sequence.token_ids[-1] for span in spans]
+        self.rows = list(range(len(spans)))
+
+    def first(self) -> Tensor:
+        self.state_BD, logits_BV = self.net.advance(self.state_BD, self.newest)
+        return logits_BV
+
+    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
+        kept_BD = self.state_BD[[self.rows.index(i) for i in active]]
+        newest = [tokens[-1] for tokens in drafted]
+        self.state_BD, logits_BV = self.net.advance(kept_BD, newest)
+        self.rows = active
+        return logits_BV
+
+
+@final
+class ToyTrees(TreeSteps):
+    def __init__(self, net: Toy, hidden_BD: Tensor, spans: Sequence[Span]) -> None:
+        self.net, self.state_FD = net, hidden_BD
+        self.newest = [span.sequence.token_ids[-1] for span in spans]
+        self.rows = LevelRows(len(spans))
+
+    def first(self) -> Tensor:
+        self.state_FD, logits_FV = self.net.advance(self.state_FD, self.newest)
+        return logits_FV
+
+    def after(self, trees: Sequence[SpanTree]) -> Tensor:
+        before_FD = self.state_FD[self.rows.advance(trees)]
+        self.state_FD, logits_FV = self.net.advance(before_FD, newest_tokens(trees))
+        return logits_FV
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row is in the table during a test of this file, and forgotten after it."""
+    monkeypatch.setattr(methods, "_table", dict(methods._table))
+    foretoken.register_method(TOY)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random toy head, in a folder of its own format."""
+    folder = tmp_path_factory.mktemp("toy")
+    torch.manual_seed(5)
+    net = Toy(HIDDEN, VOCAB, DEPTH)
+    save_file(net.state_dict(), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"toy_depth": DEPTH}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
+    """Plain decoding, one request at a time, once per parameter set."""
+    known: dict[str, list[Result]] = {}
+    with open_llm(model, None, **PRESSURES["one at a time"]) as llm:
+
+        def results(name: str) -> list[Result]:
+            if name not in known:
+                known[name] = run(llm, name)
+            return known[name]
+
+        yield results
+
+
+def open_llm(model: Path, config: dict[str, Any] | None, **settings: Any) -> LLM:
+    exact: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
+    return LLM(str(model), speculative_config=config, **exact, **settings)
+
+
+def run(llm: LLM, name: str) -> list[Result]:
+    return generate(llm, make_prompts(COUNT, 3), {"max_tokens": TOKENS, **PARAMETERS[name]})
+
+
+def counted(llm: LLM, name: str) -> float:
+    [found] = [metric for metric in llm.get_metrics() if metric.name.endswith(name)]
+    value: float = found.value  # type: ignore[union-attr]
+    return value
+
+
+@pytest.mark.parametrize("pressure", ["calm", "shortage"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"num_speculative_tokens": 5},
+        {"draft_confidence_threshold": 0.02, "num_speculative_tokens": 3},
+        {"choices": [[0], [0, 0], [0, 1], [1], [1, 0]]},
+        {"quantization": "int8", "num_speculative_tokens": 2},
+    ],
+    ids=["chains", "unsure", "trees", "rounded"],
+)
+def test_it_changes_no_token(
+    keys: dict[str, Any], pressure: str, model: Path, head: Path, plain: Any
+) -> None:
+    """Greedy, seeded with filters and with penalties, and it is measured."""
+    config = {"method": "toy", "model": str(head), **keys}
+    with open_llm(model, config, **PRESSURES[pressure]) as llm:
+        for name in ("greedy", "filters", "greedy penalties"):
+            assert run(llm, name) == plain(name), name
+        assert counted(llm, "num_draft_tokens") > 100
+        assert counted(llm, "num_accepted_tokens") > 0
+
+
+@pytest.mark.parametrize("policy", ["first", "best"])
+def test_among_other_drafters(policy: str, model: Path, head: Path, plain: Any) -> None:
+    lookup = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    toys = [{"method": "toy", "model": str(head), "name": name} for name in ("one", "other")]
+    config = {"policy": policy, "drafters": [lookup, *toys]}
+    with open_llm(model, config, max_num_seqs=16) as llm:
+        assert run(llm, "filters") == plain("filters")
+        wish = SamplingParams(
+            max_tokens=TOKENS, temperature=0.0, detokenize=False, speculation={"drafter": "other"}
+        )
+        found = llm.generate(make_prompts(COUNT, 3), wish, use_tqdm=False)
+    assert [out.outputs[0].token_ids for out in found] == [r.token_ids for r in plain("greedy")]
+    for out in found:
+        metrics = out.outputs[0].metrics
+        assert metrics is not None and set(metrics.drafter_per_step) <= {"other", ""}
+
+
+def test_drawn_tokens_have_the_plain_distribution(model: Path, head: Path) -> None:
+    """Three tokens, with the head and without: a two-sample chi-square of what came out."""
+    params = SamplingParams(
+        max_tokens=3, temperature=1.0, top_k=2, n=1000, detokenize=False, ignore_eos=True
+    )
+    counts = []
+    for config in (None, {"method": "toy", "model": str(head), "num_speculative_tokens": 3}):
+        with open_llm(model, config, seed=3) as llm:
+            [output] = llm.generate([{"prompt_token_ids": [5, 17, 3]}], params, use_tqdm=False)
+            counts.append(Counter(out.token_ids for out in output.outputs))
+    assert_alike(*counts, least_freedom=3)
+
+
+def test_its_memory_is_budgeted(model: Path, head: Path) -> None:
+    """Its weights, and the hidden states that the target keeps for it."""
+    config = {"method": "toy", "model": str(head), "num_speculative_tokens": 3}
+    with open_llm(model, config) as llm:
+        need = llm._engine.parts.config.budget.need
+    assert need.draft_weights == 4 * 2 * VOCAB * HIDDEN
+    assert need.draft_kv_per_token == 4 * HIDDEN
+
+
+def test_the_method_follows_from_the_folder(head: Path) -> None:
+    assert SpeculativeConfig.from_dict({"model": str(head)}).method == "toy"
+
+
+def test_mistakes_are_explained(model: Path, head: Path) -> None:
+    deep = [[0] * n for n in range(1, DEPTH + 2)]
+    with pytest.raises(ConfigError, match=f"choices.*at most {DEPTH}"):
+        open_llm(model, {"method": "toy", "model": str(head), "choices": deep})
+    with pytest.raises(ConfigError, match="method.*toy, which"):
+        open_llm(model, {"method": "mlp", "model": str(head)})
+    with pytest.raises(ConfigError, match="parallel_drafting"):
+        open_llm(model, {"method": "toy", "model": str(head), "parallel_drafting": True})
+    with pytest.raises(ConfigError, match="kv_cache_dtype"):
+        open_llm(model, {"method": "toy", "model": str(head), "kv_cache_dtype": "int8"})
