@@ -4,8 +4,8 @@ The guarded bug: another file has to change for a new method. Nothing here reach
 beyond what a plugin can import, and the row is registered by the public call.
 """
 
+import collections
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, final
@@ -20,6 +20,7 @@ from foretoken import LLM, SamplingParams
 from foretoken.config import SpeculativeConfig, methods
 from foretoken.config.methods import DraftingMethod, Marks
 from foretoken.errors import ConfigError
+from foretoken.metrics import Counter
 from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.files import HeadFolder, fill
@@ -173,8 +174,8 @@ def run(llm: LLM, name: str) -> list[Result]:
 
 def counted(llm: LLM, name: str) -> float:
     [found] = [metric for metric in llm.get_metrics() if metric.name.endswith(name)]
-    value: float = found.value  # type: ignore[union-attr]
-    return value
+    assert isinstance(found, Counter)
+    return found.value
 
 
 @pytest.mark.parametrize("pressure", ["calm", "shortage"])
@@ -226,7 +227,7 @@ def test_drawn_tokens_have_the_plain_distribution(model: Path, head: Path) -> No
     for config in (None, {"method": "toy", "model": str(head), "num_speculative_tokens": 3}):
         with open_llm(model, config, seed=3) as llm:
             [output] = llm.generate([{"prompt_token_ids": [5, 17, 3]}], params, use_tqdm=False)
-            counts.append(Counter(out.token_ids for out in output.outputs))
+            counts.append(collections.Counter(out.token_ids for out in output.outputs))
     assert_alike(*counts, least_freedom=3)
 
 
