@@ -72,7 +72,7 @@ class ChainDraft:
     """float32 distributions of all drafts, span after span; None: one-hot."""
 
     def spread(self, places: Seq[int], count: int, drafter: str) -> Draft:
-        """As the drafts of a step of `count` spans: these at `places`, none elsewhere."""
+        """The draft of a step of `count` spans: these tokens at `places`, none elsewhere."""
         ids: list[tuple[int, ...]] = [()] * count
         for place, tokens in zip(places, self.ids, strict=True):
             ids[place] = tuple(tokens)

@@ -83,7 +83,7 @@ class Stopping:
     def on(
         self, plan: RolloutPlan, active: Sequence[int], count: int, *, at_once: bool = False
     ) -> RolloutPlan:
-        """The same rollout, which ends where this says.
+        """The rollout `plan`, made to end where this says.
 
         Args:
             plan: of the spans `active`.

@@ -69,7 +69,7 @@ class DraftCheck:
     vocab_size: int
 
     def checked(self, draft: Any, context: Context) -> Draft:
-        """The same draft, its sequences as tuples.
+        """The draft as it was given, its sequences as tuples.
 
         Raises:
             ConfigError: it is no draft for these spans; with the drafter's name.

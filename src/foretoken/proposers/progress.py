@@ -64,7 +64,7 @@ class _Reach:
     """What one sequence has."""
 
     num_preemptions: int
-    """Of the sequence when this was written: a preempted sequence has new pages."""
+    """Preemptions of the sequence when this was written: a preempted one has new pages."""
     num_valid: int
     """Committed positions with valid KV."""
     drafted: tuple[int, ...]
@@ -115,7 +115,7 @@ class DraftProgress:
         return Stretches(self.limits.starts(first, ends), ends)
 
     def caught_up(self, spans: Seq[Span], feed: Callable[[int, int, int], object]) -> Stretches:
-        """The same, but what does not fit one pass, which is fed before.
+        """What is `missing`, after what does not fit one pass was fed.
 
         `feed` (index, start, end) feeds a part of one span's stretch.
         """

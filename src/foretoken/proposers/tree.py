@@ -192,7 +192,7 @@ def planted(shape: TreeShape, spans: Sequence[Span]) -> list[SpanTree]:
 
 
 def spread(found: Sequence[Grown], places: Sequence[int], count: int, drafter: str) -> Draft:
-    """As the drafts of a step of `count` spans: these at `places`, none elsewhere."""
+    """The draft of a step of `count` spans: these tokens at `places`, none elsewhere."""
     ids: list[tuple[int, ...]] = [()] * count
     parents: list[tuple[int, ...] | None] = [None] * count
     for place, grown in zip(places, found, strict=True):

@@ -185,7 +185,7 @@ class DynamicGrowth(Growth):
         return sorted(self._inner, key=self._ranks.__getitem__)
 
     def count(self, node: int) -> int:
-        """As many for every node."""
+        """`top_k` for every node."""
         return self._shape.top_k
 
     def path(self, node: int) -> tuple[int, ...]:
@@ -226,6 +226,6 @@ class DynamicGrowth(Growth):
         )
 
     def _best(self) -> list[int]:
-        """As many nodes as may be checked, the most promising first; parents before children."""
+        """The most promising nodes, as many as may be checked; parents before children."""
         order = sorted(range(len(self._parents)), key=lambda n: (-self._promises[n], n))
         return order[: self._budget]

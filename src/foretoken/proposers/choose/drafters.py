@@ -75,7 +75,7 @@ class Drafters(Proposer):
 
     @property
     def num_bytes(self) -> int:
-        """Of all drafters."""
+        """Memory that all drafters keep beside weights and KV, about."""
         return sum(member.proposer.num_bytes for member in self._everyone.values())
 
     def observe(self, batch: Batch, verification: Verification, stats: StepStats) -> None:

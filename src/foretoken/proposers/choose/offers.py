@@ -38,7 +38,7 @@ class Member:
     """It is not asked where there is room for fewer; looked-up drafts that are shorter, which
     follow from committed text alone, are not checked."""
     check: DraftCheck | None = None
-    """Of a drafter of the user's own: what it gives is not believed."""
+    """Checks what a drafter of the user's own gives; None: its drafts are believed."""
 
     def propose(self, context: Context) -> Draft:
         """Ask the drafter.
@@ -68,7 +68,7 @@ class Offer(NamedTuple):
     promise: float | None
     """Drafts that it expects to be accepted; None: no opinion."""
     parents: tuple[int, ...] | None = None
-    """Of a tree, as in `Draft.parents`."""
+    """The nodes that those of a tree come after, as in `Draft.parents`; None: a chain."""
 
 
 class Desk:
@@ -89,7 +89,7 @@ class Desk:
         return [i for i, s in enumerate(spans) if s.draft_budget > 0 and i not in self._taken]
 
     def request_id(self, index: int) -> str:
-        """Of a span's request."""
+        """The id of a span's request."""
         return self.spans[index].sequence.request.request_id
 
     def allowed(self, name: str, index: int) -> bool:

@@ -66,7 +66,7 @@ class ResidualBlock(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
+        """[..., D] -> [..., D]."""
         inner = x if self.down is None else self.down(x)
         return x + F.silu(self.linear(inner))
 

@@ -64,7 +64,7 @@ class ScaledNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
+        """[..., D] -> [..., D]."""
         return torch.addcmul(self.bias, normalised(x), self.weight)
 
 

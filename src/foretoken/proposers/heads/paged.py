@@ -75,7 +75,7 @@ class PagedSteps(ChainSteps):
 
     @abstractmethod
     def trees(self) -> TreeSteps:
-        """The same drafts as steps of trees, with nothing run yet."""
+        """The steps of a draft of trees, with nothing run yet."""
 
 
 MakeSteps = Callable[[HeadRunner, list[Span], Stretches], PagedSteps]

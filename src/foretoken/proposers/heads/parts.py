@@ -76,7 +76,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape and type."""
+        """x normalised, of the same shape and type."""
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 

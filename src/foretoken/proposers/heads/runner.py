@@ -268,7 +268,7 @@ class HeadRunner:
         plan: RolloutPlan,
         masks: Callable[[int], MaskSlots],
     ) -> RolledOut | None:
-        """As `roll_out`, in one pass over the features of slots and mask slots behind them.
+        """Draft several tokens in one pass over features and the mask slots behind them, or None.
 
         Args:
             layouts: each ends in `plan.steps` - 1 mask slots, and the pages cover no more.

@@ -33,7 +33,7 @@ class SharedVocabulary:
     target_ids: tuple[int, ...]
     """Shared tokens in the target's ids, without repetition."""
     draft_ids: tuple[int, ...]
-    """The same tokens in the draft's ids."""
+    """The shared tokens in the draft's ids, in the same order."""
     stand_ins: tuple[int, ...]
     """For each id of the target's model the draft id to read in its place."""
 
@@ -120,7 +120,7 @@ class SharedVocabularyRunner:
 
     @property
     def page_size(self) -> int:
-        """Of the store."""
+        """Positions of a page of the store."""
         return self._runner.page_size
 
     def roll_out(
@@ -144,7 +144,7 @@ class SharedVocabularyRunner:
         token_ids: Sequence[Sequence[int]],
         rows: Sequence[int],
     ) -> Tensor:
-        """The same logits after some of the tokens, by index over all spans, [R, V]."""
+        """Logits over the target's ids after some tokens, by index over all spans, [R, V]."""
         return self._spoken(self._runner.logits_at(layouts, self._read(token_ids), rows))
 
     def _read(self, token_ids: Sequence[Sequence[int]]) -> list[list[int]]:

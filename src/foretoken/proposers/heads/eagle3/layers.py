@@ -19,7 +19,7 @@ class Eagle3Shape:
     """Sizes and variants; names as in the `speculators` format."""
 
     layer: HeadShape
-    """Of the decoder layers; its vocab_size is the target's."""
+    """Sizes of the decoder layers; vocab_size is the target's."""
     draft_vocab_size: int
     target_hidden_size: int
     num_features: int = 3

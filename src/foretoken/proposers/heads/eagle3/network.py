@@ -141,7 +141,7 @@ class Eagle3(PagedHead):
         return self.mask_hidden[0, [min(i, last) for i in range(count)]]
 
     def masks(self, count: int) -> Tensor:
-        """The same, mixed: [count, D]."""
+        """What stands for the mixed features of the first `count` mask slots, [count, D]."""
         return self.mix(self.mask_features(count))
 
     def normed_features(self, features: Tensor) -> Tensor:

@@ -18,16 +18,16 @@ from typing import NamedTuple
 from foretoken.proposers.lookup.suffix.path import TOKEN_BYTES, Place, Window
 
 OWN_LENGTHS = (1, 3, 8)
-"""Of the n-grams that lead into the sequence's own text."""
+"""Lengths of the n-grams that lead into the sequence's own text."""
 PAST_LENGTHS = (3, 6, 12)
-"""Of the n-grams that lead into other outputs."""
+"""Lengths of the n-grams that lead into other outputs."""
 _MOST_OWN_PLACES = 16
 _MOST_PAST_PLACES = 12
 _MOST_STEPS = 24
 TOKENS_EACH = 1024
 """Tokens per cached output, on average over all, that there is room for."""
 _BITS = 20
-"""Of a place, for the position in its text; the rest numbers the text."""
+"""Bits of a place that hold the position in its text; the rest numbers the text."""
 _MASK = (1 << _BITS) - 1
 _OVERHEAD = 600
 """Bytes of a text beside its tokens, about."""
