@@ -10,7 +10,7 @@ one slot a draft; P-EAGLE has a way of its own.
 Source: Li et al. 2024, 2025 (EAGLE to EAGLE-3).
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -70,7 +70,7 @@ class SlotFeed:
         return rows
 
 
-class PagedSteps(ChainSteps):
+class PagedSteps(ChainSteps, ABC):
     """How a head drafts in one step, after what did not fit one pass was fed."""
 
     @abstractmethod

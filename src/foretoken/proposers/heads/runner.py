@@ -4,7 +4,7 @@ Knows pages, positions and features, not requests or drafts. A row is a slot: th
 position and the token after it.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -60,11 +60,10 @@ class RunnerParts:
     linears: HeadLinears
 
 
-class PagedHead(DraftHead):
+class PagedHead(DraftHead, ABC):
     """A head whose layers keep keys and values, one slot for each pair of features and next token.
 
-    It is given how to attend, so that training (rows of a batch) and serving (paged KV) differ only
-    in that function.
+    It is given how to attend: training (rows of a batch) and serving (pages) differ only in that.
     """
 
     @property
@@ -97,8 +96,7 @@ class PagedHead(DraftHead):
             rotation: of the slots' positions.
             attends: one per layer.
 
-        Returns:
-            [..., D], to be recycled, and to be turned into logits.
+        Returns [..., D], to be recycled, and to be turned into logits.
         """
 
     def logits(self, output: Tensor) -> Tensor:
@@ -128,6 +126,18 @@ class HeadPages:
     kv_dtype: torch.dtype | None = None
     """How they are stored; None: in the network's type."""
 
+    def geometry(self, shape: HeadShape, like: Tensor) -> Geometry:
+        """What attention needs to know, in the type and on the device of `like`."""
+        return Geometry(
+            num_heads=shape.num_attention_heads,
+            num_kv_heads=shape.num_key_value_heads,
+            head_dim=shape.head_dim,
+            page_size=self.page_size,
+            dtype=like.dtype,
+            device=like.device,
+            kv_dtype=self.kv_dtype,
+        )
+
 
 class HeadRunner:
     """A network with keys and values of its own, its store of them, and the features it reads."""
@@ -142,10 +152,10 @@ class HeadRunner:
         pages: HeadPages,
         make: HeadLinears | None = None,
     ) -> None:
-        """Run `net`, which must be in the type and on the device of `features`.
+        """Run `net`, in the type and on the device of `features`, with its embedding in place.
 
         Args:
-            net: with its embedding in place.
+            net: the network.
             features: what the target's runner keeps at the network's points.
             target_logits: the target's head, for networks without one.
             vocab_size: of the target.
@@ -165,11 +175,11 @@ class HeadRunner:
             dtype=pages.kv_dtype or like.dtype,
             device=like.device,
         )
-        geometry = _geometry(shape, pages, like)
+        geometry = pages.geometry(shape, like)
         self._group = geometry.group
         self._attention = choose_attention(geometry, batch_invariant=False)
+        self.max_positions = positions = shape.max_position_embeddings
         rope = RopeShape(theta=shape.rope_theta, rotary_dim=shape.head_dim)
-        positions = shape.max_position_embeddings
         self._rotary = RotaryTable(rope, max_positions=positions, like=like)
         parts = RunnerParts(
             attention=self._attention,
@@ -182,7 +192,6 @@ class HeadRunner:
         self.kernels: CompiledHead | None = net.compiled(parts)
         if self.kernels is None and make is not None:
             serve_linears(net, net.tops, make)
-        self.max_positions = positions
         self._has_top = bool(net.tops)
         self._target_logits = target_logits
         self._vocab_size = vocab_size
@@ -196,7 +205,7 @@ class HeadRunner:
 
     def mix(self, features_TF: Tensor) -> Tensor:
         """What the network makes of features, [T, D]."""
-        return self.net.mix(features_TF) if self.kernels is None else self.kernels.mix(features_TF)
+        return (self.kernels or self.net).mix(features_TF)
 
     def forward(
         self, layouts: Sequence[SpanLayout], token_ids: Sequence[int], hidden_TD: Tensor
@@ -208,8 +217,7 @@ class HeadRunner:
             token_ids: of the token after each slot's position.
             hidden_TD: mixed features or the network's own outputs.
         """
-        total = sum(layout.num_tokens for layout in layouts)
-        assert total == len(token_ids) == hidden_TD.shape[0], (total, len(token_ids))
+        assert sum(layout.num_tokens for layout in layouts) == len(token_ids) == len(hidden_TD)
         inputs = ModelInput(
             tokens_T=torch.tensor(token_ids, device=self.device),
             positions_T=positions_of(layouts, self.device),
@@ -223,17 +231,13 @@ class HeadRunner:
         stores = self._store.layers
         attends = [self._paged(layer_SKh, inputs.slots_T, attend) for layer_SKh in stores]
         rotation = self._rotary.at(inputs.positions_T)
-        outputs_TD: Tensor = self.net(inputs.tokens_T, hidden_TD, rotation, attends)
-        return outputs_TD
+        return self.net.forward(inputs.tokens_T, hidden_TD, rotation, attends)
 
     def logits(self, outputs_BD: Tensor) -> Tensor:
         """float32 logits over the target's vocabulary, [B, V]; ids it cannot draft get -inf."""
         if not self._has_top:
             return self._target_logits(outputs_BD)
-        if self.kernels is not None:
-            own = self.kernels.logits(outputs_BD)
-        else:
-            own = self.net.logits(outputs_BD).float()
+        own = (self.kernels or self.net).logits(outputs_BD).float()
         if self._target_ids is None:
             return own
         full = own.new_full((own.shape[0], self._vocab_size), NEVER)
@@ -270,11 +274,7 @@ class HeadRunner:
     ) -> RolledOut | None:
         """Draft several tokens in one pass over features and the mask slots behind them, or None.
 
-        Args:
-            layouts: each ends in `plan.steps` - 1 mask slots, and the pages cover no more.
-            token_ids: of the token after each slot's position, or the mask's.
-            plan: how many tokens, and how each is chosen.
-            masks: gives so many mask slots.
+        Spans end in `plan.steps` - 1 mask slots, which `masks` gives, and the pages cover no more.
         """
         kernels = self.kernels
         if kernels is None or not kernels.rollout.reads_features or len(token_ids) > MOST_ROWS:
@@ -298,16 +298,3 @@ class HeadRunner:
             return back.reshape(rows, heads * size)
 
         return apply
-
-
-def _geometry(shape: HeadShape, pages: HeadPages, like: Tensor) -> Geometry:
-    """What attention needs to know, in the type and on the device of `like`."""
-    return Geometry(
-        num_heads=shape.num_attention_heads,
-        num_kv_heads=shape.num_key_value_heads,
-        head_dim=shape.head_dim,
-        page_size=pages.page_size,
-        dtype=like.dtype,
-        device=like.device,
-        kv_dtype=pages.kv_dtype,
-    )

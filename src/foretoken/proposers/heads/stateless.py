@@ -6,7 +6,7 @@ one foreign call; trees, and everything else, run in PyTorch.
 """
 
 import ctypes
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from typing import Any, final
@@ -27,7 +27,7 @@ from foretoken.proposers.tree import TreeSteps, draft_trees, planted, spread
 from foretoken.runtime.batch import Span
 
 
-class StatelessHead(DraftHead):
+class StatelessHead(DraftHead, ABC):
     """A head that drafts from one hidden state of each sequence."""
 
     @property
