@@ -16,11 +16,11 @@ import httpx
 
 from foretoken.engine import Engine
 from foretoken.server.app import build_app, build_state
-from foretoken.server.drain import Drain
-from foretoken.server.runner import Runner
+from foretoken.server.observing.tracing import RequestSpans
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
-from foretoken.server.tracing import RequestSpans
+from foretoken.server.transport.drain import Drain
+from foretoken.server.transport.runner import Runner
 
 
 @dataclass(frozen=True)

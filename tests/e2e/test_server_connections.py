@@ -12,8 +12,8 @@ import pytest
 
 from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
-from foretoken.server.connection import MOST_HEAD_BYTES, MOST_HEADERS
 from foretoken.server.settings import Limits, ServerConfig
+from foretoken.server.transport.connection import MOST_HEAD_BYTES, MOST_HEADERS
 from foretoken.types import FinishReason, Output
 from tests.e2e.serving import Serving, serving
 

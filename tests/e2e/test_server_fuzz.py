@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from foretoken.server.status import openapi_document
+from foretoken.server.endpoints.status import openapi_document
 from tests.e2e.serving import Serving
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")

@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from foretoken.assembly import build_engine
 from foretoken.config import EngineConfig
+from foretoken.server.observing.tracing import RequestSpans
 from foretoken.server.settings import ServerConfig
-from foretoken.server.tracing import RequestSpans
 from tests.e2e.serving import Serving, post, serving
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.server.json_size import MOST, JsonSize, check_json_size, json_size
 from foretoken.server.problems import Problem
+from foretoken.server.transport.json_size import MOST, JsonSize, check_json_size, json_size
 
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.text(alphabet='ab"\\,:[]{}é\n')),

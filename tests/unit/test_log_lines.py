@@ -5,7 +5,7 @@ import logging
 import sys
 
 from foretoken.errors import ForetokenError, PromptError
-from foretoken.server.log_lines import LineFormatter, milliseconds
+from foretoken.server.observing.log_lines import LineFormatter, milliseconds
 
 
 def line(kind: str, message: str, error: Exception | None = None, **facts: object) -> str:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.server.messages import ChoiceMessage
-from foretoken.server.tool_parsers import PARSERS, ArgumentsParser
+from foretoken.server.tools.messages import ChoiceMessage
+from foretoken.server.tools.parsers import PARSERS, ArgumentsParser
 
 HERMES = {
     "one": ('<tool_call>\n{"name": "f", "arguments": {"a": "}<{"}}\n</tool_call>', "", 1),

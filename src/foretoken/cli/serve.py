@@ -133,7 +133,7 @@ def _serve(settings: dict[str, Any]) -> int:
         raise ConfigError("MODEL", model, "a packaged name, a folder or a Hugging Face id")
     from foretoken.config import EngineConfig
     from foretoken.logs import show_logs
-    from foretoken.server.log_lines import LOG_FORMATS, LineFormatter
+    from foretoken.server.observing.log_lines import LOG_FORMATS, LineFormatter
     from foretoken.server.run import serve as run
     from foretoken.server.settings import Limits, ServerConfig
 

@@ -18,13 +18,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.errors import ForetokenError
-from foretoken.server.events import to_json
 from foretoken.server.hosts import is_own
-from foretoken.server.log_lines import milliseconds
-from foretoken.server.metrics import ServerMetrics
+from foretoken.server.observing.log_lines import milliseconds
+from foretoken.server.observing.metrics import ServerMetrics
 from foretoken.server.problems import Problem, internal, problem_of
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import request_id_of, tenant_of
+from foretoken.server.transport.events import to_json
 
 logger = logging.getLogger("foretoken.access")
 

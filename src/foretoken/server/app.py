@@ -13,16 +13,16 @@ from starlette.types import ASGIApp
 from foretoken.engine import Engine
 from foretoken.engine_async import AsyncEngine
 from foretoken.errors import ForetokenError
-from foretoken.server import admin, chat, completions, page, status, tokens
 from foretoken.server.access import Access, as_response
-from foretoken.server.memory import keep_trimmed
-from foretoken.server.metrics import ServerMetrics
+from foretoken.server.endpoints import admin, chat, completions, page, status, tokens
+from foretoken.server.observing.memory import keep_trimmed
+from foretoken.server.observing.metrics import ServerMetrics
 from foretoken.server.problems import Problem
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 
 if TYPE_CHECKING:
-    from foretoken.server.tracing import RequestSpans
+    from foretoken.server.observing.tracing import RequestSpans
 
 ROUTES = (
     Route("/v1/models", status.models),

@@ -16,14 +16,14 @@ from foretoken.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.extras import OptionalPackages
 from foretoken.server.app import build_app, build_state
-from foretoken.server.drain import Drain
-from foretoken.server.runner import Runner
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
+from foretoken.server.transport.drain import Drain
+from foretoken.server.transport.runner import Runner
 from foretoken.types import SamplingParams
 
 if TYPE_CHECKING:
-    from foretoken.server.tracing import RequestSpans
+    from foretoken.server.observing.tracing import RequestSpans
 
 logger = logging.getLogger("foretoken")
 
@@ -72,7 +72,7 @@ def _spans(server: ServerConfig, model: str) -> "RequestSpans | None":
     if endpoint is None:
         return None
     with OptionalPackages("--otlp-traces-endpoint"):
-        from foretoken.server.tracing import exported_to
+        from foretoken.server.observing.tracing import exported_to
 
     return exported_to(endpoint, server.names_of(model)[0])
 

@@ -11,12 +11,12 @@ from starlette.requests import Request
 
 from foretoken.engine_async import AsyncEngine
 from foretoken.errors import ParameterError
-from foretoken.server.metrics import ServerMetrics
+from foretoken.server.observing.metrics import ServerMetrics
 from foretoken.server.settings import ServerConfig
 from foretoken.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from foretoken.server.tracing import RequestSpans
+    from foretoken.server.observing.tracing import RequestSpans
 
 
 _MOST_PRIORITY = 100

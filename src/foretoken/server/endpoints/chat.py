@@ -6,22 +6,22 @@ from typing import Any, final
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from foretoken.server.answering import ChoiceWriter, Shape, respond
-from foretoken.server.answers import (
+from foretoken.server.requests.answering import ChoiceWriter, Shape, respond
+from foretoken.server.requests.answers import (
     TokenTexts,
     chat_logprobs,
     prompt_logprobs,
     server_times,
     token_entry,
 )
-from foretoken.server.generation import Event, Generation
-from foretoken.server.messages import ChoiceMessage
-from foretoken.server.prompts import chat_prompt, check_model, check_texts
-from foretoken.server.reading import read_body
-from foretoken.server.sampling import chat_params
+from foretoken.server.requests.generation import Event, Generation
+from foretoken.server.requests.prompts import chat_prompt, check_model, check_texts
+from foretoken.server.requests.sampling import chat_params
 from foretoken.server.schemas import ChatBody
 from foretoken.server.state import state_of
-from foretoken.server.tool_choice import ToolPlan, plan_tools
+from foretoken.server.tools.choice import ToolPlan, plan_tools
+from foretoken.server.tools.messages import ChoiceMessage
+from foretoken.server.transport.reading import read_body
 from foretoken.types import FinishReason
 
 _SHAPE = Shape("chatcmpl", "chat.completion", "chat.completion.chunk")

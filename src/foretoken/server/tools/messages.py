@@ -3,8 +3,8 @@
 import uuid
 from typing import Any, final
 
-from foretoken.server.tool_calls import Piece
-from foretoken.server.tool_parsers import ToolParser
+from foretoken.server.tools.calls import Piece
+from foretoken.server.tools.parsers import ToolParser
 
 
 @final

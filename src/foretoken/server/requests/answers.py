@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from foretoken.server.generation import Event, Generation
+from foretoken.server.requests.generation import Event, Generation
 from foretoken.tokenizer import Tokenizer
 from foretoken.types import Logprob, RequestMetrics
 

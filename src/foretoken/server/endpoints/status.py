@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import foretoken
-from foretoken.server.events import to_json
 from foretoken.server.problems import Problem, draining
-from foretoken.server.reading import json_schema
 from foretoken.server.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from foretoken.server.state import state_of
+from foretoken.server.transport.events import to_json
+from foretoken.server.transport.reading import json_schema
 
 
 def _json(value: Any) -> Response:

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from foretoken.server.answers import Tally
-from foretoken.server.events import EventStream, to_json, unless_gone
-from foretoken.server.generation import Event, Generation, Order, accept
-from foretoken.server.prompts import PromptIds
+from foretoken.server.requests.answers import Tally
+from foretoken.server.requests.generation import Event, Generation, Order, accept
+from foretoken.server.requests.prompts import PromptIds
 from foretoken.server.schemas import GenerationBody, StreamOptions
 from foretoken.server.state import priority_of, request_id_of, salt_of, state_of
+from foretoken.server.transport.events import EventStream, to_json, unless_gone
 from foretoken.types import SamplingParams
 
 

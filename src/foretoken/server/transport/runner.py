@@ -16,11 +16,11 @@ from typing import Any, final
 import uvicorn
 from starlette.types import ASGIApp
 
-from foretoken.server.connection import Connection, ConnectionLimits
-from foretoken.server.drain import Drain
 from foretoken.server.problems import draining
-from foretoken.server.room import ACCEPTED_AT_ONCE, most_connections
 from foretoken.server.state import ServerState
+from foretoken.server.transport.connection import Connection, ConnectionLimits
+from foretoken.server.transport.drain import Drain
+from foretoken.server.transport.room import ACCEPTED_AT_ONCE, most_connections
 
 logger = logging.getLogger("foretoken")
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import final
 
-from foretoken.server.tool_calls import CallReader, Piece, merged
+from foretoken.server.tools.calls import CallReader, Piece, merged
 
 
 class ToolParser(ABC):

@@ -6,20 +6,25 @@ from typing import Any, final
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from foretoken.server.answering import ChoiceWriter, Shape, respond
-from foretoken.server.answers import (
+from foretoken.server.requests.answering import ChoiceWriter, Shape, respond
+from foretoken.server.requests.answers import (
     TokenTexts,
     completion_logprobs,
     prompt_logprobs,
     server_times,
     token_entry,
 )
-from foretoken.server.generation import Event, Generation
-from foretoken.server.prompts import PromptIds, check_model, check_texts, completion_prompts
-from foretoken.server.reading import read_body
-from foretoken.server.sampling import completion_params
+from foretoken.server.requests.generation import Event, Generation
+from foretoken.server.requests.prompts import (
+    PromptIds,
+    check_model,
+    check_texts,
+    completion_prompts,
+)
+from foretoken.server.requests.sampling import completion_params
 from foretoken.server.schemas import CompletionBody
 from foretoken.server.state import state_of
+from foretoken.server.transport.reading import read_body
 
 _SHAPE = Shape("cmpl", "text_completion", "text_completion")
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from foretoken.server.json_size import SMALL, check_json_size
 from foretoken.server.problems import Problem
+from foretoken.server.transport.json_size import SMALL, check_json_size
 
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -12,12 +12,12 @@ from starlette.responses import Response
 from foretoken.engine import Engine
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
-from foretoken.server.events import to_json
 from foretoken.server.problems import Problem
-from foretoken.server.prompts import encode
-from foretoken.server.reading import read_body
+from foretoken.server.requests.prompts import encode
 from foretoken.server.schemas import CorpusBody, SpeculationBody
 from foretoken.server.state import ServerState, salt_from, state_of, tenant_of
+from foretoken.server.transport.events import to_json
+from foretoken.server.transport.reading import read_body
 from foretoken.types import Speculation
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from foretoken.errors import ParameterError
 from foretoken.server.schemas import ChatBody, FunctionDefinition, NamedTool, Tool
-from foretoken.server.tool_parsers import PARSERS, ArgumentsParser, PlainParser, ToolParser
+from foretoken.server.tools.parsers import PARSERS, ArgumentsParser, PlainParser, ToolParser
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _COMPACT = {"x-guidance": {"whitespace_flexible": False}}

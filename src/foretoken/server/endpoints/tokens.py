@@ -8,12 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretoken.errors import PromptError
-from foretoken.server.answers import TokenTexts
-from foretoken.server.events import to_json
-from foretoken.server.prompts import chat_prompt, check_model, encode, tokenizer_of
-from foretoken.server.reading import read_body
+from foretoken.server.requests.answers import TokenTexts
+from foretoken.server.requests.prompts import chat_prompt, check_model, encode, tokenizer_of
 from foretoken.server.schemas import DetokenizeBody, TokenizeBody
 from foretoken.server.state import state_of
+from foretoken.server.transport.events import to_json
+from foretoken.server.transport.reading import read_body
 
 _MOST_CHARACTERS = 1 << 18
 """Of a text for /tokenize; longer ones can be cut by whoever counts."""

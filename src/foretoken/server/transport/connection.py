@@ -14,8 +14,8 @@ from typing import Any, cast, final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from foretoken.server.line import Line, Taker, answer_of
 from foretoken.server.problems import Problem
+from foretoken.server.transport.line import Line, Taker, answer_of
 
 MOST_HEAD_BYTES = 1 << 16
 MOST_HEADERS = 128

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, final
 
-from foretoken.server.events import to_json
 from foretoken.server.problems import Problem
+from foretoken.server.transport.events import to_json
 
 
 @final

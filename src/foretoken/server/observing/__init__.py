@@ -1,0 +1,1 @@
+"""What operators watch: metrics, log lines, traces, memory."""

@@ -1,0 +1,1 @@
+"""One accepted request from its body to its answer."""

@@ -1,0 +1,1 @@
+"""Bytes in and out: connections, bodies, streams of events, and how the listening ends."""
