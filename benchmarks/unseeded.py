@@ -88,19 +88,24 @@ def prompts_of(llm: LLM, count: int, tokens: int) -> list[list[int]]:
     return [encode(p.text)[:tokens] for p in heldout_prompts(count, tokens=tokens)]
 
 
-def ask(llm: LLM, cell: Cell, prompt: Sequence[int], turn: int, tokens: int) -> Sample:
-    """One request, timed."""
+def ask(
+    llm: LLM, cell: Cell, prompt: Sequence[int], turn: int, tokens: int, salt: str
+) -> Sample:
+    """One request, timed; `salt` keeps its outputs from later requests with the same seed."""
     given: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True, **cell.parameters}
     params = SamplingParams(seed=turn if cell.seeded else None, **given)
     began = time.process_time()
-    run = run_once(llm, prompt, params, f"{cell.name} {turn}")
+    run = run_once(llm, prompt, params, f"{cell.name} {turn} {salt}")
     return Sample(run=run, processor_s=time.process_time() - began)
 
 
 def measure(
-    cells: Mapping[str, Cell], llms: Mapping[str, LLM], settings: argparse.Namespace
+    cells: Mapping[str, Cell], llms: Mapping[str, LLM], settings: argparse.Namespace, beside: int
 ) -> dict[str, list[Sample]]:
-    """All cells in turns, `requests` times or until the time is over."""
+    """All cells in turns, `requests` times or until the time is over.
+
+    So many processes spin beside it.
+    """
     llm = llms[PLAIN]
     prompts = {False: prompts_of(llm, settings.prompts, 64)}
     if any(cell.long for cell in cells.values()):
@@ -112,7 +117,8 @@ def measure(
         for name in in_turn(list(cells), turn + 1):
             cell = cells[name]
             own = prompts[cell.long]
-            sample = ask(llms[cell.method], cell, own[turn % len(own)], turn + 1, settings.tokens)
+            prompt, salt = own[turn % len(own)], f"beside {beside}"
+            sample = ask(llms[cell.method], cell, prompt, turn + 1, settings.tokens, salt)
             if turn >= 0:
                 found[name].append(sample)
         if turn >= 1 and time.monotonic() > until:
@@ -241,7 +247,7 @@ def main() -> None:
     quiet: dict[str, CellResult] = {}
     for beside in settings.beside:
         with spinning(beside, 2 * settings.budget_s + 600):
-            found = measure(cells, llms, settings)
+            found = measure(cells, llms, settings, beside)
         if beside == 0:
             quiet = {name: summed_up(samples) for name, samples in found.items()}
         if settings.paths:
