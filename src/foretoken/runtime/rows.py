@@ -163,14 +163,10 @@ def banned_cells(rows: Rows) -> list[tuple[int, int]]:
         cells.extend((row, token) for token in request.min_tokens_ids)
     if not request.bad_words_ids:
         return cells
-    longest = max(len(word) for word in request.bad_words_ids) - 1
-    sequence = rows.sequence
-    start = max(sequence.num_prompt, sequence.num_tokens - longest)
+    sequence, words = rows.sequence, request.bad_words
+    start = max(sequence.num_prompt, sequence.num_tokens - words.longest)
     tail = [*sequence.token_ids[start:], *rows.drafts]
-    committed = sequence.num_tokens - start
+    first = sequence.num_tokens - start + rows.first
     for row in range(rows.num_rows):
-        end = committed + rows.first + row
-        for *prefix, last in request.bad_words_ids:
-            if len(prefix) <= end and tail[end - len(prefix) : end] == prefix:
-                cells.append((row, last))
+        cells.extend((row, token) for token in words.banned_after(tail, first + row))
     return cells
