@@ -88,9 +88,7 @@ def prompts_of(llm: LLM, count: int, tokens: int) -> list[list[int]]:
     return [encode(p.text)[:tokens] for p in heldout_prompts(count, tokens=tokens)]
 
 
-def ask(
-    llm: LLM, cell: Cell, prompt: Sequence[int], turn: int, tokens: int, salt: str
-) -> Sample:
+def ask(llm: LLM, cell: Cell, prompt: Sequence[int], turn: int, tokens: int, salt: str) -> Sample:
     """One request, timed; `salt` keeps its outputs from later requests with the same seed."""
     given: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True, **cell.parameters}
     params = SamplingParams(seed=turn if cell.seeded else None, **given)
