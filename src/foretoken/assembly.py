@@ -40,8 +40,8 @@ from foretoken.runtime.schedule_config import SchedulerConfig
 from foretoken.runtime.scheduler import Scheduler
 from foretoken.runtime.verifier import Verifier
 from foretoken.shape import ModelShape
-from foretoken.text_streams import TextStreams
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.streams import TextStreams
+from foretoken.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("foretoken")
 

@@ -25,8 +25,8 @@ from foretoken.runtime.masked import leave_out_masked
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduler import Scheduler
 from foretoken.runtime.verifier import Verification, Verifier
-from foretoken.text_streams import TextStreams
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.streams import TextStreams
+from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import FinishReason, Output, Request, SamplingParams, Speculation, StepStats
 
 

@@ -15,7 +15,7 @@ from foretoken.control.budget import PREDICTED_DRAFTS
 from foretoken.errors import ContextError, ParameterError, PromptError
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.scheduler import Scheduler
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Request, SamplingParams, Speculation
 
 

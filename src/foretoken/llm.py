@@ -27,7 +27,7 @@ from foretoken.prompts import (
 )
 from foretoken.proposers.base import Proposer
 from foretoken.shared_engine import SharedEngine
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Output, Request, RequestOutput, SamplingParams
 
 PATIENCE_S = 2.0

@@ -18,8 +18,8 @@ from foretoken.output_builder import GrowingOutput
 from foretoken.runtime import commit as commits
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.verifier import Verification
-from foretoken.text_streams import TextStreams
-from foretoken.tokenizer import Detokenizer
+from foretoken.text.streams import TextStreams
+from foretoken.text.tokenizer import Detokenizer
 from foretoken.types import FinishReason, Output, RequestOutput
 from tests.e2e.serving import Serving, post, serving
 

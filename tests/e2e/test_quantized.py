@@ -8,7 +8,7 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError, UnsupportedModelError
 from foretoken.testing import write_tiny_llama
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 from tests.golden import quantized as ready
 from tests.golden.test_gguf import MIXED, Kind
 from tests.golden.test_gguf import write_both as write_gguf

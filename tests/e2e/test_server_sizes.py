@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from foretoken.server.schemas import MOST_STOPS, MOST_WORDS
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 from tests.e2e.serving import Serving, post
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

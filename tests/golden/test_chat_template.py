@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from foretoken.checkpoint import packaged_model
 from foretoken.errors import PromptError
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}\n  {% if loop.first %}[{% endif %}"

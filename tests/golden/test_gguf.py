@@ -23,7 +23,7 @@ from foretoken.models import LoadOptions, load_model
 from foretoken.quant import IntWeights
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 from tests.golden.quantized import open_both
 from tests.golden.scenario import forward, in_pieces, open_runner
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.checkpoint import packaged_model
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 from tests.golden.scenario import forward, open_runner
 
 LENGTH = 480

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
 
-from foretoken.tokenizer import StreamOptions, Tokenizer
+from foretoken.text.tokenizer import StreamOptions, Tokenizer
 
 WORDS = ["a", "b", "\u2581a", "\u2581", "\u00e9", "\ufffd", "\u2581the", "."]
 SPECIAL = ["<s>", "</s>"]

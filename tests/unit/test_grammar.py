@@ -13,7 +13,7 @@ from foretoken.runtime import compile_apart
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.sequence import Sequence
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Request, SamplingParams
 
 VOCAB, EOS = 8000, 1

@@ -13,7 +13,7 @@ from foretoken.errors import ConfigError
 from foretoken.proposers.vocab.bytes import ByteEncoder, ByteText, TokenBytes, complete
 from foretoken.proposers.vocab.compare import Translation, Vocabulary, translation
 from foretoken.proposers.vocab.shared import SharedVocabulary
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 

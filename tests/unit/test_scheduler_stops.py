@@ -4,7 +4,7 @@ import pytest
 
 from foretoken.control.budget import FixedBudget
 from foretoken.runtime.scheduler import SchedulerConfig
-from foretoken.tokenizer import StopMatch
+from foretoken.text.tokenizer import StopMatch
 from foretoken.types import FinishReason, Output, TokenSource
 from tests.unit.scheduler_fakes import FakeEngine, continuation, make_request, nothing, perfect
 

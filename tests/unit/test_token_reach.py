@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from foretoken.token_reach import token_reach
+from foretoken.text.reach import token_reach
 
 TEXTS = st.one_of(
     st.text(max_size=60),

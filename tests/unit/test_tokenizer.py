@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from foretoken.checkpoint import packaged_model
 from foretoken.errors import TokenizerError
-from foretoken.tokenizer import StopMatch, StreamOptions, Tokenizer
+from foretoken.text.tokenizer import StopMatch, StreamOptions, Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from rich.text import Text
 from foretoken.types import Output, TokenSource
 
 if TYPE_CHECKING:
-    from foretoken.tokenizer import Tokenizer
+    from foretoken.text.tokenizer import Tokenizer
 
 STYLES = {
     TokenSource.TARGET: "default",
@@ -43,7 +43,7 @@ class Painter:
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         """Start with nothing written."""
-        from foretoken.tokenizer import StreamOptions
+        from foretoken.text.tokenizer import StreamOptions
 
         self._stream = tokenizer.stream(StreamOptions())
         self._num_seen = 0

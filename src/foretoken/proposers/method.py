@@ -18,7 +18,7 @@ from foretoken.proposers.base import Proposer
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.verifier import Verifier
 from foretoken.shape import ModelShape
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

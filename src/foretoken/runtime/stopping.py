@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from foretoken.runtime.sequence import Sequence
-from foretoken.tokenizer import StopMatch
+from foretoken.text.tokenizer import StopMatch
 from foretoken.types import FinishReason
 
 StopFinder: TypeAlias = Callable[[str, tuple[int, ...]], StopMatch | None]

@@ -13,7 +13,7 @@ from foretoken.engine_async import AsyncEngine
 from foretoken.errors import ParameterError
 from foretoken.server.observing.metrics import ServerMetrics
 from foretoken.server.settings import ServerConfig
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from foretoken.server.observing.tracing import RequestSpans

@@ -14,7 +14,7 @@ from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from foretoken.quant import Scheme, round_weights, scheme_of
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.python_text.library import Corpus, SourceFile
 from foretoken.training.quantize.gptq import Moments, SeenInputs, gptq, output_error
 from foretoken.training.quantize.grid import best_grid

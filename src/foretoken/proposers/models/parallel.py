@@ -27,7 +27,7 @@ from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
 from foretoken.shape.fields import read_json
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 
 
 def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:

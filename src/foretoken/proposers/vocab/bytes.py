@@ -13,7 +13,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any, Self, final
 
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 
 _SPELLED_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "\u2581"

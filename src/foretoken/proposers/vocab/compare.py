@@ -11,7 +11,7 @@ from foretoken.config import SpeculativeConfig
 from foretoken.errors import ConfigError
 from foretoken.proposers.vocab.bytes import ByteEncoder, TokenBytes
 from foretoken.proposers.vocab.shared import SharedVocabulary
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("foretoken")
 

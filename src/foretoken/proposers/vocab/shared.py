@@ -19,7 +19,7 @@ from torch import Tensor
 from foretoken.models.tensors import RolloutPlan, SpanLayout
 from foretoken.proposers.models.language import DraftLanguageModel
 from foretoken.proposers.vocab.bytes import TokenBytes
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 
 UNSHARED = -1e20
 """Logit of target tokens that the draft cannot say: probability 0 beside any other, but finite,

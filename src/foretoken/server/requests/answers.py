@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from foretoken.server.requests.generation import Event, Generation
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Logprob, RequestMetrics
 
 TokenText = Callable[[int], str]

@@ -13,7 +13,7 @@ from foretoken.errors import ContextError, PromptError
 from foretoken.server.problems import Problem
 from foretoken.server.schemas import CompletionBody, GenerationBody, Message, Tool
 from foretoken.server.state import ServerState
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 
 _ENCODED_AT_ONCE = 2000
 """Characters that are encoded on the loop, in well under a millisecond."""

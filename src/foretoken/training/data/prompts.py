@@ -13,7 +13,7 @@ from typing import Any
 
 from foretoken.errors import ConfigError
 from foretoken.extras import OptionalPackages
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.data.settings import DataSettings
 
 FORMS = (

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.errors import ConfigError
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.data.prompts import FORMS, records, token_ids
 from foretoken.training.data.settings import DataSettings
 from foretoken.training.data.shards import write_whole

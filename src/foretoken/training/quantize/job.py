@@ -21,7 +21,7 @@ from foretoken.models.loader import Checkpoint
 from foretoken.quant import IntWeights, round_weights
 from foretoken.quant.formats.packing import packed_config, packed_tensors
 from foretoken.shape import ModelShape
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.provenance import versions
 from foretoken.training.quantize.folder import Shards, copy_beside, new_folder
 from foretoken.training.quantize.gptq import SeenInputs, gptq, output_error

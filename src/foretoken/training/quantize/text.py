@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.data.prompts import FORMS, json_lines, token_ids
 from foretoken.training.python_text.library import load_corpus
 from foretoken.training.quantize.settings import PYTHON_TEXT, CalibrationSettings

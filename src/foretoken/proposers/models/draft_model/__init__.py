@@ -16,7 +16,7 @@ from foretoken.proposers.vocab.compare import Translation, Vocabulary, translati
 from foretoken.proposers.vocab.shared import SharedVocabularyRunner
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
-from foretoken.tokenizer import Tokenizer
+from foretoken.text.tokenizer import Tokenizer
 
 
 def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:

@@ -13,10 +13,10 @@ from typing import Any
 
 import tokenizers
 
-from foretoken.chat_template import ChatTemplate
-from foretoken.detokenizer import Detokenizer, StopMatch, StreamOptions
 from foretoken.errors import PromptError, TokenizerError
-from foretoken.token_reach import token_reach
+from foretoken.text.chat_template import ChatTemplate
+from foretoken.text.detokenizer import Detokenizer, StopMatch, StreamOptions
+from foretoken.text.reach import token_reach
 
 __all__ = ["Detokenizer", "StopMatch", "StreamOptions", "Tokenizer"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import tokenizers
 
-from foretoken.growing_text import GrowingText
+from foretoken.text.growing import GrowingText
 
 
 @dataclass(frozen=True, slots=True)

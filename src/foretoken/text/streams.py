@@ -6,7 +6,7 @@ final. Knows nothing about steps.
 
 from dataclasses import dataclass, replace
 
-from foretoken.tokenizer import Detokenizer, StopMatch, StreamOptions, Tokenizer
+from foretoken.text.tokenizer import Detokenizer, StopMatch, StreamOptions, Tokenizer
 from foretoken.types import FinishReason, Output, Request
 
 
