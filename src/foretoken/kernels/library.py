@@ -18,6 +18,7 @@ from typing import Any
 from foretoken.errors import ConfigError
 from foretoken.hardware import usable_cores
 from foretoken.kernels import build
+from foretoken.kernels.structures import check_sizes
 
 logger = logging.getLogger("foretoken")
 
@@ -72,6 +73,7 @@ def find_library() -> Library | None:
     if path is None:
         return None
     handle = ctypes.CDLL(str(path))
+    check_sizes(handle)
     most = LEVELS[handle.ft_cpu_level()]
     level = min(most, _BEST_TRIED, key=LEVELS.index) if wanted == "auto" else wanted
     if LEVELS.index(level) > LEVELS.index(most):

@@ -14,45 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.kernels.library import Library
+from foretoken.kernels.structures import FtLinear, FtLinearRows
 
 PANEL: Final = 16
 FLOAT32, BFLOAT16, INT8, INT4 = range(4)
 TYPES: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 _HUGE: Final = 4 << 20
-
-
-class LayerStruct(ctypes.Structure):
-    """`ft_linear`."""
-
-    _fields_ = [
-        ("weight_type", ctypes.c_int32),
-        ("x_type", ctypes.c_int32),
-        ("y_type", ctypes.c_int32),
-        ("gated", ctypes.c_int32),
-        ("group", ctypes.c_int32),
-        ("norm_eps", ctypes.c_float),
-        ("outputs", ctypes.c_int64),
-        ("inputs", ctypes.c_int64),
-        ("weight", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("zero", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("norm", ctypes.c_void_p),
-    ]
-
-
-class RowsStruct(ctypes.Structure):
-    """`ft_linear_rows`."""
-
-    _fields_ = [
-        ("x", ctypes.c_void_p),
-        ("y", ctypes.c_void_p),
-        ("residual", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("x_stride", ctypes.c_int64),
-        ("y_stride", ctypes.c_int64),
-        ("residual_stride", ctypes.c_int64),
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +196,7 @@ class PackedLayer:
     """A layer bound to its C function; what its struct points to is kept here."""
 
     packed: Packed
-    struct: LayerStruct
+    struct: FtLinear
     kept: tuple[Tensor | None, ...]
     dense: Callable[[int, int, int, int | None, int], None]
     """ft_linear_dense(layer, x, y, residual, rows)."""
@@ -266,7 +233,7 @@ class PackedLayer:
         def address(tensor: Tensor | None) -> int | None:
             return None if tensor is None else tensor.data_ptr()
 
-        struct = LayerStruct(
+        struct = FtLinear(
             weight_type=packed.weight_type,
             x_type=TYPES[x_dtype],
             y_type=TYPES[y_dtype],
@@ -287,5 +254,5 @@ class PackedLayer:
             struct=struct,
             kept=(bias, norm_K),
             dense=library.function("ft_linear_dense", (pointer,) * 4 + (ctypes.c_int64,)),
-            strided=library.function("ft_linear_run", (pointer, ctypes.POINTER(RowsStruct))),
+            strided=library.function("ft_linear_run", (pointer, ctypes.POINTER(FtLinearRows))),
         )

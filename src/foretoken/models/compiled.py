@@ -12,6 +12,8 @@ from typing import Any, final
 from torch import Tensor
 
 from foretoken.kernels.library import find_library
+from foretoken.kernels.linear import TYPES
+from foretoken.kernels.structures import FtDecoder, FtLayer, FtStep, FtStepKind
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.layers.decoder_layer import Layer, LayerKind
@@ -19,58 +21,10 @@ from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.tensors import ModelInput, SpanLayout
 from foretoken.ops.activation import COMPILED
-from foretoken.ops.attention.compiled import AttentionPlan, Call, CompiledAttention
+from foretoken.ops.attention.compiled import AttentionPlan, CompiledAttention
 from foretoken.ops.linear import KernelLinear, Linear
-from foretoken.ops.rows import TYPES
 
-_I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-
-
-class _Layer(ctypes.Structure):
-    """ft_layer."""
-
-    _fields_ = [
-        *((name, _PTR) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, _PTR) for name in ("attention_norm", "mlp_norm", "after_attention", "after_mlp")),
-        *((name, _PTR) for name in ("query_norm", "key_norm", "beside_norm")),
-        *((name, _I64) for name in ("from_norm", "kind")),
-    ]
-
-
-class _Decoder(ctypes.Structure):
-    """ft_decoder."""
-
-    _fields_ = [
-        ("layers", _PTR),
-        *((name, _I64) for name in ("hidden", "inner")),
-        *((name, _I32) for name in ("num_heads", "num_kv_heads", "head_dim")),
-        *((name, _I32) for name in ("type", "norm_type", "activation")),
-        ("eps", _F32),
-    ]
-
-
-class _StepKind(ctypes.Structure):
-    """ft_step_kind."""
-
-    _fields_ = [
-        ("attention", Call),
-        ("units", _PTR),
-        ("num_units", _I64),
-        *((name, _PTR) for name in ("cos", "sin")),
-        ("width", _I64),
-    ]
-
-
-class _Step(ctypes.Structure):
-    """ft_step."""
-
-    _fields_ = [
-        *((name, _PTR) for name in ("x", "positions", "slots")),
-        *((name, _I64) for name in ("first_slot", "rows")),
-        ("kv", _PTR),
-        ("kv_stride", _I64),
-        *((name, _PTR) for name in ("kinds", "beside")),
-    ]
+_I32, _PTR = ctypes.c_int32, ctypes.c_void_p
 
 
 @final
@@ -79,12 +33,12 @@ class CompiledLayers:
 
     def __init__(self, layers: Sequence[Layer], kinds: Sequence[LayerKind], run: Any) -> None:
         self._layers, self._kinds, self._run = tuple(layers), tuple(kinds), run
-        self._bound = (_Layer * len(layers))(*map(_bind, layers))
+        self._bound = (FtLayer * len(layers))(*map(_bind, layers))
         first = layers[0]
         geometry, norm = first.attention.geometry, first.attention_norm
         gate_up, down = first.mlp.gate_up, first.mlp.down
         assert isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear)
-        self._decoder = _Decoder(
+        self._decoder = FtDecoder(
             layers=ctypes.addressof(self._bound),
             hidden=gate_up.packed.inputs,
             inner=down.packed.inputs,
@@ -134,12 +88,12 @@ class CompiledLayers:
         """The rows of these spans as C wants them; x, positions and slots are still to be set."""
         spans = [layout.window for layout in layouts]
         plans = [_attention(kind).layout(spans) for kind in self._kinds]
-        kinds = (_StepKind * len(plans))()
+        kinds = (FtStepKind * len(plans))()
         for made, kind, plan in zip(kinds, self._kinds, plans, strict=True):
             made.attention, made.units, made.num_units = plan.call, plan.units, plan.num_units
             made.cos, made.sin = kind.rotary.cos.data_ptr(), kind.rotary.sin.data_ptr()
             made.width = kind.rotary.cos.shape[-1]
-        step = _Step(
+        step = FtStep(
             rows=sum(span.num_tokens for span in spans),
             kv=self.stores_of(store),
             kv_stride=store.layers[0].stride(0),
@@ -190,7 +144,7 @@ class RowsPlan:
 
     __slots__ = ("_kinds", "_plans", "step")
 
-    def __init__(self, step: _Step, plans: list[AttentionPlan], kinds: Any) -> None:
+    def __init__(self, step: FtStep, plans: list[AttentionPlan], kinds: Any) -> None:
         """Keep everything that `step` points to."""
         self.step, self._plans, self._kinds = step, plans, kinds
 
@@ -231,13 +185,13 @@ def _norms(layer: Layer) -> Iterator[RMSNorm]:
         yield from (layer.attention.norms.query, layer.attention.norms.key)
 
 
-def _bind(layer: Layer) -> _Layer:
+def _bind(layer: Layer) -> FtLayer:
     def address(norm: RMSNorm | None) -> int | None:
         return None if norm is None else norm.weight_D.data_ptr()
 
     linears = [linear.address for linear in _linears(layer) if isinstance(linear, KernelLinear)]
     heads = layer.attention.norms
-    return _Layer(
+    return FtLayer(
         *linears,
         attention_norm=address(layer.attention_norm),
         mlp_norm=address(layer.mlp_norm),

@@ -16,48 +16,20 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.library import find_library
+from foretoken.kernels.structures import UNIT_INTS, FtRolloutCall, FtRolloutModel
 from foretoken.kv.store import KVStore
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.compiled import CompiledLayers
 from foretoken.models.stopping import StopCall, cut
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
-from foretoken.ops.attention.compiled import UNIT_INTS
 from foretoken.ops.drawing import BEST, pack_rows
 from foretoken.ops.linear import KernelLinear, Linear
 
-_I32, _I64, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+_I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 
 MOST_ROWS: Final = 64
 """Of the first pass; more of them are worth a pass of their own."""
 _BEST_ROW: Final = pack_rows((0,), BEST)
-
-
-class _Model(ctypes.Structure):
-    """ft_rollout_model."""
-
-    _fields_ = [
-        *((name, _PTR) for name in ("decoder", "embedding", "norm", "head", "ids")),
-        *((name, _PTR) for name in ("mixer", "features", "shape", "cos", "sin", "kv")),
-        *(
-            (name, _I64)
-            for name in ("feature_bytes", "feature_stride", "width", "kv_stride", "vocabulary")
-        ),
-        ("num_layers", _I32),
-    ]
-
-
-class _Call(ctypes.Structure):
-    """ft_rollout_call."""
-
-    _fields_ = [
-        *((name, _PTR) for name in ("spans", "pages", "fed", "units", "positions", "slots")),
-        *((name, _PTR) for name in ("x", "beside", "gathered", "masks")),
-        ("draws", ctypes.c_char_p),
-        *((name, _PTR) for name in ("tokens", "logits", "own")),
-        *((name, _I64) for name in ("num_spans", "rows", "steps", "keeps_logits")),
-        ("stop", _PTR),
-        ("anchored", _I64),
-    ]
 
 
 def plan_best(sequences: int, steps: int) -> RolloutPlan:
@@ -105,7 +77,7 @@ class CompiledRollout:
         self._layers, self._parts = layers, parts
         self._store: KVStore | None = None
         self._mixing: tuple[KernelLinear, Tensor] | None = None
-        self._model = _Model(
+        self._model = FtRolloutModel(
             decoder=layers.address,
             embedding=parts.embedding_VD.data_ptr(),
             norm=parts.norm.weight_D.data_ptr(),
@@ -119,7 +91,7 @@ class CompiledRollout:
             num_layers=layers.num_layers,
         )
         self._run: Any = library.function("ft_rollout", (_PTR, _PTR), _I64)
-        self._call = _Call()
+        self._call = FtRolloutCall()
         self._buffers = _Buffers.of(self._call, self._model, parts, (1, 8), attention.units_a_row)
 
     def read_features(self, mixer: KernelLinear, slots_SF: Tensor) -> None:
@@ -222,8 +194,8 @@ class CompiledRollout:
 class _Buffers:
     """Of a call, as large as the largest so far."""
 
-    call: _Call
-    model: _Model
+    call: FtRolloutCall
+    model: FtRolloutModel
     parts: RolloutParts
     units_a_row: int
     x_TD: Tensor
@@ -236,8 +208,8 @@ class _Buffers:
     @classmethod
     def of(
         cls,
-        call: _Call,
-        model: _Model,
+        call: FtRolloutCall,
+        model: FtRolloutModel,
         parts: RolloutParts,
         size: tuple[int, int],
         units_a_row: int,

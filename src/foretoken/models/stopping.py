@@ -5,19 +5,8 @@ from array import array
 from dataclasses import replace
 from typing import final
 
+from foretoken.kernels.structures import FtStop
 from foretoken.models.tensors import RolledOut, Stopped, StopRule
-
-_I64, _F32, _PTR = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-
-
-class _Stop(ctypes.Structure):
-    """ft_stop."""
-
-    _fields_ = [
-        *((name, _F32) for name in ("least_sure", "token", "row", "usual", "pass")),
-        ("least", _I64),
-        *((name, _PTR) for name in ("sure", "reach", "lengths")),
-    ]
 
 
 @final
@@ -30,7 +19,7 @@ class StopCall:
         self._sure = array("f", bytes(4 * steps * count))
         self._reach = array("f", rule.reach)
         self._lengths = array("q", bytes(8 * count))
-        self._struct = _Stop(
+        self._struct = FtStop(
             least_sure=rule.least_sure,
             token=rule.token,
             row=rule.row,

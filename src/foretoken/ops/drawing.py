@@ -9,17 +9,16 @@ import math
 from array import array
 from collections.abc import Sequence
 from functools import cache
-from struct import Struct
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from foretoken.kernels.library import Library, find_library
+from foretoken.kernels.structures import DRAW_ROW
 from foretoken.ops.logits import NEVER, bounded
 
 UNDECIDED = -1
-_ROW = Struct("=Qfffi")
 
 
 class Drawing(NamedTuple):
@@ -49,7 +48,7 @@ PLAIN = Drawing(1.0, NEVER, 2.0, 0)
 
 def pack_rows(keys: Sequence[int], how: Drawing) -> bytes:
     """Rows that are drawn alike, each with its noise key, as C wants them."""
-    return b"".join(_ROW.pack(key, *how) for key in keys)
+    return b"".join(DRAW_ROW.pack(key, *how) for key in keys)
 
 
 @final
@@ -69,7 +68,7 @@ class DrawKernel:
             rows: R of `pack_rows`.
         """
         count, vocabulary = logits_RV.shape
-        assert len(rows) == _ROW.size * count, (len(rows), count)
+        assert len(rows) == DRAW_ROW.size * count, (len(rows), count)
         logits_RV = logits_RV.contiguous()
         ids = array("q", bytes(8 * count))
         address = ids.buffer_info()[0]

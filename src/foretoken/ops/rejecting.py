@@ -11,16 +11,15 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from functools import cache
-from struct import Struct
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from foretoken.kernels.library import Library, find_library
+from foretoken.kernels.structures import REJECT_SPAN, FtRejectCall
 from foretoken.ops.drawing import UNDECIDED, Drawing
 
-_SPAN = Struct("=Qfffi5q")
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -50,17 +49,6 @@ class Weighing(NamedTuple):
     """The drafts that stay, by number from the root down; of a chain the first ones."""
     last: int
     """The token after them; UNDECIDED: nothing was decided."""
-
-
-class _Call(ctypes.Structure):
-    """ft_reject_call."""
-
-    _fields_ = [
-        ("spans", ctypes.c_char_p),
-        *((name, _PTR) for name in ("ids", "parents", "logits", "drafted")),
-        *((name, _PTR) for name in ("kept", "paths", "last")),
-        *((name, _I64) for name in ("num_spans", "vocabulary", "rule")),
-    ]
 
 
 @final
@@ -100,7 +88,7 @@ class RejectKernel:
         """
         packed, ids, parents = bytearray(), array("q"), array("q")
         for span in spans:
-            packed += _SPAN.pack(
+            packed += REJECT_SPAN.pack(
                 span.key,
                 *span.how,
                 span.position,
@@ -116,7 +104,7 @@ class RejectKernel:
         count, drafts = len(spans), len(ids)
         found = array("q", bytes(8 * (2 * count + len(parents))))
         start = found.buffer_info()[0]
-        call = _Call(
+        call = FtRejectCall(
             spans=bytes(packed),
             ids=ids.buffer_info()[0],
             parents=parents.buffer_info()[0] if parents else None,

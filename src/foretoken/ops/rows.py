@@ -14,46 +14,12 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.library import Library, find_library
+from foretoken.kernels.linear import TYPES
+from foretoken.kernels.structures import FtGateCall, FtNormCall, FtRotaryCall
 from foretoken.shape.memory import KV_SCALE_BYTES
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1}
 STORED_TYPES = {**TYPES, torch.int8: 2}
-_I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-
-
-class NormCall(ctypes.Structure):
-    """ft_norm_call."""
-
-    _fields_ = [
-        *((name, _PTR) for name in ("x", "y", "residual", "weight")),
-        *((name, _I64) for name in ("rows", "width")),
-        *((name, _I64) for name in ("x_stride", "y_stride", "residual_stride")),
-        *((name, _I32) for name in ("type", "weight_type")),
-        ("eps", _F32),
-    ]
-
-
-class RotaryCall(ctypes.Structure):
-    """ft_rotary_call."""
-
-    _fields_ = [
-        *((name, _PTR) for name in ("qkv", "kv", "cos", "sin", "positions", "slots")),
-        *((name, _PTR) for name in ("query_norm", "key_norm")),
-        *((name, _I64) for name in ("first_slot", "rows", "qkv_stride", "kv_stride")),
-        *((name, _I32) for name in ("num_heads", "num_kv_heads", "head_dim")),
-        *((name, _I32) for name in ("width", "type", "kv_type", "norm_type")),
-        ("eps", _F32),
-    ]
-
-
-class GateCall(ctypes.Structure):
-    """ft_gate_call."""
-
-    _fields_ = [
-        *((name, _PTR) for name in ("x", "y")),
-        *((name, _I64) for name in ("rows", "width", "x_stride", "y_stride")),
-        *((name, _I32) for name in ("type", "activation")),
-    ]
+_PTR = ctypes.c_void_p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +52,7 @@ class RowKernels:
         """x / rms(x) * weight, then the sum with the residual; [T, D], rows may be strided."""
         y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
         width = x_TD.shape[1]
-        call = NormCall(
+        call = FtNormCall(
             x=x_TD.data_ptr(),
             y=y_TD.data_ptr(),
             residual=None if residual_TD is None else residual_TD.data_ptr(),
@@ -112,7 +78,7 @@ class RowKernels:
             slots, start = first.data_ptr(), 0
         else:
             start = first.start
-        call = RotaryCall(
+        call = FtRotaryCall(
             qkv=qkv_TA.data_ptr(),
             kv=layer_SKh.data_ptr(),
             cos=turn.cos_TW.data_ptr(),
@@ -139,7 +105,7 @@ class RowKernels:
         """act(gate) * up of rows [T, 2 F] that hold gate, then up."""
         rows, width = both_TF.shape[0], both_TF.shape[1] // 2
         y_TF = torch.empty((rows, width), dtype=both_TF.dtype)
-        call = GateCall(
+        call = FtGateCall(
             x=both_TF.data_ptr(),
             y=y_TF.data_ptr(),
             rows=rows,

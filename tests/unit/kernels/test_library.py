@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.errors import ConfigError
-from foretoken.kernels import build
+from foretoken.kernels import build, structures
 from foretoken.kernels.library import LEVELS, Library, describe_kernels, find_library
 
 TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
@@ -75,6 +75,35 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or not run())
 def test_level_is_at_most_the_machines(library: Library) -> None:
     assert LEVELS.index(library.level) <= library.handle.ft_cpu_level()
     assert library.handle.ft_level() == LEVELS.index(library.level)
+
+
+def test_a_structure_of_another_size_is_named(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    structures.check_sizes(library.handle)
+    right = structures.SIZES["ft_linear"]
+    monkeypatch.setitem(structures.SIZES, "ft_linear", right + 8)
+    with pytest.raises(AssertionError, match=f"ft_linear: {right + 8} bytes .*{right} in C"):
+        structures.check_sizes(library.handle)
+
+
+@pytest.mark.parametrize("name", ["ft_linear", "ft_of_python_alone"])
+def test_a_structure_that_one_side_lacks_is_named(
+    library: Library, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name in structures.SIZES:
+        monkeypatch.delitem(structures.SIZES, name)
+    else:
+        monkeypatch.setitem(structures.SIZES, name, 8)
+    with pytest.raises(AssertionError, match=name):
+        structures.check_sizes(library.handle)
+
+
+def test_every_structure_is_in_the_table() -> None:
+    package = Path(build.__file__).parents[1]
+    sources = [path.read_text("utf-8") for path in sorted(package.rglob("*.py"))]
+    written = sum(source.count("(ctypes.Structure):") for source in sources)
+    assert written == len(structures.STRUCTURES) + 1, "each in kernels/structures.py, and _Size"
 
 
 def in_fresh_process(value: str) -> "subprocess.CompletedProcess[str]":

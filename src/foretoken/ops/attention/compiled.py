@@ -9,65 +9,30 @@ from array import array
 from collections.abc import Sequence
 from typing import final
 
-import torch
 from torch import Tensor
 
 from foretoken.kernels.library import Library
+from foretoken.kernels.linear import TYPES
+from foretoken.kernels.structures import UNIT_INTS, FtAttentionCall, FtAttentionShape
 from foretoken.ops.attention.base import Attend, Attention, Geometry, SpanWindow
+from foretoken.ops.rows import STORED_TYPES
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1}
-STORED_TYPES = {**TYPES, torch.int8: 2}
-_I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-UNIT_INTS = 5
+_I32, _I64, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 
 
-class Shape(ctypes.Structure):
-    """ft_attention_shape."""
-
-    _fields_ = [
-        ("num_heads", _I32),
-        ("num_kv_heads", _I32),
-        ("head_dim", _I32),
-        ("page_size", _I32),
-        ("type", _I32),
-        ("kv_type", _I32),
-        ("window", _I32),
-        ("scale", _F32),
-        ("softcap", _F32),
-    ]
-
-    @classmethod
-    def of(cls, geometry: Geometry) -> "Shape":
-        """The C view of `geometry`."""
-        return cls(
-            geometry.num_heads,
-            geometry.num_kv_heads,
-            geometry.head_dim,
-            geometry.page_size,
-            TYPES[geometry.dtype],
-            STORED_TYPES[geometry.stored_dtype],
-            geometry.window or 0,
-            geometry.score_scale,
-            geometry.softcap or 0.0,
-        )
-
-
-class Call(ctypes.Structure):
-    """ft_attention_call."""
-
-    _fields_ = [
-        ("shape", _PTR),
-        ("spans", _PTR),
-        ("pages", _PTR),
-        ("paths", _PTR),
-        ("q", _PTR),
-        ("kv", _PTR),
-        ("out", _PTR),
-        ("q_stride", _I64),
-        ("kv_stride", _I64),
-        ("out_stride", _I64),
-        ("num_spans", _I32),
-    ]
+def _shape_of(geometry: Geometry) -> FtAttentionShape:
+    """The C view of `geometry`."""
+    return FtAttentionShape(
+        geometry.num_heads,
+        geometry.num_kv_heads,
+        geometry.head_dim,
+        geometry.page_size,
+        TYPES[geometry.dtype],
+        STORED_TYPES[geometry.stored_dtype],
+        geometry.window or 0,
+        geometry.score_scale,
+        geometry.softcap or 0.0,
+    )
 
 
 def runs(geometry: Geometry) -> bool:
@@ -82,7 +47,7 @@ class CompiledAttention(Attention):
     def __init__(self, geometry: Geometry, library: Library) -> None:
         """Serve `geometry`, for which `runs` is true."""
         self._geometry = geometry
-        self._shape = Shape.of(geometry)
+        self._shape = _shape_of(geometry)
         pointers = (_PTR, _PTR, _I32, _PTR, _I64)
         self._plan = library.function("ft_attention_plan", pointers, _I64)
         self._run = library.function("ft_attention_run", (_PTR, _PTR, _I64))
@@ -135,7 +100,7 @@ class CompiledAttention(Attention):
         shape, spans_at = ctypes.addressof(self._shape), _address(rows)
         count = self._plan(shape, spans_at, len(spans), _address(units), capacity)
         assert count <= capacity, (count, capacity)
-        call = Call(
+        call = FtAttentionCall(
             shape=shape,
             spans=spans_at,
             pages=_address(pages),
@@ -152,7 +117,7 @@ class AttentionPlan:
     __slots__ = ("_kept", "call", "num_units", "units")
 
     def __init__(
-        self, call: Call, units: int, num_units: int, kept: tuple["array[int]", ...]
+        self, call: FtAttentionCall, units: int, num_units: int, kept: tuple["array[int]", ...]
     ) -> None:
         self.call, self.units, self.num_units, self._kept = call, units, num_units, kept
 

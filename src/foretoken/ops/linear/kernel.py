@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.library import Library
-from foretoken.kernels.linear import TYPES, Packed, PackedLayer, RowsStruct
+from foretoken.kernels.linear import TYPES, Packed, PackedLayer
+from foretoken.kernels.structures import FtLinearRows
 from foretoken.ops.linear.base import Linear
 
 
@@ -75,7 +76,7 @@ class KernelLinear(Linear):
         x_TK = x_TK if x_TK.stride(1) == 1 else x_TK.contiguous()
         if residual_TN is not None and residual_TN.stride(1) != 1:
             residual_TN = residual_TN.contiguous()
-        rows = RowsStruct(
+        rows = FtLinearRows(
             x=x_TK.data_ptr(),
             y=y_TN.data_ptr(),
             residual=None if residual_TN is None else residual_TN.data_ptr(),

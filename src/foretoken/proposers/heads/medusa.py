@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import CheckpointError, ConfigError
+from foretoken.kernels.linear import TYPES
+from foretoken.kernels.structures import FtMedusa, FtMedusaBlock
 from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear
-from foretoken.ops.rows import TYPES
 from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.files import HeadFolder, fill
@@ -205,7 +206,7 @@ class Medusa(StatelessHead):
             for block in blocks.children()
             if isinstance(block, ResidualBlock)
         ]
-        blocks = (_Block * len(layers))()
+        blocks = (FtMedusaBlock * len(layers))()
         for block, (whole, down, linear) in zip(blocks, layers, strict=True):
             if linear is None or (down is None and not whole):
                 return None
@@ -219,7 +220,7 @@ class Medusa(StatelessHead):
         pointers = _pointers(mixers), _pointers(tops)
         if None in pointers or tops[0] is None or tops[0].out_dtype != torch.float32:
             return None
-        struct = _Medusa(
+        struct = FtMedusa(
             blocks=ctypes.addressof(blocks),
             mixers=ctypes.addressof(pointers[0]) if mixers else None,
             tops=ctypes.addressof(pointers[1]),
@@ -275,26 +276,7 @@ class _Depths(ChainSteps):
         return self._logits_BKV[spans, depth]
 
 
-_I32, _I64, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-
-
-class _Block(ctypes.Structure):
-    """ft_medusa_block."""
-
-    _fields_ = [("down", _PTR), ("linear", _PTR)]
-
-
-class _Medusa(ctypes.Structure):
-    """ft_medusa."""
-
-    _fields_ = [
-        *((name, _PTR) for name in ("blocks", "mixers", "tops")),
-        *((name, _I64) for name in ("hidden", "vocabulary", "layers")),
-        ("type", _I32),
-    ]
-
-
 def _pointers(linears: Sequence[KernelLinear | None]) -> Any:
     """Their addresses in C's memory; None if one is missing."""
     addresses = [linear.address for linear in linears if linear is not None]
-    return (_PTR * len(linears))(*addresses) if len(addresses) == len(linears) else None
+    return (ctypes.c_void_p * len(linears))(*addresses) if len(addresses) == len(linears) else None

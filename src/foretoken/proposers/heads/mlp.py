@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from foretoken.config import SpeculativeConfig
 from foretoken.errors import CheckpointError
-from foretoken.ops.rows import TYPES
+from foretoken.kernels.linear import TYPES
+from foretoken.kernels.structures import FtMlp, FtMlpStage
 from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.files import HeadFolder, fill
@@ -168,7 +169,7 @@ class MLPSpeculator(StatelessHead):
         dtype = self.ln[0].get_parameter("weight").dtype
         if features_SD is None or not has_kernels(dtype):
             return None
-        tied, stages = self.shape.tie_weights, (_Stage * self.shape.n_predict)()
+        tied, stages = self.shape.tie_weights, (FtMlpStage * self.shape.n_predict)()
         for i, stage in enumerate(stages):
             own = 0 if tied else i
             project = kernel_of(self.proj[min(i, len(self.proj) - 1)], dtype, dtype)
@@ -179,7 +180,7 @@ class MLPSpeculator(StatelessHead):
             stage.embedding = self.emb[own].get_parameter("weight").data_ptr()
             stage.weight = self.ln[own].get_parameter("weight").data_ptr()
             stage.bias = self.ln[own].get_parameter("bias").data_ptr()
-        struct = _MLP(
+        struct = FtMlp(
             stages=ctypes.addressof(stages),
             hidden=self.shape.emb_dim,
             inner=self.shape.inner_dim,
@@ -265,24 +266,3 @@ class _MLPTrees(TreeSteps):
         tokens_F = torch.tensor(tokens, device=self._state_FD.device)
         self._state_FD = self._net.advance(self._stage, self._state_FD, tokens_F)
         return self._net.logits(self._stage, self._state_FD).float()
-
-
-_I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-
-
-class _Stage(ctypes.Structure):
-    """ft_mlp_stage."""
-
-    _fields_ = [(name, _PTR) for name in ("project", "head", "embedding", "weight", "bias")]
-
-
-class _MLP(ctypes.Structure):
-    """ft_mlp."""
-
-    _fields_ = [
-        ("stages", _PTR),
-        *((name, _I64) for name in ("hidden", "inner", "vocabulary")),
-        ("token_scale", _F32),
-        ("type", _I32),
-        ("norms_input", _I64),
-    ]

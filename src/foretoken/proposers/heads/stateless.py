@@ -16,9 +16,10 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import find_library
+from foretoken.kernels.linear import TYPES
+from foretoken.kernels.structures import FtHeadCall
 from foretoken.models.stopping import StopCall, cut
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
-from foretoken.ops.rows import TYPES
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.heads.base import DraftHead, HeadSite
@@ -151,18 +152,6 @@ class _Chains(ChainSteps):
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 
 
-class _Call(ctypes.Structure):
-    """ft_head_call."""
-
-    _fields_ = [
-        *((name, _PTR) for name in ("features", "slots", "fed", "state", "room")),
-        ("draws", ctypes.c_char_p),
-        *((name, _PTR) for name in ("tokens", "logits")),
-        *((name, _I64) for name in ("feature_bytes", "rows", "steps", "keeps_logits")),
-        ("stop", _PTR),
-    ]
-
-
 def has_kernels(dtype: torch.dtype) -> bool:
     """Whether heads of this type can be compiled here."""
     return find_library() is not None and dtype in TYPES
@@ -203,7 +192,7 @@ class StatelessCall:
         self._values = features_SD.new_empty(0)
         self._logits_KV = torch.empty(0, struct.vocabulary)
         stride = features_SD.stride(0) * features_SD.element_size()
-        self._call = _Call(features=features_SD.data_ptr(), feature_bytes=stride)
+        self._call = FtHeadCall(features=features_SD.data_ptr(), feature_bytes=stride)
 
     def __call__(self, slots: Sequence[int], fed: Sequence[int], plan: RolloutPlan) -> RolledOut:
         """Draft up to `plan.steps` tokens for each sequence.
