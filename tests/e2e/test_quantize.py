@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from foretoken import LLM, SamplingParams
 from foretoken.cli.app import app
 from foretoken.models import LoadOptions
-from foretoken.models.loader import Checkpoint
+from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.tensors import SpanLayout
 from foretoken.quant import IntWeights
 from foretoken.quant.formats import format_of

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foretoken.models.loader import Checkpoint
+from foretoken.models.checkpoint import Checkpoint
 from foretoken.quant.formats import format_of
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.errors import UnsupportedModelError
-from foretoken.models.loader import Checkpoint
+from foretoken.models.checkpoint import Checkpoint
 from foretoken.ops.activation import Activation, gelu_tanh, silu
 from foretoken.ops.linear import Linear
 

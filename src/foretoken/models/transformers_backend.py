@@ -15,9 +15,9 @@ from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.kv.features import FINAL, FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.models.base import LoadOptions, Model
+from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.foreign_attention import NAME, Bridge, LayerCall, register
 from foretoken.models.foreign_modules import fill, swap_activations
-from foretoken.models.loader import Checkpoint
 from foretoken.models.tensors import ModelInput, SpanLayout
 from foretoken.models.weights import linear_of
 from foretoken.ops.attention import Geometry, choose_attention

@@ -6,11 +6,11 @@ here by what its config says, and at load by what its modules do (models/transfo
 
 import json
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
+from foretoken.shape.families import family_names
 from foretoken.shape.fields import Config, size
 from foretoken.shape.stored import stored_scheme
 
@@ -21,13 +21,12 @@ _CHANGING_ROPES = ("dynamic", "longrope")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
-def foreign_fields(folder: Path, raw: Config, own: Sequence[str]) -> dict[str, Any]:
+def foreign_fields(folder: Path, raw: Config) -> dict[str, Any]:
     """ModelShape's fields of the model in `folder`.
 
     Args:
         folder: for transformers' own reading of config.json, and the weight files.
         raw: config.json as it is.
-        own: model types with a file of ours, for the error.
 
     Raises:
         UnsupportedModelError: mixture of experts, multimodal, encoder-decoder, another kind of
@@ -35,7 +34,7 @@ def foreign_fields(folder: Path, raw: Config, own: Sequence[str]) -> dict[str, A
         CheckpointError: transformers cannot read the config, or a size is missing.
     """
     kind = raw.get("model_type")
-    allowed = f"{', '.join(own)}, or a dense decoder-only architecture of transformers"
+    allowed = f"{family_names()}, or a dense decoder-only architecture of transformers"
     _refuse(raw, kind, allowed)
     config = _read(folder, kind, allowed)
     _refuse(config, kind, allowed)

@@ -1,7 +1,7 @@
 """GGUF files: their metadata as the config.json that Hugging Face would have. Torch-free.
 
-Read through the `gguf` package, which is an optional extra. Families: Llama and Mistral, Qwen2,
-Qwen3. Sizes come from the metadata, biases and tied heads from which tensors there are.
+Read through the `gguf` package, which is an optional extra. Families are those whose record has a
+name in GGUF. Sizes come from the metadata, biases and tied heads from which tensors there are.
 """
 
 import functools
@@ -11,10 +11,10 @@ from typing import Any
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.extras import OptionalPackages
+from foretoken.shape.families import families
 from foretoken.shape.memory import Held
 from foretoken.shape.stored import FLOATS, StoredScheme
 
-FAMILIES = ("llama", "qwen2", "qwen3")
 _SIZES = {
     "max_position_embeddings": "context_length",
     "num_hidden_layers": "block_count",
@@ -80,8 +80,9 @@ def gguf_config(path: Path) -> dict[str, Any]:
     """
     reader = open_gguf(path)
     family = _value(reader, "general.architecture", None)
-    if family not in FAMILIES:
-        allowed = f"{', '.join(FAMILIES)} in GGUF, or the safetensors of this model"
+    known = {one.gguf: one.model_type for one in reversed(families()) if one.gguf is not None}
+    if family not in known:
+        allowed = f"{', '.join(reversed(known))} in GGUF, or the safetensors of this model"
         raise UnsupportedModelError("general.architecture", family, allowed)
     if _value(reader, f"{family}.expert_count", 0):
         raise UnsupportedModelError("expert_count", family, "no mixture of experts")
@@ -93,10 +94,10 @@ def gguf_config(path: Path) -> dict[str, Any]:
     eos = [_value(reader, f"tokenizer.ggml.{key}_token_id", None) for key in ("eos", "eot")]
     return {
         **{name: value for name, value in found.items() if value is not None},
-        "model_type": "mistral" if family == "llama" and window else family,
-        "sliding_window": window if family == "llama" else None,
+        "model_type": "mistral" if family == "llama" and window else known[family],
+        "sliding_window": window,
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
-        "attention_bias": family == "llama" and "blk.0.attn_q.bias" in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
         "eos_token_id": sorted({one for one in eos if one is not None}),

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from foretoken.shape.families import find_family
 from foretoken.shape.fields import Config, dtype_name, eos_ids, positive, read_json, size
 from foretoken.shape.foreign import foreign_fields
 from foretoken.shape.gguf import gguf_config, gguf_scheme
 from foretoken.shape.memory import WeightCounts, kv_element_bytes, kv_token_bytes
-from foretoken.shape.own import OWN_MODEL_TYPES, own_fields
 from foretoken.shape.rope import RopeShape
 from foretoken.shape.stored import StoredScheme, stored_scheme
 
@@ -81,13 +81,14 @@ class ModelShape:
     @classmethod
     def _from_dict(cls, folder: Path, config: Config, *, stored: StoredScheme | None) -> Self:
         eos = sorted(eos_ids(config))
-        if config.get("model_type") in OWN_MODEL_TYPES:
-            fields = {**_sizes(config), **own_fields(config)}
+        family = find_family(config.get("model_type"))
+        if family is not None:
+            fields = {**_sizes(config), **family.shape_fields(config)}
             fields["stored"] = stored or stored_scheme(config)
             positions = fields["rope"].context(fields["max_position_embeddings"])
             fields["max_position_embeddings"] = positions
         else:
-            fields = foreign_fields(folder, config, OWN_MODEL_TYPES)
+            fields = foreign_fields(folder, config)
         shape = cls(**{**fields, "eos_token_ids": tuple(eos), "dtype": dtype_name(config)})
         shape._check()
         return shape
@@ -102,7 +103,7 @@ class ModelShape:
 
     @property
     def is_own(self) -> bool:
-        """Whether a model file of ours runs it; else transformers does."""
+        """Whether our own layers run it; else transformers does."""
         return self.rope is not None
 
     @property
@@ -189,18 +190,16 @@ class ModelShape:
 
 
 def _sizes(config: Config) -> dict[str, Any]:
-    """What every family of our own has; a family may say otherwise."""
-    hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
+    """What every family has; a family may say otherwise."""
+    heads = size(config, "num_attention_heads")
     return {
         "model_type": config["model_type"],
         "vocab_size": size(config, "vocab_size"),
-        "hidden_size": hidden,
+        "hidden_size": size(config, "hidden_size"),
         "intermediate_size": size(config, "intermediate_size"),
         "num_hidden_layers": size(config, "num_hidden_layers"),
         "num_attention_heads": heads,
         "num_key_value_heads": size(config, "num_key_value_heads", heads),
-        "head_dim": size(config, "head_dim", hidden // heads),
         "max_position_embeddings": size(config, "max_position_embeddings"),
         "rms_norm_eps": positive(config, "rms_norm_eps", 1e-6),
-        "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
     }

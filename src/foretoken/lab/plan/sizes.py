@@ -19,10 +19,8 @@ from typing import Any
 
 from foretoken.checkpoint import PACKAGED, find_model
 from foretoken.errors import CheckpointError, ModelNotFoundError
+from foretoken.shape.families import Family, family_alike
 
-_BIASED = ("qwen2", "qwen2_moe")
-"""Model types with a bias on queries, keys and values that config.json does not mention."""
-_QK_NORM = ("qwen3", "qwen3_moe")
 _LINEAR_LAYERS = ("linear_attention", "mamba", "recurrent", "short_conv")
 
 
@@ -104,9 +102,10 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
     mlp = 3 * hidden * reader.size("intermediate_size", 0)
     expert = 3 * hidden * reader.expert_width()
     router = hidden * reader.num_experts + reader.shared_experts * expert
-    norms = 2 * hidden + reader.qk_norms()
+    norms = reader.norms()
     full, window_layers = reader.attention_layers()
-    tied = bool(config.get("tie_word_embeddings", False))
+    ties = reader.family is not None and reader.family.ties_head
+    tied = bool(config.get("tie_word_embeddings", ties))
     return PlanModel(
         name=name,
         family=family or str(config.get("model_type", "unknown")),
@@ -158,14 +157,19 @@ class _Reader:
         return next((self.size(n) for n in names if self.config.get(n) is not None), 0)
 
     @property
+    def family(self) -> Family | None:
+        return family_alike(self.config.get("model_type"))
+
+    @property
     def kv_heads(self) -> int:
         return self.size("num_key_value_heads", self.size("num_attention_heads"))
 
     @property
     def head_dim(self) -> int:
         hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
-        default = 128 if self.config.get("model_type") in _QK_NORM else hidden // heads
-        return self.size("head_dim", default)
+        family = self.family
+        known = None if family is None else family.head_dim
+        return self.size("head_dim", known or hidden // heads)
 
     @property
     def latent(self) -> int:
@@ -186,8 +190,13 @@ class _Reader:
     def expert_width(self) -> int:
         return self.first("moe_intermediate_size", "intermediate_size") if self.num_experts else 0
 
-    def qk_norms(self) -> int:
-        return 2 * self.head_dim if self.config.get("model_type") in _QK_NORM else 0
+    def norms(self) -> int:
+        """Weights of a layer's norms."""
+        family, hidden = self.family, self.size("hidden_size")
+        if family is None:
+            return 2 * hidden
+        over_heads = 2 * self.head_dim if family.head_norms else 0
+        return (4 if family.sandwich_norms else 2) * hidden + over_heads
 
     def layer_kinds(self) -> tuple[int, int]:
         """Numbers of layers with a dense MLP and with experts."""
@@ -202,7 +211,8 @@ class _Reader:
         if self.latent:
             return self._latent_params(hidden, heads)
         query, key = heads * self.head_dim, self.kv_heads * self.head_dim
-        biased = self.config.get("model_type") in _BIASED or self.config.get("attention_bias")
+        always = self.family is not None and self.family.attention_biases == "qkv"
+        biased = always or self.config.get("attention_bias")
         return hidden * (2 * query + 2 * key) + (query + 2 * key if biased else 0)
 
     def _latent_params(self, hidden: int, heads: int) -> int:

@@ -16,6 +16,7 @@ from foretoken.errors import CheckpointError
 from foretoken.quant.arrange import Weights, change_rows
 from foretoken.quant.formats.base import Format, RawTensors
 from foretoken.quant.formats.gguf_blocks import decode
+from foretoken.shape.families import find_family
 from foretoken.shape.gguf import gguf_config, open_gguf
 
 _TOP = {
@@ -60,7 +61,8 @@ class GgufFile:
             if tensor.name != _IN_CONFIG
         }
         self._heads: dict[str, int] = {}
-        if config["model_type"] in ("llama", "mistral"):
+        family = find_family(config["model_type"])
+        if family is not None and family.gguf_turns_heads:
             heads = config["num_attention_heads"]
             keys = config.get("num_key_value_heads", heads)
             self._heads = {"q_proj": heads, "k_proj": keys}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import CheckpointError, ConfigError
-from foretoken.models.files import open_files
+from foretoken.models.checkpoint import open_files
 from foretoken.training import checkpoints
 from foretoken.training.heads.layouts import FORMS, layout_of, require_form
 from foretoken.training.llama_folder import export, read_checkpoint

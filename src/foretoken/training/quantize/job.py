@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from foretoken.checkpoint import find_model
-from foretoken.models.loader import Checkpoint
+from foretoken.models.checkpoint import Checkpoint
 from foretoken.quant import IntWeights, round_weights
 from foretoken.quant.formats.packing import packed_config, packed_tensors
 from foretoken.shape import ModelShape

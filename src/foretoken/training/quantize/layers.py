@@ -17,9 +17,9 @@ from foretoken.kv.store import KVStore
 from foretoken.layers.attention import StepState
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.models.base import LoadOptions
-from foretoken.models.loader import Checkpoint
-from foretoken.models.parts import group_major
-from foretoken.models.registry import layer_builder
+from foretoken.models.builder import group_major
+from foretoken.models.checkpoint import Checkpoint
+from foretoken.models.load import layer_builder
 from foretoken.ops.attention.base import SpanWindow
 from foretoken.ops.linear import Linear
 from foretoken.quant import IntWeights

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from foretoken.config.quantization import QUANTIZATIONS
 from foretoken.errors import ConfigError, UnsupportedModelError
 from foretoken.quant.weights import Scheme
-from foretoken.shape import OWN_MODEL_TYPES, ModelShape
+from foretoken.shape import ModelShape
+from foretoken.shape.families import family_names
 from foretoken.shape.stored import GROUPS
 
 PYTHON_TEXT = "python"
@@ -88,7 +89,7 @@ def check_fits(shape: ModelShape, scheme: Scheme) -> None:
     """Raise unless this model's matrices can be written so.
 
     Raises:
-        UnsupportedModelError: quantized already, or of an architecture without a model file.
+        UnsupportedModelError: quantized already, or not run by our own layers.
         ConfigError: groups that do not divide the inputs.
     """
     if shape.stored is not None:
@@ -97,7 +98,7 @@ def check_fits(shape: ModelShape, scheme: Scheme) -> None:
             "model", f"quantized already: {shape.stored.describe()}", allowed
         )
     if not shape.is_own:
-        allowed = f"{', '.join(OWN_MODEL_TYPES)}; others with quantization= at load"
+        allowed = f"{family_names()}; others with quantization= at load"
         raise UnsupportedModelError("model_type", shape.model_type, allowed)
     widths = {
         "hidden_size": shape.hidden_size,

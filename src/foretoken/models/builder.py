@@ -1,6 +1,6 @@
-"""The parts that Llama-like checkpoints share, read under Hugging Face's names.
+"""Builds a decoder of our own layers from a checkpoint, whose tensors have Hugging Face's names.
 
-The shape says which parts a family has and model files how theirs are stored; this file knows how
+The shape says which parts the model has and its family how they are stored; this file knows how
 they are fused.
 """
 
@@ -19,9 +19,9 @@ from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.base import LoadOptions
+from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.compiled import compile_layers
 from foretoken.models.decoder import Decoder
-from foretoken.models.loader import Checkpoint
 from foretoken.models.rollout import RolloutParts, compile_rollout
 from foretoken.models.weights import label_of, linear_of
 from foretoken.ops.activation import ACTIVATIONS
@@ -29,7 +29,7 @@ from foretoken.ops.attention import Geometry, choose_attention
 from foretoken.ops.linear import Linear, RowProbe
 from foretoken.quant import IntWeights, JoinedLinear, Weights
 from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
-from foretoken.shape import ModelShape
+from foretoken.shape import Family, ModelShape
 
 logger = logging.getLogger("foretoken")
 _FUSED = {("q", "k", "v"): "qkv", ("gate", "up"): "gate_up"}
@@ -46,16 +46,6 @@ def group_major(rows: Tensor, shape: ModelShape) -> Tensor:
     return reordered
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
-    """How a family's tensors differ from Llama's on disk."""
-
-    fused: bool = False
-    """q, k, v are one matrix, and gate and up are (Phi-3)."""
-    norm_offset: float = 0.0
-    """What has to be added to the weights of norms (Gemma: 1)."""
-
-
 class Part(NamedTuple):
     """One projection as stored."""
 
@@ -68,10 +58,10 @@ class Builder:
     """One load: where tensors come from and how linears are made."""
 
     shape: ModelShape
+    family: Family
     checkpoint: Checkpoint
     options: LoadOptions
     probe: RowProbe
-    storage: Storage = Storage()
     held: Counter[str] = field(default_factory=Counter)
     """How the matrices made so far are kept, and how many are."""
 
@@ -106,14 +96,14 @@ class Builder:
     def norm(self, name: str, width: int) -> RMSNorm:
         """An RMS norm; with an offset its weights are kept in float32."""
         weight_D = self.checkpoint.keep(f"{name}.weight", (width,))
-        if self.storage.norm_offset:
-            weight_D = weight_D.float() + self.storage.norm_offset
+        if self.family.norm_offset:
+            weight_D = weight_D.float() + self.family.norm_offset
         return RMSNorm(weight_D, self.shape.rms_norm_eps)
 
     def parts(self, prefix: str, rows: dict[str, int], *, bias: bool) -> list[Part]:
         """Projections of the hidden state, name -> rows, from one stored matrix or several."""
         width, source = self.shape.hidden_size, self.checkpoint
-        if not self.storage.fused:
+        if not self.family.fused_on_disk:
             names = [(f"{prefix}.{name}_proj", count) for name, count in rows.items()]
             weights = [source.matrix(name, (count, width)) for name, count in names]
             if not bias:

@@ -1,4 +1,5 @@
-"""From `model_type` to the file that builds it."""
+"""Loads a checkpoint as a model: by our own layers where its family has a record, else through
+transformers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,32 +7,16 @@ from pathlib import Path
 import torch
 
 from foretoken.hardware import lean_heap
-from foretoken.models import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3
 from foretoken.models.base import LoadOptions, Model
-from foretoken.models.loader import Checkpoint
-from foretoken.models.parts import Builder, Storage
+from foretoken.models.builder import Builder
+from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.transformers_backend import load_foreign
 from foretoken.models.weights import rounding_of
 from foretoken.ops.linear import RowProbe
 from foretoken.quant.formats import format_of
-from foretoken.shape import OWN_MODEL_TYPES, ModelShape
+from foretoken.shape import ModelShape
+from foretoken.shape.families import find_family
 from foretoken.shape.gguf import forget_gguf
-
-_BUILDERS = {
-    "gemma2": gemma2.build,
-    "gemma3_text": gemma3.build,
-    "llama": llama.build,
-    "mistral": mistral.build,
-    "phi3": phi3.build,
-    "qwen2": qwen2.build,
-    "qwen3": qwen3.build,
-}
-_STORAGE = {
-    "gemma2": gemma2.STORAGE,
-    "gemma3_text": gemma3.STORAGE,
-    "phi3": phi3.STORAGE,
-}
-assert set(_BUILDERS) == set(OWN_MODEL_TYPES), (set(_BUILDERS), OWN_MODEL_TYPES)
 
 
 @torch.inference_mode()
@@ -53,14 +38,13 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
             folder, dtype=options.dtype, device=options.device, stored=stored
         ) as checkpoint:
             forget_gguf()
-            return _BUILDERS[shape.model_type](
-                Builder(shape=shape, checkpoint=checkpoint, options=options, probe=RowProbe())
-            )
+            return layer_builder(checkpoint, shape, options).model()
 
 
 def layer_builder(checkpoint: Checkpoint, shape: ModelShape, options: LoadOptions) -> Builder:
-    """What `load_model` builds a model of our own with, for whoever takes its layers one by one."""
-    storage = _STORAGE.get(shape.model_type, Storage())
+    """What `load_model` builds a model with, for whoever takes its layers one by one."""
+    family = find_family(shape.model_type)
+    assert family is not None, f"{shape.model_type} has no record"
     return Builder(
-        shape=shape, checkpoint=checkpoint, options=options, probe=RowProbe(), storage=storage
+        shape=shape, family=family, checkpoint=checkpoint, options=options, probe=RowProbe()
     )

@@ -1,0 +1,291 @@
+"""The model families that Foretoken runs with its own layers, one record each.
+
+A record is everything that is known of a family: how its config.json is read, which features it
+always has, how its weights lie on disk, and its name in GGUF files. Whoever needs to know asks the
+record, by `model_type`. `register_family` adds one, for families that live outside this package.
+A reader refuses by name what would be run wrongly; defaults are those of Hugging Face's classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
+from foretoken.shape.fields import Config, positive, positive_or_none, refuse_unless, size
+from foretoken.shape.rope import RopeShape
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_SILU = ("silu", "silu")
+_GELU = ("gelu_pytorch_tanh", "gelu_pytorch_tanh")
+_NO = (False, "False")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A family of dense decoders: Llama's layers, but for what is said here."""
+
+    model_type: str
+    """Its name in config.json."""
+    read: Callable[[Config], dict[str, Any]]
+    """From config.json, whose `head_dim` is filled in, to the fields of ModelShape that depend on
+    it, `rope` at least. Raises UnsupportedModelError for what the layers would run wrongly."""
+    head_dim: int | None = None
+    """Where config.json does not say; None: hidden_size / num_attention_heads."""
+    attention_biases: Literal["never", "qkv", "config"] = "never"
+    """`qkv`: always on q, k and v; `config`: on q, k, v and o, if `attention_bias` says so."""
+    head_norms: bool = False
+    """A norm over every query head and every key head."""
+    sandwich_norms: bool = False
+    """Norms after attention and after the MLP too."""
+    norm_offset: float = 0.0
+    """What has to be added to the stored weights of norms."""
+    fused_on_disk: bool = False
+    """Whether q, k and v are stored as one matrix, and gate and up too."""
+    ties_head: bool = False
+    """Whether the output head is the embedding table where config.json does not say."""
+    gguf: str | None = None
+    """Its architecture in GGUF files; None: not read from them."""
+    gguf_turns_heads: bool = False
+    """Whether those have the rows of q and k in the order of interleaved rotary positions."""
+    planned_alike: tuple[str, ...] = ()
+    """Other model types with the same attention, which are planned for but not run."""
+
+    def shape_fields(self, config: Config) -> dict[str, Any]:
+        """ModelShape's fields that depend on the family.
+
+        Raises:
+            UnsupportedModelError: a feature that is not run.
+            CheckpointError: a field is missing or wrong.
+        """
+        refuse_unless(config, {"num_experts": (0, "0")})
+        head_dim = self.head_dim_of(config)
+        out_bias = self.attention_biases == "config" and bool(config.get("attention_bias"))
+        return {
+            "head_dim": head_dim,
+            "tie_word_embeddings": bool(config.get("tie_word_embeddings", self.ties_head)),
+            "qkv_bias": out_bias or self.attention_biases == "qkv",
+            "out_bias": out_bias,
+            "head_norms": self.head_norms,
+            "sandwich_norms": self.sandwich_norms,
+            **self.read({**config, "head_dim": head_dim}),
+        }
+
+    def head_dim_of(self, config: Config) -> int:
+        """The size of a head."""
+        usual = size(config, "hidden_size") // size(config, "num_attention_heads")
+        return size(config, "head_dim", self.head_dim or usual)
+
+
+def find_family(model_type: object) -> Family | None:
+    """The family of this name; None: it has no record."""
+    return _BY_NAME.get(model_type) if isinstance(model_type, str) else None
+
+
+def family_alike(model_type: object) -> Family | None:
+    """The family of this name, or one that this model type has the attention of."""
+    alike = (family for family in _BY_NAME.values() if model_type in family.planned_alike)
+    return find_family(model_type) or next(alike, None)
+
+
+def families() -> tuple[Family, ...]:
+    """All of them, in the order in which they were registered."""
+    return tuple(_BY_NAME.values())
+
+
+def family_names() -> str:
+    """Their model types, for messages."""
+    return ", ".join(_BY_NAME)
+
+
+def register_family(family: Family) -> None:
+    """Make a family known to this process: it is loaded, planned and quantized from now on.
+
+    Raises:
+        ConfigError: there is a family of this name.
+    """
+    if family.model_type in _BY_NAME:
+        allowed = f"a name other than {family_names()}"
+        raise ConfigError("model_type", family.model_type, allowed)
+    _BY_NAME[family.model_type] = family
+
+
+def _llama(config: Config) -> dict[str, Any]:
+    refuse_unless(config, {"hidden_act": _SILU, "sliding_window": (None, "none")})
+    _check_layer_types(config, {_FULL})
+    return {"mlp_bias": bool(config.get("mlp_bias")), "rope": _one_rope(config)}
+
+
+def _mistral(config: Config) -> dict[str, Any]:
+    refuse_unless(config, {"hidden_act": _SILU})
+    window = _window(config)
+    _check_layer_types(config, {_FULL if window is None else _SLIDING})
+    return {"windows": _everywhere(config, window), "rope": _one_rope(config)}
+
+
+def _qwen(config: Config) -> dict[str, Any]:
+    """Upper layers may have a window, if it is switched on."""
+    refuse_unless(config, {"hidden_act": _SILU})
+    window = _window(config) if config.get("use_sliding_window") else None
+    layers, first = size(config, "num_hidden_layers"), config.get("max_window_layers", 28)
+    usual = [_SLIDING if window is not None and i >= first else _FULL for i in range(layers)]
+    windows = _windows_by_type(config, config.get("layer_types") or usual, window)
+    return {"windows": windows, "rope": _one_rope(config)}
+
+
+def _phi3(config: Config) -> dict[str, Any]:
+    refuse_unless(config, {"hidden_act": _SILU})
+    rope = dict(_rope_of(config))
+    if (rope.get("rope_type") or rope.get("type")) == "yarn":
+        rope["rope_type"] = "longrope"  # What early Phi-3 configs called it.
+    return {
+        "windows": _everywhere(config, _window(config)),
+        "rope": RopeShape.read(config, rope, head_dim=config["head_dim"], theta=_theta(config)),
+    }
+
+
+def _gemma2(config: Config) -> dict[str, Any]:
+    return {
+        **_gemma(config, period=2),
+        "rope": _one_rope(config),
+        "attention_softcap": positive_or_none(config, "attn_logit_softcapping"),
+    }
+
+
+def _gemma3(config: Config) -> dict[str, Any]:
+    refuse_unless(config, {"attn_logit_softcapping": (None, "none")})
+    fields = _gemma(config, period=size(config, "sliding_window_pattern", 6))
+    ropes, head_dim = config.get("rope_parameters") or {}, config["head_dim"]
+    wide = ropes.get(_FULL) or config.get("rope_scaling") or {}
+    local = ropes.get(_SLIDING) or {}
+    _check_whole_heads(config, wide, local)
+    theta = positive(config, "rope_theta", 1e6)
+    local_theta = positive(config, "rope_local_base_freq", 1e4)
+    return {
+        **fields,
+        "rope": RopeShape.read(config, wide, head_dim=head_dim, theta=theta),
+        "local_rope": RopeShape.read(config, local, head_dim=head_dim, theta=local_theta),
+    }
+
+
+def _gemma(config: Config, period: int) -> dict[str, Any]:
+    refuse_unless(
+        config, {"hidden_activation": _GELU, "use_bidirectional_attention": _NO, "mlp_bias": _NO}
+    )
+    layers = size(config, "num_hidden_layers")
+    usual = [_SLIDING if (i + 1) % period else _FULL for i in range(layers)]
+    return {
+        "hidden_act": _GELU[0],
+        "embedding_scale": size(config, "hidden_size") ** 0.5,
+        "attention_scale": positive(config, "query_pre_attn_scalar", 256.0) ** -0.5,
+        "logit_softcap": positive_or_none(config, "final_logit_softcapping"),
+        "windows": _windows_by_type(config, config.get("layer_types") or usual, _window(config)),
+    }
+
+
+def _windows_by_type(
+    config: Config, layer_types: list[str], window: int | None
+) -> tuple[int | None, ...]:
+    _check_layer_types({"layer_types": layer_types}, {_FULL, _SLIDING})
+    if len(layer_types) != size(config, "num_hidden_layers"):
+        raise CheckpointError("config.json layer_types", layer_types, "one per layer")
+    if window is None and _SLIDING in layer_types:
+        raise CheckpointError("config.json sliding_window", None, f"a number: some are {_SLIDING}")
+    return tuple(window if kind == _SLIDING else None for kind in layer_types)
+
+
+def _check_layer_types(config: Config, allowed: set[str]) -> None:
+    found = set(config.get("layer_types") or ())
+    if found - allowed:
+        raise UnsupportedModelError("layer_types", sorted(found), " and ".join(sorted(allowed)))
+
+
+def _everywhere(config: Config, window: int | None) -> tuple[int | None, ...]:
+    return (window,) * size(config, "num_hidden_layers")
+
+
+def _window(config: Config) -> int | None:
+    given = config.get("sliding_window")
+    return None if given is None else size(config, "sliding_window")
+
+
+def _one_rope(config: Config) -> RopeShape:
+    """The same positions in all layers."""
+    rope = _rope_of(config)
+    _check_whole_heads(config, rope)
+    return RopeShape.read(config, rope, head_dim=config["head_dim"], theta=_theta(config))
+
+
+def _check_whole_heads(*places: Config) -> None:
+    for fields in places:
+        refuse_unless(fields, {"partial_rotary_factor": (1.0, "1.0")})
+
+
+def _rope_of(config: Config) -> Config:
+    rope: Config = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    nested = [name for name, value in rope.items() if isinstance(value, dict)]
+    if nested or "mrope_section" in rope:
+        given = nested or "mrope_section"
+        raise UnsupportedModelError("rope_parameters", given, "one kind of positions for all")
+    return rope
+
+
+def _theta(config: Config) -> float:
+    return positive(config, "rope_theta", 10000.0)
+
+
+_LLAMA = Family(  # Touvron et al. 2023.
+    model_type="llama",
+    read=_llama,
+    attention_biases="config",
+    gguf="llama",
+    gguf_turns_heads=True,
+)
+_MISTRAL = Family(  # Jiang et al. 2023, arXiv 2310.06825.
+    model_type="mistral",
+    read=_mistral,
+    gguf="llama",
+    gguf_turns_heads=True,
+)
+_QWEN2 = Family(  # Qwen Team 2024, arXiv 2407.10671.
+    model_type="qwen2",
+    read=_qwen,
+    attention_biases="qkv",
+    gguf="qwen2",
+    planned_alike=("qwen2_moe",),
+)
+_QWEN3 = Family(  # Qwen Team 2025, arXiv 2505.09388.
+    model_type="qwen3",
+    read=_qwen,
+    head_dim=128,
+    attention_biases="config",
+    head_norms=True,
+    gguf="qwen3",
+    planned_alike=("qwen3_moe",),
+)
+_PHI3 = Family(  # Abdin et al. 2024, arXiv 2404.14219. Phi-4-mini turns part of each head.
+    model_type="phi3",
+    read=_phi3,
+    fused_on_disk=True,
+)
+_GEMMA2 = Family(  # Gemma Team 2024, arXiv 2408.00118. Norms are stored less 1.
+    model_type="gemma2",
+    read=_gemma2,
+    head_dim=256,
+    attention_biases="config",
+    sandwich_norms=True,
+    norm_offset=1.0,
+    ties_head=True,
+)
+_GEMMA3 = Family(  # Gemma Team 2025, arXiv 2503.19786.
+    model_type="gemma3_text",
+    read=_gemma3,
+    head_dim=256,
+    attention_biases="config",
+    head_norms=True,
+    sandwich_norms=True,
+    norm_offset=1.0,
+    ties_head=True,
+)
+_ALL = (_LLAMA, _MISTRAL, _QWEN2, _QWEN3, _PHI3, _GEMMA2, _GEMMA3)
+_BY_NAME: dict[str, Family] = {family.model_type: family for family in _ALL}
