@@ -30,9 +30,9 @@ from common import (
     use_threads,
 )
 
+from foretoken.backend import backend_for
 from foretoken.kernels.library import Library, find_library
 from foretoken.ops.attention import Attention, Geometry, SpanWindow, TiledAttention
-from foretoken.ops.attention.choose import choose_attention
 from foretoken.ops.attention.tiled import Tiling
 from foretoken.ops.stored_kv import stored
 
@@ -125,9 +125,10 @@ def compare(
     setting: Setting, rounded: Setting, repeats: int, library: Library
 ) -> dict[str, Ratio | float]:
     """Milliseconds and ratios of one batch and context, with 16-bit and int8 keys and values."""
-    compiled = choose_attention(setting.geometry, batch_invariant=True)
+    attention = backend_for(setting.geometry.device).attention
+    compiled = attention(setting.geometry, batch_invariant=True)
     tiled = TiledAttention(setting.geometry, Tiling(8, 64))
-    int8 = choose_attention(rounded.geometry, batch_invariant=True)
+    int8 = attention(rounded.geometry, batch_invariant=True)
     arms = {"floor": setting.read(library), "int8 floor": rounded.read(library)}
     for rows in ROWS:
         arms[f"compiled {rows}"] = setting.attend(compiled, rows)

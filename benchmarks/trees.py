@@ -19,6 +19,7 @@ from common import announce, finish, interleave, make_parser, ratio_of_medians, 
 from forwards import Probe, target_probe
 from runs import acceptance, build, greedy, run_once
 
+from foretoken.backend import CpuKernels, PlainTorch
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.tree_shapes import StaticTree
 from foretoken.runtime.tree import tree_of
@@ -62,7 +63,7 @@ def pass_timer(
 def passes(settings: argparse.Namespace) -> dict[str, object]:
     """Tree over chain, by attention, context and shape."""
     found: dict[str, object] = {}
-    without = mock.patch("foretoken.ops.attention.choose.find_library", lambda: None)
+    without = mock.patch.object(CpuKernels, "attention", PlainTorch.attention)
     for attention in ("compiled", "chains"):
         if attention == "chains":
             without.start()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from foretoken.backend import backend_for
 from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.config.memory import Drafting
@@ -18,10 +19,7 @@ from foretoken.control.measured import MeasuredLimit
 from foretoken.engine import Engine, EngineParts
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
-from foretoken.kernels.library import find_library
-from foretoken.kernels.linear import TYPES
 from foretoken.kernels.threads import StepThreads
-from foretoken.kernels.triton_found import has_triton
 from foretoken.kv.pool import PagePool
 from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
@@ -157,8 +155,8 @@ class _Assembly:
 
     def _threads(self) -> StepThreads:
         """As many as PyTorch has now; its own are kept where it does the heavy work."""
-        on_kernels = self.config.device == "cpu" and getattr(torch, self.config.dtype) in TYPES
-        return StepThreads(find_library() if on_kernels else None, torch.get_num_threads())
+        backend = backend_for(torch.device(self.config.device))
+        return backend.step_threads(getattr(torch, self.config.dtype))
 
     def _grammars(self, eos_ids: frozenset[int]) -> Grammars:
         text = None if self.tokenizer is None else self.tokenizer.to_json()
@@ -248,8 +246,7 @@ def _eos_ids(shape: ModelShape, tokenizer: Tokenizer | None) -> frozenset[int]:
 
 def _packing_devices() -> list[str]:
     """Where kernels keep integer weights."""
-    has = {"cpu": find_library() is not None, "cuda": has_triton()}
-    return [device for device, there in has.items() if there]
+    return [name for name in ("cpu", "cuda") if backend_for(torch.device(name)).holds_integers]
 
 
 def _gpu_free_memory() -> int | None:

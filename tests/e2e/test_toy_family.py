@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from foretoken.lab.plan.catalog import load_plan_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
@@ -18,7 +19,6 @@ from typer.testing import CliRunner
 from foretoken import LLM
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError, UnsupportedModelError
-from foretoken.lab.plan.catalog import load_plan_model
 from foretoken.models import LoadOptions
 from foretoken.models.tensors import SpanLayout
 from foretoken.runtime.runner import Runner

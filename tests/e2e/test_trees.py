@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from foretoken import LLM, SamplingParams
+from foretoken.backend import CpuKernels, PlainTorch
 from foretoken.testing import TreeProposer, write_tiny_llama
 from tests.e2e.lossless import PARAMETERS, PRESSURES, VOCAB, Result, generate, make_prompts
 from tests.property.exact import assert_alike
@@ -73,7 +74,7 @@ def test_right_branches_among_others(
 
 def test_the_same_without_compiled_kernels(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attention for chains, branch by branch."""
-    monkeypatch.setattr("foretoken.ops.attention.choose.find_library", lambda: None)
+    monkeypatch.setattr(CpuKernels, "attention", PlainTorch.attention)
     with LLM(str(model), **SETTINGS) as plain:
         expected = run(plain, "seeded")
     known = {str(i): list(result.token_ids) for i, result in enumerate(expected)}

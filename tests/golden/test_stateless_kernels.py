@@ -11,7 +11,7 @@ from torch import nn
 from foretoken.config import SpeculativeConfig
 from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
-from foretoken.ops.linear import KernelLinear, make_linear
+from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.heads.base import HeadSite
@@ -50,7 +50,7 @@ def make_head(shape: MLPShape | MedusaShape, dtype: torch.dtype) -> StatelessHea
     for parameter in net.parameters():
         nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
     net = net.to(dtype).eval().requires_grad_(False)
-    top = make_linear(torch.randn(VOCAB, HIDDEN).to(dtype), probe=None, wide=True)
+    top = HeadLinears()(torch.randn(VOCAB, HIDDEN).to(dtype), top=True)
     assert isinstance(top, KernelLinear)
     serve_linears(net, net.tops)
     if isinstance(net, Medusa) and net.shape.share_head:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.ops.attention import Geometry, SpanWindow, choose
+from foretoken.backend import backend_for
+from foretoken.ops.attention import Geometry, SpanWindow, torch_attention
 from foretoken.ops.attention.base import Attention, contiguous_start
-from foretoken.ops.attention.choose import choose_attention
-from foretoken.ops.attention.compiled import CompiledAttention
+from foretoken.ops.attention.branches import BranchAttention
 from foretoken.ops.attention.reference import ReferenceAttention
 from foretoken.ops.attention.tiled import TiledAttention, Tiling
 from foretoken.ops.stored_kv import multiplied_out, stored
@@ -180,7 +180,7 @@ def test_chosen_attention_keeps_bits_at_long_contexts(kind: str, dtype: torch.dt
     """Beyond what the choice has tried: other positions, other cuts."""
     kinds = {**KINDS, "long window": {"window": 600}}
     shape = geometry((6, 2, 8), 16, dtype, **kinds[kind])
-    attention = choose_attention(shape, batch_invariant=True)
+    attention = backend_for(shape.device).attention(shape, batch_invariant=True)
     store, table = random_store(shape), list(range(NUM_PAGES))
     length, draw = NUM_PAGES * 16, random.Random(4)
     q_THh = torch.randn(length, 6, 8, generator=torch.Generator().manual_seed(5)).to(dtype)
@@ -219,7 +219,7 @@ def test_int8_has_the_bits_of_its_numbers_multiplied_out(
             assert torch.equal(found, run(TiledAttention(shape, tiling), spans, q_THh, wide))
 
 
-def test_int8_is_probed_like_other_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "find_library", lambda: None)
+def test_int8_is_probed_like_other_types() -> None:
     shape = geometry((4, 2, 16), 8, torch.bfloat16, kv_dtype=torch.int8)
-    assert not isinstance(choose_attention(shape, batch_invariant=True), CompiledAttention)
+    found = torch_attention(shape, batch_invariant=True)
+    assert isinstance(found, BranchAttention | ReferenceAttention)

@@ -104,11 +104,11 @@ class _Clock:
 
 
 @pytest.mark.parametrize(
-    ("library", "int8_s", "wins"),
-    [(object(), 0.6, True), (object(), 0.99, False), (object(), 1.4, False), (None, 0.1, False)],
+    ("why", "int8_s", "wins"),
+    [(None, 0.6, True), (None, 0.99, False), (None, 1.4, False), ("no kernels", 0.1, False)],
 )
 def test_auto_measures_and_says_so(
-    library: object,
+    why: str | None,
     int8_s: float,
     wins: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -117,12 +117,13 @@ def test_auto_measures_and_says_so(
     clock = _Clock()
     made: dict[str | None, Any] = {None: _Draft(clock, 1.0), "int8": _Draft(clock, int8_s)}
     monkeypatch.setattr(language, "time", clock)
-    monkeypatch.setattr(language, "find_library", lambda: library)
+    backend = SimpleNamespace(why_not_int8=why)
+    monkeypatch.setattr(language, "backend_for", lambda device: backend)
     monkeypatch.setattr(logging.getLogger("foretoken"), "propagate", True)
     with caplog.at_level(logging.INFO, logger="foretoken"):
         kept = load_cheaper(lambda folder, bits: made[bits], Path("some/draft"))
     assert kept is made["int8" if wins else None]
     [line] = [message for message in caplog.messages if "(auto)" in message]
     assert line.startswith(f"draft draft: {'int8' if wins else 'unrounded'} weights")
-    assert (f"{int8_s:.2f}" in line) == (library is not None)
-    assert made["int8"].steps == made[None].steps == (0 if library is None else 80)
+    assert (f"{int8_s:.2f}" in line) == (why is None)
+    assert made["int8"].steps == made[None].steps == (80 if why is None else 0)

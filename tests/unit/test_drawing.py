@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.backend import backend_for
 from foretoken.kernels.library import find_library
-from foretoken.ops.drawing import BEST, UNDECIDED, Drawing, DrawKernel, draw_kernel, pack_rows
+from foretoken.ops.drawing import BEST, UNDECIDED, Drawing, DrawKernel, pack_rows
 from foretoken.ops.logits import Filters, scale
 from foretoken.ops.noise import KeyedNoise, Stream, pack_keys, request_key, row_key
 from foretoken.ops.sampling import draw, draw_filtered
@@ -31,7 +32,7 @@ FILTERS = [
 
 
 def kernel() -> DrawKernel:
-    found = draw_kernel(CPU)
+    found = backend_for(CPU).draw
     assert found is not None
     return found
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.backend import LinearSpec, backend_for
 from foretoken.ops.linear import (
     InvariantLinear,
     Linear,
@@ -15,7 +16,6 @@ from foretoken.ops.linear import (
     RowClass,
     RowProbe,
     can_pack,
-    make_linear,
 )
 
 
@@ -76,7 +76,15 @@ def test_kernel_only_sees_its_class(rows: int, limits: RowClass) -> None:
 def test_real_kernels_keep_bits(outputs: int, inputs: int, adds: str, dtype: torch.dtype) -> None:
     weight_NK, residual = weights(outputs, inputs, dtype), adds in ("residual", "both")
     bias_N = weights(outputs, 1, dtype)[:, 0] if adds in ("bias", "both") else None
-    linear = make_linear(weight_NK, probe=RowProbe(), bias_N=bias_N, adds_residual=residual)
+    linear = backend_for(weight_NK.device).linear(
+        LinearSpec(
+            weights=weight_NK,
+            dtype=dtype,
+            bias_N=bias_N,
+            adds_residual=residual,
+            probe=RowProbe(),
+        )
+    )
     adding = torch.randn(400, outputs, generator=torch.Generator().manual_seed(2)).to(dtype)
 
     def apply(rows: slice | Tensor) -> Tensor:
@@ -109,5 +117,6 @@ def test_packed_is_close_to_plain(dtype: torch.dtype) -> None:
 
 
 def test_half_precision_takes_the_plain_path() -> None:
-    linear = make_linear(weights(8, 8, torch.float16), probe=None)
+    half = LinearSpec(weights=weights(8, 8, torch.float16), dtype=torch.float16)
+    linear = backend_for(torch.device("cpu")).linear(half)
     assert isinstance(linear, PlainLinear)

@@ -24,7 +24,8 @@ from foretoken.lab.plan.sizes import load_plan_model
 from foretoken.models import LoadOptions, load_model
 from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear
-from foretoken.quant import quantized_linear, round_weights, rounded_linear, scheme_of
+from foretoken.quant import round_weights, scheme_of
+from foretoken.quant.pieces import pack_integers, pack_rounded
 from foretoken.shape import ModelShape
 from foretoken.shape.memory import (
     RUNTIME_BYTES,
@@ -96,13 +97,12 @@ def test_kept_tensors_do_not_hold_the_file() -> None:
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_packing_in_pieces_is_packing(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight_NK = torch.randn(200, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
-    monkeypatch.setattr("foretoken.quant.layer._PIECE", 64 * 48)
-    pieces = rounded_linear(weight_NK, scheme_of(scheme), probe=None)
-    whole = quantized_linear(
-        round_weights(weight_NK, scheme_of(scheme)), weight_NK.dtype, probe=None
-    )
-    assert isinstance(pieces, KernelLinear) and isinstance(whole, KernelLinear)
-    same_packed(pieces.packed, whole.packed)
+    monkeypatch.setattr("foretoken.quant.pieces._PIECE", 64 * 48)
+    library = find_library()
+    assert library is not None
+    pieces = pack_rounded(library, weight_NK, scheme_of(scheme))
+    whole = pack_integers(library, round_weights(weight_NK, scheme_of(scheme)))
+    same_packed(pieces, whole)
 
 
 def same_packed(found: Packed, expected: Packed) -> None:

@@ -5,13 +5,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.backend import LinearSpec, PlainTorch, backend_for
 from foretoken.config import EngineConfig, SpeculativeConfig
 from foretoken.config.quantization import QUANTIZATIONS
 from foretoken.errors import ConfigError, NotYetError
 from foretoken.ops.linear import RowProbe
-from foretoken.quant import Scheme, quantized_linear, round_weights, scheme_of
-from foretoken.quant import layer as quant_layer
+from foretoken.quant import Scheme, round_weights, scheme_of
 
+CPU = torch.device("cpu")
 SCHEMES = [
     scheme_of("int8"),
     *(
@@ -63,17 +64,17 @@ def test_layer_computes_the_weights_it_was_given(scheme: Scheme, dtype: torch.dt
     rounded = round_weights(weights(45, 384), scheme)
     x_TK = torch.randn(20, 384, generator=torch.Generator().manual_seed(1)).to(dtype)
     bias_N = weights(45, 1)[:, 0].to(dtype)
-    linear = quantized_linear(rounded, dtype, probe=None, bias_N=bias_N)
+    linear = backend_for(CPU).linear(LinearSpec(weights=rounded, dtype=dtype, bias_N=bias_N))
     expected = x_TK.double() @ rounded.dequantized(torch.float64).T + bias_N.double()
     tolerance = 3e-3 if dtype == torch.float32 else 2e-1
     torch.testing.assert_close(linear(x_TK).double(), expected, rtol=1e-2, atol=tolerance)
 
 
-def test_without_kernels_it_is_dequantized(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kernels_it_is_dequantized() -> None:
     rounded = round_weights(weights(45, 64), scheme_of("int4"))
-    monkeypatch.setattr(quant_layer, "find_library", lambda: None)
     x_TK = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
-    found = quantized_linear(rounded, torch.float32, probe=RowProbe())(x_TK)
+    spec = LinearSpec(weights=rounded, dtype=torch.float32, probe=RowProbe())
+    found = PlainTorch(CPU).linear(spec)(x_TK)
     torch.testing.assert_close(found, x_TK @ rounded.dequantized(torch.float32).T)
 
 

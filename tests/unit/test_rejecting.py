@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.backend import backend_for
 from foretoken.kernels.library import find_library
 from foretoken.ops.drawing import UNDECIDED, Drawing, pack_rows
 from foretoken.ops.logits import Filters, keep_filtered, scale
-from foretoken.ops.rejecting import RejectKernel, reject_kernel
+from foretoken.ops.rejecting import RejectKernel
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.rules.base import Check, TreeCheck
 from foretoken.runtime.rules.block import BlockRule
@@ -45,7 +46,7 @@ PARAMS: list[dict[str, Any]] = [
 
 
 def kernel() -> RejectKernel:
-    found = reject_kernel(CPU)
+    found = backend_for(CPU).reject
     assert found is not None
     return found
 

@@ -17,10 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.models.weights import label_of
+from foretoken.backend import LinearSpec, TritonIntegers
 from foretoken.ops.linear import Linear
-from foretoken.quant import IntWeights, Scheme, quantized_linear, round_weights, rounded_linear
-from foretoken.quant import layer as quant_layer
+from foretoken.quant import IntWeights, Scheme, round_weights
 from foretoken.quant.triton_layer import TritonLinear
 
 pytestmark = pytest.mark.skipif(
@@ -161,21 +160,21 @@ def test_it_keeps_the_bytes_of_the_formula(scheme: Scheme) -> None:
 @runs
 def test_it_is_chosen_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """By both ways into a layer; groups that no kernel has are still multiplied out."""
-    monkeypatch.setattr(quant_layer, "runs_triton", lambda *_: True)
-    monkeypatch.setattr(quant_layer, "find_library", lambda: None)
+    monkeypatch.setattr("foretoken.backend.say_which", lambda: None)
+    backend, float32 = TritonIntegers(torch.device("cpu")), torch.float32
     weight_NK, x_TK = normal(0, 30, 64), normal(1, 4, 64)
     rounded = round_weights(weight_NK, SCHEMES[1])
     made: list[Linear] = [
-        quantized_linear(rounded, torch.float32, probe=None),
-        rounded_linear(weight_NK, SCHEMES[1], probe=None, wide=True),
+        backend.linear(LinearSpec(weights=rounded, dtype=float32)),
+        backend.linear(LinearSpec(weights=weight_NK, dtype=float32, quantization="int4")),
     ]
     for linear in made:
         assert isinstance(linear, TritonLinear)
-        assert label_of(linear) == "int4 in groups of 32"
+        assert linear.kept == "int4 in groups of 32"
         found = linear(x_TK).double()
         torch.testing.assert_close(found, expected(rounded, x_TK), rtol=1e-5, atol=1e-4)
     odd = Scheme(name="int4", bits=4, group=16)
-    other = quantized_linear(round_weights(weight_NK, odd), torch.float32, probe=None)
+    other = backend.linear(LinearSpec(weights=round_weights(weight_NK, odd), dtype=float32))
     assert not isinstance(other, TritonLinear)
 
 

@@ -44,6 +44,7 @@ class KVStore:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        kv_heads: range | None = None,
     ) -> None:
         """Allocate zeros; on a CPU the memory is only taken as pages are written.
 
@@ -53,17 +54,21 @@ class KVStore:
             page_size: slots of a page.
             dtype: the model's; or int8, with a float32 scale behind each head.
             device: the model's.
+            kv_heads: key heads of the model whose keys and values are kept here; None: all.
         """
+        self.kv_heads = kv_heads or range(shape.num_key_value_heads)
+        inside = 0 <= self.kv_heads.start and self.kv_heads.stop <= shape.num_key_value_heads
+        assert inside, f"{self.kv_heads} of {shape.num_key_value_heads} key heads"
         self.page_size = page_size
         self.num_pages = num_pages
         self.num_slots = num_pages * page_size + SLACK
         width = shape.head_dim + (KV_SCALE_BYTES if dtype == torch.int8 else 0)
-        size = (self.num_slots, 2 * shape.num_key_value_heads, width)
+        size = (self.num_slots, 2 * len(self.kv_heads), width)
         self.layers = [
             untouched_zeros(size, dtype=dtype, device=device)
             for _ in range(shape.num_hidden_layers)
         ]
-        """Per layer [slots, 2 * KV, hd], hd + 4 in int8: the key heads, then the value heads."""
+        """Per layer [slots, 2 * KV, hd], hd + 4 in int8: key heads, then value heads."""
 
     def move(self, source_N: Tensor, target_N: Tensor) -> None:
         """Copy slots to others, all read before any is written; int64 slot numbers."""

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from foretoken.backend import backend_for
 from foretoken.kv.store import write
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import Rotation, rotate
 from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.linear import Linear
-from foretoken.ops.rows import Turn, row_kernels
+from foretoken.ops.rows import Turn
 from foretoken.ops.stored_kv import stored
 
 
@@ -47,7 +48,7 @@ class AttentionBlock:
         heads, kv = self.geometry.num_heads, self.geometry.num_kv_heads
         qkv_TA = self.qkv(x_TD)
         qkv_TAh = qkv_TA.view(x_TD.shape[0], heads + 2 * kv, self.geometry.head_dim)
-        kernels = row_kernels(qkv_TA)
+        kernels = backend_for(qkv_TA.device).rows(qkv_TA)
         if kernels is not None:
             kernels.turn_and_write(qkv_TA, layer_SKh, self.turn(step))
             return self.out(step.attend(qkv_TAh[:, :heads], layer_SKh), residual_TD)

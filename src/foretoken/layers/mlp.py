@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from foretoken.ops.activation import Activation, gate
+from foretoken.backend import backend_for
+from foretoken.ops.activation import COMPILED, Activation
 from foretoken.ops.linear import Linear
 
 
@@ -20,3 +21,12 @@ class GatedMLP:
         """mlp(x), plus the residual if there is one."""
         both = self.gate_up(x_TD)
         return self.down(gate(both, self.activate), residual_TD)
+
+
+def gate(both_TF: Tensor, activate: Activation) -> Tensor:
+    """activate(gate) * up of rows [T, 2 F] that hold gate, then up."""
+    kernels = backend_for(both_TF.device).rows(both_TF)
+    if kernels is not None and activate in COMPILED:
+        return kernels.gate(both_TF, COMPILED[activate])
+    gate_TF, up_TF = both_TF.chunk(2, dim=-1)
+    return activate(gate_TF).mul_(up_TF)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretoken.ops.rows import row_kernels
+from foretoken.backend import backend_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class RMSNorm:
 
     def __call__(self, x_TD: Tensor, residual_TD: Tensor | None = None) -> Tensor:
         """Normalize rows, and add the residual if there is one."""
-        kernels = row_kernels(x_TD)
+        kernels = backend_for(x_TD.device).rows(x_TD)
         if kernels is not None:
             return kernels.norm(x_TD, self.weight_D, self.eps, residual_TD)
         normed = self.reference(x_TD)

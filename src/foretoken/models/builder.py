@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foretoken.backend import Backend, LinearSpec
 from foretoken.layers.attention import AttentionBlock, HeadNorms
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.mlp import GatedMLP
@@ -23,9 +24,8 @@ from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.compiled import compile_layers
 from foretoken.models.decoder import Decoder
 from foretoken.models.rollout import RolloutParts, compile_rollout
-from foretoken.models.weights import label_of, linear_of
 from foretoken.ops.activation import ACTIVATIONS
-from foretoken.ops.attention import Geometry, choose_attention
+from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import Linear, RowProbe
 from foretoken.quant import IntWeights, JoinedLinear, Weights
 from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
@@ -61,7 +61,9 @@ class Builder:
     family: Family
     checkpoint: Checkpoint
     options: LoadOptions
-    probe: RowProbe
+    backend: Backend
+    probe: RowProbe | None
+    """None: rows need not keep their bits."""
     held: Counter[str] = field(default_factory=Counter)
     """How the matrices made so far are kept, and how many are."""
 
@@ -71,26 +73,29 @@ class Builder:
         bias_N: Tensor | None = None,
         *,
         adds_residual: bool = False,
-        wide: bool = False,
+        is_head: bool = False,
     ) -> Linear:
-        """The parts, one over the other, quantized or packed; as for `make_linear`.
+        """The parts, one over the other; the rest as for `LinearSpec`.
 
-        Only the head is `wide`. Parts that are quantized differently run side by side.
+        Parts that are quantized differently run side by side.
         """
         joined, made, at = join_rows(parts), [], 0
         for weights in joined:
             rows = weights.shape[0]
-            linear = linear_of(
-                weights,
-                self.options,
-                probe=self.probe,
-                bias_N=None if bias_N is None else bias_N[at : at + rows],
-                adds_residual=adds_residual and len(joined) == 1,
-                wide=wide,
+            linear = self.backend.linear(
+                LinearSpec(
+                    weights=weights,
+                    dtype=self.options.dtype,
+                    bias_N=None if bias_N is None else bias_N[at : at + rows],
+                    adds_residual=adds_residual and len(joined) == 1,
+                    is_head=is_head,
+                    quantization=self.options.quantization,
+                    probe=self.probe,
+                )
             )
             made.append(linear)
             at += rows
-            self.held[label_of(linear)] += 1
+            self.held[linear.kept] += 1
         return made[0] if len(made) == 1 else JoinedLinear(made)
 
     def norm(self, name: str, width: int) -> RMSNorm:
@@ -219,7 +224,9 @@ class Builder:
         shape, options = self.shape, self.options
         rope = shape.rope if window is None or shape.local_rope is None else shape.local_rope
         assert rope is not None, f"{shape.model_type} has rotary positions"
-        attention = choose_attention(self.geometry(window), batch_invariant=options.batch_invariant)
+        attention = self.backend.attention(
+            self.geometry(window), batch_invariant=options.batch_invariant
+        )
         limit = shape.max_position_embeddings
         positions = min(options.max_model_len or limit, limit)
         return LayerKind(attention, RotaryTable(rope, max_positions=positions, like=like))
@@ -247,7 +254,7 @@ class Builder:
         self.checkpoint.finish()
         kinds = tuple(self.kind(window, embedding_VD) for window in different)
         scale = shape.embedding_scale
-        top, compiled = self.linear([head], wide=True), compile_layers(layers, kinds)
+        top, compiled = self.linear([head], is_head=True), compile_layers(layers, kinds)
         parts = RolloutParts(embedding_VD=embedding_VD, norm=norm, head=top)
         rollout = compile_rollout(compiled, parts) if scale == 1.0 else None
         self._log_held()

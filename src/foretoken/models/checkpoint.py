@@ -203,16 +203,18 @@ class Checkpoint:
 
     def peek(self, name: str) -> Tensor:
         """The same, without counting it as used."""
+        return self._read(name).to(self.device)
+
+    def _read(self, name: str) -> Tensor:
+        """As it lies in its file, on the CPU."""
         path = self._files.get(name)
         if path is None:
             allowed = f"a checkpoint with this tensor; {self._folder} has {len(self._files)}"
             raise CheckpointError("missing tensor", name, allowed)
         try:
-            tensor = self._open[path].get_tensor(name)
+            return self._open[path].get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(path.name, name, f"a readable tensor ({error})") from error
-        moved: Tensor = tensor.to(self.device)
-        return moved
 
     def _checked(self, name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         if tuple(tensor.shape) != tuple(shape):
@@ -231,10 +233,10 @@ class Checkpoint:
 
         What `take` gives may lie in the mapped file, all of which would stay mapped with it.
         """
-        stored = self.raw(name)
-        tensor = self._checked(name, stored, shape)
-        mapped = self.device.type == "cpu" and tensor.data_ptr() == stored.data_ptr()
-        return tensor.clone() if mapped else tensor
+        stored = self._read(name)
+        self._unused.discard(name)
+        tensor = self._checked(name, stored.to(self.device), shape)
+        return tensor.clone() if tensor.data_ptr() == stored.data_ptr() else tensor
 
     def names(self) -> list[str]:
         """Every tensor that is there."""

@@ -11,7 +11,6 @@ from typing import Any, final
 
 from torch import Tensor
 
-from foretoken.kernels.library import find_library
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtDecoder, FtLayer, FtStep, FtStepKind
 from foretoken.kv.features import FeatureStore
@@ -31,11 +30,14 @@ _I32, _PTR = ctypes.c_int32, ctypes.c_void_p
 class CompiledLayers:
     """Layers bound to C. `compile_layers` makes it, where every part has its kernel."""
 
-    def __init__(self, layers: Sequence[Layer], kinds: Sequence[LayerKind], run: Any) -> None:
-        self._layers, self._kinds, self._run = tuple(layers), tuple(kinds), run
+    def __init__(self, layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> None:
+        self._layers, self._kinds = tuple(layers), tuple(kinds)
+        self.library = _attention(kinds[0]).library
+        self._run = self.library.function("ft_decoder_run", (_PTR, _PTR, _I32, _I32))
         self._bound = (FtLayer * len(layers))(*map(_bind, layers))
         first = layers[0]
         geometry, norm = first.attention.geometry, first.attention_norm
+        self.kv_heads = geometry.kv_heads
         gate_up, down = first.mlp.gate_up, first.mlp.down
         assert isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear)
         self._decoder = FtDecoder(
@@ -104,6 +106,7 @@ class CompiledLayers:
     def stores_of(self, store: KVStore) -> int:
         """Address of pointers to the layers' keys and values; until another store is given."""
         if store is not self._store:
+            assert store.kv_heads == self.kv_heads, (store.kv_heads, self.kv_heads)
             self._store = store
             self._stores[:] = [layer.data_ptr() for layer in store.layers]
         return ctypes.addressof(self._stores)
@@ -151,15 +154,13 @@ class RowsPlan:
 
 def compile_layers(layers: Sequence[Layer], kinds: Sequence[LayerKind]) -> CompiledLayers | None:
     """The layers as one call, or None if some part of them has no kernel."""
-    library = find_library()
     known = all(isinstance(kind.attention, CompiledAttention) for kind in kinds)
-    if library is None or not known or not all(map(_has_kernels, layers)):
+    if not known or not all(map(_has_kernels, layers)):
         return None
     norms = [norm for layer in layers for norm in _norms(layer)]
     if len({(norm.eps, norm.weight_D.dtype) for norm in norms}) > 1:
         return None
-    run = library.function("ft_decoder_run", (_PTR, _PTR, _I32, _I32))
-    return CompiledLayers(layers, kinds, run)
+    return CompiledLayers(layers, kinds)
 
 
 def _has_kernels(layer: Layer) -> bool:

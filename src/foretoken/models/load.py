@@ -6,12 +6,14 @@ from pathlib import Path
 
 import torch
 
+from foretoken.backend import backend_for
+from foretoken.config.quantization import QUANTIZATIONS
+from foretoken.errors import ConfigError
 from foretoken.hardware import lean_heap
 from foretoken.models.base import LoadOptions, Model
 from foretoken.models.builder import Builder
 from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.transformers_backend import load_foreign
-from foretoken.models.weights import rounding_of
 from foretoken.ops.linear import RowProbe
 from foretoken.quant.formats import format_of
 from foretoken.shape import ModelShape
@@ -29,7 +31,7 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
         ConfigError: options.quantization names another format than the checkpoint's.
     """
     shape = ModelShape.from_config(folder)
-    options = replace(options, quantization=rounding_of(options.quantization, shape))
+    options = replace(options, quantization=_rounding(options.quantization, shape))
     with lean_heap():
         if not shape.is_own:
             return load_foreign(folder, shape, options)
@@ -46,5 +48,25 @@ def layer_builder(checkpoint: Checkpoint, shape: ModelShape, options: LoadOption
     family = find_family(shape.model_type)
     assert family is not None, f"{shape.model_type} has no record"
     return Builder(
-        shape=shape, family=family, checkpoint=checkpoint, options=options, probe=RowProbe()
+        shape=shape,
+        family=family,
+        checkpoint=checkpoint,
+        options=options,
+        backend=backend_for(options.device),
+        probe=RowProbe() if options.batch_invariant else None,
     )
+
+
+def _rounding(quantization: str | None, shape: ModelShape) -> str | None:
+    """How to round matrices that are floats; the name of a ready-made format asks for none.
+
+    Raises:
+        ConfigError: it names another format than the checkpoint's.
+    """
+    if quantization is None or quantization in QUANTIZATIONS:
+        return quantization
+    own = None if shape.stored is None else shape.stored.method
+    if quantization.removesuffix("_marlin") != own:
+        what = "the checkpoint is not quantized" if own is None else f"the checkpoint is {own}"
+        raise ConfigError("quantization", quantization, f"None, int8 or int4: {what}")
+    return None

@@ -15,7 +15,6 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
-from foretoken.kernels.library import find_library
 from foretoken.kernels.structures import UNIT_INTS, FtRolloutCall, FtRolloutModel
 from foretoken.kv.store import KVStore
 from foretoken.layers.norm import RMSNorm
@@ -70,8 +69,8 @@ class CompiledRollout:
 
     def __init__(self, layers: CompiledLayers, parts: RolloutParts) -> None:
         """Bind the parts, which must stay as they are."""
-        library, head, kind = find_library(), parts.head, layers.only_kind
-        assert library is not None and isinstance(head, KernelLinear), "the layers are compiled"
+        head, kind = parts.head, layers.only_kind
+        assert isinstance(head, KernelLinear), "the layers are compiled"
         assert kind is not None, "of one kind"
         attention, rotary = kind
         self._layers, self._parts = layers, parts
@@ -90,7 +89,7 @@ class CompiledRollout:
             vocabulary=parts.vocab_size or head.columns,
             num_layers=layers.num_layers,
         )
-        self._run: Any = library.function("ft_rollout", (_PTR, _PTR), _I64)
+        self._run: Any = layers.library.function("ft_rollout", (_PTR, _PTR), _I64)
         self._call = FtRolloutCall()
         self._buffers = _Buffers.of(self._call, self._model, parts, (1, 8), attention.units_a_row)
 

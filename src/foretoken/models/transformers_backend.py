@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from foretoken.backend import LinearSpec, backend_for
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.kv.features import FINAL, FeatureStore
 from foretoken.kv.store import KVStore
@@ -19,9 +20,8 @@ from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.foreign_attention import NAME, Bridge, LayerCall, register
 from foretoken.models.foreign_modules import fill, swap_activations
 from foretoken.models.tensors import ModelInput, SpanLayout
-from foretoken.models.weights import linear_of
-from foretoken.ops.attention import Geometry, choose_attention
-from foretoken.ops.linear import RowProbe
+from foretoken.ops.attention import Geometry
+from foretoken.ops.linear import Linear, RowProbe
 from foretoken.shape import ModelShape
 
 _TRIED_TOKENS = 24
@@ -93,9 +93,21 @@ def load_foreign(folder: Path, shape: ModelShape, options: LoadOptions) -> Trans
     """
     bridge = Bridge(shape.model_type)
     causal = _on_meta(folder, shape)
-    probe = RowProbe()
+    backend, probe = backend_for(options.device), RowProbe() if options.batch_invariant else None
+
+    def linear(weight_NK: Tensor, bias_N: Tensor | None) -> Linear:
+        return backend.linear(
+            LinearSpec(
+                weights=weight_NK,
+                dtype=options.dtype,
+                bias_N=bias_N,
+                quantization=options.quantization,
+                probe=probe,
+            )
+        )
+
     with Checkpoint(folder, dtype=options.dtype, device=options.device) as checkpoint:
-        fill(causal, checkpoint, lambda w, b: linear_of(w, options, probe=probe, bias_N=b))
+        fill(causal, checkpoint, linear)
     if options.batch_invariant:
         swap_activations(causal)
     bridge.attach(causal)
@@ -131,13 +143,13 @@ def _note(causal: Any, bridge: Bridge, shape: ModelShape, options: LoadOptions) 
         given = f"{shape.model_type}, {len(called)} of {shape.num_hidden_layers} layers"
         raise UnsupportedModelError("layers with attention", given, "all of them")
     sizes = (shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim)
-    kinds = {}
+    backend, kinds = backend_for(options.device), {}
     for call in dict.fromkeys(bridge.calls.values()):
         found = (call.num_heads, call.num_kv_heads, call.head_dim)
         if found != sizes:
             raise CheckpointError("heads, key heads and their size", found, f"{sizes}, in config")
         geometry = _geometry(call, options)
-        kinds[call] = choose_attention(geometry, batch_invariant=options.batch_invariant)
+        kinds[call] = backend.attention(geometry, batch_invariant=options.batch_invariant)
     bridge.serve(kinds)
 
 

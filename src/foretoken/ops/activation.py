@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretoken.ops.rows import row_kernels
-
 Activation = Callable[[Tensor], Tensor]
 """x -> a new tensor of the same shape and type."""
 
@@ -32,15 +30,6 @@ def gelu_tanh(x_TF: Tensor) -> Tensor:
     wide = x_TF.float()
     inner = wide.square().mul_(0.044715).add_(1.0).mul_(wide).mul_(-2 * math.sqrt(2 / math.pi))
     return (wide / inner.exp_().add_(1.0)).to(x_TF.dtype)
-
-
-def gate(both_TF: Tensor, activate: Activation) -> Tensor:
-    """activate(gate) * up of rows [T, 2 F] that hold gate, then up."""
-    kernels = row_kernels(both_TF)
-    if kernels is not None and activate in COMPILED:
-        return kernels.gate(both_TF, COMPILED[activate])
-    gate_TF, up_TF = both_TF.chunk(2, dim=-1)
-    return activate(gate_TF).mul_(up_TF)
 
 
 COMPILED: dict[Activation, int] = {silu: 0, gelu_tanh: 1}

@@ -8,13 +8,11 @@ import ctypes
 import math
 from array import array
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple, final
 
-import torch
 from torch import Tensor
 
-from foretoken.kernels.library import Library, find_library
+from foretoken.kernels.library import Library
 from foretoken.kernels.structures import DRAW_ROW
 from foretoken.ops.logits import NEVER, bounded
 
@@ -74,14 +72,3 @@ class DrawKernel:
         address = ids.buffer_info()[0]
         self._draw(rows, count, logits_RV.data_ptr(), vocabulary, address)
         return ids.tolist()
-
-
-def draw_kernel(device: torch.device) -> DrawKernel | None:
-    """The kernel, if there is one for this device."""
-    return _bound() if device.type == "cpu" else None
-
-
-@cache
-def _bound() -> DrawKernel | None:
-    library = find_library()
-    return None if library is None else DrawKernel(library)

@@ -19,9 +19,8 @@ _ROUND_2 = -1028477387
 _ROUND_3 = 739982445
 _UNIT = (1.0 - 2.0**-24) * 2.0**-31
 """Takes 31-bit integers (rounded to float32, plus a half) into [2**-32, 1 - 2**-24]."""
-_CHUNK = 1 << 16
+CACHED_NOISE = 1 << 16
 """Elements per pass on a CPU, so that three buffers stay in the second-level cache."""
-_CHUNK_GPU = 1 << 25
 
 
 class Stream(IntEnum):
@@ -81,12 +80,11 @@ def pack_keys(keys: Sequence[int], device: torch.device) -> Tensor:
 class KeyedNoise:
     """Exponential noise per (row key, token id), computed in kept buffers."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        """Prepare for rows of `vocab_size` token ids on `device`."""
+    def __init__(self, vocab_size: int, device: torch.device, at_once: int = CACHED_NOISE) -> None:
+        """Prepare for rows of `vocab_size` token ids on `device`, `at_once` numbers per pass."""
         self.vocab_size = vocab_size
         self._device = device
-        limit = _CHUNK if device.type == "cpu" else _CHUNK_GPU
-        self.rows_at_once = max(1, limit // vocab_size)
+        self.rows_at_once = max(1, at_once // vocab_size)
         """Most rows that `exponential` takes in one call."""
         with torch.inference_mode(False):
             self._ids_V = torch.arange(vocab_size, dtype=torch.int32, device=device)

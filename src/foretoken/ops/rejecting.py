@@ -10,13 +10,12 @@ test that rounding could turn it leaves to the twin.
 import ctypes
 from array import array
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from foretoken.kernels.library import Library, find_library
+from foretoken.kernels.library import Library
 from foretoken.kernels.structures import REJECT_SPAN, FtRejectCall
 from foretoken.ops.drawing import UNDECIDED, Drawing
 
@@ -126,14 +125,3 @@ class RejectKernel:
             results.append(Weighing(path if last != UNDECIDED else (), last))
             first += len(span.ids)
         return results
-
-
-def reject_kernel(device: torch.device) -> RejectKernel | None:
-    """The kernel, if there is one for this device."""
-    return _bound() if device.type == "cpu" else None
-
-
-@cache
-def _bound() -> RejectKernel | None:
-    library = find_library()
-    return None if library is None else RejectKernel(library)

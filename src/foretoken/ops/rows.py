@@ -2,18 +2,17 @@
 
 One foreign call each, computed in float32 and rounded once; a row's bits depend on the row alone
 (native/rows.h). The twins are PyTorch's operations in `layers` and `ops.activation`; whoever calls
-these asks `row_kernels` first, which is None where a tensor is not theirs.
+these asks `Backend.rows` first, which is None where a tensor is not theirs.
 """
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from foretoken.kernels.library import Library, find_library
+from foretoken.kernels.library import Library
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtGateCall, FtNormCall, FtRotaryCall
 from foretoken.shape.memory import KV_SCALE_BYTES
@@ -117,16 +116,3 @@ class RowKernels:
         )
         self._gate(ctypes.addressof(call))
         return y_TF
-
-
-def row_kernels(x: Tensor) -> RowKernels | None:
-    """The kernels, if they take tensors like `x`."""
-    if x.device.type != "cpu" or x.dtype not in TYPES or x.stride(-1) != 1:
-        return None
-    return _bound()
-
-
-@cache
-def _bound() -> RowKernels | None:
-    library: Any = find_library()
-    return None if library is None else RowKernels(library)

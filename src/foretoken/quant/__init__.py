@@ -1,11 +1,10 @@
-"""Weights of fewer bits: how they are rounded, what they mean, and the layers that use them.
+"""Weights of fewer bits: how they are rounded, what they mean, and how they are stored.
 
-The kernels' part is `kernels.linear`; everything here is plain PyTorch.
+The kernels' part is `kernels.linear`. Which layer uses them is chosen by `foretoken.backend`.
 """
 
 from foretoken.quant.arrange import Weights
 from foretoken.quant.joined import JoinedLinear
-from foretoken.quant.layer import quantized_linear, rounded_linear
 from foretoken.quant.rounding import round_weights
 from foretoken.quant.weights import IntWeights, Scheme, scheme_of
 
@@ -14,8 +13,6 @@ __all__ = [
     "JoinedLinear",
     "Scheme",
     "Weights",
-    "quantized_linear",
     "round_weights",
-    "rounded_linear",
     "scheme_of",
 ]

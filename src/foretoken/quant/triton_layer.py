@@ -9,19 +9,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from foretoken.kernels.triton_found import has_triton, say_which
 from foretoken.ops.linear import Linear
 from foretoken.quant.weights import IntWeights
 
-_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def runs_triton(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether integer weights there stay integers, for rows of this type."""
-    if device.type != "cuda" or dtype not in _TYPES:
-        return False
-    say_which()
-    return has_triton()
+TRITON_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Of rows."""
 
 
 @final
@@ -50,6 +42,12 @@ class TritonLinear(Linear):
             weights.values_NK, weights.scale_NG, weights.zero_NG, bits=weights.bits
         )
         self._bias_N = bias_N
+
+    @property
+    def kept(self) -> str:
+        """See `Linear`."""
+        group = self.packed.group
+        return f"int{self.packed.bits}" + f" in groups of {group}" * bool(group)
 
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
         """One kernel; rows may be strided."""

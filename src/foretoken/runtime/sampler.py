@@ -11,10 +11,10 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from foretoken.ops.drawing import PLAIN, UNDECIDED, draw_kernel, pack_rows
+from foretoken.backend import backend_for
+from foretoken.ops.drawing import PLAIN, UNDECIDED, pack_rows
 from foretoken.ops.logits import NEVER, Filters, keep_filtered, scale
 from foretoken.ops.noise import KeyedNoise, Stream, pack_keys
-from foretoken.ops.rejecting import reject_kernel
 from foretoken.ops.sampling import draw, draw_filtered, greedy
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.penalties import PenaltyCounts
@@ -35,8 +35,9 @@ class Sampler:
         self.vocab_size = vocab_size
         self.grammars = grammars
         self.device = torch.device(device)
-        self.noise = KeyedNoise(vocab_size, self.device)
-        self._kernel = draw_kernel(self.device)
+        self.backend = backend_for(self.device)
+        self.noise = KeyedNoise(vocab_size, self.device, self.backend.noise_at_once)
+        self._kernel = self.backend.draw
         self._counts = PenaltyCounts(self.device)
         self._profiles: dict[str, Profile] = {}
 
@@ -116,7 +117,7 @@ class Sampler:
 
     def distributions(self, logits_RV: Tensor, rows: Seq[Rows]) -> Tensor:
         """The distribution of each row's token, float32 [R, V]; no row may be greedy."""
-        kernel = reject_kernel(self.device)
+        kernel = self.backend.reject
         if kernel is not None:
             groups = self._groups(logits_RV, rows)
             assert not any(g.profile.greedy for g in groups), "greedy rows have no distribution"

@@ -1,7 +1,7 @@
 """Attention over paged keys and values: a plan per step, one call per layer."""
 
 from foretoken.ops.attention.base import Attention, Geometry, SpanWindow
-from foretoken.ops.attention.choose import choose_attention
+from foretoken.ops.attention.measured import torch_attention
 from foretoken.ops.attention.reference import ReferenceAttention
 from foretoken.ops.attention.tiled import TiledAttention
 
@@ -11,5 +11,5 @@ __all__ = [
     "ReferenceAttention",
     "SpanWindow",
     "TiledAttention",
-    "choose_attention",
+    "torch_attention",
 ]

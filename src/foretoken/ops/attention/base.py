@@ -24,6 +24,7 @@ class Geometry:
     """Heads, type and kind of attention; what a kernel's choice of code path depends on."""
 
     num_heads: int
+    """Query heads that read the key heads here."""
     num_kv_heads: int
     head_dim: int
     page_size: int
@@ -38,6 +39,14 @@ class Geometry:
     kv_dtype: torch.dtype | None = None
     """Of keys and values as they are stored: int8 (ops.stored_kv), read as numbers of `dtype`.
     None: `dtype`."""
+
+    first_kv_head: int = 0
+    """Number in the model of the first key head here, where a device has only some of them."""
+
+    @property
+    def kv_heads(self) -> range:
+        """Numbers in the model of the key heads here."""
+        return range(self.first_kv_head, self.first_kv_head + self.num_kv_heads)
 
     @property
     def score_scale(self) -> float:

@@ -35,17 +35,13 @@ def _shape_of(geometry: Geometry) -> FtAttentionShape:
     )
 
 
-def runs(geometry: Geometry) -> bool:
-    """Whether the kernel takes this type on this device."""
-    return geometry.device.type == "cpu" and geometry.dtype in TYPES
-
-
 @final
 class CompiledAttention(Attention):
     """The kernel of native/attention.c."""
 
     def __init__(self, geometry: Geometry, library: Library) -> None:
-        """Serve `geometry`, for which `runs` is true."""
+        """Serve `geometry`, whose type is one of `kernels.linear.TYPES`."""
+        self.library = library
         self._geometry = geometry
         self._shape = _shape_of(geometry)
         pointers = (_PTR, _PTR, _I32, _PTR, _I64)

@@ -5,7 +5,6 @@
 """
 
 from foretoken.ops.linear.base import Linear, PlainLinear
-from foretoken.ops.linear.choose import make_linear
 from foretoken.ops.linear.kernel import KernelLinear
 from foretoken.ops.linear.packed import PackedLinear, can_pack
 from foretoken.ops.linear.probe import InvariantLinear, RowClass, RowProbe
@@ -19,5 +18,4 @@ __all__ = [
     "RowClass",
     "RowProbe",
     "can_pack",
-    "make_linear",
 ]

@@ -14,6 +14,11 @@ class Linear(ABC):
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
         """Apply it; the residual is not changed."""
 
+    @property
+    def kept(self) -> str:
+        """How it keeps its weights, in words."""
+        return "floats without a kernel"
+
 
 @final
 class PlainLinear(Linear):

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from foretoken.kernels.library import Library
-from foretoken.kernels.linear import TYPES, Packed, PackedLayer
+from foretoken.kernels.linear import BFLOAT16, FLOAT32, INT4, INT8, Packed, PackedLayer
 from foretoken.kernels.structures import FtLinearRows
 from foretoken.ops.linear.base import Linear
+
+_KEPT = {FLOAT32: "float32", BFLOAT16: "bfloat16", INT8: "int8", INT4: "int4"}
 
 
 @final
@@ -40,6 +42,7 @@ class KernelLinear(Linear):
             bias_N: added before the activation.
             norm: weights [K] and eps of an RMSNorm over the rows before.
         """
+        self.library = library
         self.dtype, self.out_dtype = dtype, out_dtype or dtype
         self.packed = packed
         self.columns = packed.outputs // 2 if packed.gated else packed.outputs
@@ -48,6 +51,12 @@ class KernelLinear(Linear):
         )
         self._struct = ctypes.addressof(self._layer.struct)
         self._dense, self._strided = self._layer.dense, self._layer.strided
+
+    @property
+    def kept(self) -> str:
+        """See `Linear`."""
+        group = self.packed.group
+        return _KEPT[self.packed.weight_type] + f" in groups of {group}" * bool(group)
 
     @property
     def address(self) -> int:
@@ -86,8 +95,3 @@ class KernelLinear(Linear):
             residual_stride=0 if residual_TN is None else residual_TN.stride(0),
         )
         self._strided(self._struct, ctypes.byref(rows))
-
-
-def can_use(weight_NK: Tensor) -> bool:
-    """Whether the kernels take weights of this type and device."""
-    return weight_NK.device.type == "cpu" and weight_NK.dtype in TYPES

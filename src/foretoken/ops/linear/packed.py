@@ -32,10 +32,8 @@ class PackedLinear(Linear):
 
 
 def can_pack(weight_NK: Tensor) -> bool:
-    """Whether oneDNN packs weights of this type on this machine."""
-    if weight_NK.device.type != "cpu" or weight_NK.dtype == torch.float16:
-        return False
-    if not torch.backends.mkldnn.is_available():
+    """Whether oneDNN packs weights of this type, which lie on the CPU."""
+    if weight_NK.dtype == torch.float16 or not torch.backends.mkldnn.is_available():
         return False
     try:
         torch.ops.mkldnn._reorder_linear_weight(weight_NK[:1].contiguous(), None)

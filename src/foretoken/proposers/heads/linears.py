@@ -11,8 +11,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from foretoken.ops.linear import KernelLinear, Linear, make_linear
-from foretoken.quant import rounded_linear, scheme_of
+from foretoken.backend import LinearSpec, backend_for
+from foretoken.ops.linear import KernelLinear, Linear
 
 
 @final
@@ -33,14 +33,15 @@ class HeadLinears:
     ) -> Linear:
         """The fastest for these weights; of a `top`, which makes logits, results are float32 where
         that costs nothing, and weights never below 8 bits."""
-        if self.quantization is None:
-            return make_linear(
-                weight_NK, probe=None, bias_N=bias_N, adds_residual=adds_residual, wide=top
+        return backend_for(weight_NK.device).linear(
+            LinearSpec(
+                weights=weight_NK,
+                dtype=weight_NK.dtype,
+                bias_N=bias_N,
+                adds_residual=adds_residual,
+                is_head=top,
+                quantization=self.quantization,
             )
-        scheme = scheme_of(self.quantization)
-        scheme = (scheme.for_head() if top else scheme).fitted(weight_NK.shape[1])
-        return rounded_linear(
-            weight_NK, scheme, probe=None, bias_N=bias_N, adds_residual=adds_residual, wide=top
         )
 
 

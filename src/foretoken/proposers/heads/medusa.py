@@ -29,7 +29,7 @@ from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.files import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
-from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, has_kernels
+from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, draft_function
 from foretoken.proposers.method import FoundDrafter, Target
 from foretoken.proposers.tree import DepthSteps, TreeSteps
 from foretoken.runtime.batch import Span
@@ -191,7 +191,7 @@ class Medusa(StatelessHead):
     def compiled(self, features_SD: Tensor | None) -> StatelessCall | None:
         """The network on kernels, or None if some part has none; it must stay as it is."""
         shape = self.shape
-        if features_SD is None or not has_kernels(features_SD.dtype):
+        if features_SD is None:
             return None
         if (shape.rank or 0) > shape.hidden_size:
             return None
@@ -230,7 +230,7 @@ class Medusa(StatelessHead):
             type=TYPES[dtype],
         )
         return StatelessCall(
-            "ft_medusa_draft",
+            draft_function(tops[0], "ft_medusa_draft"),
             struct,
             features_SD,
             widest=shape.hidden_size,

@@ -24,11 +24,12 @@ from foretoken.config import SpeculativeConfig
 from foretoken.errors import CheckpointError
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtMlp, FtMlpStage
+from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.files import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
-from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, has_kernels
+from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, draft_function
 from foretoken.proposers.method import FoundDrafter, Target
 from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
 from foretoken.runtime.batch import Span
@@ -167,19 +168,21 @@ class MLPSpeculator(StatelessHead):
     def compiled(self, features_SD: Tensor | None) -> StatelessCall | None:
         """The network on kernels, or None if some part has none; it must stay as it is."""
         dtype = self.ln[0].get_parameter("weight").dtype
-        if features_SD is None or not has_kernels(dtype):
+        if features_SD is None:
             return None
         tied, stages = self.shape.tie_weights, (FtMlpStage * self.shape.n_predict)()
+        part: KernelLinear | None = None
         for i, stage in enumerate(stages):
             own = 0 if tied else i
             project = kernel_of(self.proj[min(i, len(self.proj) - 1)], dtype, dtype)
             head = kernel_of(self.head[own], dtype, torch.float32)
             if project is None or head is None:
                 return None
-            stage.project, stage.head = project.address, head.address
+            stage.project, stage.head, part = project.address, head.address, head
             stage.embedding = self.emb[own].get_parameter("weight").data_ptr()
             stage.weight = self.ln[own].get_parameter("weight").data_ptr()
             stage.bias = self.ln[own].get_parameter("bias").data_ptr()
+        assert part is not None, "it drafts something"
         struct = FtMlp(
             stages=ctypes.addressof(stages),
             hidden=self.shape.emb_dim,
@@ -190,7 +193,7 @@ class MLPSpeculator(StatelessHead):
             norms_input=self.shape.scale_input,
         )
         return StatelessCall(
-            "ft_mlp_draft",
+            draft_function(part, "ft_mlp_draft"),
             struct,
             features_SD,
             widest=max(self.shape.emb_dim, self.shape.inner_dim),

@@ -12,12 +12,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from foretoken.backend import backend_for
 from foretoken.kv.features import FeatureView
 from foretoken.kv.store import KVStore, write
 from foretoken.layers.rope import RotaryTable, Rotation
 from foretoken.models.rollout import MOST_ROWS, CompiledRollout, MaskSlots
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
-from foretoken.ops.attention import Geometry, choose_attention
+from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.base import Attend, Attention
 from foretoken.ops.logits import NEVER
 from foretoken.ops.stored_kv import stored
@@ -177,7 +178,7 @@ class HeadRunner:
         )
         geometry = pages.geometry(shape, like)
         self._group = geometry.group
-        self._attention = choose_attention(geometry, batch_invariant=False)
+        self._attention = backend_for(like.device).attention(geometry, batch_invariant=False)
         self.max_positions = positions = shape.max_position_embeddings
         rope = RopeShape(theta=shape.rope_theta, rotary_dim=shape.head_dim)
         self._rotary = RotaryTable(rope, max_positions=positions, like=like)

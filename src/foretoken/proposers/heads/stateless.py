@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.kernels.library import find_library
-from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtHeadCall
 from foretoken.models.stopping import StopCall, cut
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
+from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.heads.base import DraftHead, HeadSite
@@ -152,9 +151,9 @@ class _Chains(ChainSteps):
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 
 
-def has_kernels(dtype: torch.dtype) -> bool:
-    """Whether heads of this type can be compiled here."""
-    return find_library() is not None and dtype in TYPES
+def draft_function(part: KernelLinear, name: str) -> Any:
+    """The C function that drafts with a network which has `part` in it."""
+    return part.library.function(name, (_PTR, _PTR), _I64)
 
 
 @final
@@ -163,7 +162,7 @@ class StatelessCall:
 
     def __init__(
         self,
-        function: str,
+        function: Any,
         struct: Any,
         features_SD: Tensor,
         *,
@@ -182,13 +181,12 @@ class StatelessCall:
             one_pass: whether all tokens come of one pass, so that every step has a state and
                 logits of its own, whatever is kept.
         """
-        library = find_library()
-        assert library is not None and features_SD.stride(1) == 1, features_SD.stride()
+        assert features_SD.stride(1) == 1, features_SD.stride()
         self.one_pass = one_pass
         self._struct, self._kept = struct, kept
         self._widest, self._vocabulary = widest, struct.vocabulary
         self._features_SD = features_SD
-        self._run: Any = library.function(function, (_PTR, _PTR), _I64)
+        self._run = function
         self._values = features_SD.new_empty(0)
         self._logits_KV = torch.empty(0, struct.vocabulary)
         stride = features_SD.stride(0) * features_SD.element_size()

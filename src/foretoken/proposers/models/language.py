@@ -14,11 +14,11 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
+from foretoken.backend import backend_for
 from foretoken.checkpoint import find_model
 from foretoken.config import SpeculativeConfig
 from foretoken.config.model_memory import ModelMemory
 from foretoken.config.quantization import AUTO
-from foretoken.kernels.library import find_library
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.proposers.method import BuildContext
@@ -115,10 +115,8 @@ def load_cheaper(load: Callable[[Path, str | None], Runner], folder: Path) -> Ru
     how to time them: nothing is timed.
     """
     whole = load(folder, None)
-    on_cpu = whole.model.embedding_VD.device.type == "cpu"
-    if find_library() is None or not on_cpu:
-        why = "without kernels of ours integers are multiplied out, which saves no time"
-        why = why if on_cpu else "draft steps are timed on a CPU only"
+    why = backend_for(whole.model.embedding_VD.device).why_not_int8
+    if why is not None:
         logger.info("draft %s: unrounded weights (auto): %s", folder.name, why)
         return whole
     rounded = load(folder, "int8")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.ops.drawing import UNDECIDED
-from foretoken.ops.rejecting import Weighed, Weighing, reject_kernel
+from foretoken.ops.rejecting import Weighed, Weighing
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.rules.base import Branch, Check, TreeCheck
 from foretoken.runtime.sampler import Sampler
@@ -33,7 +33,7 @@ def weigh(
         probs_KV: distributions of all drafts of the step, or None: they are one-hot.
         block: block verification, of trees traversal; else draft by draft.
     """
-    kernel = reject_kernel(sampler.device)
+    kernel = sampler.backend.reject
     if kernel is None:
         return [None] * len(checks)
     spans: list[Weighed] = []

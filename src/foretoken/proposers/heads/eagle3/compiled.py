@@ -22,6 +22,7 @@ from foretoken.models.rollout import CompiledRollout, RolloutParts, compile_roll
 from foretoken.models.tensors import ModelInput
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
+from foretoken.ops.attention.compiled import CompiledAttention
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.linears import HeadLinears
@@ -69,8 +70,8 @@ def compile_eagle3(net: "Eagle3", around: RunnerParts) -> CompiledEagle3 | None:
     if net.shape.norm_output or net.shape.attention_bias:
         return None
     table_VD, make = net.table_VD, around.linears
-    if table_VD.device.type != "cpu":
-        return None
+    if not isinstance(around.attention, CompiledAttention):
+        return None  # No layer could be compiled: do not pack its matrices first.
     build = _Builder(net.shape.layer, around.geometry, make)
     modules = [module for module in net.layers if isinstance(module, Eagle3Layer)]
     kind = LayerKind(around.attention, around.rotary)

@@ -1,6 +1,6 @@
-"""Which attention to use, for these heads on this machine: the compiled kernel where there is one.
+"""Which of PyTorch's ways to do attention to use for these heads on this machine, by measurement.
 
-Elsewhere it is measured at load. A tiling is taken only if random spans and prompt chunks give,
+It is measured at load. A tiling is taken only if random spans and prompt chunks give,
 row by row, the bits of one-token decoding, alone and in batches. Nothing is assumed about the
 version of PyTorch's kernel or the processor.
 """
@@ -12,8 +12,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from foretoken.kernels.library import find_library
-from foretoken.ops.attention import compiled
 from foretoken.ops.attention.base import Attention, Geometry, SpanWindow
 from foretoken.ops.attention.branches import BranchAttention
 from foretoken.ops.attention.reference import ReferenceAttention
@@ -33,11 +31,8 @@ _WINDOW, _WINDOW_POSITIONS = 100, 760
 """A longer window is probed as one of 100: enough for keys that begin at 0, at 512 and between."""
 
 
-def choose_attention(geometry: Geometry, *, batch_invariant: bool) -> Attention:
-    """The fastest attention; under `batch_invariant` the fastest that keeps the bits."""
-    library = find_library()
-    if library is not None and compiled.runs(geometry):
-        return compiled.CompiledAttention(geometry, library)
+def torch_attention(geometry: Geometry, *, batch_invariant: bool) -> Attention:
+    """The fastest by PyTorch; under `batch_invariant` the fastest that keeps the bits."""
     if not batch_invariant:
         return BranchAttention(TiledAttention(geometry, Tiling(rows=0, key_multiple=1)), geometry)
     probed = geometry

@@ -1,0 +1,252 @@
+"""What computes on a device: the one object that is asked for layers and kernels.
+
+`backend_for` chooses once per device, and is the only place that asks which device there is or
+whether the C kernels are. Models, proposers and runners take what a backend gives: linear layers,
+attention, row operations, drawing, rejecting. What is made of parts that all have C kernels can be
+bound to C as a whole (`models.compiled`, `models.rollout`), which asks the parts. Owns no layer. A
+new device is a class here and a line in `backend_for`.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final, final
+
+import torch
+from torch import Tensor
+
+from foretoken.kernels.library import Library, find_library
+from foretoken.kernels.linear import TYPES, pack_float
+from foretoken.kernels.threads import StepThreads
+from foretoken.kernels.triton_found import has_triton, say_which
+from foretoken.ops.attention import Attention, Geometry, torch_attention
+from foretoken.ops.attention.compiled import CompiledAttention
+from foretoken.ops.drawing import DrawKernel
+from foretoken.ops.linear import (
+    InvariantLinear,
+    KernelLinear,
+    Linear,
+    PackedLinear,
+    PlainLinear,
+    RowProbe,
+    can_pack,
+)
+from foretoken.ops.noise import CACHED_NOISE
+from foretoken.ops.rejecting import RejectKernel
+from foretoken.ops.rows import RowKernels
+from foretoken.quant import IntWeights, Scheme, Weights, round_weights, scheme_of
+from foretoken.quant.arrange import for_kernels
+from foretoken.quant.pieces import pack_integers, pack_rounded
+from foretoken.quant.triton_layer import TRITON_TYPES, TritonLinear
+
+_GPU_NOISE: Final = 1 << 25
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSpec:
+    """What a linear layer has to be; a backend decides how."""
+
+    weights: Weights
+    """[N, K]: floats in `dtype`, or integers."""
+    dtype: torch.dtype
+    """Of the rows that it will be given."""
+    bias_N: Tensor | None = None
+    """Added to every row, in the type of the rows."""
+    adds_residual: bool = False
+    """Whether it will be given residuals."""
+    is_head: bool = False
+    """Whether it makes logits: results are float32 where that costs nothing, and weights are never
+    rounded below 8 bits."""
+    quantization: str | None = None
+    """A name of `config.quantization`: how floats are rounded; None: they stay."""
+    probe: RowProbe | None = None
+    """Measures which numbers of rows give the same bits, where that has to be measured. None: no
+    promise about bits is needed."""
+
+    @property
+    def out_dtype(self) -> torch.dtype | None:
+        """Of the results; None: that of the rows."""
+        return torch.float32 if self.is_head else None
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """How its floats are rounded; None: they stay."""
+        if self.quantization is None:
+            return None
+        scheme = scheme_of(self.quantization)
+        return scheme.for_head() if self.is_head else scheme.fitted(self.weights.shape[1])
+
+    def settled(self) -> "LinearSpec":
+        """The same layer with integers only of groups that kernels have, and others as floats."""
+        if isinstance(self.weights, Tensor):
+            return self
+        fitting = for_kernels(self.weights)
+        return replace(self, weights=fitting or self.weights.dequantized(self.dtype))
+
+
+class Backend(ABC):
+    """What computes on one device. Where a kernel is None, PyTorch's operations do the same."""
+
+    holds_integers: bool
+    """Whether integer weights stay integers; else they are multiplied out when they are loaded."""
+    why_not_int8: str | None
+    """Why rounding a draft model's weights need not be tried; None: it may save time."""
+    noise_at_once: int
+    """Random numbers that are best made in one pass."""
+    draw: DrawKernel | None
+    """Chooses tokens from rows of logits."""
+    reject: RejectKernel | None
+    """Accepts and rejects drafts."""
+
+    @abstractmethod
+    def linear(self, spec: LinearSpec) -> Linear:
+        """The fastest layer of this kind; given a probe, a row's bits do not depend on others."""
+
+    @abstractmethod
+    def attention(self, geometry: Geometry, *, batch_invariant: bool) -> Attention:
+        """The fastest attention; under `batch_invariant` the fastest that keeps a row's bits."""
+
+    def rows(self, x: Tensor) -> RowKernels | None:
+        """Norms, rotary positions and gates for rows like `x`."""
+        return None
+
+    def step_threads(self, dtype: torch.dtype) -> StepThreads:
+        """Which threads work during a step of a model of this type."""
+        return StepThreads(None, torch.get_num_threads())
+
+
+@final
+class PlainTorch(Backend):
+    """PyTorch's operations, on any device: the reference, and what others fall back on."""
+
+    holds_integers = False
+    draw = None
+    reject = None
+
+    def __init__(self, device: torch.device) -> None:
+        """Serve `device`."""
+        self._on_cpu = device.type == "cpu"
+        self.noise_at_once = CACHED_NOISE if self._on_cpu else _GPU_NOISE
+        self.why_not_int8: str | None = "draft steps are timed on a CPU only"
+        if self._on_cpu:
+            self.why_not_int8 = (
+                "without kernels of ours integers are multiplied out, which saves no time"
+            )
+
+    def linear(self, spec: LinearSpec) -> Linear:
+        """Floats, by oneDNN where it packs them; integers are multiplied out."""
+        spec = spec.settled()
+        weights, scheme = spec.weights, spec.scheme
+        if isinstance(weights, Tensor) and scheme is not None:
+            weights = round_weights(weights, scheme)
+        if isinstance(weights, IntWeights):
+            if not self._on_cpu:
+                say_which()
+            weights = weights.dequantized(spec.dtype)
+        packs = self._on_cpu and can_pack(weights)
+        bias_N = spec.bias_N
+        linear = PackedLinear(weights, bias_N) if packs else PlainLinear(weights, bias_N)
+        if spec.probe is None:
+            return linear
+        rows = spec.probe.row_class(
+            linear,
+            weights,
+            adds_residual=spec.adds_residual,
+            adds_bias=bias_N is not None,
+        )
+        return InvariantLinear(linear, rows)
+
+    def attention(self, geometry: Geometry, *, batch_invariant: bool) -> Attention:
+        """By PyTorch's scaled_dot_product_attention, tiled so as to keep bits where it must."""
+        return torch_attention(geometry, batch_invariant=batch_invariant)
+
+
+@final
+class CpuKernels(Backend):
+    """The C kernels, for the types that they take; whose rows keep their bits by construction."""
+
+    holds_integers = True
+    why_not_int8 = None
+    noise_at_once = CACHED_NOISE
+
+    def __init__(self, library: Library, device: torch.device) -> None:
+        """Bind the functions of `library`."""
+        self._library, self._plain = library, PlainTorch(device)
+        self._rows = RowKernels(library)
+        self.draw, self.reject = DrawKernel(library), RejectKernel(library)
+
+    def linear(self, spec: LinearSpec) -> Linear:
+        """Weights packed for the kernels, floats and integers alike."""
+        if spec.dtype not in TYPES:
+            return self._plain.linear(spec)
+        library, spec = self._library, spec.settled()
+        weights, scheme = spec.weights, spec.scheme
+        library.use_threads(torch.get_num_threads())
+        if isinstance(weights, IntWeights):
+            packed = pack_integers(library, weights)
+        elif scheme is not None:
+            packed = pack_rounded(library, weights, scheme)
+        else:
+            packed = pack_float(library, weights)
+        return KernelLinear(
+            library, packed, dtype=spec.dtype, out_dtype=spec.out_dtype, bias_N=spec.bias_N
+        )
+
+    def attention(self, geometry: Geometry, *, batch_invariant: bool) -> Attention:
+        """The C kernel, which reads pages where they lie."""
+        if geometry.dtype not in TYPES:
+            return self._plain.attention(geometry, batch_invariant=batch_invariant)
+        return CompiledAttention(geometry, self._library)
+
+    def rows(self, x: Tensor) -> RowKernels | None:
+        """The kernels, if they take tensors like `x`."""
+        return self._rows if x.dtype in TYPES and x.stride(-1) == 1 else None
+
+    def step_threads(self, dtype: torch.dtype) -> StepThreads:
+        """The kernels' own pool has them, where the kernels do the heavy work."""
+        library = self._library if dtype in TYPES else None
+        return StepThreads(library, torch.get_num_threads())
+
+
+@final
+class TritonIntegers(Backend):
+    """A GPU: integer weights by Triton's kernels, everything else by PyTorch."""
+
+    holds_integers = True
+    draw = None
+    reject = None
+    noise_at_once = _GPU_NOISE
+
+    def __init__(self, device: torch.device) -> None:
+        """Serve `device`."""
+        self._plain = PlainTorch(device)
+        self.why_not_int8 = self._plain.why_not_int8
+
+    def linear(self, spec: LinearSpec) -> Linear:
+        """Integers as they are; floats as PyTorch has them."""
+        spec = spec.settled()
+        weights, scheme = spec.weights, spec.scheme
+        if isinstance(weights, Tensor) and scheme is not None:
+            weights = round_weights(weights, scheme)
+        if isinstance(weights, Tensor) or spec.dtype not in TRITON_TYPES:
+            return self._plain.linear(replace(spec, weights=weights))
+        say_which()
+        fitting = for_kernels(weights)
+        assert fitting is not None, "rounding makes groups that kernels have"
+        return TritonLinear(fitting, dtype=spec.dtype, out_dtype=spec.out_dtype, bias_N=spec.bias_N)
+
+    def attention(self, geometry: Geometry, *, batch_invariant: bool) -> Attention:
+        """PyTorch's."""
+        return self._plain.attention(geometry, batch_invariant=batch_invariant)
+
+
+@cache
+def backend_for(device: torch.device) -> Backend:
+    """The backend of this device."""
+    if device.type == "cpu":
+        library = find_library()
+        return PlainTorch(device) if library is None else CpuKernels(library, device)
+    if device.type == "cuda" and has_triton():
+        return TritonIntegers(device)
+    return PlainTorch(device)
