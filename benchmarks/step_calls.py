@@ -4,7 +4,7 @@
 
 Bare forwards of one token and of six (a verification with k=5) after some context, logits
 included, invariant in every arm. `off` runs with FORETOKEN_KERNELS=off, `parts` calls each kernel
-from Python, `one call` runs all layers in one foreign call. Each repeat is a process of its own,
+from Python, `one call` runs all layers in one call into C. Each repeat is a process of its own,
 in rotated order. Python is what is left of `one call` after the call itself and the head.
 """
 
@@ -63,7 +63,7 @@ def work(settings: argparse.Namespace) -> dict[str, float]:
 
 
 def call_ms(probe: Any, model: Any, times: int) -> float:
-    """Median milliseconds inside the foreign call of a step of one token."""
+    """Median milliseconds inside the call into C of a step of one token."""
     spent: list[float] = []
     run = model.compiled._run
 

@@ -139,7 +139,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 MULTI_HEAD = {"num_key_value_heads": 4}
-FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
+BY_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {**MULTI_HEAD, "n_inner": 72}),
     "gpt2, scores scaled by layer": (
         "GPT2",
@@ -174,10 +174,10 @@ FULL_ONLY = (
 """Tried in the long suite only."""
 
 
-def foreign_cases() -> list[Any]:
-    """The names in FOREIGN, for parametrize."""
+def transformers_cases() -> list[Any]:
+    """The names in BY_TRANSFORMERS, for parametrize."""
     full = [pytest.mark.full]
-    return [pytest.param(case, marks=full if case in FULL_ONLY else []) for case in FOREIGN]
+    return [pytest.param(case, marks=full if case in FULL_ONLY else []) for case in BY_TRANSFORMERS]
 
 
 def write_checkpoint(folder: Path, kind: str, changes: dict[str, Any], **save: Any) -> Any:

@@ -1,4 +1,4 @@
-"""All layers in one foreign call give the bits of the same layers part by part.
+"""All layers in one call into C give the bits of the same layers part by part.
 
 The guarded bugs: a pointer to another layer's tensor or store, a missed norm, residual or bias, a
 kind of layer taken for another, features kept before or after the wrong layer.

@@ -1,4 +1,4 @@
-"""P-EAGLE's drafts in one foreign call equal those chosen from the logits of PyTorch's pass."""
+"""P-EAGLE's drafts in one call into C equal those chosen from the logits of PyTorch's pass."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Drafting in one foreign call drafts what drafting token by token drafts, drawn ones included."""
+"""Drafting in one call into C drafts what drafting token by token drafts, drawn ones included."""
 
 from pathlib import Path
 from typing import Any

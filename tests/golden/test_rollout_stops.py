@@ -1,4 +1,4 @@
-"""Chains that end early inside the foreign call end where those that are drafted one by one do."""
+"""Chains that end early inside the call into C end where those that are drafted one by one do."""
 
 from typing import Any
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from foretoken.kernels.library import find_library
 from foretoken.runtime.runner import Runner
 from foretoken.testing import write_tiny_llama
-from tests.golden.families import FOREIGN, OWN, write_checkpoint
+from tests.golden.families import BY_TRANSFORMERS, OWN, write_checkpoint
 from tests.golden.scenario import cut, forward, in_pieces, leave_garbage, open_runner, tables
 
 VOCAB, LENGTH = 61, 150
@@ -71,7 +71,7 @@ def opened(
     what, dtype = KINDS[kind]
     folder = tmp_path_factory.mktemp("model")
     if isinstance(what, str):
-        family, changes = {**OWN, **FOREIGN}[what]
+        family, changes = {**OWN, **BY_TRANSFORMERS}[what]
         sizes = {"vocab_size": VOCAB, "max_position_embeddings": 200}
         write_checkpoint(folder, family, {**changes, **sizes})
     else:

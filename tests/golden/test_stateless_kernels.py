@@ -1,4 +1,4 @@
-"""MLP speculators and Medusa as one foreign call draft what the networks in PyTorch draft."""
+"""MLP speculators and Medusa as one call into C draft what the networks in PyTorch draft."""
 
 from dataclasses import replace
 from types import SimpleNamespace

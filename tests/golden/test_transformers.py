@@ -17,13 +17,13 @@ from foretoken import LLM, SamplingParams
 from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape
 from tests.golden.families import (
-    FOREIGN,
+    BY_TRANSFORMERS,
     LONGROPE,
     OWN,
     VOCAB,
     expected_greedy,
     expected_logits,
-    foreign_cases,
+    transformers_cases,
     write_checkpoint,
 )
 from tests.golden.scenario import cut, forward, in_pieces, open_runner, tables
@@ -83,19 +83,19 @@ def test_greedy_tokens_agree(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-@pytest.mark.parametrize("case", foreign_cases())
+@pytest.mark.parametrize("case", transformers_cases())
 def test_logits_agree_through_transformers(
     case: str, batch_invariant: bool, tmp_path: Path
 ) -> None:
-    model = write_checkpoint(tmp_path, *FOREIGN[case])
+    model = write_checkpoint(tmp_path, *BY_TRANSFORMERS[case])
     assert not ModelShape.from_config(tmp_path).is_own
     runner = open_runner(tmp_path, batch_invariant=batch_invariant)
     assert_all_cuts_agree(runner, model, case, (LENGTH, 9, 40, 23))
 
 
-@pytest.mark.parametrize("case", foreign_cases())
+@pytest.mark.parametrize("case", transformers_cases())
 def test_greedy_tokens_agree_through_transformers(case: str, tmp_path: Path) -> None:
-    model = write_checkpoint(tmp_path, *FOREIGN[case])
+    model = write_checkpoint(tmp_path, *BY_TRANSFORMERS[case])
     assert_greedy_agrees(tmp_path, model)
 
 

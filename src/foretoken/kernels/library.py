@@ -2,7 +2,7 @@
 
 FORETOKEN_KERNELS chooses: `auto` (default), `off`, or the highest level to use, `portable`,
 `avx2`, `avx512`, `avx512bf16` or `amx`. Owns no kernel: those who call one declare its arguments
-themselves (`Library.function`). Foreign calls release the GIL.
+themselves (`Library.function`). Calls into C release the GIL.
 """
 
 import ctypes

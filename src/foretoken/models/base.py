@@ -58,7 +58,7 @@ class Model(ABC):
         plan: RolloutPlan,
         store: KVStore,
     ) -> RolledOut | None:
-        """Draft several tokens after each sequence, where that is one foreign call.
+        """Draft several tokens after each sequence, where that is one call into C.
 
         Args:
             layouts: where the tokens of each sequence stand that were not fed before, the newest

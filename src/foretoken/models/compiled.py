@@ -1,4 +1,4 @@
-"""All layers of a decoder in one foreign call (native/decoder.h).
+"""All layers of a decoder in one call into C (native/decoder.h).
 
 What a step of a small model costs is not its arithmetic but hundreds of calls from Python. The
 kernels, their order and the roundings between them are those of `layers`, so are the bits; a test

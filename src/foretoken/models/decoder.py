@@ -34,9 +34,9 @@ class Decoder(Model):
     norm: RMSNorm
     head: Linear
     compiled: CompiledLayers | None
-    """Runs all layers in one foreign call, with the same bits; None: some part has no kernel."""
+    """Runs all layers in one call into C, with the same bits; None: some part has no kernel."""
     rollout: CompiledRollout | None
-    """Drafts several tokens in one foreign call; None: some part has no kernel."""
+    """Drafts several tokens in one call into C; None: some part has no kernel."""
 
     def hidden(
         self, inputs: ModelInput, store: KVStore, features: FeatureStore | None = None

@@ -13,7 +13,7 @@ from foretoken.hardware import lean_heap
 from foretoken.models.base import LoadOptions, Model
 from foretoken.models.builder import Builder
 from foretoken.models.checkpoint import Checkpoint
-from foretoken.models.transformers_backend import load_foreign
+from foretoken.models.through_transformers import load_with_transformers
 from foretoken.ops.linear import RowProbe
 from foretoken.quant.formats import format_of
 from foretoken.shape import ModelShape
@@ -34,7 +34,7 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
     options = replace(options, quantization=_rounding(options.quantization, shape))
     with lean_heap():
         if not shape.is_own:
-            return load_foreign(folder, shape, options)
+            return load_with_transformers(folder, shape, options)
         stored = None if shape.stored is None else format_of(shape.stored, folder)
         with Checkpoint(
             folder, dtype=options.dtype, device=options.device, stored=stored

@@ -1,4 +1,4 @@
-"""Drafting of several tokens in one foreign call (native/rollout.h).
+"""Drafting of several tokens in one call into C (native/rollout.h).
 
 A one-layer draft model spends more time in Python around its arithmetic than in it, and all the
 more after a step of the target, which empties the caches. Owns the buffers of a call, kept between

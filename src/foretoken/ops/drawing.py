@@ -1,4 +1,4 @@
-"""Rows of logits to tokens in one foreign call (native/draw.h), greedy rows and drawn ones alike.
+"""Rows of logits to tokens in one call into C (native/draw.h), greedy rows and drawn ones alike.
 
 The reference twin is `foretoken.ops.sampling`. Invariant: where the kernel decides, it decides what
 the twin decides; a row whose best two ids are within rounding of each other it leaves to the twin.

@@ -1,4 +1,4 @@
-"""Chains and trees of drafts weighed in one foreign call (native/reject.h).
+"""Chains and trees of drafts weighed in one call into C (native/reject.h).
 
 Of single rows it gives the distribution after temperature and filters.
 

@@ -1,6 +1,6 @@
 """What is done to each row between the matrices, compiled: norms, rotary positions, gates.
 
-One foreign call each, computed in float32 and rounded once; a row's bits depend on the row alone
+One call into C each, computed in float32 and rounded once; a row's bits depend on the row alone
 (native/rows.h). The twins are PyTorch's operations in `layers` and `ops.activation`; whoever calls
 these asks `Backend.rows` first, which is None where a tensor is not theirs.
 """

@@ -7,11 +7,11 @@ from typing import Any, Self
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from foretoken.shape.families import find_family
 from foretoken.shape.fields import Config, dtype_name, eos_ids, positive, read_json, size
-from foretoken.shape.foreign import foreign_fields
 from foretoken.shape.gguf import gguf_config, gguf_scheme
 from foretoken.shape.memory import WeightCounts, kv_element_bytes, kv_token_bytes
 from foretoken.shape.rope import RopeShape
 from foretoken.shape.stored import StoredScheme, stored_scheme
+from foretoken.shape.transformers_config import transformers_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class ModelShape:
             positions = fields["rope"].context(fields["max_position_embeddings"])
             fields["max_position_embeddings"] = positions
         else:
-            fields = foreign_fields(folder, config)
+            fields = transformers_fields(folder, config)
         shape = cls(**{**fields, "eos_token_ids": tuple(eos), "dtype": dtype_name(config)})
         shape._check()
         return shape

@@ -64,7 +64,7 @@ class KernelLinear(Linear):
         return self._struct
 
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
-        """One foreign call; rows may be strided."""
+        """One call into C; rows may be strided."""
         assert x_TK.dtype == self.dtype, (x_TK.dtype, self.dtype)
         assert x_TK.shape[1] == self.packed.inputs, (x_TK.shape, self.packed.inputs)
         rows = x_TK.shape[0]

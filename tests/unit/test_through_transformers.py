@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.kv.features import FINAL
-from foretoken.models import LoadOptions, foreign_modules, load_model
-from foretoken.models.foreign_attention import Bridge, LayerCall
+from foretoken.models import LoadOptions, load_model
+from foretoken.models.through_transformers import modules
+from foretoken.models.through_transformers.attention import LayerCall, PagedAttention
 from foretoken.shape import ModelShape
-from tests.golden.families import FOREIGN, write_checkpoint
+from tests.golden.families import BY_TRANSFORMERS, write_checkpoint
 from tests.golden.scenario import forward, open_runner
 
 SIZES: dict[str, Any] = {
@@ -103,19 +104,19 @@ def test_calls_that_are_not_ours_to_answer(
 ) -> None:
     k, v = torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, values)
     with pytest.raises(UnsupportedModelError, match=named):
-        Bridge("some type").check(module, mask, k, v)
+        PagedAttention("some type").check(module, mask, k, v)
 
 
 @pytest.mark.parametrize("extra", ["s_aux", "position_bias"])
 def test_tensors_that_attention_would_drop(extra: str) -> None:
     call = LayerCall(4, 2, 8, None, None, 0.5)
     with pytest.raises(UnsupportedModelError, match=extra):
-        Bridge("some type").note(0, call, {extra: torch.zeros(4), "dropout": 0.0})
+        PagedAttention("some type").note(0, call, {extra: torch.zeros(4), "dropout": 0.0})
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_checkpoint(tmp_path, *FOREIGN["gpt2"])
+    write_checkpoint(tmp_path, *BY_TRANSFORMERS["gpt2"])
     return tmp_path
 
 
@@ -167,13 +168,13 @@ def test_a_module_that_breaks_the_promise_is_found(
 ) -> None:
     """Left to itself, PyTorch's float32 silu makes bits depend on the number of rows; if this
     machine's does not, a layer that looks at all rows at least must be found."""
-    write_checkpoint(tmp_path, *FOREIGN["olmo2"])
+    write_checkpoint(tmp_path, *BY_TRANSFORMERS["olmo2"])
 
     class Looks(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.nn.functional.silu(x) * (1 + 1e-6 * x.shape[-2])
 
-    monkeypatch.setattr(foreign_modules, "SwappedActivation", lambda activate: Looks())
+    monkeypatch.setattr(modules, "SwappedActivation", lambda activate: Looks())
     with pytest.raises(UnsupportedModelError, match="batch_invariant"):
         load_model(tmp_path, options(batch_invariant=True))
 
@@ -181,7 +182,7 @@ def test_a_module_that_breaks_the_promise_is_found(
 def test_a_state_beside_keys_and_values_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_checkpoint(tmp_path, *FOREIGN["olmo2"])
+    write_checkpoint(tmp_path, *BY_TRANSFORMERS["olmo2"])
 
     class Shifts(nn.Module):
         """Mixes in the token before, but only within a call."""
@@ -189,14 +190,14 @@ def test_a_state_beside_keys_and_values_is_found(
         def forward(self, x: Tensor) -> Tensor:
             return torch.nn.functional.silu(x + x.roll(1, -2))
 
-    monkeypatch.setattr(foreign_modules, "SwappedActivation", lambda activate: Shifts())
+    monkeypatch.setattr(modules, "SwappedActivation", lambda activate: Shifts())
     with pytest.raises(UnsupportedModelError, match="more than tokens before"):
         load_model(tmp_path, options(batch_invariant=True))
 
 
 def test_features_are_the_hidden_states(tmp_path: Path) -> None:
     """What feature-conditioned drafters read: the stream before a layer, and after the norm."""
-    model = write_checkpoint(tmp_path, *FOREIGN["olmo2"])
+    model = write_checkpoint(tmp_path, *BY_TRANSFORMERS["olmo2"])
     runner = open_runner(tmp_path)
     features = runner.keep_features([1, FINAL])
     ids = list(range(20))

@@ -17,9 +17,14 @@ from foretoken.kv.features import FINAL, FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.models.base import LoadOptions, Model
 from foretoken.models.checkpoint import Checkpoint
-from foretoken.models.foreign_attention import NAME, Bridge, LayerCall, register
-from foretoken.models.foreign_modules import fill, swap_activations
 from foretoken.models.tensors import ModelInput, SpanLayout
+from foretoken.models.through_transformers.attention import (
+    NAME,
+    LayerCall,
+    PagedAttention,
+    register,
+)
+from foretoken.models.through_transformers.modules import fill, swap_activations
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import Linear, RowProbe
 from foretoken.shape import ModelShape
@@ -45,8 +50,8 @@ class _Given(nn.Module):
 class TransformersModel(Model):
     """A causal language model whose layers transformers runs."""
 
-    def __init__(self, shape: ModelShape, causal: Any, bridge: Bridge) -> None:
-        """Take over `causal`, filled and attached to `bridge`."""
+    def __init__(self, shape: ModelShape, causal: Any, paged: PagedAttention) -> None:
+        """Take over `causal`, filled and attached to `paged`."""
         self.shape = shape
         self.embedding_VD: Tensor = causal.get_input_embeddings().weight
         self._base = causal.get_decoder()
@@ -54,14 +59,14 @@ class TransformersModel(Model):
         parent, _, key = path.rpartition(".")
         setattr(causal.get_submodule(parent), key, _Given())
         self._head = causal
-        self._bridge = bridge
+        self._paged = paged
 
     def hidden(
         self, inputs: ModelInput, store: KVStore, features: FeatureStore | None = None
     ) -> Tensor:
         """Run a step; see `Model`."""
         spans = [layout.window for layout in inputs.spans]
-        self._bridge.begin(spans, inputs.slots_T, store)
+        self._paged.begin(spans, inputs.slots_T, store)
         try:
             out = self._base(
                 input_ids=inputs.tokens_T[None],
@@ -70,7 +75,7 @@ class TransformersModel(Model):
                 output_hidden_states=features is not None,
             )
         finally:
-            self._bridge.end()
+            self._paged.end()
         last: Tensor = out.last_hidden_state[0]
         if features is not None:
             for layer in range(self.shape.num_hidden_layers):
@@ -84,14 +89,16 @@ class TransformersModel(Model):
         return logits[0].float()
 
 
-def load_foreign(folder: Path, shape: ModelShape, options: LoadOptions) -> TransformersModel:
+def load_with_transformers(
+    folder: Path, shape: ModelShape, options: LoadOptions
+) -> TransformersModel:
     """Load the checkpoint in `folder`, whose architecture has no model file of ours.
 
     Raises:
         UnsupportedModelError: not causal attention over pages, or bits that depend on the batch.
         CheckpointError: tensors are missing, unused, misshapen or unreadable.
     """
-    bridge = Bridge(shape.model_type)
+    paged = PagedAttention(shape.model_type)
     causal = _on_meta(folder, shape)
     backend, probe = backend_for(options.device), RowProbe() if options.batch_invariant else None
 
@@ -110,9 +117,9 @@ def load_foreign(folder: Path, shape: ModelShape, options: LoadOptions) -> Trans
         fill(causal, checkpoint, linear)
     if options.batch_invariant:
         swap_activations(causal)
-    bridge.attach(causal)
-    _note(causal, bridge, shape, options)
-    model = TransformersModel(shape, causal, bridge)
+    paged.attach(causal)
+    _note(causal, paged, shape, options)
+    model = TransformersModel(shape, causal, paged)
     _Trial(model, options).check()
     return model
 
@@ -134,23 +141,23 @@ def _on_meta(folder: Path, shape: ModelShape) -> Any:
     return causal.eval()
 
 
-def _note(causal: Any, bridge: Bridge, shape: ModelShape, options: LoadOptions) -> None:
+def _note(causal: Any, paged: PagedAttention, shape: ModelShape, options: LoadOptions) -> None:
     """Have every layer call attention once, and choose one for each way of calling."""
     ids = torch.zeros(1, 1, dtype=torch.int64, device=options.device)
     causal(input_ids=ids, position_ids=ids, use_cache=False)
-    called = sorted(bridge.calls)
+    called = sorted(paged.calls)
     if called != list(range(shape.num_hidden_layers)):
         given = f"{shape.model_type}, {len(called)} of {shape.num_hidden_layers} layers"
         raise UnsupportedModelError("layers with attention", given, "all of them")
     sizes = (shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim)
     backend, kinds = backend_for(options.device), {}
-    for call in dict.fromkeys(bridge.calls.values()):
+    for call in dict.fromkeys(paged.calls.values()):
         found = (call.num_heads, call.num_kv_heads, call.head_dim)
         if found != sizes:
             raise CheckpointError("heads, key heads and their size", found, f"{sizes}, in config")
         geometry = _geometry(call, options)
         kinds[call] = backend.attention(geometry, batch_invariant=options.batch_invariant)
-    bridge.serve(kinds)
+    paged.serve(kinds)
 
 
 def _geometry(call: LayerCall, options: LoadOptions) -> Geometry:

@@ -1,8 +1,9 @@
 """Paged attention for modules of transformers, through its attention interface.
 
-transformers finds a function by its registered name; the function finds its model's bridge on the
-calling module. At load the bridge notes how each layer calls (heads, window, soft cap, scale) and
-refuses what causal attention over pages is not; in a step it writes keys and values and attends.
+transformers finds a function by its registered name; the function finds its model's
+`PagedAttention` on the calling module. At load that notes how each layer calls (heads, window, soft
+cap, scale) and refuses what causal attention over pages is not; in a step it writes keys and values
+and attends.
 """
 
 from collections.abc import Mapping
@@ -41,7 +42,7 @@ class _Step:
     store: KVStore
 
 
-class Bridge:
+class PagedAttention:
     """What the attention modules of one model share. Not thread-safe, as the model is not."""
 
     def __init__(self, model_type: str) -> None:
@@ -54,9 +55,9 @@ class Bridge:
         self._step: _Step | None = None
 
     def attach(self, model: nn.Module) -> None:
-        """Let every module of the model find this bridge."""
+        """Let every module of the model find this."""
         for module in model.modules():
-            module.foretoken_bridge = self  # type: ignore[assignment]
+            module.foretoken_attention = self  # type: ignore[assignment]
 
     def serve(self, kinds: Mapping[LayerCall, Attention]) -> None:
         """From now on compute, with one attention per way of calling."""
@@ -136,13 +137,13 @@ def register() -> None:
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface; see `Bridge.attend` for the shapes."""
-    bridge: Bridge = module.foretoken_bridge  # type: ignore[assignment]
+    """transformers' attention interface; see `PagedAttention.attend` for the shapes."""
+    paged: PagedAttention = module.foretoken_attention  # type: ignore[assignment]
     layer: int = module.layer_idx  # type: ignore[assignment]
-    if not bridge.noting:
-        return bridge.attend(layer, query, key, value), None
+    if not paged.noting:
+        return paged.attend(layer, query, key, value), None
     mask = args[0] if args else kwargs.pop("attention_mask", None)
-    bridge.check(module, mask, key, value)
+    paged.check(module, mask, key, value)
     scale = kwargs.pop("scaling", None)
     call = LayerCall(
         num_heads=query.shape[1],
@@ -152,5 +153,5 @@ def _attend(
         softcap=kwargs.pop("softcap", None),
         scale=query.shape[3] ** -0.5 if scale is None else float(scale),
     )
-    bridge.note(layer, call, kwargs)
+    paged.note(layer, call, kwargs)
     return query.transpose(1, 2), None

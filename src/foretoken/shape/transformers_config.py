@@ -1,7 +1,7 @@
 """Sizes of architectures without a model file of ours, as transformers' config classes name them.
 
 Only dense decoders with plain causal attention are let through; what else there is, is refused
-here by what its config says, and at load by what its modules do (models/transformers_backend).
+here by what its config says, and at load by what its modules do (models/through_transformers).
 """
 
 import json
@@ -21,7 +21,7 @@ _CHANGING_ROPES = ("dynamic", "longrope")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
-def foreign_fields(folder: Path, raw: Config) -> dict[str, Any]:
+def transformers_fields(folder: Path, raw: Config) -> dict[str, Any]:
     """ModelShape's fields of the model in `folder`.
 
     Args:
