@@ -50,7 +50,7 @@ class LinearSpec:
     weights: Weights
     """[N, K]: floats in `dtype`, or integers."""
     dtype: torch.dtype
-    """Of the rows that it will be given."""
+    """Type of the rows that it will be given."""
     bias_N: Tensor | None = None
     """Added to every row, in the type of the rows."""
     adds_residual: bool = False
@@ -66,7 +66,7 @@ class LinearSpec:
 
     @property
     def out_dtype(self) -> torch.dtype | None:
-        """Of the results; None: that of the rows."""
+        """Type of the results; None: that of the rows."""
         return torch.float32 if self.is_head else None
 
     @property
@@ -78,7 +78,7 @@ class LinearSpec:
         return scheme.for_head() if self.is_head else scheme.fitted(self.weights.shape[1])
 
     def settled(self) -> "LinearSpec":
-        """The same layer with integers only of groups that kernels have, and others as floats."""
+        """This layer with integers only in groups that kernels have, and others as floats."""
         if isinstance(self.weights, Tensor):
             return self
         fitting = for_kernels(self.weights)

@@ -165,7 +165,7 @@ def _link(objects: Sequence[Path], target: Path, more: Sequence[str]) -> None:
 
 
 def _flags(path: Path) -> tuple[str, ...]:
-    """Of this file's instruction set. A compiler that does not know them gets none, and the
+    """Flags of this file's instruction set. A compiler that does not know them gets none, and the
     guards in the file leave a null table."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return ()

@@ -39,7 +39,7 @@ class Packed:
 
     @property
     def num_bytes(self) -> int:
-        """Of everything that is read for a row."""
+        """Bytes of everything that is read for a row."""
         parts = (self.weight, self.scale, self.zero)
         return sum(part.nbytes for part in parts if part is not None)
 

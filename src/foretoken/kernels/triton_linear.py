@@ -40,7 +40,7 @@ class GpuPacked:
 
     @property
     def num_bytes(self) -> int:
-        """Of everything that is read for a row."""
+        """Bytes of everything that is read for a row."""
         parts = (self.values_KN, self.scale_GN, self.zero_GN)
         return sum(part.nbytes for part in parts if part is not None)
 
@@ -208,7 +208,8 @@ def _four_bits(x, m_there, cells, n_there, padded, kind: tl.constexpr, STEP: tl.
 
 @triton.jit
 def _sums(x, m_there, kind: tl.constexpr, STEP: tl.constexpr, TILE_N: tl.constexpr):
-    """Of each row's inputs of a group, in every column: as products their order is fixed."""
+    """Sums of each row's inputs of a group, in every column; made as products, which have a fixed
+    order."""
     rows = tl.load(x + tl.arange(0, STEP)[None, :], mask=m_there, other=0.0)
     ones = tl.full((STEP, TILE_N), 1.0, kind)
     return tl.dot(rows.to(kind), ones, input_precision="ieee")

@@ -24,8 +24,8 @@ class Layer:
     after_attention: RMSNorm | None = None
     after_mlp: RMSNorm | None = None
     beside_norm: RMSNorm | None = None
-    """Of what the first layer of an EAGLE-3 head takes beside the stream; q, k and v are computed
-    from both, side by side. Only compiled layers know it."""
+    """Norm of what the first layer of an EAGLE-3 head takes beside the stream. q, k and v are
+    computed from both, side by side. Only compiled layers know it."""
     from_norm: bool = False
     """With `beside_norm`: whether the stream goes on from its own norm's output."""
 

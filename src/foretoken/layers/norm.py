@@ -25,7 +25,7 @@ class RMSNorm:
         return normed if residual_TD is None else residual_TD + normed
 
     def reference(self, x: Tensor) -> Tensor:
-        """The same by PyTorch, for any number of dimensions."""
+        """The norm by PyTorch's operations, for any number of dimensions."""
         if self.weight_D.dtype == x.dtype:
             return F.rms_norm(x, self.weight_D.shape, self.weight_D, self.eps)
         wide = x.to(self.weight_D.dtype)

@@ -23,11 +23,11 @@ class LoadOptions:
     batch_invariant: bool
     """Keep each row's bits independent of the other rows."""
     page_size: int
-    """Of the KV store that the model will run over."""
+    """Slots of a page of the KV store that the model will run over."""
     quantization: str | None = None
     """A name of config.quantization; None: weights stay in `dtype`."""
     kv_dtype: torch.dtype | None = None
-    """Of stored keys and values; None: `dtype`."""
+    """Type of stored keys and values; None: `dtype`."""
     max_model_len: int | None = None
     """Positions that sequences will reach at most; None: what the model was made for."""
 

@@ -204,7 +204,7 @@ class Builder:
         )
 
     def geometry(self, window: int | None) -> Geometry:
-        """Of the attention of layers with this window."""
+        """Heads, types and kind of the attention of layers with this window."""
         shape, options = self.shape, self.options
         return Geometry(
             num_heads=shape.num_attention_heads,

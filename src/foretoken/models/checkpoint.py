@@ -202,11 +202,11 @@ class Checkpoint:
         return tensor
 
     def peek(self, name: str) -> Tensor:
-        """The same, without counting it as used."""
+        """The tensor as it is stored, on the device, without counting it as used."""
         return self._read(name).to(self.device)
 
     def _read(self, name: str) -> Tensor:
-        """As it lies in its file, on the CPU."""
+        """The tensor as it lies in its file, on the CPU."""
         path = self._files.get(name)
         if path is None:
             allowed = f"a checkpoint with this tensor; {self._folder} has {len(self._files)}"
@@ -229,7 +229,7 @@ class Checkpoint:
         return converted
 
     def keep(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The same for tensors that stay as they are, in memory of their own.
+        """The tensor `name` in memory of its own, for those that stay as they are.
 
         What `take` gives may lie in the mapped file, all of which would stay mapped with it.
         """

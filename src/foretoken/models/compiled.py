@@ -113,7 +113,7 @@ class CompiledLayers:
 
     @property
     def address(self) -> int:
-        """Of its ft_decoder; valid while this object lives."""
+        """Address of its ft_decoder; valid while this object lives."""
         return ctypes.addressof(self._decoder)
 
     @property

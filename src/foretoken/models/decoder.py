@@ -41,7 +41,7 @@ class Decoder(Model):
     def hidden(
         self, inputs: ModelInput, store: KVStore, features: FeatureStore | None = None
     ) -> Tensor:
-        """Run a step; see `Model`."""
+        """Run a step: hidden states after the last norm, [T, D]."""
         x_TD = F.embedding(inputs.tokens_T, self.embedding_VD)
         if self.embedding_scale is not None:
             x_TD *= self.embedding_scale
@@ -80,7 +80,7 @@ class Decoder(Model):
         plan: RolloutPlan,
         store: KVStore,
     ) -> RolledOut | None:
-        """See `Model`."""
+        """Draft several tokens after each sequence in one call into C; None: token by token."""
         capped = self.shape.logit_softcap is not None
         if self.rollout is None or (capped and not plan.best):
             return None

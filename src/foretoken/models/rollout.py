@@ -27,7 +27,7 @@ from foretoken.ops.linear import KernelLinear, Linear
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 
 MOST_ROWS: Final = 64
-"""Of the first pass; more of them are worth a pass of their own."""
+"""Most rows of a first pass: more of them are worth a pass of their own."""
 _BEST_ROW: Final = pack_rows((0,), BEST)
 
 
@@ -48,7 +48,7 @@ class RolloutParts:
     ids_N: Tensor | None = None
     """int64, ascending: the token of each of the head's outputs; None: their numbers."""
     vocab_size: int | None = None
-    """Of those tokens; default: as many as the head has outputs."""
+    """Tokens of the target; default: as many as the head has outputs."""
     takes_beside: bool = False
     """Whether the layers take embedded tokens beside a stream that goes on from token to token."""
 
@@ -58,7 +58,7 @@ class MaskSlots:
     """What stands for features that are not known yet."""
 
     rows_KD: Tensor
-    """Of the first such slot of a span, the second ..."""
+    """What stands in the first such slot of a span, the second ..."""
     anchored: bool
     """Whether they are added to the newest known ones."""
 
@@ -191,7 +191,7 @@ class CompiledRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Buffers:
-    """Of a call, as large as the largest so far."""
+    """What a call writes to, as large as the largest call so far."""
 
     call: FtRolloutCall
     model: FtRolloutModel

@@ -14,7 +14,7 @@ class StopCall:
     """One rule for one call."""
 
     def __init__(self, rule: StopRule, steps: int) -> None:
-        """Of a call of so many steps at most."""
+        """Room for a call of so many steps at most."""
         count = len(rule.reach)
         self._sure = array("f", bytes(4 * steps * count))
         self._reach = array("f", rule.reach)
@@ -33,7 +33,7 @@ class StopCall:
 
     @property
     def address(self) -> int:
-        """Of its ft_stop; valid while this object lives."""
+        """Address of its ft_stop; valid while this object lives."""
         return ctypes.addressof(self._struct)
 
     def found(self, done: int, *, ended: bool) -> Stopped:

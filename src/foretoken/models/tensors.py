@@ -22,8 +22,8 @@ class SpanLayout:
     page_table: list[int]
     """Pages of the sequence; read only, covers at least start + num_tokens positions."""
     paths: tuple[tuple[int, ...], ...] | None = None
-    """Of a tree of drafts, as in `SpanWindow`: keys and values lie in the order of the span, but
-    a token stands at start + its depth. None: a chain."""
+    """Paths of a tree of drafts, as in `SpanWindow`: keys and values lie in the order of the span,
+    but a token stands at start + its depth. None: a chain."""
     known: int = 0
     """Tokens of the tree that were run before and lie between `start` and these; paths count them
     too. Of a chain: 0."""
@@ -63,7 +63,7 @@ class StopRule:
     least: int
     """Drafts of each in any case."""
     reach: list[float]
-    """Of each sequence, the chance that all drafts before these are accepted."""
+    """For each sequence, the chance that all drafts before these are accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class RolledOut:
     stream_BD: Tensor | None = None
     """The newest outputs of a head that continues them, valid until the next rollout."""
     stopped: Stopped | None = None
-    """Of a plan with a rule."""
+    """Where drafts ended, if the plan has a rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ class Drawing(NamedTuple):
     """How a row's token is chosen: ft_draw_row without the key."""
 
     temperature: float
-    """As the logits are divided by it; 0: the best id."""
+    """What logits are divided by; 0: the best id is taken."""
     log_min_p: float
     top_p: float
     top_k: int

@@ -99,7 +99,9 @@ class KeyedNoise:
         return self._exponential(keys_R2, self._ids_V, (rows, self.vocab_size))
 
     def exponential_at(self, keys_R2: Tensor, ids_RC: Tensor) -> Tensor:
-        """The same noise at chosen int64 ids only, float32 [R, C]; valid until the next call."""
+        """What `exponential` gives at chosen int64 ids only, float32 [R, C].
+
+        Valid until the next call."""
         return self._exponential(keys_R2, ids_RC.to(torch.int32), tuple(ids_RC.shape))
 
     def _exponential(self, keys_R2: Tensor, ids: Tensor, shape: tuple[int, ...]) -> Tensor:

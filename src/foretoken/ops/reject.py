@@ -19,7 +19,7 @@ RULES = ("auto", "matching", "standard", "block", "traversal", "typical", "synth
 LOSSY = ("typical",)
 """Change what the model says; never chosen by `auto`."""
 INVALID = ("synthetic",)
-"""Their output is not the model's at all; never chosen by `auto`."""
+"""Rules whose output is not the model's at all; never chosen by `auto`."""
 
 
 def rule_of(params: SamplingParams, rule: str, one_hot: bool) -> str:

@@ -36,9 +36,9 @@ class Weighed(NamedTuple):
     drafted_row: int
     """First of its rows of draft distributions."""
     ids: Sequence[int]
-    """Its drafts; -1 is never kept."""
+    """Draft tokens; -1 is never accepted."""
     parents: Sequence[int] | None
-    """Of a tree, as `Tree.parents`; None: a chain."""
+    """For each node of a tree the one before it, as in `Tree.parents`; None: a chain."""
 
 
 class Weighing(NamedTuple):

@@ -53,7 +53,7 @@ def perturbed(logits_RV: Tensor, keys_R2: Tensor, noise: KeyedNoise) -> Tensor:
 def draw_filtered(
     logits_RV: Tensor, filters: Filters, keys_R2: Tensor, noise: KeyedNoise
 ) -> Tensor:
-    """As `draw` after `keep_filtered`, but noise is computed for the surviving ids only.
+    """What `draw` gives after `keep_filtered`, but noise is computed for the surviving ids only.
 
     A row without any id above -inf gives 0, as `draw` does.
     """

@@ -65,7 +65,7 @@ def change_columns(
 
 
 def regrouped(weights: IntWeights, group: int) -> IntWeights:
-    """The same matrix in groups of `group` inputs, which must divide its own."""
+    """The matrix in groups of `group` inputs, which must divide its own."""
     inputs = weights.values_NK.shape[1]
     old = weights.group or inputs
     assert old % group == 0, (old, group)
@@ -104,7 +104,7 @@ def join_rows(parts: Sequence[Weights]) -> list[Weights]:
 
 
 def _join(above: Weights, below: Weights) -> Weights | None:
-    """Both as one matrix; None: they are of different kinds."""
+    """Two parts as one matrix; None: they are of different kinds."""
     if isinstance(above, Tensor) or isinstance(below, Tensor):
         both = isinstance(above, Tensor) and isinstance(below, Tensor)
         return torch.cat([above, below]) if both else None  # type: ignore[list-item]
@@ -132,7 +132,7 @@ def _zeros(weights: IntWeights) -> Tensor:
 
 
 def for_kernels(weights: IntWeights) -> IntWeights | None:
-    """The same matrix in groups that the kernels have; None: there are none that fit."""
+    """The matrix in groups that the kernels have; None: there are none that fit."""
     inputs, group = weights.values_NK.shape[1], weights.group
     if group in GROUPS or (not group and weights.bits == 8):
         return weights

@@ -18,6 +18,6 @@ class JoinedLinear(Linear):
         self.parts = tuple(parts)
 
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
-        """Run the parts; see `Linear`."""
+        """Apply every part; the residual is added to the results side by side."""
         y_TN = torch.cat([part(x_TK) for part in self.parts], 1)
         return y_TN if residual_TN is None else y_TN.add_(residual_TN)

@@ -13,7 +13,7 @@ from foretoken.ops.linear import Linear
 from foretoken.quant.weights import IntWeights
 
 TRITON_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Of rows."""
+"""Types of rows that the kernels take."""
 
 
 @final
@@ -45,7 +45,7 @@ class TritonLinear(Linear):
 
     @property
     def kept(self) -> str:
-        """See `Linear`."""
+        """The type of the weights and their groups, in words."""
         group = self.packed.group
         return f"int{self.packed.bits}" + f" in groups of {group}" * bool(group)
 

@@ -26,7 +26,7 @@ class Family:
     """A family of dense decoders: Llama's layers, but for what is said here."""
 
     model_type: str
-    """Its name in config.json."""
+    """Name of the family in config.json."""
     read: Callable[[Config], dict[str, Any]]
     """From config.json, whose `head_dim` is filled in, to the fields of ModelShape that depend on
     it, `rope` at least. Raises UnsupportedModelError for what the layers would run wrongly."""
@@ -45,7 +45,7 @@ class Family:
     ties_head: bool = False
     """Whether the output head is the embedding table where config.json does not say."""
     gguf: str | None = None
-    """Its architecture in GGUF files; None: not read from them."""
+    """Name of the architecture in GGUF files; None: not read from them."""
     gguf_turns_heads: bool = False
     """Whether those have the rows of q and k in the order of interleaved rotary positions."""
     planned_alike: tuple[str, ...] = ()
@@ -89,12 +89,12 @@ def family_alike(model_type: object) -> Family | None:
 
 
 def families() -> tuple[Family, ...]:
-    """All of them, in the order in which they were registered."""
+    """All families, in the order in which they were registered."""
     return tuple(_BY_NAME.values())
 
 
 def family_names() -> str:
-    """Their model types, for messages."""
+    """Model types of all families, for messages."""
     return ", ".join(_BY_NAME)
 
 
@@ -210,7 +210,7 @@ def _window(config: Config) -> int | None:
 
 
 def _one_rope(config: Config) -> RopeShape:
-    """The same positions in all layers."""
+    """Positions that are the same in all layers."""
     rope = _rope_of(config)
     _check_whole_heads(config, rope)
     return RopeShape.read(config, rope, head_dim=config["head_dim"], theta=_theta(config))

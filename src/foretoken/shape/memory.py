@@ -15,11 +15,11 @@ class WeightCounts(NamedTuple):
     """How many numbers a model holds, by how they are stored."""
 
     table: int
-    """Of the embedding."""
+    """Numbers of the embedding."""
     head: int
-    """Of the output head's own copy: tied weights are packed a second time."""
+    """Numbers of the output head's own copy: tied weights are packed a second time."""
     matrices: int
-    """Of the layers' linear maps, which is what quantization rounds."""
+    """Numbers of the layers' linear maps, which is what quantization rounds."""
     rest: int
     """Norms and biases."""
     outputs: int = 0
@@ -51,7 +51,7 @@ class Storage(NamedTuple):
 
 
 SCALE_BYTES = 4
-"""Of a float32 scale, and of a zero point."""
+"""Bytes of a float32 scale, and of a zero point."""
 
 
 def engine_storage(dtype_bytes: int, quantization: str | None) -> Storage:
@@ -75,7 +75,7 @@ class Held(NamedTuple):
     """How the layers keep some of the matrices of a checkpoint that was quantized before."""
 
     share: float
-    """Of all numbers in matrices."""
+    """Share of all numbers in matrices."""
     bits: int
     """4 or 8; 0: multiplied out, so that they are floats."""
     group: int = 0
@@ -128,7 +128,7 @@ def weight_bytes(counts: WeightCounts, storage: Storage) -> float:
 
 
 KV_SCALE_BYTES = 4
-"""Of the float32 behind each head of int8 keys and values."""
+"""Bytes of the float32 behind each head of int8 keys and values."""
 
 
 def kv_element_bytes(dtype_bytes: float, kv_cache_dtype: str, head_dim: int) -> float:
@@ -171,7 +171,7 @@ class StepSize(NamedTuple):
 
     tokens: int
     rows: int
-    """Of logits."""
+    """Rows of logits."""
     drafts: int = 0
     """Draft tokens whose distributions may be kept."""
 
@@ -187,9 +187,9 @@ class Widths(NamedTuple):
 
 
 RUNTIME_BYTES = 32 << 20
-"""Of libraries that load late, the tokenizer, thread stacks: measured on Linux."""
+"""Bytes of libraries that load late, the tokenizer, thread stacks: measured on Linux."""
 TRANSFORMERS_BYTES = 100 << 20
-"""Of that library once it is used, for a model of its own or the tokenizer of a GGUF file."""
+"""Bytes of transformers once it is used, for a model of its own or the tokenizer of a GGUF file."""
 SCRATCH = 1.25
 """Kernels' buffers grow by a quarter more than was asked."""
 LOGIT_COPIES = 3
@@ -213,9 +213,9 @@ class Need:
     workspace: int = 0
     """Tables of positions, the page books, buffers of kernels."""
     kv_per_token: int
-    """Of the target."""
+    """Bytes of the target's keys and values."""
     draft_kv_per_token: int = 0
-    """Of draft models and heads, and the features that heads read."""
+    """Bytes of those of draft models and heads, and of the features that heads read."""
     lookahead: int = 0
     """Slots that a running sequence may hold beyond its tokens."""
     max_num_seqs: int = 1

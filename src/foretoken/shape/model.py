@@ -33,13 +33,13 @@ class ModelShape:
     """None: the model is run through transformers, which knows its positions."""
     tie_word_embeddings: bool
     dtype: str
-    """Of the checkpoint: `float32`, `bfloat16` or `float16`."""
+    """Type of the checkpoint's floats: `float32`, `bfloat16` or `float16`."""
     eos_token_ids: tuple[int, ...]
-    """Of config.json and generation_config.json."""
+    """End-of-sequence ids of config.json and generation_config.json."""
     windows: tuple[int | None, ...] = ()
     """Per layer: positions that a token sees, its own included; None: all. Empty: all see all."""
     local_rope: RopeShape | None = None
-    """Of the layers with a window, where they have another one."""
+    """Positions of the layers with a window, where they have others than `rope`."""
     hidden_act: str = "silu"
     qkv_bias: bool = False
     out_bias: bool = False

@@ -28,7 +28,7 @@ class RopeShape:
     original_positions: int = 0
     """Context before scaling: dynamic, yarn, llama3, longrope."""
     attention_factor: float = 1.0
-    """Both cos and sin are multiplied by it: yarn, longrope."""
+    """What cos and sin are multiplied by: yarn, longrope."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True

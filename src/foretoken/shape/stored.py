@@ -31,7 +31,7 @@ class StoredScheme:
     held: tuple[Held, ...] = (FLOATS,)
     """What kernels make of the matrices of the layers, for the memory they take."""
     head: Held = FLOATS
-    """The same of the output head, which most checkpoints leave alone."""
+    """What kernels make of the output head, which most checkpoints leave alone."""
     zeros_less_one: bool = False
     """GPTQ's first format stores zero points less 1."""
     block: tuple[int, int] = (128, 128)

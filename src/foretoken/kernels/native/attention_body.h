@@ -147,6 +147,7 @@ static void lay_out(work *w, float *scratch) {
 
 static void clear(const work *w, float *peak, float *sum, float *acc, int lanes) {
     const size_t all = (size_t)w->rows * (size_t)w->heads;
+    // Not minus infinity: the difference of two of those is no number.
     for (size_t i = 0; i < all; i++) peak[i] = -FLT_MAX;
     memset(sum, 0, all * (size_t)lanes * sizeof(float));
     memset(acc, 0, all * (size_t)w->width * sizeof(float));
@@ -185,6 +186,7 @@ static void write_row(const work *w, int64_t at, const float *acc, float sum) {
     const int row = w->span->row + w->unit->first_row + m / w->group;
     const int head = m % w->group * shape->num_kv_heads + w->unit->first_head + h;
     const int64_t to = (int64_t)row * w->call->out_stride + (int64_t)head * size;
+    // The weights were not divided by their sum when they were made: it was not known yet.
     for (int d = 0; d < size; d += W) {
         const vf x = vf_div(vf_load(acc + d), vf_set1(sum));
         if (shape->type == FT_BFLOAT16)
@@ -228,6 +230,7 @@ static void run_strip(work *w, int base, int stop, int first, int end_row, int n
     const int from = (first - w->unit->first_row) * w->group;
     const int to = (end_row - w->unit->first_row) * w->group;
     plan_fetching(w, num_next, to - from);
+    // Keys are packed head by head: a head's cells stay in the L1 cache while all its rows use them.
     for (int h = 0; h < w->heads; h++) {
         const int head = w->unit->first_head + h;
         pack_keys(w, head);
@@ -255,9 +258,13 @@ static int find_next(work *w, int first, int end, const ft_attention_unit *next)
 
 static void run_section(work *w, int section, int low, int end, const ft_attention_unit *next) {
     const ft_attention_unit *unit = w->unit;
+    // Before the block in which a tree begins, all rows see the same keys. That block is each row's own,
+    // with the end of the committed text in it: softmax goes by whole blocks.
     const int tree = w->span->paths < 0 ? INT32_MAX : w->span->start / BLOCK * BLOCK;
     const int last = least(end, (section + 1) * SECTION);
     clear(w, w->peak, w->sum, w->acc, W);
+    // From a whole block on, below the window too: blocks begin at the same positions in every call, and
+    // keys that a row does not see are exact zeros.
     for (int base = most(section * SECTION, low / BLOCK * BLOCK), stop; base < last; base = stop) {
         stop = least(last, (base / STRIP + 1) * STRIP);
         if (base < tree) {
@@ -296,6 +303,8 @@ static void run_unit(const ft_attention_call *call, const ft_attention_unit *uni
     }
     low = shape->window > 0 ? most(0, low - shape->window + 1) : 0;
     clear(&w, w.all_peak, w.all_sum, w.all_acc, 1);
+    // Each section from a fresh state, then merged: a section's sums do not depend on what was read before
+    // it, so a row that begins at a window's edge and one that begins at 0 share their bits.
     for (int s = low / SECTION; s * SECTION < end; s++) {
         run_section(&w, s, low, end, next);
         end_section(&w);

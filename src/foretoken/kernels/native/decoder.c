@@ -19,6 +19,7 @@ static char *carve(char **at, int64_t bytes) {
     return start;
 }
 
+// The same room for all layers: it stays in the caches from one to the next.
 static buffers make_buffers(const ft_decoder *d, int64_t rows) {
     const int64_t item = d->type == FT_BFLOAT16 ? 2 : 4;
     const int64_t heads = d->num_heads, kv = d->num_kv_heads, size = d->head_dim;
@@ -54,6 +55,7 @@ static void norm(const ft_decoder *d, const ft_step *step, const void *weight, c
 // x becomes x + y, or x + norm(y), where y is what `linear` makes of `input`.
 static void add(const ft_decoder *d, const ft_step *step, const ft_linear *linear,
                 const void *after, const void *input, void *room) {
+    // Without a norm in between, the sum is made before the matrix' results are rounded.
     if (!after) {
         ft_linear_dense(linear, input, step->x, step->x, step->rows);
         return;
@@ -86,6 +88,7 @@ static void attend(const ft_decoder *d, const ft_step *step, const ft_layer *lay
                                    .kv_type = kind->attention.shape->kv_type,
                                    .norm_type = d->norm_type,
                                    .eps = d->eps};
+    // Keys and values go to the store before attention reads it, so a span's tokens see each other.
     ft_rotary(&rotary);
     ft_attention_call *call = &kind->attention;
     call->q = b->qkv;
@@ -119,6 +122,7 @@ static void enter(const ft_decoder *d, const ft_step *step, const ft_layer *laye
     call.y = room + bytes;
     call.weight = layer->attention_norm;
     ft_norm(&call);
+    // Some heads were trained with the normed rows as what residuals are added to.
     if (!layer->from_norm) return;
     for (int64_t r = 0; r < step->rows; r++)
         memcpy((char *)step->x + (size_t)r * bytes, room + (size_t)(2 * r + 1) * bytes, bytes);
@@ -129,6 +133,7 @@ static void run_layer(const ft_decoder *d, const ft_step *step, const ft_layer *
     enter(d, step, layer, b->normed);
     ft_linear_dense(layer->qkv, b->normed, b->qkv, NULL, step->rows);
     attend(d, step, layer, kv, b);
+    // From here on `normed` is free again: the layer's input has been used.
     add(d, step, layer->out, layer->after_attention, b->heads, b->normed);
     norm(d, step, layer->mlp_norm, step->x, b->normed, NULL);
     ft_linear_dense(layer->gate_up, b->normed, b->both, NULL, step->rows);

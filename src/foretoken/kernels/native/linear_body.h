@@ -74,6 +74,9 @@ ALWAYS void store_sums(const chunk *c, const int rows, const int panels, group_s
 #elif defined(PAIRS)
 #define BF16_INPUTS 2
 
+// A lane is an output, so sums never cross lanes and go along K in the order of memory, whatever the
+// number of rows. Weights are loaded once per step for all rows of the group: few rows wait for memory,
+// not for arithmetic.
 ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
     group_sums sum;
     load_sums(c, rows, panels, sum);
@@ -83,7 +86,7 @@ ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
         UNROLL for (int p = 0; p < panels; p++)
             w[p] = (__m512bh)_mm512_loadu_si512(c->weight + p * c->panel_stride + i * STEP_BYTES);
         UNROLL for (int r = 0; r < rows; r++) {
-            int32_t pair;
+            int32_t pair;  // two inputs of the row, given to all lanes
             memcpy(&pair, c->x + r * c->x_stride + i * 4, 4);
             const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
             UNROLL for (int p = 0; p < panels; p++)
@@ -96,7 +99,8 @@ ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
 #else
 #define BF16_INPUTS 0
 
-// Both halves of the pairs of W outputs, as floats.
+// Both halves of the pairs of W outputs, as floats. A bfloat16 is the upper half of a float: a shift
+// brings the even ones there, a mask leaves the odd ones where they are.
 ALWAYS void split_pairs(const char *at, vf *even, vf *odd) {
 #if W == 16
     const __m512i pairs = _mm512_loadu_si512(at);
@@ -129,6 +133,7 @@ ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
                 vf even, odd;
                 split_pairs(c->weight + p * c->panel_stride + i * STEP_BYTES + h * W * 4, &even,
                             &odd);
+                // Taking a pair apart costs as much as a row's products, so it is done for all rows.
                 UNROLL for (int r = 0; r < rows; r++) {
                     const float *x = (const float *)(c->x + r * c->x_stride) + 2 * i;
                     const vf first = vf_fma(even, vf_set1(x[0]), sum[r][p][h]);
@@ -161,7 +166,8 @@ ALWAYS void float_steps(const chunk *c, const int rows, const int panels) {
 
 #include "linear_fixed.h"
 
-// Copies of a kernel with the numbers of rows and panels known to the compiler.
+// Copies of a kernel with the numbers of rows and panels known to the compiler: only then do all sums
+// stay in registers. A number of rows beyond `most` never comes; its copy is compiled for one row.
 #define CAP(rows, most) ((rows) <= (most) ? (rows) : 1)
 #define COPY(kernel, rows, most, panels) \
     case rows: kernel(c, CAP(rows, most), panels); break;
@@ -244,6 +250,7 @@ static void finish(const ft_linear_job *job, int64_t panel, int64_t panels, int6
     const ft_linear_rows *rows = job->rows;
     const int64_t columns = layer->gated ? layer->outputs / 2 : layer->outputs;
     const int each = layer->gated ? 2 : 1;
+    // Of a gated matrix the panels alternate, so a gate and its up are in the same sums.
     for (int p = 0; p < panels; p += each)
         for (int h = 0; h < HALVES; h++) {
             const int64_t column = (panel + p) / each * FT_PANEL + h * W;
@@ -255,6 +262,7 @@ static void finish(const ft_linear_job *job, int64_t panel, int64_t panels, int6
             vf value = scaled(layer, at, output);
             if (layer->gated)
                 value = vf_mul(silu(value), scaled(layer, at + FT_PANEL, output + FT_PANEL));
+            // Added before the one rounding to y's type.
             if (rows->residual) {
                 const int64_t index = row * rows->residual_stride + column;
                 value = vf_add(value, load_row(rows->residual, layer->y_type, index, count));
@@ -273,6 +281,7 @@ static void run_chunk(const walk *how, chunk *c, int panels, int64_t count) {
     const chunk start = *c;
     int64_t row = 0;
     for (int64_t g = 0; g < groups; g++) {
+        // Equal shares of what is left: a last group of one row would load the weights for itself.
         const int rows = (int)((count - row) / (groups - g));
         c->x = start.x + row * start.x_stride;
         c->sums = start.sums + row * SUM_STRIDE;
@@ -286,6 +295,7 @@ static void run_chunk(const walk *how, chunk *c, int panels, int64_t count) {
             }
             how->tile(c, rows);
         } else {
+            // The end of a matrix. It is rare, so each panel goes alone instead of by copies for 2 and 3.
             for (int p = 0; p < panels; p++) {
                 chunk one = *c;
                 one.weight += p * one.panel_stride;
@@ -377,6 +387,8 @@ static void run_rows(const plan *p, int64_t panel, int64_t panels, int64_t row, 
     memset(sums, 0, sizeof(float) * (size_t)(of_tile * tiles));
     chunk c;
     start_chunks(p, &c);
+    // Chunks outside, tiles inside: the rows' inputs of a chunk stay in the cache for all tiles, and
+    // every weight is still read once.
     for (int64_t step = 0, taken; step < p->last; step += taken)
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t first = t * FT_TILE, left = panels - first;
@@ -442,6 +454,7 @@ static void prepare(const ft_linear_job *job, int64_t row) {
         if (layer->norm) {
             const vf weight = count ? vf_load_n(layer->norm + k, count) : vf_set1(0);
             value = vf_mul(vf_mul(value, factor), weight);
+            // Rounded as a norm of its own would leave it: the fused layer has the bits of both.
             if (layer->x_type == FT_BFLOAT16) {
                 bf16 rounded[W];
                 vf_store_bf16(rounded, value);
@@ -452,6 +465,7 @@ static void prepare(const ft_linear_job *job, int64_t row) {
         const int kept = room < W ? (int)room : W;
         char *target = ft_prepared_at(&job->x, row, k * (narrow ? 2 : 4));
         if (integer) {
+            // A block's fixed-point scale is known when its largest value is: when it is whole.
             vf_store(block + k % FT_BLOCK, value);
             if (k % FT_BLOCK + W == FT_BLOCK) fix_block(job, row, k / FT_BLOCK, block);
         } else if (narrow) {

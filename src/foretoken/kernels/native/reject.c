@@ -310,7 +310,7 @@ static void decide(void *context, int64_t index, int worker) {
     if (!small) return;
     frame *frames = (frame *)small;
     int64_t deepest = 0;
-    if (call->parents && call->rule == FT_BLOCK)
+    if (call->parents && call->rule == FT_BY_BLOCK)
         deepest = depth_of(call, span, (int64_t *)(small + (count + 1) * sizeof(frame)));
     float *floats =
         ft_scratch(0, (FT_DRAW_ROOM(call->vocabulary) + (1 + (size_t)deepest) * wide) * sizeof(float));
@@ -320,10 +320,10 @@ static void decide(void *context, int64_t index, int worker) {
     int64_t *kept = call->kept + index;
     if (call->parents) {
         int64_t *path = call->paths + span->first;
-        call->last[index] = call->rule == FT_BLOCK ? traverse(&w, frames, path, kept)
+        call->last[index] = call->rule == FT_BY_BLOCK ? traverse(&w, frames, path, kept)
                                                    : walk(&w, path, kept);
     } else {
-        call->last[index] = call->rule == FT_BLOCK ? block(&w, (link *)small, kept)
+        call->last[index] = call->rule == FT_BY_BLOCK ? block(&w, (link *)small, kept)
                                                    : chain(&w, kept);
     }
 }

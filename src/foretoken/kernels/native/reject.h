@@ -8,7 +8,7 @@
 
 #include "draw.h"
 
-enum { FT_STANDARD = 0, FT_BLOCK = 1 };  // on trees: recursive rejection, traversal
+enum { FT_BY_DRAFT = 0, FT_BY_BLOCK = 1 };  // on trees: recursive rejection, traversal
 
 // The drafts of one request and where they lie.
 typedef struct {

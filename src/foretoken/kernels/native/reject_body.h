@@ -2,7 +2,8 @@
 #include "logit_row.h"
 #include "reject.h"
 
-// The k-th largest value for any k: of a copy, by parts around a middle value.
+// The k-th largest value for any k: of a copy, by parts around a middle value. Each turn keeps the part
+// that holds it, so this takes a few passes and no sorting.
 static float kth_of_copy(float *values, int64_t count, int64_t k) {
     int64_t low = 0, high = count - 1;
     const int64_t wanted = k - 1;
@@ -13,6 +14,7 @@ static float kth_of_copy(float *values, int64_t count, int64_t k) {
             while (values[left] > middle) left++;
             while (values[right] < middle) right--;
             if (left > right) break;
+            // Equal values are swapped too: both sides stay about equally long where many are equal.
             const float swapped = values[left];
             values[left++] = values[right];
             values[right--] = swapped;
@@ -65,7 +67,8 @@ static float value_at_mass(float *values, float *weights, int64_t count, double 
 }
 
 // The worst value among those that together are the smallest set of best ones with `needed` mass.
-// Looks at a few widths below the largest value, then at what lies in the width that reaches it.
+// Looks at a few widths below the largest value, then at what lies in the width that reaches it: most
+// of the mass is in few values.
 static float cut_at_mass(const float *weights, const float *scaled, int64_t count, float most,
                          float floor, double needed, float *room) {
     float *values = room, *masses = room + count + 64;
@@ -79,6 +82,7 @@ static float cut_at_mass(const float *weights, const float *scaled, int64_t coun
             above = low, before = upto;
             continue;
         }
+        // Values above this width count already, so only its own are looked at.
         int64_t found = 0;
         for (int64_t i = 0; i < count; i++) {
             // Written always, kept by counting on: the branch would be a coin's toss.
@@ -103,6 +107,7 @@ static int distribute(const ft_draw_row *how, const float *logits, int64_t count
     }
     const float most = vf_peak(peak);
     if (!(most > -INFINITY && most < INFINITY)) return 0;
+    // Filters apply in turn to what the one before leaves. Each is a floor, and the floor only rises.
     float floor = -FLT_MAX;
     if (how->log_min_p > -INFINITY) floor = most + how->log_min_p;
     if (how->top_k > 0 && how->top_k < count) {
@@ -115,6 +120,7 @@ static int distribute(const ft_draw_row *how, const float *logits, int64_t count
         }
         floor = kth > floor ? kth : floor;
     }
+    // Relative to the largest value, so that no power overflows.
     for (int64_t i = 0; i < count; i += W) {
         const vf x = vf_mul(vf_sub(vf_load(scaled + i), vf_set1(most)), vf_set1(LOG2_E));
         const vf weight = vf_exp2(x);
@@ -128,6 +134,7 @@ static int distribute(const ft_draw_row *how, const float *logits, int64_t count
     }
     double whole = mass(probs, scaled, count, floor);
     if (how->top_p <= 1.0f) {
+        // Of the mass that min_p and top_k left, not of all.
         const double needed = (double)how->top_p * whole;
         const float cut = cut_at_mass(probs, scaled, count, most, floor, needed, spare);
         floor = cut > floor ? cut : floor;
@@ -139,6 +146,8 @@ static int distribute(const ft_draw_row *how, const float *logits, int64_t count
 }
 
 static double subtract(const float *p, const float *q, float weight, int64_t count, float *left) {
+    // Blocks are summed in float32, and the blocks' sums in float64: the sum decides a test, and one long
+    // sum in float32 would lose the many small values.
     double sum = 0.0;
     for (int64_t i = 0; i < count; i += BLOCK) {
         const int64_t end = i + BLOCK < count ? i + BLOCK : count;
@@ -167,6 +176,7 @@ static void multiply(float *x, float by, int64_t count) {
 static void take_log(const float *x, int64_t count, float *logs) {
     const vf least = vf_set1(FLT_MIN);
     for (int64_t i = 0; i < count; i += W) {
+        // The logarithm is computed of something normal in every lane, then replaced where x was not.
         const vf here = load_or(x + i, count - i, 0.0f);
         const vs in = (vs)(here >= least);
         const vf found = (vf)(((vs)logarithm(vf_max(here, least)) & in) |

@@ -27,12 +27,16 @@ static void place(state *s, int64_t rows) {
             call->slots[row] = (int64_t)page * shape->page_size + position % shape->page_size;
         }
     }
+    // After the first pass each span has one row, and the plan of the second serves all later ones: it
+    // says who computes what, and results do not depend on that.
     if (rows == s->step.rows) return;
     s->step.rows = rows;
     s->kind.num_units = ft_attention_plan(shape, call->spans, (int32_t)call->num_spans, call->units,
                                           rows * shape->num_kv_heads);
 }
 
+// The embedded tokens: the stream itself, or what stands beside a head's stream, which goes on from its
+// own outputs.
 static void embed(const state *s, const int64_t *tokens) {
     char *to = s->step.beside ? s->step.beside : s->step.x;
     for (int64_t r = 0; r < s->step.rows; r++) {
@@ -51,7 +55,8 @@ static void mix_features(const state *s) {
     ft_linear_dense(s->model->mixer, to, s->step.x, NULL, s->step.rows);
 }
 
-// Each span goes on from its last row alone.
+// Each span goes on from its last row alone: the others were only fed for their keys and values. Rows move
+// to lower places, in order, so none is overwritten before it was moved.
 static void keep_last_rows(const state *s) {
     char *x = s->step.x;
     for (int64_t i = 0; i < s->call->num_spans; i++) {
@@ -64,7 +69,8 @@ static void keep_last_rows(const state *s) {
     }
 }
 
-// Logits of all ids from those of the head's outputs.
+// Logits of all ids from those of the head's outputs. Ids that the head does not have get minus infinity:
+// the noise of a draw belongs to an id, so ids have to be in their places before it.
 static void spread(const state *s, int64_t rows, float *logits) {
     const int64_t outputs = s->model->head->outputs, vocabulary = s->model->vocabulary;
     for (int64_t i = 0; i < rows * vocabulary; i++) logits[i] = -INFINITY;
@@ -78,6 +84,7 @@ static void choose(const state *s, const void *states, int64_t rows, const ft_dr
                    float *logits, int64_t *tokens) {
     const ft_rollout_model *model = s->model;
     const ft_decoder *d = model->decoder;
+    // A head's stream goes on from x, so its norms go where the embedded tokens were, which are used up.
     char *normed = s->step.beside ? s->step.beside : s->step.x;
     const ft_norm_call norm = {.x = states,
                                .y = normed,
@@ -92,6 +99,7 @@ static void choose(const state *s, const void *states, int64_t rows, const ft_dr
     ft_norm(&norm);
     ft_linear_dense(model->head, normed, s->call->own ? s->call->own : logits, NULL, rows);
     if (s->call->own) spread(s, rows, logits);
+    // The best output is the best id, so greedy drafts need no logits of all ids.
     const int as_outputs = model->ids && !s->call->own;
     ft_draw(draws, rows, logits,
             as_outputs ? model->head->outputs : model->vocabulary, tokens);
@@ -112,6 +120,7 @@ static int judge(const state *s, int64_t at) {
     return ft_stop_after(call->stop, at, spans);
 }
 
+// The rows of tokens that are not known yet: masks, or masks added to the span's last known features.
 static void put_masks(const state *s) {
     const ft_rollout_call *call = s->call;
     const int64_t hidden = s->model->decoder->hidden;
@@ -141,6 +150,7 @@ static void gather_guesses(const state *s) {
         }
 }
 
+// One pass over known and mask rows, then every token of it: no token waits for the one before.
 static int64_t draft_at_once(state *s) {
     const ft_rollout_call *call = s->call;
     const int64_t all = call->steps * call->num_spans;
@@ -181,6 +191,7 @@ int64_t ft_rollout(const ft_rollout_model *model, const ft_rollout_call *call) {
                        .beside = call->beside};
     if (call->masks) return draft_at_once(&s);
     const int64_t *fed = call->fed, size = call->num_spans * model->vocabulary;
+    // The first pass feeds what is new of each span, later ones the token that was just chosen.
     for (int64_t at = 0; at < call->steps; at++) {
         int64_t *tokens = call->tokens + at * call->num_spans;
         place(&s, at ? call->num_spans : call->rows);
@@ -190,7 +201,9 @@ int64_t ft_rollout(const ft_rollout_model *model, const ft_rollout_call *call) {
         keep_last_rows(&s);
         choose(&s, s.step.x, call->num_spans, call->draws + at * call->num_spans,
                call->logits + (call->keeps_logits ? at * size : 0), tokens);
+        // A row within rounding of a tie is its twin's to decide, and later tokens depend on it.
         if (ft_stop_open(call->stop, call->num_spans, tokens)) return at;
+        // Tokens of this step count; another pass would cost more than it saves.
         if (call->stop && !judge(&s, at)) return -2 - at;
         fed = tokens;
     }

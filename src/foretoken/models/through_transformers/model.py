@@ -32,7 +32,8 @@ from foretoken.shape import ModelShape
 _TRIED_TOKENS = 24
 _TRIED_PIECES = ([1] * _TRIED_TOKENS, [7, 1, 1, 9, 6], [3, 2, 5, 13, 1])
 _TOLERANCE = 0.2
-"""Of a standard deviation: rounding stays far below, a state beside the KV far above."""
+"""Largest difference, in standard deviations of logits. Rounding stays far below, a state beside the
+KV far above."""
 
 
 class _Given(nn.Module):
@@ -64,7 +65,7 @@ class TransformersModel(Model):
     def hidden(
         self, inputs: ModelInput, store: KVStore, features: FeatureStore | None = None
     ) -> Tensor:
-        """Run a step; see `Model`."""
+        """Run a step: hidden states after the last norm, [T, D]."""
         spans = [layout.window for layout in inputs.spans]
         self._paged.begin(spans, inputs.slots_T, store)
         try:
@@ -92,7 +93,7 @@ class TransformersModel(Model):
 def load_with_transformers(
     folder: Path, shape: ModelShape, options: LoadOptions
 ) -> TransformersModel:
-    """Load the checkpoint in `folder`, whose architecture has no model file of ours.
+    """Load the checkpoint in `folder`, whose family has no record.
 
     Raises:
         UnsupportedModelError: not causal attention over pages, or bits that depend on the batch.

@@ -52,7 +52,7 @@ class SwappedActivation(nn.Module):
         self._activate = activate
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
+        """The activation of x, in its shape and type."""
         return self._activate(x)
 
 

@@ -37,7 +37,7 @@ class Geometry:
     scale: float | None = None
     """What q k^T is multiplied with; None: head_dim ** -0.5."""
     kv_dtype: torch.dtype | None = None
-    """Of keys and values as they are stored: int8 (ops.stored_kv), read as numbers of `dtype`.
+    """Type of stored keys and values: int8 (ops.stored_kv), read as numbers of `dtype`.
     None: `dtype`."""
 
     first_kv_head: int = 0
@@ -55,7 +55,7 @@ class Geometry:
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """Of keys and values in the store."""
+        """Type of keys and values in the store."""
         return self.dtype if self.kv_dtype is None else self.kv_dtype
 
     @property
@@ -73,7 +73,7 @@ class SpanWindow:
     num_tokens: int
     page_table: list[int]
     paths: tuple[tuple[int, ...], ...] | None = None
-    """Of a tree of drafts: for each token the indices in the span of its ancestors in order of
+    """In a tree of drafts: for each token the indices in the span of its ancestors in order of
     depth, itself last. It stands at start + its depth and sees, of the span, its path only; keys
     are still stored in the order of the span. None: a chain, token i at start + i."""
     known: int = 0

@@ -25,7 +25,7 @@ class _Run:
     """Tokens of a tree that follow one another on a branch."""
 
     first: int
-    """Of its tokens among the step's."""
+    """Number of its first token among the step's."""
     window: SpanWindow
     """The branch as a chain over gathered keys."""
     slots_L: Tensor

@@ -50,7 +50,7 @@ class CompiledAttention(Attention):
 
     @property
     def address(self) -> int:
-        """Of its ft_attention_shape; valid while this object lives."""
+        """Address of its ft_attention_shape; valid while this object lives."""
         return ctypes.addressof(self._shape)
 
     @property

@@ -54,13 +54,15 @@ class KernelLinear(Linear):
 
     @property
     def kept(self) -> str:
-        """See `Linear`."""
+        """The type of the weights and their groups, in words."""
         group = self.packed.group
         return _KEPT[self.packed.weight_type] + f" in groups of {group}" * bool(group)
 
     @property
     def address(self) -> int:
-        """Of its ft_linear, for kernels that run several layers; valid while this object lives."""
+        """Address of its ft_linear, for kernels that run several layers.
+
+        Valid while this object lives."""
         return self._struct
 
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:

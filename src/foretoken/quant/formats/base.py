@@ -31,7 +31,7 @@ class RawTensors(Protocol):
         """Count it as used."""
 
     def peek(self, name: str) -> Tensor:
-        """The same, without counting it as used."""
+        """The tensor as it is stored, without counting it as used."""
 
 
 class Format(ABC):

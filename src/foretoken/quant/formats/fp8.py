@@ -24,7 +24,7 @@ class Fp8Format(Format):
         self._block = block
 
     def matrix(self, tensors: RawTensors, module: str, inputs: int) -> Weights | None:
-        """See `Format`."""
+        """The matrix of `module` as this format stores it; None: it is not stored so."""
         for name in (f"{module}.weight_scale_inv", f"{module}.weight_scale"):
             if tensors.has(name):
                 weight_NK, scale = tensors.raw(f"{module}.weight"), tensors.raw(name)

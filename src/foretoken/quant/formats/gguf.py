@@ -45,7 +45,7 @@ _IN_CONFIG = "rope_freqs.weight"
 
 @final
 class GgufFile:
-    """A weight file as `models.files` wants it."""
+    """A weight file as `models.checkpoint` wants it."""
 
     def __init__(self, path: Path, dtype: torch.dtype = torch.float32) -> None:
         """Map the file; matrices are multiplied out in float32 and given in `dtype`.
@@ -121,11 +121,11 @@ class GgufFormat(Format):
     """Matrices of a GGUF file."""
 
     def __init__(self, file: GgufFile) -> None:
-        """Of `file`."""
+        """Read the matrices of `file`."""
         self._file = file
 
     def matrix(self, tensors: RawTensors, module: str, inputs: int) -> Weights | None:
-        """See `Format`."""
+        """The matrix of `module` as this format stores it; None: it is not stored so."""
         name = f"{module}.weight"
         if not tensors.has(name):
             return None

@@ -24,7 +24,7 @@ class GptqFormat(Format):
         self._less = int(zeros_less_one)
 
     def matrix(self, tensors: RawTensors, module: str, inputs: int) -> Weights | None:
-        """See `Format`."""
+        """The matrix of `module` as this format stores it; None: it is not stored so."""
         if not tensors.has(f"{module}.qweight"):
             return None
         words = tensors.raw(f"{module}.qweight")
