@@ -171,7 +171,7 @@ def test_it_is_planned_and_described(tmp_path: Path) -> None:
     assert planned.head_dim == shape.head_dim == 32
     result = CliRunner().invoke(app, ["info", str(toy), "--json"])
     assert result.exit_code == 0, result.output
-    assert json.loads(result.output)["model"]["architecture"] == "toy"
+    assert json.loads(result.output)["architecture"] == "toy"
 
 
 def test_what_it_does_not_run_is_refused_by_name(tmp_path: Path) -> None:

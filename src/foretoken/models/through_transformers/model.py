@@ -32,8 +32,8 @@ from foretoken.shape import ModelShape
 _TRIED_TOKENS = 24
 _TRIED_PIECES = ([1] * _TRIED_TOKENS, [7, 1, 1, 9, 6], [3, 2, 5, 13, 1])
 _TOLERANCE = 0.2
-"""Largest difference, in standard deviations of logits. Rounding stays far below, a state beside the
-KV far above."""
+"""Largest difference, in standard deviations of logits. Rounding stays far below, a state beside
+the KV far above."""
 
 
 class _Given(nn.Module):
