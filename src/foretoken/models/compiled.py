@@ -79,6 +79,7 @@ class CompiledLayers:
             step.slots = inputs.slots_T.data_ptr()
         else:
             step.first_slot = inputs.slots_T.start
+        # One call, or one per stretch between the layers whose input is kept for drafters.
         decoder, at = ctypes.addressof(self._decoder), 0
         for point in self._points(features):
             self._run(decoder, ctypes.addressof(step), at, point)
@@ -105,6 +106,7 @@ class CompiledLayers:
 
     def stores_of(self, store: KVStore) -> int:
         """Address of pointers to the layers' keys and values; until another store is given."""
+        # A model keeps its store, so its pointers are collected once and not in every step.
         if store is not self._store:
             assert store.kv_heads == self.kv_heads, (store.kv_heads, self.kv_heads)
             self._store = store

@@ -42,9 +42,12 @@ class Decoder(Model):
         self, inputs: ModelInput, store: KVStore, features: FeatureStore | None = None
     ) -> Tensor:
         """Run a step: hidden states after the last norm, [T, D]."""
+        # A copy of its own: the layers below change it in place.
         x_TD = F.embedding(inputs.tokens_T, self.embedding_VD)
         if self.embedding_scale is not None:
             x_TD *= self.embedding_scale
+        # For a small model hundreds of calls from Python take longer than the arithmetic. The bits
+        # are those of the layers one by one.
         if self.compiled is not None:
             self.compiled.run(x_TD, inputs, store, features)
         else:
@@ -58,6 +61,7 @@ class Decoder(Model):
         self, x_TD: Tensor, inputs: ModelInput, store: KVStore, features: FeatureStore | None
     ) -> Tensor:
         """The residual stream after the last layer, part by part."""
+        # Rotations and attention are planned once for all layers of a kind.
         spans = [layout.window for layout in inputs.spans]
         steps = [
             StepState(
@@ -68,6 +72,7 @@ class Decoder(Model):
             for kind in self.kinds
         ]
         for index, (layer, layer_SKh) in enumerate(zip(self.layers, store.layers, strict=True)):
+            # Point k is what layer k is given, which is what heads are trained on.
             if features is not None:
                 features.write(index, inputs.slots_T, x_TD)
             x_TD = layer(x_TD, layer_SKh, steps[layer.kind])
@@ -81,6 +86,8 @@ class Decoder(Model):
         store: KVStore,
     ) -> RolledOut | None:
         """Draft several tokens after each sequence in one call into C; None: token by token."""
+        # The kernel does not know soft caps. They keep the order of logits, so the best token is
+        # the same without them; what is drawn is not.
         capped = self.shape.logit_softcap is not None
         if self.rollout is None or (capped and not plan.best):
             return None
