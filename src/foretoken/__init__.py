@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretoken.config.methods import DraftingMethod, register_method
     from foretoken.llm import LLM
+    from foretoken.shape.families import ModelFamily, register_family
     from foretoken.types import CompletionOutput, RequestOutput, SamplingParams
 
 __version__ = "0.1.0"
@@ -18,9 +19,11 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "DraftingMethod",
+    "ModelFamily",
     "RequestOutput",
     "SamplingParams",
     "__version__",
+    "register_family",
     "register_method",
 ]
 
@@ -28,8 +31,10 @@ _HOMES = {
     "LLM": "foretoken.llm",
     "CompletionOutput": "foretoken.types",
     "DraftingMethod": "foretoken.config.methods",
+    "ModelFamily": "foretoken.shape.families",
     "RequestOutput": "foretoken.types",
     "SamplingParams": "foretoken.types",
+    "register_family": "foretoken.shape.families",
     "register_method": "foretoken.config.methods",
 }
 

@@ -6,6 +6,8 @@ The guarded bug: a table somewhere else that has to be told of a new family too.
 import ast
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +18,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from foretoken import LLM
+from foretoken import LLM, ModelFamily, register_family
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError, UnsupportedModelError
 from foretoken.models import LoadOptions
 from foretoken.models.tensors import SpanLayout
 from foretoken.runtime.runner import Runner
-from foretoken.shape import Family, ModelShape, RopeShape, families, register_family
+from foretoken.shape import ModelShape, RopeShape, families
 from foretoken.shape.fields import Config, positive, size
 from foretoken.testing import TreeProposer, write_tiny_llama
 from tests.e2e.lossless import PRESSURES, VOCAB, generate, make_prompts, open_llm
 from tests.guards.sources import modules
 
 OFFSET, WINDOW = 0.5, 19
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -53,7 +55,7 @@ def read_toy(config: Config) -> dict[str, Any]:
     }
 
 
-TOY = Family(
+TOY = ModelFamily(
     model_type="toy",
     read=read_toy,
     head_dim=32,
@@ -63,6 +65,9 @@ TOY = Family(
     ties_head=True,
     planned_alike=("toy_moe",),
 )
+
+
+OTHER = replace(TOY, model_type="toy2")
 
 
 @pytest.fixture(autouse=True)
@@ -183,8 +188,23 @@ def test_what_it_does_not_run_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_name_is_registered_once() -> None:
+    register_family(TOY)
     with pytest.raises(ConfigError, match="toy"):
-        register_family(TOY)
+        register_family(replace(TOY, head_dim=16))
+
+
+def test_a_package_names_its_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By entry points, which are loaded when a model of the family is asked for."""
+    group = "foretoken.families"
+    named = [
+        EntryPoint("toy2", f"{__name__}:OTHER", group),
+        EntryPoint("toy3", f"{__name__}:SIZES", group),
+    ]
+    monkeypatch.setattr(families, "_plugins", lambda: EntryPoints(named))
+    assert families.find_family("toy2") is OTHER
+    assert families.find_family("toy4") is None
+    with pytest.raises(ConfigError, match="toy3.*ModelFamily"):
+        families.find_family("toy3")
 
 
 def literals() -> Iterator[tuple[str, str]]:

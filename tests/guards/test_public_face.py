@@ -27,9 +27,11 @@ def test_public_names() -> None:
         "LLM",
         "CompletionOutput",
         "DraftingMethod",
+        "ModelFamily",
         "RequestOutput",
         "SamplingParams",
         "__version__",
+        "register_family",
         "register_method",
     ]
     assert foretoken.__all__ == expected

@@ -29,7 +29,7 @@ from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import Linear, RowProbe
 from foretoken.quant import IntWeights, JoinedLinear, Weights
 from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
-from foretoken.shape import Family, ModelShape
+from foretoken.shape import ModelFamily, ModelShape
 
 logger = logging.getLogger("foretoken")
 _FUSED = {("q", "k", "v"): "qkv", ("gate", "up"): "gate_up"}
@@ -58,7 +58,7 @@ class Builder:
     """One load: where tensors come from and how linears are made."""
 
     shape: ModelShape
-    family: Family
+    family: ModelFamily
     checkpoint: Checkpoint
     options: LoadOptions
     backend: Backend

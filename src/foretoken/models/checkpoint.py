@@ -68,7 +68,7 @@ def _unpickle(path: Path) -> dict[str, Tensor]:
     return content
 
 
-def _open_files(folder: Path, dtype: torch.dtype = torch.float32) -> dict[Path, WeightFile]:
+def open_files(folder: Path, dtype: torch.dtype = torch.float32) -> dict[Path, WeightFile]:
     """The files that hold the folder's weights; safetensors where there are both kinds.
 
     Args:
@@ -138,7 +138,7 @@ class Checkpoint:
         """
         self._dtype, self.device, self._stored = dtype, device, stored
         self._files: dict[str, Path] = {}
-        self._open = _open_files(folder, dtype)
+        self._open = open_files(folder, dtype)
         for path, handle in self._open.items():
             for name in handle.keys():
                 if not name.endswith(_DERIVED):

@@ -4,10 +4,10 @@ Plain data and formulas, no torch: what the engine, `foretoken info` and the lab
 feature that Foretoken does not run is an error here, before any weight is read.
 """
 
-from foretoken.shape.families import Family, register_family
+from foretoken.shape.families import ModelFamily
 from foretoken.shape.fields import DTYPES
 from foretoken.shape.model import ModelShape
 from foretoken.shape.rope import RopeShape
 from foretoken.shape.stored import StoredScheme
 
-__all__ = ["DTYPES", "Family", "ModelShape", "RopeShape", "StoredScheme", "register_family"]
+__all__ = ["DTYPES", "ModelFamily", "ModelShape", "RopeShape", "StoredScheme"]

@@ -8,12 +8,16 @@ A reader refuses by name what would be run wrongly; defaults are those of Huggin
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any, Literal, final
 
 from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from foretoken.shape.fields import Config, positive, positive_or_none, refuse_unless, size
 from foretoken.shape.rope import RopeShape
 
+ENTRY_POINTS = "foretoken.families"
+"""Group of entry points in which packages name the records of their families."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SILU = ("silu", "silu")
 _GELU = ("gelu_pytorch_tanh", "gelu_pytorch_tanh")
@@ -22,7 +26,7 @@ _NO = (False, "False")
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class ModelFamily:
     """A family of dense decoders: Llama's layers, but for what is said here."""
 
     model_type: str
@@ -77,18 +81,30 @@ class Family:
         return size(config, "head_dim", self.head_dim or usual)
 
 
-def find_family(model_type: object) -> Family | None:
-    """The family of this name; None: it has no record."""
-    return _BY_NAME.get(model_type) if isinstance(model_type, str) else None
+def find_family(model_type: object) -> ModelFamily | None:
+    """The family of this name; None: it has no record.
+
+    Raises:
+        ConfigError: an installed package names a record for it that is none.
+    """
+    if not isinstance(model_type, str):
+        return None
+    if model_type not in _BY_NAME and model_type in _plugins().names:
+        record = _plugins()[model_type].load()
+        if not isinstance(record, ModelFamily) or record.model_type != model_type:
+            where = f"the family {model_type!r} of an installed package"
+            raise ConfigError(where, record, f"a ModelFamily of model_type {model_type!r}")
+        register_family(record)
+    return _BY_NAME.get(model_type)
 
 
-def family_alike(model_type: object) -> Family | None:
+def family_alike(model_type: object) -> ModelFamily | None:
     """The family of this name, or one that this model type has the attention of."""
     alike = (family for family in _BY_NAME.values() if model_type in family.planned_alike)
     return find_family(model_type) or next(alike, None)
 
 
-def families() -> tuple[Family, ...]:
+def families() -> tuple[ModelFamily, ...]:
     """All families, in the order in which they were registered."""
     return tuple(_BY_NAME.values())
 
@@ -98,16 +114,24 @@ def family_names() -> str:
     return ", ".join(_BY_NAME)
 
 
-def register_family(family: Family) -> None:
+def register_family(family: ModelFamily) -> None:
     """Make a family known to this process: it is loaded, planned and quantized from now on.
 
+    A package registers its families without being imported first by naming their records as entry
+    points: group `foretoken.families`, name the model type, value `module:record`.
+
     Raises:
-        ConfigError: there is a family of this name.
+        ConfigError: there is another family of this name.
     """
-    if family.model_type in _BY_NAME:
+    if _BY_NAME.get(family.model_type, family) != family:
         allowed = f"a name other than {family_names()}"
         raise ConfigError("model_type", family.model_type, allowed)
     _BY_NAME[family.model_type] = family
+
+
+@cache
+def _plugins() -> EntryPoints:
+    return entry_points(group=ENTRY_POINTS)
 
 
 def _llama(config: Config) -> dict[str, Any]:
@@ -234,58 +258,59 @@ def _theta(config: Config) -> float:
     return positive(config, "rope_theta", 10000.0)
 
 
-_LLAMA = Family(  # Touvron et al. 2023.
-    model_type="llama",
-    read=_llama,
-    attention_biases="config",
-    gguf="llama",
-    gguf_turns_heads=True,
+_FAMILIES = (
+    ModelFamily(  # Touvron et al. 2023.
+        model_type="llama",
+        read=_llama,
+        attention_biases="config",
+        gguf="llama",
+        gguf_turns_heads=True,
+    ),
+    ModelFamily(  # Jiang et al. 2023, arXiv 2310.06825.
+        model_type="mistral",
+        read=_mistral,
+        gguf="llama",
+        gguf_turns_heads=True,
+    ),
+    ModelFamily(  # Qwen Team 2024, arXiv 2407.10671.
+        model_type="qwen2",
+        read=_qwen,
+        attention_biases="qkv",
+        gguf="qwen2",
+        planned_alike=("qwen2_moe",),
+    ),
+    ModelFamily(  # Qwen Team 2025, arXiv 2505.09388.
+        model_type="qwen3",
+        read=_qwen,
+        head_dim=128,
+        attention_biases="config",
+        head_norms=True,
+        gguf="qwen3",
+        planned_alike=("qwen3_moe",),
+    ),
+    ModelFamily(  # Abdin et al. 2024, arXiv 2404.14219. Phi-4-mini turns part of each head.
+        model_type="phi3",
+        read=_phi3,
+        fused_on_disk=True,
+    ),
+    ModelFamily(  # Gemma Team 2024, arXiv 2408.00118. Norms are stored less 1.
+        model_type="gemma2",
+        read=_gemma2,
+        head_dim=256,
+        attention_biases="config",
+        sandwich_norms=True,
+        norm_offset=1.0,
+        ties_head=True,
+    ),
+    ModelFamily(  # Gemma Team 2025, arXiv 2503.19786.
+        model_type="gemma3_text",
+        read=_gemma3,
+        head_dim=256,
+        attention_biases="config",
+        head_norms=True,
+        sandwich_norms=True,
+        norm_offset=1.0,
+        ties_head=True,
+    ),
 )
-_MISTRAL = Family(  # Jiang et al. 2023, arXiv 2310.06825.
-    model_type="mistral",
-    read=_mistral,
-    gguf="llama",
-    gguf_turns_heads=True,
-)
-_QWEN2 = Family(  # Qwen Team 2024, arXiv 2407.10671.
-    model_type="qwen2",
-    read=_qwen,
-    attention_biases="qkv",
-    gguf="qwen2",
-    planned_alike=("qwen2_moe",),
-)
-_QWEN3 = Family(  # Qwen Team 2025, arXiv 2505.09388.
-    model_type="qwen3",
-    read=_qwen,
-    head_dim=128,
-    attention_biases="config",
-    head_norms=True,
-    gguf="qwen3",
-    planned_alike=("qwen3_moe",),
-)
-_PHI3 = Family(  # Abdin et al. 2024, arXiv 2404.14219. Phi-4-mini turns part of each head.
-    model_type="phi3",
-    read=_phi3,
-    fused_on_disk=True,
-)
-_GEMMA2 = Family(  # Gemma Team 2024, arXiv 2408.00118. Norms are stored less 1.
-    model_type="gemma2",
-    read=_gemma2,
-    head_dim=256,
-    attention_biases="config",
-    sandwich_norms=True,
-    norm_offset=1.0,
-    ties_head=True,
-)
-_GEMMA3 = Family(  # Gemma Team 2025, arXiv 2503.19786.
-    model_type="gemma3_text",
-    read=_gemma3,
-    head_dim=256,
-    attention_biases="config",
-    head_norms=True,
-    sandwich_norms=True,
-    norm_offset=1.0,
-    ties_head=True,
-)
-_ALL = (_LLAMA, _MISTRAL, _QWEN2, _QWEN3, _PHI3, _GEMMA2, _GEMMA3)
-_BY_NAME: dict[str, Family] = {family.model_type: family for family in _ALL}
+_BY_NAME: dict[str, ModelFamily] = {family.model_type: family for family in _FAMILIES}

@@ -19,7 +19,7 @@ from typing import Any
 
 from foretoken.checkpoint import PACKAGED, find_model
 from foretoken.errors import CheckpointError, ModelNotFoundError
-from foretoken.shape.families import Family, family_alike
+from foretoken.shape.families import ModelFamily, family_alike
 
 _LINEAR_LAYERS = ("linear_attention", "mamba", "recurrent", "short_conv")
 
@@ -157,7 +157,7 @@ class _Reader:
         return next((self.size(n) for n in names if self.config.get(n) is not None), 0)
 
     @property
-    def family(self) -> Family | None:
+    def family(self) -> ModelFamily | None:
         return family_alike(self.config.get("model_type"))
 
     @property
