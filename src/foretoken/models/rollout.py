@@ -129,7 +129,6 @@ class CompiledRollout:
                 the features, or, of models, the embedded tokens.
             masks: draft all tokens in the first pass, whose spans end in that many mask slots.
         """
-        # Arrays instead of tensors: making a tensor takes longer than a small model's layer.
         spans, pages, rows = array("i"), array("i"), 0
         for layout in layouts:
             count = layout.num_tokens
@@ -140,21 +139,21 @@ class CompiledRollout:
         assert len(fed) == rows <= MOST_ROWS, (len(fed), rows)
         call, steps, sequences = self._call, plan.steps, len(layouts)
         self._put_masks(masks, steps)
-        # With masks every token has a state of its own, else the newest one's is reused.
         buffers, states = self._buffers, sequences * (1 if masks is None else steps)
         if buffers.lacks(states, rows):
             buffers = self._buffers = buffers.grown(states, rows)
         tokens = array("q", bytes(8 * sequences * steps))
-        # What is kept leaves with the result, so it cannot lie in a buffer of the next call.
-        logits_KV = buffers.logits_BV
+        logits_KV = (
+            buffers.logits_BV
+        )  # Not for what leaves with the result: the next call writes it.
         if plan.keeps_logits:
             logits_KV = logits_KV.new_empty(steps * sequences, logits_KV.shape[1])
         self._begin(buffers, stream_TD, best=plan.best)
         call.logits = logits_KV.data_ptr()
         call.spans, call.pages, call.fed = _address(spans), _address(pages), _address(fed)
         call.tokens, call.draws = _address(tokens), plan.rows
-        call.num_spans, call.rows = sequences, rows
-        call.steps, call.keeps_logits = steps, plan.keeps_logits
+        call.num_spans, call.rows, call.steps = sequences, rows, steps
+        call.keeps_logits = plan.keeps_logits
         if store is not self._store:
             self._store = store
             self._model.kv_stride = store.layers[0].stride(0)
@@ -162,8 +161,7 @@ class CompiledRollout:
         stop = None if plan.stop is None else StopCall(plan.stop, steps)
         call.stop = None if stop is None else stop.address
         done = self._run(ctypes.addressof(self._model), ctypes.addressof(call))
-        # A negative number says that the rule ended all spans after so many steps.
-        ended, done = done < 0, done if done >= 0 else -1 - done
+        ended, done = done < 0, done if done >= 0 else -1 - done  # Negative: the rule ended all.
         made, at = tokens[: sequences * done], done * sequences if plan.keeps_logits else 0
         found = RolledOut(
             ids=[made[row::sequences].tolist() for row in range(sequences)],
