@@ -145,7 +145,7 @@ class CompiledRollout:
         tokens = array("q", bytes(8 * sequences * steps))
         logits_KV = (
             buffers.logits_BV
-        )  # Not for what leaves with the result: the next call writes it.
+        )  # Not for results: the next call writes it.
         if plan.keeps_logits:
             logits_KV = logits_KV.new_empty(steps * sequences, logits_KV.shape[1])
         self._begin(buffers, stream_TD, best=plan.best)
