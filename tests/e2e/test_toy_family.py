@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from foretoken import LLM, ModelFamily, register_family
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError, UnsupportedModelError
+from foretoken.lab.plan.sizes import load_plan_model
 from foretoken.models import LoadOptions
 from foretoken.models.tensors import SpanLayout
 from foretoken.runtime.runner import Runner

@@ -143,9 +143,7 @@ class CompiledRollout:
         if buffers.lacks(states, rows):
             buffers = self._buffers = buffers.grown(states, rows)
         tokens = array("q", bytes(8 * sequences * steps))
-        logits_KV = (
-            buffers.logits_BV
-        )  # Not for results: the next call writes it.
+        logits_KV = buffers.logits_BV  # Not for results: the next call writes it.
         if plan.keeps_logits:
             logits_KV = logits_KV.new_empty(steps * sequences, logits_KV.shape[1])
         self._begin(buffers, stream_TD, best=plan.best)
