@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from foretoken.lab.plan.catalog import load_plan_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner

@@ -2,7 +2,7 @@
 
 The state is that of the newest computed token, read from the feature store; rollback, preemption
 and prefix hits therefore need no care. Where every part of a network has a kernel, a whole chain is
-one foreign call; trees, and everything else, run in PyTorch.
+one call into C; trees, and everything else, run in PyTorch.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ class StatelessHead(DraftHead, ABC):
         """The steps of one draft of trees, given the same."""
 
     def compiled(self, features_SD: Tensor | None) -> "StatelessCall | None":
-        """Whole chains by one foreign call, once it serves; None: some part has no kernel.
+        """Whole chains by one call into C, once it serves; None: some part has no kernel.
 
         `features_SD` has the hidden states of all slots; None: they do not lie side by side.
         """
@@ -120,7 +120,7 @@ class StatelessProposer(Proposer):
 
 @final
 class _Chains(ChainSteps):
-    """All drafts in one foreign call where it can; else the head's own steps, token by token."""
+    """All drafts in one call into C where it can; else the head's own steps, token by token."""
 
     all_or_none = True
 
@@ -158,7 +158,7 @@ def draft_function(part: KernelLinear, name: str) -> Any:
 
 @final
 class StatelessCall:
-    """A network bound to its foreign call. Owns the buffers, which are kept between calls."""
+    """A network bound to its call into C. Owns the buffers, which are kept between calls."""
 
     def __init__(
         self,

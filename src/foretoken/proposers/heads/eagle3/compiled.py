@@ -1,4 +1,4 @@
-"""EAGLE-3 networks on the compiled kernels: a pass is one foreign call, and so is a whole chain.
+"""EAGLE-3 networks on the compiled kernels: a pass is one call into C, and so is a whole chain.
 
 Built from a network whose weights stay as they are. The network itself is the twin in PyTorch,
 which trains and serves wherever some part has no kernel; a test compares them.
@@ -89,7 +89,7 @@ def compile_eagle3(net: "Eagle3", around: RunnerParts) -> CompiledEagle3 | None:
         return None
     mixer = make(net.fc.weight.detach())
     rows_SF = around.features.rows_SF
-    # Only a plain mixer over neighbouring features can be part of the foreign call.
+    # Only a plain mixer over neighbouring features can be part of the call into C.
     if isinstance(mixer, KernelLinear) and rows_SF is not None and not net.norms_features:
         rollout.read_features(mixer, rows_SF)
     return CompiledEagle3(

@@ -1,6 +1,6 @@
 """P-EAGLE's drafts: one pass over true features and, for every further draft, a mask slot.
 
-All of it is one foreign call where the network is on kernels and drafts of equal number need no
+All of it is one call into C where the network is on kernels and drafts of equal number need no
 edits of their logits; else PyTorch's operations give logits to choose from. Masks' keys and values
 are overwritten by the next pass.
 
