@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
-from foretoken.shape.families import find_family
+from foretoken.shape.families import family_names, find_family
 from foretoken.shape.fields import Config, dtype_name, eos_ids, positive, read_json, size
 from foretoken.shape.gguf import gguf_config, gguf_scheme
 from foretoken.shape.memory import WeightCounts, kv_element_bytes, kv_token_bytes
@@ -77,6 +77,18 @@ class ModelShape:
         more = read_json(generation) if generation.is_file() else {}
         both = eos_ids(config) | eos_ids(more)
         return cls._from_dict(folder, {**config, "eos_token_id": sorted(both)}, stored=None)
+
+    @classmethod
+    def from_fields(cls, config: Config) -> Self:
+        """The shape that the fields of a config.json describe, of a family of our own.
+
+        Raises:
+            CheckpointError, UnsupportedModelError: as `from_config`.
+        """
+        kind = config.get("model_type")
+        if find_family(kind) is None:
+            raise UnsupportedModelError("model_type", kind, family_names())
+        return cls._from_dict(Path(), config, stored=None)
 
     @classmethod
     def _from_dict(cls, folder: Path, config: Config, *, stored: StoredScheme | None) -> Self:
@@ -184,9 +196,18 @@ class ModelShape:
 
     def flops_per_token(self, context: int) -> int:
         """Multiply-adds count two; attention over `context` tokens included."""
-        layers = self.num_hidden_layers * self.layer_parameters()
-        attention = 2 * self.tokens_seen(context) * self.query_size
-        return 2 * (layers + self.vocab_size * self.hidden_size + attention)
+        return round(token_flops(self.step_bytes(1), self.tokens_seen(context) * self.query_size))
+
+
+def token_flops(weights: float, attended: float) -> float:
+    """Operations of one row of a forward pass; a multiply-add counts two.
+
+    Args:
+        weights: those that the row is multiplied with, the output head included.
+        attended: over all layers, the keys that the row attends to times the width of all query
+            heads: once for the scores, once for the values.
+    """
+    return 2.0 * (weights + 2.0 * attended)
 
 
 def _sizes(config: Config) -> dict[str, Any]:

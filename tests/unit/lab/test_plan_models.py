@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from foretoken.lab.plan.devices import find_device, known_devices
 from foretoken.lab.plan.memory_plan import kv_per_token, weight_bytes
 from foretoken.lab.plan.sizes import known_models, load_plan_model, read_config
 from foretoken.shape import ModelShape
+from foretoken.shape.families import families
 
 PUBLISHED = {  # billions of weights, from the models' cards
     "llama-3.1-8b": 8.03, "llama-3.1-70b": 70.55, "llama-3.1-405b": 405.85, "llama-3.2-1b": 1.24,
@@ -53,7 +55,71 @@ def test_agrees_with_the_engine(name: str) -> None:
     model = load_plan_model(name, "t")
     assert model.params == shape.parameter_count()
     assert model.kv_elements * 2 == shape.kv_bytes_per_token(2)
+    assert model.flops_per_token(512) == shape.flops_per_token(512)
     assert model.tokenizer != ""
+
+
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+}
+FAMILIES: list[dict[str, Any]] = [
+    {"model_type": "llama"},
+    {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "head_dim": 24},
+    {"model_type": "mistral", "sliding_window": 100},
+    {"model_type": "mistral", "sliding_window": None},
+    {"model_type": "qwen2"},
+    {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 100,
+        "max_window_layers": 4,
+    },
+    {"model_type": "qwen3"},
+    {"model_type": "qwen3", "head_dim": 40, "tie_word_embeddings": True},
+    {"model_type": "phi3", "sliding_window": 100},
+    {"model_type": "gemma2", "sliding_window": 100},
+    {"model_type": "gemma3_text", "sliding_window": 100, "head_dim": 8},
+]
+
+
+def test_every_family_of_the_engine_is_compared() -> None:
+    assert {str(config["model_type"]) for config in FAMILIES} == {
+        family.model_type for family in families()
+    }
+
+
+@pytest.mark.parametrize("config", FAMILIES, ids=str)
+def test_work_and_sizes_agree_with_the_engine(config: dict[str, Any]) -> None:
+    """Heads wider than hidden_size, windows, biases, norms and defaults that config.json omits."""
+    config = {**SMALL, **config}
+    shape = ModelShape.from_fields(config)
+    model = read_config("m", config, family="", tokenizer="")
+    for context in (1, 60, 700, 4096):
+        assert model.flops_per_token(context) == shape.flops_per_token(context)
+    assert model.params == shape.parameter_count()
+    assert (model.kv_elements + model.window_elements) * 2 == shape.kv_bytes_per_token(2)
+    assert model.matrix_outputs == shape.weight_counts().outputs
+
+
+def test_attention_of_wide_heads_is_counted() -> None:
+    """16 heads of 128 over hidden_size 1024: hidden_size alone would give 1.66 GFLOP."""
+    model = load_plan_model("qwen3-0.6b", "t")
+    assert model.flops_per_token(4096) / 1e9 == pytest.approx(2.13, abs=0.005)
+
+
+def test_experts_and_latent_attention_count_what_a_token_uses() -> None:
+    windowed, latent = load_plan_model("gpt-oss-120b", "t"), load_plan_model("deepseek-v3", "t")
+    weights = 2 * windowed.active_params
+    seen = 18 * 4096 + 18 * 128
+    assert windowed.flops_per_token(4096) == weights + 4 * seen * 64 * 64
+    of_latent = latent.flops_per_token(4096) - 2 * latent.active_params
+    assert of_latent == 2 * 61 * 4096 * 128 * (128 + 64 + 128)
 
 
 def test_a_file_and_its_folder_are_the_same_model(tmp_path: Path) -> None:

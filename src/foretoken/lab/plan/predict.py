@@ -127,6 +127,8 @@ def _one_layer(model: PlanModel) -> PlanModel:
         expert_params=model.expert_params // layers,
         kv_elements=(model.kv_elements + model.window_elements) // layers,
         window_elements=0,
+        full_layers=1,
+        window_layers=0,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from foretoken.lab.plan.bits import Quantization
 from foretoken.lab.plan.devices import Device
-from foretoken.lab.plan.memory_plan import kv_per_token, weight_bytes
+from foretoken.lab.plan.memory_plan import kv_per_token
 from foretoken.lab.plan.sizes import PlanModel
 
 BANDWIDTH_SHARE = 0.80
@@ -45,7 +45,7 @@ class StepModel:
         )
         reading = moved / (self.bandwidth * BANDWIDTH_SHARE * self.ranks)
         speed = self.device.flops_for(self.quantization.compute) * COMPUTE_SHARE * self.ranks
-        multiplying = rows * self._flops(context) / speed
+        multiplying = rows * self.model.flops_per_token(context) / speed
         floor = EAGER_STEP_S_PER_LAYER if self.eager else self.device.step_s_per_layer
         return max(reading, multiplying, floor * self.model.num_layers) + self._exchange(rows)
 
@@ -56,11 +56,6 @@ class StepModel:
         touched = 1.0 - (1.0 - model.expert_share) ** rows
         return head + (model.dense_params + touched * model.expert_params) * per_weight
 
-    def _flops(self, context: float) -> float:
-        """Of one row: weights and attention; a multiply-add counts two."""
-        attention = 2 * context * self.model.num_layers * self.model.hidden_size
-        return 2.0 * self.model.active_params + 2.0 * attention
-
     def _exchange(self, rows: int) -> float:
         """Two all-reduces per layer over the links of the ranks."""
         if self.ranks == 1:
@@ -68,8 +63,3 @@ class StepModel:
         volume = 2.0 * rows * self.model.hidden_size * 2
         link = self.device.link or 16e9
         return 2 * self.model.num_layers * (EXCHANGE_LATENCY_S + volume / link)
-
-
-def stored_gb(model: PlanModel, quantization: Quantization) -> float:
-    """Decimal gigabytes of the weights as stored."""
-    return weight_bytes(model, quantization) / 1e9

@@ -2,9 +2,9 @@
 
 A name is one of the built-in list, a folder or file, or a hub id. Only config.json (and the
 tokenizer's files, if they lie beside it) is read; weights are never downloaded. A hub id that is
-not in the list costs one small download. More lenient than `foretoken.shape`, which refuses what
-Foretoken cannot run: here an unknown feature becomes a note in `approximations`. For shapes that
-both read, both give the same numbers. Weights are counted, not read.
+not in the list costs one small download. What Foretoken runs is read by `foretoken.shape`, so that
+the planner and the engine count alike. For everything else this reader is more lenient: an unknown
+feature becomes a note in `approximations`. Weights are counted, not read.
 """
 
 import hashlib
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.checkpoint import PACKAGED, find_model
-from foretoken.errors import CheckpointError, ModelNotFoundError
-from foretoken.shape.families import ModelFamily, family_alike
+from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from foretoken.shape import ModelShape, token_flops
+from foretoken.shape.families import ModelFamily, family_alike, find_family
 
 _LINEAR_LAYERS = ("linear_attention", "mamba", "recurrent", "short_conv")
 
@@ -55,6 +56,12 @@ class PlanModel:
     window_elements: int
     """Keys and values of one token over all layers that keep only the last `window` tokens."""
     window: int
+    full_layers: int
+    """Layers that attend to the whole context."""
+    window_layers: int
+    """Layers that attend to the window."""
+    query_width: int
+    """Width of all query heads of a layer; of latent attention the mean of queries and values."""
     matrix_outputs: int
     """Rows of all dense matrices but the head; 0 where they are not counted."""
     kv_is_shared: bool
@@ -87,6 +94,11 @@ class PlanModel:
         used = self.experts_per_token or self.num_experts
         return used / self.num_experts if self.num_experts else 0.0
 
+    def flops_per_token(self, context: float) -> float:
+        """Operations of one row that attends to `context` tokens; a multiply-add counts two."""
+        seen = self.full_layers * context + self.window_layers * min(context, self.window)
+        return token_flops(self.active_params, seen * self.query_width)
+
 
 def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer: str) -> PlanModel:
     """The sizes that a config.json describes.
@@ -95,17 +107,9 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
         CheckpointError: a size is missing.
     """
     config = config.get("text_config", config)
-    reader = _Reader(config)
-    attention = reader.attention_params()
-    dense_layers, moe_layers = reader.layer_kinds()
+    reader = _Reader(config, _engine_shape(config))
     hidden, layers = reader.size("hidden_size"), reader.size("num_hidden_layers")
-    mlp = 3 * hidden * reader.size("intermediate_size", 0)
-    expert = 3 * hidden * reader.expert_width()
-    router = hidden * reader.num_experts + reader.shared_experts * expert
-    norms = reader.norms()
     full, window_layers = reader.attention_layers()
-    ties = reader.family is not None and reader.family.ties_head
-    tied = bool(config.get("tie_word_embeddings", ties))
     return PlanModel(
         name=name,
         family=family or str(config.get("model_type", "unknown")),
@@ -119,17 +123,17 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
         head_dim=reader.head_dim,
         intermediate_size=reader.size("intermediate_size", 0),
         context=reader.size("max_position_embeddings", 4096),
-        table_params=reader.size("vocab_size") * hidden * (1 if tied else 2),
-        dense_params=layers * (attention + norms)
-        + dense_layers * mlp
-        + moe_layers * router
-        + hidden,
-        expert_params=moe_layers * reader.num_experts * expert,
+        table_params=reader.size("vocab_size") * hidden * (1 if reader.tied else 2),
+        dense_params=reader.dense_params(),
+        expert_params=reader.layer_kinds()[1] * reader.num_experts * reader.expert_params(),
         num_experts=reader.num_experts,
         experts_per_token=reader.experts_per_token,
         kv_elements=full * reader.kv_elements_per_layer(),
         window_elements=window_layers * reader.kv_elements_per_layer(),
         window=int(config.get("sliding_window") or 0) if window_layers else 0,
+        full_layers=full,
+        window_layers=window_layers,
+        query_width=reader.query_width(),
         matrix_outputs=reader.matrix_outputs(),
         kv_is_shared=reader.latent > 0,
         mtp_layers=reader.first("num_nextn_predict_layers", "mtp_num_hidden_layers"),
@@ -138,11 +142,24 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
     )
 
 
+def _engine_shape(config: Mapping[str, Any]) -> ModelShape | None:
+    """What the engine reads in such a config; None where the engine's families do not cover it."""
+    if find_family(config.get("model_type")) is None:
+        return None
+    stored_alike = {key: value for key, value in config.items() if key != "quantization_config"}
+    try:
+        return ModelShape.from_fields(stored_alike)
+    except (CheckpointError, UnsupportedModelError):
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class _Reader:
     """Names of fields differ between families; this is the only place that knows them."""
 
     config: Mapping[str, Any]
+    shape: ModelShape | None
+    """What the engine says, which then counts."""
 
     def size(self, name: str, default: int | None = None) -> int:
         value = self.config.get(name)
@@ -165,7 +182,36 @@ class _Reader:
         return self.size("num_key_value_heads", self.size("num_attention_heads"))
 
     @property
+    def tied(self) -> bool:
+        if self.shape is not None:
+            return self.shape.tie_word_embeddings
+        usual = self.family is not None and self.family.ties_head
+        return bool(self.config.get("tie_word_embeddings", usual))
+
+    def dense_params(self) -> int:
+        """Of all layers but their routed experts, and of the last norm."""
+        if self.shape is not None:
+            return self.shape.step_bytes(1) - self.shape.vocab_size * self.shape.hidden_size
+        hidden, layers = self.size("hidden_size"), self.size("num_hidden_layers")
+        dense_layers, moe_layers = self.layer_kinds()
+        router = hidden * self.num_experts + self.shared_experts * self.expert_params()
+        mlps = dense_layers * 3 * hidden * self.size("intermediate_size", 0) + moe_layers * router
+        return layers * (self.attention_params() + self.norms()) + mlps + hidden
+
+    def expert_params(self) -> int:
+        return 3 * self.size("hidden_size") * self.expert_width()
+
+    def query_width(self) -> int:
+        heads = self.size("num_attention_heads")
+        if not self.latent:
+            return heads * self.head_dim
+        keys = self.size("qk_rope_head_dim") + self.size("qk_nope_head_dim")
+        return heads * (keys + self.size("v_head_dim")) // 2
+
+    @property
     def head_dim(self) -> int:
+        if self.shape is not None:
+            return self.shape.head_dim
         hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")
         family = self.family
         known = None if family is None else family.head_dim
@@ -239,6 +285,9 @@ class _Reader:
     def attention_layers(self) -> tuple[int, int]:
         """Numbers of layers with full and with windowed attention."""
         layers = self.size("num_hidden_layers")
+        if self.shape is not None:
+            windowed = sum(window is not None for window in self.shape.windows)
+            return layers - windowed, windowed
         kinds = self.config.get("layer_types") or ["full_attention"]
         kinds = [kinds[i % len(kinds)] for i in range(layers)]
         windowed = sum("sliding" in kind or "chunked" in kind for kind in kinds)
