@@ -6,7 +6,6 @@ overwritten or, beyond the last committed token, given back. Knows neither reque
 """
 
 from foretoken.kv.pool import PagePool
-from foretoken.kv.runs import Run
 
 
 def missing_pages(pool: PagePool, table: list[int], num_tokens: int) -> int:
@@ -32,14 +31,3 @@ def truncate(pool: PagePool, table: list[int], num_tokens: int) -> None:
 def clear(pool: PagePool, table: list[int]) -> None:
     """Give back all pages. The last goes first, so that prefixes outlive what follows them."""
     truncate(pool, table, 0)
-
-
-def runs_of(table: list[int]) -> list[Run]:
-    """The table as runs of neighbouring pages, in order; one run can be attended to as a view."""
-    runs: list[Run] = []
-    for page in table:
-        if runs and page == runs[-1].start + runs[-1].length:
-            runs[-1] = Run(runs[-1].start, runs[-1].length + 1)
-        else:
-            runs.append(Run(page, 1))
-    return runs

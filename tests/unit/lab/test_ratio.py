@@ -11,11 +11,9 @@ from foretoken.lab.stats.intervals import Interval
 from foretoken.lab.stats.ratios import (
     Sample,
     blocks_for_width,
-    blocks_to_decide,
     clustered_interval,
     level_of_look,
     paired_ratio,
-    planned_levels,
     standard_error,
     supports_quantile,
     weighted_mean,
@@ -114,35 +112,14 @@ def test_the_standard_error_comes_back_out_of_the_interval() -> None:
     assert standard_error(ratio, 10) == pytest.approx(expected, rel=0.4)
 
 
-def test_more_blocks_are_asked_for_nearer_to_the_threshold() -> None:
-    near = blocks_to_decide(Interval(1.36, 1.20, 1.54), 8, 1.3)
-    far = blocks_to_decide(Interval(1.60, 1.41, 1.81), 8, 1.3)
-    assert near is not None and far is not None
-    assert far < near
-    assert blocks_to_decide(Interval(1.3, 1.2, 1.4), 8, 1.3) is None
-    assert blocks_to_decide(Interval(1.3, -math.inf, math.inf), 8, 1.2) is None
+def test_a_narrower_interval_needs_more_blocks() -> None:
+    assert blocks_for_width(Interval(1.3, -math.inf, math.inf), 8, 0.05) is None
     assert blocks_for_width(Interval(1.3, 1.1, 1.5), 8, 0.05) == 58
-
-
-def test_the_asked_sample_decides() -> None:
-    """At a true 1.43x, the number of blocks asked for by a pilot excludes 1.3x in about 90 %."""
-    rng = np.random.default_rng(3)
-    law = AbLaw(speedup=1.43)
-    blocks = blocks_to_decide(Interval(1.43, 1.43 / 1.15, 1.43 * 1.15), 6, 1.3)
-    assert blocks is not None and blocks > 6
-    decided = 0
-    for seed in range(100):
-        slow, fast = simulate_ab(law, AbDesign(num_blocks=blocks), rng)
-        decided += paired_ratio(slow, fast, weighted_mean, seed=seed).low > 1.3
-    assert decided >= 80, (blocks, decided)
 
 
 def test_looks_share_out_the_error() -> None:
     assert level_of_look(0.95, 1) == pytest.approx(0.975)
     assert sum(1 - level_of_look(0.95, j) for j in range(1, 500)) < 0.05
-    levels = planned_levels(0.95, (0.25, 0.5, 0.75, 1.0))
-    assert sum(1 - level for level in levels) == pytest.approx(0.05)
-    assert list(levels) == sorted(levels, reverse=True)
 
 
 def test_peeking_does_not_inflate_the_error() -> None:

@@ -1,15 +1,9 @@
 """Noise taken out of per-request acceptance: the true spread comes back."""
 
 import numpy as np
-import pytest
 
-from foretoken.lab.stats.shrinkage import (
-    fit_population,
-    request_quantiles,
-    shrink,
-    spread_out,
-)
 from foretoken.lab.stats.simulator import DraftLaw, draw_accepted
+from foretoken.lab.stats.shrinkage import request_quantiles
 
 
 def moments(steps_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -28,29 +22,6 @@ def test_alike_requests_get_alike_rates() -> None:
     assert raw_p10 < 0.45
     assert 0.50 < p10.estimate / 5 < 0.56
     assert p10.high / 5 > 0.53
-
-
-def test_the_resampled_fit_is_the_fit() -> None:
-    rng = np.random.default_rng(4)
-    means, steps = rng.normal(2.5, 0.6, 50), rng.integers(3, 30, 50).astype(float)
-    within = np.where(rng.random(50) < 0.1, np.nan, 1.5)
-    (middle,) = request_quantiles(means, steps, within, (0.3,))
-    guesses = spread_out(means, steps, fit_population(means, steps, within))
-    assert middle.estimate == pytest.approx(float(np.quantile(guesses, 0.3)))
-
-
-def test_the_spread_of_the_true_means_comes_back() -> None:
-    rng = np.random.default_rng(1)
-    truth = rng.normal(2.5, 0.5, 600)
-    steps = rng.integers(5, 40, 600).astype(float)
-    within = np.full(600, 2.0)
-    means = truth + rng.normal(0, np.sqrt(2.0 / steps))
-    population = fit_population(means, steps, within)
-    assert population.within == pytest.approx(2.0)
-    assert population.between == pytest.approx(0.25, rel=0.2)
-    assert np.std(spread_out(means, steps, population)) == pytest.approx(0.5, rel=0.1)
-    error = np.mean((shrink(means, steps, population) - truth) ** 2)
-    assert error < 0.8 * np.mean((means - truth) ** 2)
 
 
 def test_intervals_of_p10_cover() -> None:

@@ -17,7 +17,6 @@ from foretoken.lab.stats.intervals import (
     LEVEL,
     Floats,
     Interval,
-    normal_quantile,
     student_quantile,
     unknown,
 )
@@ -174,32 +173,10 @@ def blocks_for_width(interval: Interval, num_blocks: int, relative: float) -> in
     error = standard_error(interval, num_blocks)
     if not math.isfinite(error):
         return None
-    return _smallest(error * math.sqrt(num_blocks), math.log1p(relative), interval.level, 0.0)
-
-
-def blocks_to_decide(
-    interval: Interval, num_blocks: int, threshold: float, power: float = 0.9
-) -> int | None:
-    """Blocks after which an interval excludes `threshold` with probability `power`.
-
-    Assumes that the truth is the estimate. None if the spread is not known, or if the estimate is
-    so near the threshold that no reasonable number would tell.
-    """
-    error = standard_error(interval, num_blocks)
-    if not math.isfinite(error) or interval.estimate <= 0:
-        return None
-    distance = abs(math.log(interval.estimate / threshold))
-    if distance < 1e-6:
-        return None
-    return _smallest(
-        error * math.sqrt(num_blocks), distance, interval.level, normal_quantile(power)
-    )
-
-
-def _smallest(spread: float, distance: float, level: float, z_power: float) -> int | None:
+    spread, distance = error * math.sqrt(num_blocks), math.log1p(relative)
     for blocks in range(FEWEST_BLOCKS, 2000):
-        t = student_quantile(1 - (1 - level) / 2, blocks - 1)
-        if (t + z_power) * spread / math.sqrt(blocks) <= distance:
+        t = student_quantile(1 - (1 - interval.level) / 2, blocks - 1)
+        if t * spread / math.sqrt(blocks) <= distance:
             return blocks
     return None
 
@@ -208,26 +185,7 @@ def level_of_look(level: float, look: int) -> float:
     """Level to use at the `look`-th judgement of one experiment, from 1, any number of them.
 
     The error 1 - level is shared out as 1 / (j (j + 1)), which sums to 1: whatever the number of
-    looks, all intervals together hold with probability `level` (union bound). Reserve it for
-    unplanned looks; a planned number has `planned_levels`.
+    looks, all intervals together hold with probability `level` (union bound).
     """
     assert look >= 1, look
     return 1 - (1 - level) / (look * (look + 1))
-
-
-def planned_levels(level: float, fractions: tuple[float, ...]) -> tuple[float, ...]:
-    """Levels of looks planned at these fractions of the sample (the last is 1).
-
-    The O'Brien-Fleming spending function of Lan and DeMets (1983); each look's share is used by
-    itself, which is a little conservative and needs no recursion.
-    """
-    assert list(fractions) == sorted(fractions) and fractions[-1] == 1.0, fractions
-    error = 1 - level
-    z = normal_quantile(1 - error / 2)
-    spent = [2 * (1 - _normal_cdf(z / math.sqrt(f))) for f in fractions]
-    shares = [now - before for now, before in zip(spent, [0.0, *spent[:-1]], strict=True)]
-    return tuple(1 - max(share, 1e-12) for share in shares)
-
-
-def _normal_cdf(z: float) -> float:
-    return 0.5 * math.erfc(-z / math.sqrt(2))

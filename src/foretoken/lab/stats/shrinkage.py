@@ -3,12 +3,9 @@
 A request of 50 tokens has some ten verifications; its measured rate scatters even if every request
 is alike, and the measured P10 is then mostly noise. The model here: a request's accepted drafts
 per step are its own mean plus noise, the means differ between requests by `between`, and the noise
-of a mean of n steps has variance within / n (DerSimonian and Laird 1986). `shrink` gives the usual
-empirical-Bayes estimates, `spread_out` the ones whose spread is that of the true means (constrained
-estimates, Louis 1984, Ghosh 1992), which is what quantiles over requests need.
+of a mean of n steps has variance within / n (DerSimonian and Laird 1986). Quantiles are taken over
+estimates whose spread is that of the true means (constrained estimates, Louis 1984, Ghosh 1992).
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,64 +14,6 @@ from foretoken.lab.stats.intervals import LEVEL, Floats, Interval, quantile, unk
 
 RESAMPLES = 1000
 FEWEST_REQUESTS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Population:
-    """What requests' means have in common."""
-
-    mean: float
-    within: float
-    """Variance of one step around its request's mean."""
-    between: float
-    """Variance of the requests' means."""
-
-
-def fit_population(means_N: Floats, steps_N: Floats, within_N: Floats) -> Population:
-    """Moments of the model from requests' means, their numbers of steps and step variances.
-
-    `within_N` are sample variances of a request's steps (ddof 1); NaN for a single step.
-    """
-    assert means_N.shape == steps_N.shape == within_N.shape, (means_N.shape, within_N.shape)
-    dof_N = np.where(np.isfinite(within_N), steps_N - 1.0, 0.0)
-    pooled = np.where(dof_N > 0, within_N, 0.0)
-    within = float((pooled * dof_N).sum() / dof_N.sum()) if dof_N.sum() > 0 else 0.0
-    total = float(steps_N.sum())
-    mean = float((means_N * steps_N).sum() / total)
-    scatter = float((steps_N * (means_N - mean) ** 2).sum())
-    slack = total - float((steps_N**2).sum()) / total
-    expected = within * (means_N.size - 1)
-    between = max(0.0, (scatter - expected) / slack) if slack > 0 else 0.0
-    return Population(mean=_weighted_mean(means_N, steps_N, within, between), within=within,
-                      between=between)  # fmt: skip
-
-
-def _weighted_mean(means_N: Floats, steps_N: Floats, within: float, between: float) -> float:
-    noise_N = between + within / steps_N
-    if not (noise_N > 0).all():
-        return float(means_N.mean())
-    return float((means_N / noise_N).sum() / (1.0 / noise_N).sum())
-
-
-def trust(population: Population, steps_N: Floats) -> Floats:
-    """Share of each request's deviation that is its own and not noise, in [0, 1]."""
-    noise_N = population.within / steps_N
-    whole_N = population.between + noise_N
-    shares_N: Floats = np.where(whole_N > 0, population.between / np.maximum(whole_N, 1e-300), 1.0)
-    return shares_N
-
-
-def shrink(means_N: Floats, steps_N: Floats, population: Population) -> Floats:
-    """The best single guess of each request's mean: pulled towards the common one."""
-    shrunk_N: Floats = population.mean + trust(population, steps_N) * (means_N - population.mean)
-    return shrunk_N
-
-
-def spread_out(means_N: Floats, steps_N: Floats, population: Population) -> Floats:
-    """Guesses that scatter as the true means do; for quantiles over requests."""
-    share_N = np.sqrt(trust(population, steps_N))
-    guesses_N: Floats = population.mean + share_N * (means_N - population.mean)
-    return guesses_N
 
 
 def request_quantiles(
@@ -103,7 +42,7 @@ def request_quantiles(
 def _row_quantiles(
     sample: tuple[Floats, Floats, Floats], picks_RN: NDArray[np.int64], qs: tuple[float, ...]
 ) -> Floats:
-    """`fit_population`, `spread_out` and quantiles for every row of picked requests: (R, Q)."""
+    """Fit the model to every row of picked requests; quantiles of its estimates, (R, Q)."""
     means, steps, within = (values[picks_RN] for values in sample)
     dof = np.where(np.isfinite(within), steps - 1.0, 0.0)
     total, dofs = steps.sum(axis=1), np.maximum(dof.sum(axis=1), 1e-12)
