@@ -13,10 +13,9 @@ from foretoken.backend import backend_for
 from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.config.memory import Drafting
-from foretoken.control.budget import LoadLimit, RequestBudget
-from foretoken.control.live import LivePolicy
+from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
 from foretoken.control.measured import MeasuredLimit
-from foretoken.engine import Engine, EngineParts
+from foretoken.engine import Engine, EngineParts, StepObserver
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kernels.threads import StepThreads
@@ -31,15 +30,17 @@ from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.method import BuildContext, Target
 from foretoken.proposers.policy import FirstPolicy
 from foretoken.proposers.registry import create_drafters, feature_points, find_drafters
+from foretoken.runtime.batch import Batch
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.schedule_config import SchedulerConfig
 from foretoken.runtime.scheduler import Scheduler
-from foretoken.runtime.verifier import Verifier
+from foretoken.runtime.verifier import Verification, Verifier
 from foretoken.shape import ModelShape
 from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Tokenizer
+from foretoken.types import StepStats
 
 logger = logging.getLogger("foretoken")
 
@@ -119,7 +120,6 @@ class _Assembly:
         live, measured = LivePolicy(), None
         if config.user.adaptive_speculation and limits:
             measured = MeasuredLimit(max(limits.values()))
-            drafters.resting = lambda: measured.resting
         limit = measured or _load_limit(self.speculative)
         budget = RequestBudget(limits, limit, live, limits_free=measured is None)
         scheduler = Scheduler(
@@ -130,7 +130,7 @@ class _Assembly:
                 enable_prefix_caching=config.user.enable_prefix_caching,
             ),
             self.pool,
-            draft_budget=budget.budget,
+            plan_drafts=budget.plan,
             find_stop_string=texts.find_stop_string,
         )
         return Engine(
@@ -140,7 +140,7 @@ class _Assembly:
                 scheduler=scheduler,
                 proposer=drafters,
                 drafters=limits,
-                observers=(drafters.observe, *((measured.observe,) if measured else ())),
+                observers=_learners(drafters, measured),
                 runner=runner,
                 verifier=verifier,
                 texts=texts,
@@ -202,6 +202,17 @@ class _Assembly:
         check = DraftCheck(proposer.name, self.shape.vocab_size)
         member = Member(proposer=proposer, most=most, check=check)
         return Drafters({proposer.name: member}, FirstPolicy(), grammars)
+
+
+def _learners(drafters: Drafters, measured: MeasuredLimit | None) -> tuple[StepObserver, ...]:
+    """Whoever learns from a step: they are given its plan, its outcome and its times."""
+    if measured is None:
+        return (drafters.observe,)
+
+    def observe(batch: Batch, verification: Verification, stats: StepStats) -> None:
+        measured.observe(batch.plan, stats)
+
+    return drafters.observe, observe
 
 
 def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:

@@ -8,9 +8,10 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from foretoken.config import ResolvedConfig
-from foretoken.control.live import LivePolicy
+from foretoken.control.budget import LivePolicy
 from foretoken.control.measured import MeasuredLimit
 from foretoken.intake import Intake
 from foretoken.kernels.threads import StepThreads
@@ -29,6 +30,9 @@ from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import FinishReason, Output, Request, SamplingParams, Speculation, StepStats
 
+StepObserver: TypeAlias = Callable[[Batch, Verification, StepStats], None]
+"""Is told of every step: the batch with its plan and drafts, the outcome, counts and times."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
@@ -40,7 +44,7 @@ class EngineParts:
     proposer: Proposer
     drafters: Mapping[str, int] = field(default_factory=dict)
     """Names that a request may ask for, and the most drafts of each."""
-    observers: tuple[Callable[[Batch, Verification, StepStats], None], ...] = ()
+    observers: tuple[StepObserver, ...] = ()
     """Told about every step."""
     runner: Runner
     verifier: Verifier
@@ -152,7 +156,8 @@ class Engine:
             return []
         try:
             with parts.threads:
-                batch = planned.with_draft(parts.proposer.propose(Context(planned.spans)))
+                context = Context(planned.spans, planned.plan)
+                batch = planned.with_draft(parts.proposer.propose(context))
                 drafted = time.perf_counter()
                 verification, broken = verify_apart(parts.verifier, batch, parts.runner.run(batch))
                 parts.runner.settle(batch, verification.paths)

@@ -8,10 +8,11 @@ import logging
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
+from foretoken.control.cost import PlainCost, StepShape
 from foretoken.types import StepStats
 
 logger = logging.getLogger("foretoken")
@@ -21,8 +22,6 @@ TEMPERATURE_EDGES = (0.0, 0.2, 0.5, 0.7, 1.0)
 _STEP_EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper edges of the buckets of tokens per step, as vLLM's."""
 _WINDOW_S = 60
-_KEEPS = 0.9
-"""Weight of the past in the running mean of a plain step's cost."""
 
 
 def temperature_bucket(temperature: float) -> str:
@@ -111,48 +110,37 @@ class _Totals:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
-class PlainCost:
-    """What decoding without speculation would have taken, from the plain steps that were seen.
+class PlainEstimate:
+    """What decoding without speculation would have taken, beside what decoding took.
 
-    A plain step computes no prompt and no drafts. Its cost is a running mean per number of
-    sequences; where none of that number was seen, the nearest smaller one's (nearest larger one's
-    scaled down) stands in, so that the estimate errs against speculation.
+    Steps that compute prompts count for neither. A plain step is one without drafts.
     """
 
-    def __init__(self, cost_s: Mapping[int, float] | None = None) -> None:
-        """Know the costs `cost_s` already, by number of sequences."""
+    def __init__(self, cost: PlainCost) -> None:
+        """Estimate by `cost`, which learns from every plain step; nothing is summed up yet."""
+        self.cost = cost
         self.estimated_s = 0.0
         """Estimated seconds of all decoding steps, had they been plain."""
         self.measured_s = 0.0
         """Seconds that the same steps took."""
-        self._cost_s = dict(cost_s or {})
-
-    def fresh(self) -> "PlainCost":
-        """The same costs, nothing summed up."""
-        return PlainCost(self._cost_s)
 
     def add(self, stats: StepStats) -> None:
-        """Add one step; those with prompt tokens count for neither side."""
+        """Add one step."""
         count = stats.num_sampled
         if count == 0 or stats.num_prefilled > 0:
             return
+        shape = StepShape(rows=count, sequences=count)
         if stats.num_draft_tokens == 0:
-            known = self._cost_s.get(count, stats.total_s)
-            self._cost_s[count] = _KEEPS * known + (1 - _KEEPS) * stats.total_s
-        cost = self.at(count)
-        if cost is not None:
-            self.estimated_s += cost * stats.num_output_tokens / count
+            self.cost.observe(shape, stats.total_s)
+        if self.cost.known:
+            plain_s = self.cost.seconds(shape).seconds
+            self.estimated_s += plain_s * stats.num_output_tokens / count
             self.measured_s += stats.total_s
 
-    def at(self, count: int) -> float | None:
-        """Seconds of a plain step of `count` sequences; None if none was ever seen."""
-        if not self._cost_s:
-            return None
-        smaller = [seen for seen in self._cost_s if seen <= count]
-        if smaller:
-            return self._cost_s[max(smaller)]
-        nearest = min(self._cost_s)
-        return self._cost_s[nearest] * count / nearest
+    def step_seconds(self, count: int) -> float:
+        """Seconds of a plain step of `count` sequences; 0 if none was ever seen."""
+        shape = StepShape(rows=count, sequences=count)
+        return self.cost.seconds(shape).seconds if self.cost.known else 0.0
 
 
 class Window:
@@ -192,12 +180,12 @@ class EngineMetrics:
         self._labels = {"model_name": model, "engine": "0"}
         self._log_stats = log_stats
         self._log_interval_s = log_interval_s
-        self.plain = PlainCost()
+        self.plain = PlainEstimate(PlainCost())
         self.restart()
 
     def restart(self) -> None:
         """Forget all counts; what a plain step costs stays known."""
-        self.plain = self.plain.fresh()
+        self.plain = PlainEstimate(self.plain.cost)
         self._totals = _Totals()
         self._step_sizes = [0] * (len(_STEP_EDGES) + 1)
         self._step_tokens = 0
@@ -265,7 +253,7 @@ class EngineMetrics:
             "foretoken:recent_draft_acceptance_rate": recent.acceptance_rate,
             "foretoken:recent_draft_length": recent.draft_length,
             "foretoken:recent_tokens_per_second": recent.num_output_tokens / seconds,
-            "foretoken:plain_step_seconds": self.plain.at(max(self._running, 1)) or 0.0,
+            "foretoken:plain_step_seconds": self.plain.step_seconds(max(self._running, 1)),
         }
         metrics: list[Metric] = [Counter(n, self._labels, v) for n, v in counters.items()]
         gauges |= {name: read() for name, read in self._watched.items()}

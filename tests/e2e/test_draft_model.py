@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from foretoken import LLM, SamplingParams
+from foretoken.control.plan import DraftPlan, DraftPlanner
 from foretoken.metrics import Gauge
 from foretoken.models import LoadOptions
 from foretoken.models.tensors import Draft
@@ -80,18 +81,20 @@ def test_kept_kv_equals_kv_computed_anew(pressure: str, model: Path, draft: Path
         assert pool.num_pages <= PAGES
         proposer = audited(draft, pool)
         object.__setattr__(engine.parts, "proposer", proposer)
-        engine.parts.scheduler._draft_budget = _alternating()
+        engine.parts.scheduler._plan_drafts = _alternating()
         for parameters in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 4}):
             params = SamplingParams(max_tokens=32, detokenize=False, **parameters)  # type: ignore[arg-type]
             llm.generate(make_prompts(9, 5), params, use_tqdm=False)
         assert proposer.num_compared > 100
 
 
-def _alternating() -> Callable[[Any, Any], int]:
+def _alternating() -> DraftPlanner:
     """Budgets 5, 0, 0, 1, 3, ... so that the drafter pauses and catches up."""
     cycle = (5, 0, 0, 1, 3, 6, 0)
     calls = iter(range(10**9))
-    return lambda sequence, load: cycle[next(calls) % len(cycle)]
+    return lambda requests, load: DraftPlan(
+        load=load, drafts=tuple(cycle[next(calls) % len(cycle)] for _ in requests)
+    )
 
 
 @pytest.mark.parametrize("k", [1, 3, 6])

@@ -9,6 +9,7 @@ import pytest
 
 from foretoken import LLM, SamplingParams
 from foretoken.config import SpeculativeConfig
+from foretoken.control.plan import DraftPlan
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.metrics import Counter
 from foretoken.models.tensors import Draft
@@ -169,7 +170,9 @@ def test_kept_kv_equals_kv_computed_anew(
         object.__setattr__(parts, "proposer", audited)
         cycle = (4, 0, 0, 1, 3, 2, 0)
         calls = iter(range(10**9))
-        parts.scheduler._draft_budget = lambda sequence, load: cycle[next(calls) % len(cycle)]
+        parts.scheduler._plan_drafts = lambda requests, load: DraftPlan(
+            load=load, drafts=tuple(cycle[next(calls) % len(cycle)] for _ in requests)
+        )
         params = SamplingParams(max_tokens=24, temperature=0.0, detokenize=False)
         for _ in range(2):
             llm.generate(make_prompts(9, 5), params, use_tqdm=False)

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from foretoken.control.cost import PassCost
+from foretoken.control.gain import Gain
 from foretoken.kernels.library import find_library
 from foretoken.proposers.chain import ChainDraft, draft_chain
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.gain import Gain
 from foretoken.proposers.heads.paged import RecurrentSteps
 from foretoken.proposers.heads.runner import HeadRunner
 from foretoken.proposers.progress import Stretches
@@ -25,7 +26,8 @@ TABLES = [[3, 1, 4], [7, 2, 9], [0, 5, 6]]
 def frozen(row_s: float, pass_s: float) -> Gain:
     """As if it had measured this and a second a token; it learns nothing."""
     gain = Gain()
-    gain._token_s, gain._sure, gain._row_s, gain._pass_s = 1.0, 0.5, row_s, pass_s
+    gain._token_s, gain._row_s, gain._pass = 1.0, row_s, PassCost(pass_s)
+    gain._acceptance.usual_chance = 0.5
     for name in ("begin", "saw", "add_pass", "doubt"):
         setattr(gain, name, lambda *_: None)
     return gain

@@ -11,22 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.control.gain import Gain
 from foretoken.models.tensors import Draft, ModelOutput, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.best import BestPolicy
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.gain import Gain
 from foretoken.proposers.models.draft_model.chain import DraftModelProposer
 from foretoken.proposers.policy import FirstPolicy, Policy
 from foretoken.proposers.progress import DraftLimits
-from foretoken.proposers.worth import StepOutcome
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.verifier import Verifier
-from foretoken.types import Request, SamplingParams
+from foretoken.types import Request, SamplingParams, StepStats
 from tests.property.exact import LENGTH, VOCAB, assert_fits, chain_probs
 from tests.property.verifying import TableModel, sequence_of
 
@@ -104,27 +103,27 @@ def step(drafters: Drafters, verifier: Verifier, target: TableModel, spans: list
     rows = [target.rows(span.sequence.token_ids, span.draft_ids) for span in batch.spans]
     logits_RV = torch.cat(rows)
     found = verifier.verify(batch, ModelOutput(logits_RV=logits_RV, hidden_RD=logits_RV[:, :1]))
-    outcomes = []
     for span, result in zip(batch.spans, found.spans, strict=True):
         assert result is not None
         span.sequence.token_ids.extend(result.new_ids)
         span.sequence.num_computed = span.sequence.num_tokens - 1
-        if span.num_drafts:
-            request_id = span.sequence.request.request_id
-            outcomes.append((request_id, span.drafter, result.num_accepted))
     row_s = 1e-5 if drafters.members["model"].proposer.gain is None else DEAR_ROW
-    outcome = StepOutcome(
-        num_rows=batch.num_tokens,
-        num_prefilled=0,
-        num_sampled=len(spans),
-        num_output=sum(len(result.new_ids) for result in found.spans if result is not None),
-        seconds=1.0 + row_s * batch.num_tokens,
+    seconds = 1.0 + row_s * batch.num_tokens
+    stats = StepStats(
+        num_sequences=len(spans),
+        num_tokens=batch.num_tokens,
+        num_drafts=0,
+        num_draft_tokens=batch.num_drafts,
+        num_accepted_tokens=0,
+        num_accepted_tokens_per_pos=(),
+        num_output_tokens=sum(len(result.new_ids) for result in found.spans if result is not None),
+        num_waiting=0,
         drafting_s=0.0,
-        drafts=tuple(outcomes),
+        verifying_s=seconds,
+        total_s=seconds,
+        num_sampled=len(spans),
     )
-    drafters._policy.observe(outcome)
-    for name, gain in drafters._gains.items():
-        gain.observe(outcome, name)
+    drafters.observe(batch, found, stats)
     return batch
 
 

@@ -1,14 +1,14 @@
 """Whatever arrives, whatever is drafted, however few pages: each request gives its own tokens."""
 
+from collections.abc import Sequence
 from random import Random
 
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from foretoken.control.budget import BudgetPolicy
-from foretoken.runtime.drafting import StepLoad
+from foretoken.control.plan import DraftPlan, StepLoad
 from foretoken.runtime.scheduler import SchedulerConfig
-from foretoken.runtime.sequence import Sequence
 from foretoken.types import FinishReason, Request
 from tests.unit.scheduler_fakes import VOCAB, FakeEngine, expected_output, make_request, noisy
 
@@ -19,8 +19,9 @@ class RandomBudget(BudgetPolicy):
     def __init__(self, random: Random) -> None:
         self._random = random
 
-    def budget(self, sequence: Sequence, load: StepLoad, /) -> int:
-        return self._random.choice((0, 0, 1, 2, 3, 5, 9))
+    def plan(self, requests: Sequence[Request], load: StepLoad) -> DraftPlan:
+        drafts = tuple(self._random.choice((0, 0, 1, 2, 3, 5, 9)) for _ in requests)
+        return DraftPlan(load=load, drafts=drafts)
 
 
 def draw_requests(random: Random) -> list[Request]:
@@ -92,7 +93,7 @@ def test_every_request_gives_its_own_tokens(seed: int) -> None:
         page_size=page_size,
         drafter=noisy(random),
         config=draw_config(random),
-        draft_budget=RandomBudget(random).budget,
+        plan_drafts=RandomBudget(random).plan,
     )
     arrivals = draw_requests(random)
     aborted = drive(engine, list(arrivals), random)

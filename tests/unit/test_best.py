@@ -1,15 +1,13 @@
 """The policy `best`: costs, trust, and choices that never look at what was drawn."""
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
+from foretoken.control.cost import PassCost
+from foretoken.control.plan import DraftOutcome
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.best import BestPolicy
 from foretoken.proposers.choose.offers import Desk, Member
-from foretoken.proposers.worth import Ratio, StepCost, StepOutcome, Trust
 from foretoken.runtime.sequence import Sequence
+from foretoken.types import StepStats
 from tests.unit.proposing import make_context, make_sequence
 
 NAMES = ("look", "model")
@@ -69,67 +67,38 @@ class World:
         context = make_context(*[(sequence, 8) for sequence in sequences])
         desk = Desk(self.members, context.spans)
         self.policy.fill(desk, NAMES)
-        self.policy._of("model")._seconds = self.draft_s
+        self.policy._drafting["model"] = PassCost(self.draft_s)
         draft = desk.draft()
         rows = len(sequences) + sum(len(ids) for ids in draft.ids)
-        drafts = tuple(
-            (s.request.request_id, name, round(len(ids) * self.accepts[name]))
-            for s, name, ids in zip(sequences, draft.names, draft.ids, strict=True)
-            if ids
-        )
-        self.policy.observe(
-            StepOutcome(
-                num_rows=rows,
-                num_prefilled=0,
-                num_sampled=1,
-                num_output=1,
-                seconds=1 + 0.02 * rows,
-                drafting_s=0.0,
-                drafts=drafts,
+        assert draft.promises is not None
+        each = zip(sequences, draft.names, draft.ids, draft.promises, strict=True)
+        outcomes = [
+            DraftOutcome(
+                s.request.request_id, name, len(ids), round(len(ids) * self.accepts[name]), promise
             )
-        )
+            for s, name, ids, promise in each
+            if ids
+        ]
+        self.policy.observe(outcomes, decoding_step(rows, len(sequences), 1 + 0.02 * rows))
         return list(draft.names)
 
 
-def test_a_line_is_found_through_the_steps() -> None:
-    cost = StepCost()
-    for rows in (1, 6, 3, 9, 1, 4) * 3:
-        cost.add(rows, 0.01 + 0.002 * rows)
-    assert cost.of_row() == pytest.approx(0.002, rel=0.02)
-    assert cost.of_step(5) == pytest.approx(0.02, rel=0.02)
-
-
-def test_steps_of_one_size_give_a_guess_and_no_nonsense() -> None:
-    cost = StepCost()
-    for _ in range(10):
-        cost.add(1, 0.01)
-    assert 0 < cost.of_row() < 0.01
-    assert cost.of_step(1) == pytest.approx(0.01)
-
-
-@given(st.lists(st.tuples(st.integers(1, 200), st.floats(1e-6, 10)), max_size=30))
-def test_costs_are_never_negative(steps: list[tuple[int, float]]) -> None:
-    cost = StepCost()
-    for rows, seconds in steps:
-        cost.add(rows, seconds)
-    assert cost.of_row() >= 0
-    assert cost.of_step(1) > 0
-
-
-def test_trust_follows_what_was_accepted_by_size_of_promise() -> None:
-    trust, own = Trust(), Ratio()
-    for _ in range(200):
-        trust.add(1.0, 0, own)
-        trust.add(12.0, 12, own)
-    assert trust.expected(1.0, None) < 0.2
-    assert trust.expected(12.0, None) > 11
-
-
-def test_one_long_call_does_not_spoil_the_measured_time() -> None:
-    trust = Trust()
-    for seconds in (1.0, 1.0, 100.0, 1.0):
-        trust.add_seconds(seconds)
-    assert trust.seconds < 1.3
+def decoding_step(rows: int, sequences: int, seconds: float) -> StepStats:
+    """A step of this many rows, drafting aside."""
+    return StepStats(
+        num_sequences=sequences,
+        num_tokens=rows,
+        num_drafts=0,
+        num_draft_tokens=rows - sequences,
+        num_accepted_tokens=0,
+        num_accepted_tokens_per_pos=(),
+        num_output_tokens=sequences,
+        num_waiting=0,
+        drafting_s=0.0,
+        verifying_s=seconds,
+        total_s=seconds,
+        num_sampled=sequences,
+    )
 
 
 def test_a_long_look_up_wins_and_a_missing_one_leaves_the_model() -> None:
@@ -192,7 +161,7 @@ def test_drawn_tokens_change_no_choice() -> None:
 def test_release_forgets() -> None:
     world, sequence = World(), make_sequence([1], [2])
     world.step(sequence)
-    assert world.policy._own
+    assert world.policy._acceptance._by_request
     world.policy.release("r")
     world.policy.release("unknown")
-    assert not world.policy._own
+    assert not world.policy._acceptance._by_request

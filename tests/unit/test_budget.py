@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from foretoken.control.budget import PREDICTED_DRAFTS, LoadLimit, RequestBudget
-from foretoken.runtime.drafting import StepLoad
+from foretoken.control.plan import StepLoad
 from tests.unit.proposing import make_sequence
 
 DRAFTERS = {"ngram": 8, "draft_model": 3}
@@ -16,7 +16,8 @@ def load(running: int, prefilling: int = 0) -> StepLoad:
 
 
 def budget_of(policy: RequestBudget, running: int = 1, **request: Any) -> int:
-    return policy.budget(make_sequence([1], [2], **request), load(running))
+    [most] = policy.plan([make_sequence([1], [2], **request).request], load(running)).drafts
+    return most
 
 
 def wishes(**speculation: Any) -> dict[str, Any]:
@@ -60,6 +61,6 @@ def test_a_schedule_keeps_gaps_and_the_end_as_they_were() -> None:
 def test_off_from_a_batch_size_counts_running_sequences_only() -> None:
     policy = RequestBudget(DRAFTERS, LoadLimit.off_from(4, 1 << 30))
     assert [budget_of(policy, running) for running in (1, 3, 4, 50)] == [8, 8, 0, 0]
-    sequence = make_sequence([1], [2])
-    assert policy.budget(sequence, load(4, prefilling=3)) == 0
-    assert policy.budget(sequence, load(3)) == 8  # 99 wait
+    request = make_sequence([1], [2]).request
+    assert policy.plan([request], load(4, prefilling=3)).drafts == (0,)
+    assert policy.plan([request], load(3)).drafts == (8,)  # 99 wait

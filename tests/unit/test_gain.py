@@ -1,43 +1,58 @@
 """Chains that stop where one more draft costs more than it saves."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
+from foretoken.control.gain import Gain
+from foretoken.control.plan import DraftOutcome
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.gain import Gain
-from foretoken.proposers.worth import StepOutcome
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
+from foretoken.types import StepStats
 from tests.unit.proposing import make_sequence, make_span
 
 VOCAB = 8
-PLAIN = StepOutcome(
-    num_rows=1, num_prefilled=0, num_sampled=1, num_output=1, seconds=1.0, drafting_s=0.0, drafts=()
-)
+
+
+def step(
+    accepted: int = 0,
+    *,
+    promised: int = 0,
+    output: int | None = None,
+    seconds: float = 1.0,
+    drafting_s: float = 0.0,
+) -> tuple[list[DraftOutcome], StepStats]:
+    """One sequence's step; the drafter was sure of each of the `promised` drafts."""
+    outcome = DraftOutcome("r", "head", promised, accepted, float(promised))
+    stats = StepStats(
+        num_sequences=1,
+        num_tokens=1 + promised,
+        num_drafts=min(promised, 1),
+        num_draft_tokens=promised,
+        num_accepted_tokens=accepted,
+        num_accepted_tokens_per_pos=(1,) * accepted,
+        num_output_tokens=1 + accepted if output is None else output,
+        num_waiting=0,
+        drafting_s=drafting_s,
+        verifying_s=seconds,
+        total_s=seconds + drafting_s,
+        num_sampled=1,
+    )
+    return [outcome] if promised else [], stats
 
 
 def learnt(*, row_s: float, pass_s: float, times: int = 60) -> Gain:
     """One that saw steps of 1 s, more with drafts, of which all were accepted."""
     gain = Gain()
-    for step in range(times):
-        drafts = step % 4
+    for index in range(times):
+        drafts = index % 4
         gain.begin(1)
-        for _ in range(drafts):
-            gain.promise(1.0)
         gain.add_pass(pass_s)
-        outcome = replace(
-            PLAIN,
-            num_rows=1 + drafts,
-            num_output=1 + drafts,
-            seconds=1.0 + row_s * drafts,
-            drafting_s=drafts * 10.0,  # so that a token is worth a plain step
-            drafts=(("r", "head", drafts),) if drafts else (),
-        )
-        gain.observe(outcome, "head")
+        # Drafting takes long, so that a token is worth a plain step.
+        seen = step(drafts, promised=drafts, seconds=1.0 + row_s * drafts, drafting_s=drafts * 10.0)
+        gain.observe(*seen, "head")
     gain.begin(1)
     return gain
 
@@ -58,7 +73,7 @@ def test_a_token_is_worth_what_it_takes_now() -> None:
     gain = Gain()
     for _ in range(80):
         gain.begin(1)
-        gain.observe(replace(PLAIN, num_output=4), "head")
+        gain.observe(*step(output=4), "head")
     gain.begin(1)
     row = 0.04  # before rows are known
     assert gain.judges(1.0, 4 * row * 1.1) and not gain.judges(1.0, 4 * row * 0.9)
@@ -69,13 +84,11 @@ def test_promises_that_are_not_kept_count_less() -> None:
     for gain, accepted in ((kept, 2), (broken, 0)):
         for _ in range(80):
             gain.begin(1)
-            gain.promise(1.0)
-            gain.promise(1.0)
-            gain.observe(replace(PLAIN, num_rows=3, drafts=(("r", "head", accepted),)), "head")
+            gain.observe(*step(accepted, promised=2, output=1), "head")
         gain.begin(1)
     assert kept.judges(1.0, 0.2) and not broken.judges(1.0, 0.2)
     for _ in range(200):  # nothing is drafted any more, and what is known of drafts grows old
-        broken.observe(PLAIN, "head")
+        broken.observe(*step(), "head")
         broken.begin(1)
     assert broken.judges(1.0, 0.2)
 

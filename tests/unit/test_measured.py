@@ -1,15 +1,14 @@
 """The measured limit finds the fastest length of each load, and drafts nowhere at a loss."""
 
 from collections.abc import Callable
-from typing import cast
+from dataclasses import replace
 
 import pytest
 
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
-from foretoken.control.measured import RETRY, WINDOW, MeasuredLimit
-from foretoken.runtime.batch import Batch
-from foretoken.runtime.drafting import StepLoad
-from foretoken.runtime.verifier import Verification
+from foretoken.control.cost import TRIAL_STEPS
+from foretoken.control.measured import RETRY, MeasuredLimit
+from foretoken.control.plan import DraftPlan, StepLoad
 from foretoken.types import StepStats
 from tests.unit.proposing import make_sequence
 
@@ -39,16 +38,19 @@ def stats(running: int, drafts: int, cost: Cost, prefilled: int = 0) -> StepStat
     )
 
 
-def observe(limit: MeasuredLimit, seen: StepStats) -> None:
-    limit.observe(cast(Batch, None), cast(Verification, None), seen)
+def plan(limit: MeasuredLimit, running: int) -> DraftPlan:
+    """A step whose sequences all have the length that the load leaves them."""
+    length = limit.at(load(running))
+    return DraftPlan(load=load(running), drafts=(length,) * running, limit=length)
 
 
 def steps(limit: MeasuredLimit, running: int, count: int, cost: Cost) -> list[int]:
     """The lengths of `count` steps."""
     found = []
     for _ in range(count):
-        found.append(limit.at(load(running)))
-        observe(limit, stats(running, found[-1], cost))
+        planned = plan(limit, running)
+        found.append(planned.drafts[0])
+        limit.observe(planned, stats(running, found[-1], cost))
     return found
 
 
@@ -60,10 +62,10 @@ def rows_are_dear(running: int, drafts: int) -> tuple[float, float]:
 
 def test_it_drafts_where_that_is_faster_and_nowhere_else() -> None:
     limit = MeasuredLimit(5)
-    begun = 3 * (WINDOW + 1)
+    begun = 3 * (TRIAL_STEPS + 1)
     for running, expected in ((1, 5), (16, 0), (32, 0)):
         found = steps(limit, running, 2000, rows_are_dear)
-        assert found[: WINDOW + 1] == [0] * (WINDOW + 1)  # nothing is known yet
+        assert found[: TRIAL_STEPS + 1] == [0] * (TRIAL_STEPS + 1)  # nothing is known yet
         assert found[begun] == expected
         assert found.count(expected) > 0.93 * len(found), running
         assert {0, 2, 5} == set(found)
@@ -92,27 +94,30 @@ def test_a_hiccup_does_not_turn_it_off() -> None:
     limit = MeasuredLimit(5)
     steps(limit, 1, 60, rows_are_dear)
     limit.at(load(1))
-    observe(limit, stats(1, 5, lambda *_: (10.0, 1.0)))
+    limit.observe(plan(limit, 1), stats(1, 5, lambda *_: (10.0, 1.0)))
     assert steps(limit, 1, 1, rows_are_dear) == [5]
 
 
 def test_prompts_and_steps_without_wishes_teach_nothing() -> None:
     limit = MeasuredLimit(5)
     for _ in range(50):
-        assert limit.at(load(4)) == 0
-        observe(limit, stats(4, 0, rows_are_dear, prefilled=100))
+        planned = plan(limit, 4)
+        assert planned.limit == 0
+        limit.observe(planned, stats(4, 0, rows_are_dear, prefilled=100))
     for _ in range(50):
-        observe(limit, stats(4, 0, rows_are_dear))
+        limit.observe(replace(planned, limit=None), stats(4, 0, rows_are_dear))
     assert limit.describe()[0]["ms_per_token"] == {}
 
 
 def test_predictions_and_grammars_are_spared() -> None:
     limit = MeasuredLimit(5)
     policy = RequestBudget({"ngram": 5}, limit, limits_free=False)
-    plain, free = make_sequence([1], [2]), make_sequence([1], [2], prediction_ids=(3, 4))
-    assert not limit.resting
-    assert policy.budget(free, load(2)) == PREDICTED_DRAFTS
-    assert policy.budget(plain, load(2)) == 0 and limit.resting
+    plain = make_sequence([1], [2]).request
+    free = make_sequence([1], [2], prediction_ids=(3, 4)).request
+    alone = policy.plan([free], load(1))
+    assert (alone.drafts, alone.limit, alone.rests) == ((PREDICTED_DRAFTS,), None, False)
+    both = policy.plan([free, plain], load(2))
+    assert (both.drafts, both.limit, both.rests) == ((PREDICTED_DRAFTS, 0), 0, True)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from foretoken.control.cost import PlainCost
 from foretoken.metrics import (
     Counter,
     EngineMetrics,
     Gauge,
     Histogram,
-    PlainCost,
+    PlainEstimate,
     Vector,
     temperature_bucket,
 )
@@ -81,7 +82,7 @@ def step(sequences: int, drafted: int, tokens: int, seconds: float, prompt: int 
 
 
 def test_time_without_speculation_is_estimated_from_plain_steps() -> None:
-    cost = PlainCost()
+    cost = PlainEstimate(PlainCost())
     cost.add(step(2, drafted=4, tokens=5, seconds=1.5))
     assert (cost.estimated_s, cost.measured_s) == (0.0, 0.0)  # nothing to compare with yet
     cost.add(step(1, drafted=0, tokens=1, seconds=1.0))
@@ -91,14 +92,14 @@ def test_time_without_speculation_is_estimated_from_plain_steps() -> None:
     assert (cost.estimated_s, cost.measured_s) == (5.0, 2.5)
     cost.add(step(4, drafted=8, tokens=8, seconds=2.0))  # a smaller batch's cost stands in
     assert cost.estimated_s == 7.0
-    assert cost.at(1) == cost.at(100) == 1.0
+    assert cost.step_seconds(1) == cost.step_seconds(100) == 1.0
 
 
 def test_a_larger_batch_stands_in_scaled_down() -> None:
-    cost = PlainCost()
+    cost = PlainEstimate(PlainCost())
     cost.add(step(4, drafted=0, tokens=4, seconds=2.0))
-    assert cost.at(1) == 0.5
-    assert PlainCost().at(1) is None
+    assert cost.step_seconds(1) == 0.5
+    assert PlainEstimate(PlainCost()).step_seconds(1) == 0.0
 
 
 def test_temperatures_have_buckets() -> None:

@@ -1,15 +1,17 @@
 """Who is served, with how many tokens, and what a shortage does."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from foretoken.control.budget import FixedBudget
+from foretoken.control.plan import DraftPlan, StepLoad, plan_no_drafts
 from foretoken.errors import CapacityError, ConfigError, PromptError, RequestError
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Batch
-from foretoken.runtime.drafting import StepLoad
 from foretoken.runtime.scheduler import SchedulerConfig
-from foretoken.runtime.sequence import Sequence, SequenceState
-from foretoken.types import FinishReason
+from foretoken.runtime.sequence import SequenceState
+from foretoken.types import FinishReason, Request
 from tests.unit.scheduler_fakes import FakeEngine, continuation, make_request, perfect
 
 LONG = tuple([1, 2, 3, 4] * 5)
@@ -25,7 +27,7 @@ def engine_of(num_pages: int = 16, num_drafts: int = 0, **limits: int) -> FakeEn
     return FakeEngine(
         num_pages=num_pages,
         drafter=perfect,
-        draft_budget=FixedBudget(num_drafts).budget,
+        plan_drafts=FixedBudget(num_drafts).plan,
         config=SchedulerConfig(**limits),  # type: ignore[arg-type]
     )
 
@@ -299,22 +301,24 @@ def test_times_are_since_arrival() -> None:
 
 
 def test_the_policy_sees_decoding_sequences_and_the_load() -> None:
-    seen: list[tuple[str, StepLoad]] = []
+    seen: list[tuple[list[str], StepLoad]] = []
 
-    def policy(sequence: Sequence, load: StepLoad, /) -> int:
-        seen.append((sequence.request.request_id, load))
-        return 0
+    def policy(requests: Sequence[Request], load: StepLoad) -> DraftPlan:
+        seen.append(([request.request_id for request in requests], load))
+        return plan_no_drafts(requests, load)
 
     engine = FakeEngine(
-        config=SchedulerConfig(max_model_len=64, max_num_seqs=2), draft_budget=policy
+        config=SchedulerConfig(max_model_len=64, max_num_seqs=2), plan_drafts=policy
     )
     engine.add(make_request("a", (1, 2, 3)))
     engine.step()
-    assert seen == []
+    assert [ids for ids, _ in seen] == [[]]
     engine.add(make_request("b", (1, 2, 3)))
     engine.add(make_request("c", (1, 2, 3)))
     batch = engine.plan()
-    assert seen == [("a", StepLoad(num_decoding=1, num_prefilling=0, num_waiting=2))]
+    load = StepLoad(num_decoding=1, num_prefilling=0, num_waiting=2)
+    assert seen[1:] == [(["a"], load)]
+    assert batch.plan == DraftPlan(load=load, drafts=(0,))
     assert batch.draft == Draft.empty(2)
 
 

@@ -14,7 +14,7 @@ PLAIN = continuation(PROMPT, 12)
 
 def run(num_drafts: int = 0, **changes: object) -> tuple[FakeEngine, list[Output]]:
     drafter = perfect if num_drafts else nothing
-    engine = FakeEngine(drafter=drafter, draft_budget=FixedBudget(num_drafts).budget)
+    engine = FakeEngine(drafter=drafter, plan_drafts=FixedBudget(num_drafts).plan)
     engine.add(make_request("a", PROMPT, **changes))
     engine.run()
     assert engine.pool.num_available == engine.pool.num_pages
@@ -74,7 +74,7 @@ def test_context_limit(num_drafts: int) -> None:
     engine = FakeEngine(
         config=SchedulerConfig(max_model_len=10),
         drafter=perfect if num_drafts else nothing,
-        draft_budget=FixedBudget(num_drafts).budget,
+        plan_drafts=FixedBudget(num_drafts).plan,
     )
     engine.add(make_request("a", PROMPT, max_tokens=50))
     engine.run()
@@ -112,7 +112,7 @@ def test_stop_string(num_drafts: int, at: int) -> None:
     strings = Strings(at)
     engine = FakeEngine(
         drafter=perfect if num_drafts else nothing,
-        draft_budget=FixedBudget(num_drafts).budget,
+        plan_drafts=FixedBudget(num_drafts).plan,
         find_stop_string=strings.find,
     )
     engine.add(make_request("a", PROMPT, max_tokens=12, stop="halt"))
@@ -126,7 +126,7 @@ def test_text_is_searched_without_the_final_stop_id() -> None:
     token = PLAIN[3]
     strings = Strings(99)
     engine = FakeEngine(
-        drafter=perfect, draft_budget=FixedBudget(4).budget, find_stop_string=strings.find
+        drafter=perfect, plan_drafts=FixedBudget(4).plan, find_stop_string=strings.find
     )
     engine.add(make_request("a", PROMPT, max_tokens=12, stop_ids=frozenset({token})))
     engine.run()
@@ -137,7 +137,7 @@ def test_a_stop_string_beats_a_later_stop_id() -> None:
     token = next(t for t in PLAIN if first_place(t) >= 2)
     strings = Strings(2)
     engine = FakeEngine(
-        drafter=perfect, draft_budget=FixedBudget(6).budget, find_stop_string=strings.find
+        drafter=perfect, plan_drafts=FixedBudget(6).plan, find_stop_string=strings.find
     )
     engine.add(make_request("a", PROMPT, max_tokens=12, stop_ids=frozenset({token})))
     engine.run()

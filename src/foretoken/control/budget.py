@@ -1,7 +1,7 @@
-"""The one place that decides how many drafts a sequence may have in a step.
+"""The one place that decides how many drafts each sequence may have in a step.
 
-The scheduler is given a policy's `budget` and afterwards only clips its answers by what the
-request, the step and the pages allow. 0 for every sequence means that the drafter does not run.
+The scheduler asks `RequestBudget.plan` once per step and afterwards only clips the answers by what
+the request, the step and the pages allow. 0 for every sequence means that no drafter runs.
 """
 
 from abc import ABC, abstractmethod
@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Protocol, final
 
-from foretoken.control.live import LivePolicy
-from foretoken.runtime.drafting import StepLoad
-from foretoken.runtime.sequence import Sequence
+from foretoken.control.plan import DraftPlan, StepLoad
+from foretoken.types import Request, Speculation
 
 PREDICTED_DRAFTS = 10
 """Most drafts from a prediction or a grammar where no drafter allows more: they cost nothing to
@@ -20,11 +19,11 @@ make."""
 
 
 class BudgetPolicy(ABC):
-    """How far to speculate; `budget` is a `foretoken.runtime.drafting.DraftBudget`."""
+    """How far to speculate; `plan` is a `foretoken.control.plan.DraftPlanner`."""
 
     @abstractmethod
-    def budget(self, sequence: Sequence, load: StepLoad, /) -> int:
-        """Most drafts of `sequence` in a step of this load; at least 0. Reads, never changes."""
+    def plan(self, requests: Seq[Request], load: StepLoad) -> DraftPlan:
+        """Most drafts of each of the requests that decode in a step of this load."""
 
 
 @final
@@ -36,9 +35,9 @@ class FixedBudget(BudgetPolicy):
         assert num_drafts >= 0, num_drafts
         self.num_drafts = num_drafts
 
-    def budget(self, sequence: Sequence, load: StepLoad, /) -> int:
-        """`num_drafts`."""
-        return self.num_drafts
+    def plan(self, requests: Seq[Request], load: StepLoad) -> DraftPlan:
+        """`num_drafts` for each."""
+        return DraftPlan(load=load, drafts=(self.num_drafts,) * len(requests))
 
 
 class Limit(Protocol):
@@ -65,8 +64,20 @@ class LoadLimit:
 
     def at(self, load: StepLoad) -> int:
         """Most drafts of any sequence in a step of this load."""
-        running = load.num_decoding + load.num_prefilling
-        return self._drafts[max(bisect_right(self._firsts, running) - 1, 0)]
+        return self._drafts[max(bisect_right(self._firsts, load.num_running) - 1, 0)]
+
+
+@final
+class LivePolicy:
+    """What an operator may change while the engine runs: a policy for all requests at once.
+
+    It only narrows what the engine was configured with, and holds from the next step on. Budgets
+    and drafters read it, `Engine.set_speculation` writes it.
+    """
+
+    def __init__(self) -> None:
+        """Leave everything as configured."""
+        self.speculation = Speculation()
 
 
 @final
@@ -92,25 +103,37 @@ class RequestBudget(BudgetPolicy):
         self._limit = limit
         self._live = live or LivePolicy()
 
-    def budget(self, sequence: Sequence, load: StepLoad, /) -> int:
-        """The least of them all."""
-        own, live = sequence.request.params.own_policy, self._live.speculation
+    def plan(self, requests: Seq[Request], load: StepLoad) -> DraftPlan:
+        """For each request the least of what all of them say."""
+        limit: int | None = None
+        drafts = []
+        for request in requests:
+            most, free = self._wanted(request)
+            # A step where nobody wants drafts that the load limits must not be taken for a
+            # measurement of that limit, so the limit is only asked for when it binds somebody.
+            if most and self._limit is not None and (self._limits_free or not free):
+                limit = self._limit.at(load) if limit is None else limit
+                most = min(most, limit)
+            drafts.append(most)
+        return DraftPlan(load=load, drafts=tuple(drafts), limit=limit)
+
+    def _wanted(self, request: Request) -> tuple[int, bool]:
+        """Most drafts of a request, load aside; and whether it brings drafts that cost nothing."""
+        own, live = request.params.own_policy, self._live.speculation
         if not live.enabled:
-            return 0
+            return 0, False
         most = self._most if live.drafter is None else self._drafters[live.drafter]
         if own is not None:
             if not own.enabled:
-                return 0
+                return 0, False
             if own.drafter is not None:
                 named = live.drafter in (None, own.drafter)
                 most = self._drafters.get(own.drafter, 0) if named else 0
-        free = sequence.request.prediction_ids or sequence.request.params.structured is not None
+        free = bool(request.prediction_ids) or request.params.structured is not None
         if free:
             most = max(most, PREDICTED_DRAFTS)
         if own is not None and own.num_speculative_tokens is not None:
             most = min(most, own.num_speculative_tokens)
         if live.num_speculative_tokens is not None:
             most = min(most, live.num_speculative_tokens)
-        if self._limit is None or most == 0 or (free and not self._limits_free):
-            return most
-        return min(most, self._limit.at(load))
+        return most, free

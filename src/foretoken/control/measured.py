@@ -9,58 +9,23 @@ Invariants: no draft at a load that was not measured yet, nor where drafting is 
 from dataclasses import dataclass, field
 from typing import final
 
-from foretoken.runtime.batch import Batch
-from foretoken.runtime.drafting import StepLoad
-from foretoken.runtime.verifier import Verification
+from foretoken.control.cost import TRIAL_STEPS, TokenCost
+from foretoken.control.plan import DraftPlan, StepLoad
 from foretoken.types import StepStats
 
-WINDOW = 6
-"""Measured steps of a trial; one more before them goes unmeasured, in which drafters catch up."""
 RETRY = 48
 """Steps before the first new trial; doubled by each that confirms the choice."""
 _RETRY_MOST = 192
 """Where one sequence runs; twice as many wherever twice as many run, up to eight times."""
-_FADE = 0.97
-"""What a step's weight is multiplied by at each later one of its length."""
-_HICCUP = 4.0
-"""A step counts as at most this many usual ones."""
 _MARGIN = 0.97
 """Drafting has to take less than this share of the time without it."""
-
-
-@dataclass(slots=True)
-class _Cost:
-    """Faded sums of one draft length at one load."""
-
-    steps: float = 0.0
-    seconds: float = 0.0
-    tokens: float = 0.0
-    """Per sequence."""
-
-    def add(self, seconds: float, tokens: float) -> None:
-        usual = self.seconds / self.steps if self.steps >= WINDOW / 2 else seconds
-        self.steps = _FADE * self.steps + 1.0
-        self.seconds = _FADE * self.seconds + min(seconds, _HICCUP * usual)
-        self.tokens = _FADE * self.tokens + tokens
-
-    def doubt(self) -> None:
-        """What is known is old: a trial is about to count for more."""
-        share = min(1.0, WINDOW / 4 / self.steps) if self.steps else 1.0
-        self.steps, self.seconds, self.tokens = (
-            share * self.steps, share * self.seconds, share * self.tokens
-        )  # fmt: skip
-
-    @property
-    def per_token(self) -> float:
-        """Seconds between two tokens of a sequence."""
-        return self.seconds / self.tokens
 
 
 @dataclass(slots=True)
 class _Load:
     """What is known at one load, and what is being tried."""
 
-    costs: dict[int, _Cost]
+    costs: dict[int, TokenCost]
     length: int = 0
     """In force, trials aside."""
     trial: int | None = None
@@ -77,10 +42,12 @@ class _Load:
 
     def add(self, seconds: float, tokens: float) -> None:
         """A step of the length `now` took so long."""
-        if self.trial is not None and self.left > WINDOW:
+        # In the first step of a trial drafters catch up with what was written while they rested:
+        # it says nothing about the steps that follow.
+        if self.trial is not None and self.left > TRIAL_STEPS:
             self.left -= 1
             return
-        self.costs[self.now()].add(seconds, tokens)
+        self.costs[self.now()].observe(seconds, tokens)
         if self.trial is None:
             self.since += 1
         else:
@@ -104,7 +71,7 @@ class _Load:
 
     def _try(self, length: int) -> None:
         self.costs[length].doubt()
-        self.trial, self.left = length, WINDOW + 1
+        self.trial, self.left = length, TRIAL_STEPS + 1
 
     def _best(self) -> int:
         plain = self.costs[0].per_token
@@ -121,25 +88,16 @@ class MeasuredLimit:
         assert most >= 1, most
         self._lengths = sorted({0, most // 2, most})
         self._loads: dict[int, _Load] = {}
-        self._asked: StepLoad | None = None
-        """The step for which `at` was asked since the last one ended."""
-
-    @property
-    def resting(self) -> bool:
-        """Whether drafters are to be left alone in this step."""
-        return self._asked is not None and self._find(self._asked).now() == 0
 
     def at(self, load: StepLoad) -> int:
         """Most drafts in a step of this load."""
-        self._asked = load
         return self._find(load).now()
 
-    def observe(self, batch: Batch, verification: Verification, stats: StepStats) -> None:
+    def observe(self, plan: DraftPlan, stats: StepStats) -> None:
         """Learn from a step: not from one that reads prompts, nor where nobody wanted drafts."""
-        load, self._asked = self._asked, None
-        if load is None or stats.num_prefilled > 0 or stats.num_sampled == 0:
+        if plan.limit is None or stats.num_prefilled > 0 or stats.num_sampled == 0:
             return
-        self._find(load).add(stats.total_s, stats.num_output_tokens / stats.num_sampled)
+        self._find(plan.load).add(stats.total_s, stats.num_output_tokens / stats.num_sampled)
 
     def describe(self) -> list[dict[str, object]]:
         """For each load that was seen: the length in force, milliseconds per token of each."""
@@ -157,11 +115,10 @@ class MeasuredLimit:
         ]
 
     def _find(self, load: StepLoad) -> _Load:
-        running = load.num_decoding + load.num_prefilling
-        power = (running - 1).bit_length()
+        power = (load.num_running - 1).bit_length()
         found = self._loads.get(power)
         if found is None:
-            costs = {length: _Cost() for length in self._lengths}
+            costs = {length: TokenCost() for length in self._lengths}
             found = self._loads[power] = _Load(
                 costs,
                 untried=[k for k in self._lengths if k],

@@ -155,9 +155,9 @@ class Draft:
     one_hot: tuple[bool, ...] | None = None
     """Per span, whether its drafts were not drawn, though there are rows for them in `probs_KV`
     (with all mass on each); None: the same for all, one-hot without `probs_KV`."""
-    promises: tuple[float, ...] | None = None
-    """Per span, how many of its drafts the drafter expects to be accepted, known before any of
-    them was drawn; None: it has no opinion."""
+    promises: tuple[float | None, ...] | None = None
+    """Per span, how many of its drafts the drafter expects to be accepted, each judged before it
+    was drawn; None: it has no opinion."""
 
     @classmethod
     def empty(cls, num_spans: int) -> "Draft":

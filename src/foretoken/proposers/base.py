@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from foretoken.control.gain import Gain
+from foretoken.control.plan import NO_DRAFTS, DraftPlan
 from foretoken.models.tensors import Draft
-from foretoken.proposers.gain import Gain
 from foretoken.runtime.batch import Span
 
 
@@ -16,6 +17,8 @@ class Context:
     spans: tuple[Span, ...]
     """The step's spans. A span with draft_budget 0 wants no draft; its pages already reserve
     room for draft_budget tokens after the committed ones."""
+    plan: DraftPlan = NO_DRAFTS
+    """What was decided for the step as a whole; budgets already follow from it."""
 
     @property
     def wanted(self) -> list[int]:

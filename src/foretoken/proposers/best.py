@@ -11,12 +11,17 @@ becomes longer by x for every draft, a draft is worth its expected tokens minus 
 that is reached, and the rate follows from the choice (Dinkelbach 1967).
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from typing import NamedTuple, final
 
+from foretoken.control.acceptance import PromisedAcceptance
+from foretoken.control.cost import PassCost, RowCost, StepShape
+from foretoken.control.plan import DraftOutcome
 from foretoken.proposers.choose.offers import Desk, Offer
 from foretoken.proposers.policy import Policy
-from foretoken.proposers.worth import Ratio, StepCost, StepOutcome, Trust
+from foretoken.types import StepStats
 
 _ROUNDS = 3
 _TRY_AGAIN = 80
@@ -28,7 +33,6 @@ class _Option(NamedTuple):
     """One way to serve a span."""
 
     name: str
-    promise: float
     tokens: float
     """Expected to be accepted."""
     seconds: float
@@ -37,19 +41,7 @@ class _Option(NamedTuple):
     """None: the drafter has yet to be asked."""
 
 
-_NOTHING = _Option("", 0.0, 0.0, 0.0, _NO_OFFER)
-
-
-class _Own:
-    """What is known about one request."""
-
-    __slots__ = ("last", "promise", "ratios")
-
-    def __init__(self) -> None:
-        self.ratios: dict[str, Ratio] = {}
-        self.last = ""
-        """The drafter of its last draft."""
-        self.promise = 0.0
+_NOTHING = _Option("", 0.0, 0.0, _NO_OFFER)
 
 
 @final
@@ -58,9 +50,13 @@ class BestPolicy(Policy):
 
     def __init__(self) -> None:
         """Nothing measured yet."""
-        self._cost = StepCost()
-        self._trust: dict[str, Trust] = {}
-        self._own: dict[str, _Own] = {}
+        self._cost = RowCost()
+        self._acceptance = PromisedAcceptance()
+        self._drafting: defaultdict[str, PassCost] = defaultdict(PassCost)
+        """Seconds of drafting for one sequence, by model."""
+        self._idle: defaultdict[str, int] = defaultdict(int)
+        """Drafts of others since each drafter was last used where it could have been."""
+        self._looks_up: dict[str, bool] = {}
 
     def fill(self, desk: Desk, names: tuple[str, ...]) -> None:
         """Look up first, then run the models that win."""
@@ -68,9 +64,10 @@ class BestPolicy(Policy):
         if not indices:
             return
         options: dict[int, list[_Option]] = {i: [] for i in indices}
-        models, row_s = [], self._cost.of_row()
+        models, row_s = [], self._cost.row_seconds()
         for name in names:
-            if desk.members[name].proposer.looks_up:
+            looks_up = self._looks_up[name] = desk.members[name].proposer.looks_up
+            if looks_up:
                 for i, offer in desk.ask(name, indices).items():
                     options[i].append(self._looked_up(name, offer, row_s, desk.request_id(i)))
             else:
@@ -84,48 +81,42 @@ class BestPolicy(Policy):
             self._run(name, desk, chosen, options)
         for i, one in chosen.items():
             if one.offer is not None and one.offer.ids:
-                self._take(desk, i, one, one.offer)
+                desk.take({i: one.offer})
 
-    def observe(self, outcome: StepOutcome) -> None:
-        """Learn what the last step took and what was accepted."""
-        if not outcome.num_prefilled:
-            self._cost.add(outcome.num_rows, outcome.seconds)
-        for request_id, drafter, accepted in outcome.drafts:
-            own = self._own.get(request_id)
-            if own is not None and own.last == drafter:
-                ratio = own.ratios.setdefault(drafter, Ratio())
-                self._of(drafter).add(own.promise, accepted, ratio)
+    def observe(self, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
+        """Learn what a step took and what was accepted."""
+        if not stats.num_prefilled:
+            shape = StepShape(rows=stats.num_tokens)
+            self._cost.observe(shape, stats.total_s - stats.drafting_s)
+        for request_id, drafter, drafted, accepted, promise in outcomes:
+            looks_up = self._looks_up.get(drafter)
+            if looks_up is None:  # a prediction or a grammar: nobody chose it
+                continue
+            # A model's own confidences were not known when it was chosen, so that they are not
+            # what it is measured by: it is taken to promise every draft.
+            promised = float(drafted) if promise is None or not looks_up else promise
+            promised = min(promised, float(drafted))
+            self._acceptance.observe(request_id, drafter, promised, accepted)
 
     def release(self, request_id: str) -> None:
         """Forget what was known about a request."""
-        self._own.pop(request_id, None)
-
-    def _of(self, name: str) -> Trust:
-        trust = self._trust.get(name)
-        if trust is None:
-            trust = self._trust[name] = Trust()
-        return trust
-
-    def _expected(self, name: str, promise: float, rows: int, request_id: str) -> float:
-        """Tokens of `rows` drafts with that promise that will be accepted."""
-        own = self._own.get(request_id)
-        ratio = None if own is None else own.ratios.get(name)
-        return min(self._of(name).expected(promise, ratio), float(rows))
+        self._acceptance.release(request_id)
 
     def _looked_up(self, name: str, offer: Offer, row_s: float, request_id: str) -> _Option:
         rows = len(offer.ids)
         promise = float(rows) if offer.promise is None else offer.promise
-        tokens = self._expected(name, promise, rows, request_id)
-        return _Option(name, promise, tokens, row_s * rows, offer)
+        tokens = self._acceptance.expected(request_id, name, promise, rows)
+        return _Option(name, tokens, row_s * rows, offer)
 
     def _modelled(self, name: str, row_s: float, desk: Desk, index: int) -> _Option:
         rows = min(desk.spans[index].draft_budget, desk.members[name].most)
-        tokens = self._expected(name, float(rows), rows, desk.request_id(index))
-        return _Option(name, float(rows), tokens, row_s * rows + self._of(name).seconds, None)
+        request_id = desk.request_id(index)
+        tokens = self._acceptance.expected(request_id, name, float(rows), rows)
+        return _Option(name, tokens, row_s * rows + self._drafting[name].seconds, None)
 
     def _choose(self, options: Mapping[int, list[_Option]], num_spans: int) -> dict[int, _Option]:
         """The options that together give most tokens per second."""
-        step_s = self._cost.of_step(num_spans)
+        step_s = self._cost.seconds(StepShape(rows=num_spans)).seconds
         rate = num_spans / step_s
         chosen: dict[int, _Option] = {}
         for _ in range(_ROUNDS):
@@ -146,17 +137,13 @@ class BestPolicy(Policy):
         self, index: int, best: _Option, options: Mapping[int, list[_Option]], desk: Desk
     ) -> _Option:
         """The best option, or one that was not tried for long."""
-        request_id = desk.request_id(index)
-        own = self._own.get(request_id)
-        if own is None:
-            own = self._own[request_id] = _Own()
+        self._acceptance.begin(desk.request_id(index))
         found, most = best, -1.0
         for one in options[index]:
-            trust = self._of(one.name)
-            if trust.idle >= _TRY_AGAIN and one.tokens > most:
+            if self._idle[one.name] >= _TRY_AGAIN and one.tokens > most:
                 found, most = one, one.tokens
-            trust.idle += 1
-        self._of(found.name).idle = 0
+            self._idle[one.name] += 1
+        self._idle[found.name] = 0
         return found
 
     def _run(
@@ -170,21 +157,15 @@ class BestPolicy(Policy):
         won = [i for i, one in chosen.items() if one.name == name]
         if not won:
             return
-        usual = all(name in self._own[desk.request_id(i)].ratios for i in won)
+        usual = all(self._acceptance.knows(desk.request_id(i), name) for i in won)
         before = desk.seconds.get(name, 0.0)
         offers = desk.ask(name, won)
         if usual:  # else it also had to read a prompt, which happens once
-            self._of(name).add_seconds((desk.seconds.get(name, 0.0) - before) / len(won))
+            self._drafting[name].observe((desk.seconds.get(name, 0.0) - before) / len(won))
         for i in won:
             if i in offers:
-                self._take(desk, i, chosen[i], offers[i])
+                desk.take({i: offers[i]})
                 chosen[i] = _NOTHING
             else:
                 rest = [one for one in options[i] if one.offer is not None]
                 chosen[i] = max(rest, key=lambda o: o.tokens, default=_NOTHING)
-
-    def _take(self, desk: Desk, index: int, option: _Option, offer: Offer) -> None:
-        own = self._own[desk.request_id(index)]
-        own.last = option.name
-        own.promise = min(option.promise, float(len(offer.ids)))
-        desk.take({index: offer})

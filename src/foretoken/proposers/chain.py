@@ -70,13 +70,25 @@ class ChainDraft:
     ids: list[list[int]]
     probs_KV: Tensor | None
     """float32 distributions of all drafts, span after span; None: one-hot."""
+    promises: list[float] | None = None
+    """How many drafts of each span are expected to be accepted; None: nobody asked."""
 
     def spread(self, places: Seq[int], count: int, drafter: str) -> Draft:
         """The draft of a step of `count` spans: these tokens at `places`, none elsewhere."""
         ids: list[tuple[int, ...]] = [()] * count
         for place, tokens in zip(places, self.ids, strict=True):
             ids[place] = tuple(tokens)
-        return Draft(ids=tuple(ids), probs_KV=self.probs_KV, drafter=drafter)
+        promises: list[float | None] | None = None
+        if self.promises is not None:
+            promises = [None] * count
+            for place, promise in zip(places, self.promises, strict=True):
+                promises[place] = promise
+        return Draft(
+            ids=tuple(ids),
+            probs_KV=self.probs_KV,
+            drafter=drafter,
+            promises=None if promises is None else tuple(promises),
+        )
 
 
 def draft_chain(
@@ -111,7 +123,7 @@ def draft_chain(
         chains.drop_full()
         if stopping is not None:
             chains.drop_hopeless(stopping)
-    return chains.draft()
+    return chains.draft(None if stopping is None else stopping.promises)
 
 
 class _Chains:
@@ -208,12 +220,12 @@ class _Chains:
         counts = [len(self._drafted[i]) for i in self.active]
         self.active = stopping.goes_on(self.active, counts)
 
-    def draft(self) -> ChainDraft:
+    def draft(self, promises: list[float] | None) -> ChainDraft:
         """All drafts; distributions were kept round by round and are wanted span by span."""
         if not self._probs:
-            return ChainDraft(ids=self._drafted, probs_KV=None)
+            return ChainDraft(ids=self._drafted, probs_KV=None, promises=promises)
         probs_KV = self._probs[0] if len(self._probs) == 1 else torch.cat(self._probs)
         order = sorted(range(len(self._owners)), key=self._owners.__getitem__)
         if order != list(range(len(order))):
             probs_KV = probs_KV[order]
-        return ChainDraft(ids=self._drafted, probs_KV=probs_KV)
+        return ChainDraft(ids=self._drafted, probs_KV=probs_KV, promises=promises)

@@ -14,8 +14,8 @@ from typing import Self, final
 from torch import Tensor
 
 from foretoken.config import SpeculativeConfig
+from foretoken.control.gain import Gain
 from foretoken.models.tensors import RolloutPlan, Stopped, StopRule
-from foretoken.proposers.gain import Gain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,14 @@ class Stopping:
         """Nothing drafted yet; `Confidence.begin` makes it."""
         self._how = how
         self._reach = [1.0] * num_spans
+        self._expected = [0.0] * num_spans
         self._since: float | None = None
+
+    @property
+    def promises(self) -> list[float] | None:
+        """How many drafts of each span are expected to be accepted, for the gain to learn from:
+        the sum of their chances, each with all before it. None: no gain is expected of any."""
+        return None if self._how.gain is None else self._expected
 
     def keeps(self, logits_BV: Tensor, active: Sequence[int], counts: Sequence[int]) -> list[int]:
         """Rows whose next token is to be drafted: before the first one, this may be none.
@@ -75,8 +82,7 @@ class Stopping:
             if goes_on or count < how.least:
                 kept.append(row)
                 self._reach[span] = reach
-                if gain is not None:
-                    gain.promise(reach)
+                self._expected[span] += reach
         self._since = time.perf_counter()
         return kept
 
@@ -110,8 +116,7 @@ class Stopping:
         for row, span in enumerate(active):
             for sure in stopped.sure[row::count][: stopped.lengths[row]]:
                 self._reach[span] *= sure
-                if gain is not None:
-                    gain.promise(self._reach[span])
+                self._expected[span] += self._reach[span]
         passes = len(stopped.sure) // count
         if gain is not None:
             gain.saw(stopped.sure)

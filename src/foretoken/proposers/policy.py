@@ -1,10 +1,12 @@
 """What a policy over several drafters is, and the one that goes by their order."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
 from typing import final
 
+from foretoken.control.plan import DraftOutcome
 from foretoken.proposers.choose.offers import Desk
-from foretoken.proposers.worth import StepOutcome
+from foretoken.types import StepStats
 
 
 class Policy(ABC):
@@ -15,8 +17,8 @@ class Policy(ABC):
         """Ask drafters of `names` for the spans that are open, and take what is best."""
 
     @abstractmethod
-    def observe(self, outcome: StepOutcome) -> None:
-        """Learn what became of the last step."""
+    def observe(self, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
+        """Learn what became of a step: of its drafts, and of its time."""
 
     @abstractmethod
     def release(self, request_id: str) -> None:
@@ -35,7 +37,7 @@ class FirstPolicy(Policy):
                 return
             desk.take(desk.ask(name, still_open))
 
-    def observe(self, outcome: StepOutcome) -> None:
+    def observe(self, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         """Nothing is learnt."""
 
     def release(self, request_id: str) -> None:

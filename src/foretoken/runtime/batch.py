@@ -8,6 +8,7 @@ token it samples: one row of logits for that token and one per draft.
 from dataclasses import dataclass, replace
 from typing import Self
 
+from foretoken.control.plan import NO_DRAFTS, DraftPlan
 from foretoken.models.tensors import Draft
 from foretoken.runtime.sequence import Sequence
 from foretoken.runtime.tree import Tree, is_chain, tree_of
@@ -27,6 +28,8 @@ class Span:
     """Of a tree of drafts, as in `Draft.parents`; None: a chain."""
     drafter: str = ""
     """Who proposed draft_ids; empty if nobody did."""
+    promise: float | None = None
+    """How many of draft_ids the drafter expects to be accepted; None: it has no opinion."""
     samples: bool
     """Whether the span reaches the newest committed token."""
     wants_prompt_logprobs: bool = False
@@ -85,6 +88,8 @@ class Batch:
 
     spans: tuple[Span, ...]
     draft: Draft | None = None
+    plan: DraftPlan = NO_DRAFTS
+    """How far the spans were allowed to draft, for those that learn from the step."""
 
     @property
     def num_tokens(self) -> int:
@@ -101,14 +106,17 @@ class Batch:
         assert len(draft.ids) == len(self.spans), (len(draft.ids), len(self.spans))
         draft.check()
         spans = []
-        shapes = draft.parents or (None,) * len(self.spans)
-        each = zip(self.spans, draft.ids, shapes, draft.names, strict=True)
-        for span, ids, parents, drafter in each:
+        nothing = (None,) * len(self.spans)
+        shapes, promises = draft.parents or nothing, draft.promises or nothing
+        each = zip(self.spans, draft.ids, shapes, draft.names, promises, strict=True)
+        for span, ids, parents, drafter, promise in each:
             assert len(ids) <= span.draft_budget, (len(ids), span.draft_budget)
             if not ids:
                 spans.append(span)
                 continue
             shape = None if parents is None or is_chain(parents) else parents
-            drafted = replace(span, draft_ids=ids, draft_parents=shape, drafter=drafter)
+            drafted = replace(
+                span, draft_ids=ids, draft_parents=shape, drafter=drafter, promise=promise
+            )
             spans.append(drafted)
         return replace(self, spans=tuple(spans), draft=draft)

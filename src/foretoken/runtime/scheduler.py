@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from foretoken.control.plan import DraftPlan, DraftPlanner, StepLoad, plan_no_drafts
 from foretoken.errors import CapacityError, ContextError, PromptError, RequestError
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
 from foretoken.runtime import commit as commits
 from foretoken.runtime.batch import Batch, Span
-from foretoken.runtime.drafting import DraftBudget, StepLoad, no_drafts
 from foretoken.runtime.failures import say_failure
 from foretoken.runtime.pages import SequencePages
 from foretoken.runtime.roster import Roster
@@ -35,7 +35,7 @@ class Scheduler:
         config: SchedulerConfig,
         pool: PagePool,
         *,
-        draft_budget: DraftBudget = no_drafts,
+        plan_drafts: DraftPlanner = plan_no_drafts,
         find_stop_string: StopFinder = never_stops,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -46,7 +46,7 @@ class Scheduler:
         caching = config.enable_prefix_caching
         self.prefix = PrefixCache(pool, identity=config.cache_identity) if caching else None
         self._pages = SequencePages(pool, self.prefix)
-        self._draft_budget = draft_budget
+        self._plan_drafts = plan_drafts
         self._find_stop_string = find_stop_string
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
@@ -152,14 +152,15 @@ class Scheduler:
             num_prefilling=len(prefilling),
             num_waiting=self.num_waiting,
         )
-        spans = self._decode_spans(decoding, load, tokens_left // 2 if prompts else tokens_left)
+        plan = self._plan_drafts([sequence.request for sequence in decoding], load)
+        spans = self._decode_spans(decoding, plan, tokens_left // 2 if prompts else tokens_left)
         tokens_left -= sum(span.draft_budget for span in spans)
         for sequence in prefilling:
             tokens_left = self._add_chunk(spans, sequence, tokens_left)
         while tokens_left > 0 and (admitted := self._roster.admit_next(self._clock())) is not None:
             tokens_left = self._add_chunk(spans, admitted, tokens_left)
         self._in_flight = bool(spans)
-        return Batch(spans=tuple(spans))
+        return Batch(spans=tuple(spans), plan=plan)
 
     def _secure_decoding(self) -> list[Sequence]:
         """Sequences that decode in this step, each with a page for its newest token.
@@ -181,12 +182,14 @@ class Scheduler:
             secured.append(sequence)
         return secured
 
-    def _decode_spans(self, decoding: list[Sequence], load: StepLoad, allowance: int) -> list[Span]:
+    def _decode_spans(
+        self, decoding: list[Sequence], plan: DraftPlan, allowance: int
+    ) -> list[Span]:
         """One span per decoding sequence, at most `allowance` drafts over all of them."""
         spans = []
         self._kept_free = self._roster.pages_for_next
-        for sequence in decoding:
-            budget = self._clip(sequence, self._draft_budget(sequence, load), allowance)
+        for sequence, wanted in zip(decoding, plan.drafts, strict=True):
+            budget = self._clip(sequence, wanted, allowance)
             if budget:
                 self._pages.reserve(sequence, budget)
                 allowance -= budget

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from foretoken.lab.stats.simulator import DraftLaw, draw_accepted
 from foretoken.lab.stats.shrinkage import request_quantiles
+from foretoken.lab.stats.simulator import DraftLaw, draw_accepted
 
 
 def moments(steps_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

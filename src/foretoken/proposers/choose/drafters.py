@@ -4,17 +4,17 @@ Owns who is asked, not how anyone drafts. Requests that name a drafter get that 
 any drafter come the tokens that a grammar forces, then the prediction, which the user vouches for.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import final
 
+from foretoken.control.plan import DraftOutcome
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose.offers import GRAMMAR, OWN, PREDICTION, Desk, Member
 from foretoken.proposers.lookup.forced import ForcedProposer
 from foretoken.proposers.lookup.prediction import PredictionProposer
 from foretoken.proposers.policy import Policy
-from foretoken.proposers.worth import StepOutcome
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.verifier import Verification
@@ -36,8 +36,6 @@ class Drafters(Proposer):
 
         Without `grammars`, tokens that they force are not drafted.
         """
-        self.resting: Callable[[], bool] = lambda: False
-        """Whether, in this step, nothing is to be drafted but what is certain."""
         assert not OWN & members.keys(), tuple(members)
         self.members = dict(members)
         self._all_names = self._names = tuple(members)
@@ -69,7 +67,7 @@ class Drafters(Proposer):
         predicted = [i for i in desk.open if context.spans[i].sequence.request.prediction_ids]
         if predicted:
             desk.take(desk.ask(PREDICTION, predicted))
-        if not self.resting():
+        if not context.plan.rests:
             self._policy.fill(desk, self._names)
         return desk.draft()
 
@@ -83,24 +81,11 @@ class Drafters(Proposer):
         several = len(self._names) > 1
         if not several and not self._gains:
             return
-        checked = zip(batch.spans, verification.spans, strict=True)
-        outcome = StepOutcome(
-            num_rows=stats.num_tokens,
-            num_prefilled=stats.num_prefilled,
-            num_sampled=stats.num_sampled,
-            num_output=stats.num_output_tokens,
-            seconds=stats.total_s - stats.drafting_s,
-            drafting_s=stats.drafting_s,
-            drafts=tuple(
-                (span.sequence.request.request_id, span.drafter, found.num_accepted)
-                for span, found in checked
-                if found is not None and found.num_drafted
-            ),
-        )
+        outcomes = draft_outcomes(batch, verification)
         if several:
-            self._policy.observe(outcome)
+            self._policy.observe(outcomes, stats)
         for name, gain in self._gains.items():
-            gain.observe(outcome, name)
+            gain.observe(outcomes, stats, name)
 
     def release(self, request_id: str) -> None:
         """Tell everybody."""
@@ -117,6 +102,21 @@ class Drafters(Proposer):
             desk.take(desk.ask(name, desk.open))
             return desk.draft()
         return replace(member.propose(context), drafter=name)
+
+
+def draft_outcomes(batch: Batch, verification: Verification) -> list[DraftOutcome]:
+    """What became of each draft that was checked."""
+    return [
+        DraftOutcome(
+            span.sequence.request.request_id,
+            span.drafter,
+            found.num_drafted,
+            found.num_accepted,
+            span.promise,
+        )
+        for span, found in zip(batch.spans, verification.spans, strict=True)
+        if found is not None and found.num_drafted
+    ]
 
 
 def _is_particular(span: Span) -> bool:

@@ -129,6 +129,7 @@ class Desk:
             parents=tuple(offer.parents for offer in each),
             drafters=tuple(offer.name for offer in each),
             one_hot=tuple(offer.probs_KV is None for offer in each),
+            promises=tuple(offer.promise for offer in each),
         )
 
 

@@ -67,6 +67,7 @@ class StringDraftProposer(Proposer):
         """Drafts of the spans that want one and whose text can be continued."""
         self._num_steps += 1
         ids: list[tuple[int, ...]] = [()] * len(context.spans)
+        promises: list[float | None] = [None] * len(context.spans)
         places, spans = [], []
         for i in context.wanted:
             span = self._shadow_span(context.spans[i])
@@ -78,7 +79,9 @@ class StringDraftProposer(Proposer):
             for i, drafted in zip(places, found.ids, strict=True):
                 if drafted:
                     ids[i] = self._in_target_tokens(context.spans[i], drafted)
-        return Draft(ids=tuple(ids), drafter=self.name)
+            for i, promise in zip(places, found.promises or (), strict=False):
+                promises[i] = promise
+        return Draft(ids=tuple(ids), drafter=self.name, promises=tuple(promises))
 
     def release(self, request_id: str) -> None:
         """Forget a request and give back its shadow's pages."""

@@ -1,0 +1,69 @@
+"""The values that pass between deciding how far to draft, drafting, and learning what became of it.
+
+A step's plan is made once, before the step runs, and its batch carries it. Whoever learns is given
+the plan back together with the outcome and the times, so nothing has to be remembered in between.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from foretoken.types import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLoad:
+    """What else the step does; one object per step, the same for all of its sequences."""
+
+    num_decoding: int
+    """Sequences that decode in the step."""
+    num_prefilling: int
+    """Running sequences with prompt tokens left to compute."""
+    num_waiting: int
+    """Sequences not admitted yet."""
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold pages, decoding or not."""
+        return self.num_decoding + self.num_prefilling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPlan:
+    """How far the sequences of one step may draft."""
+
+    load: StepLoad
+    drafts: tuple[int, ...]
+    """Most drafts of each decoding sequence, in the order in which they were asked for."""
+    limit: int | None = None
+    """What the load leaves to any sequence that it limits; None: it limited none of them."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether drafters are left alone, so that only tokens that are certain are drafted."""
+        return self.limit == 0
+
+
+NO_DRAFTS = DraftPlan(load=StepLoad(num_decoding=0, num_prefilling=0, num_waiting=0), drafts=())
+"""The plan of a step in which nothing decodes."""
+
+DraftPlanner: TypeAlias = Callable[[Seq[Request], StepLoad], DraftPlan]
+"""Decides for the decoding requests of a step, in order of service. It is asked once per step; if
+all answers are 0, no drafter runs."""
+
+
+def plan_no_drafts(requests: Seq[Request], load: StepLoad) -> DraftPlan:
+    """Plain decoding for every request."""
+    return DraftPlan(load=load, drafts=(0,) * len(requests))
+
+
+class DraftOutcome(NamedTuple):
+    """What became of one sequence's drafts in a step, for those that learn from it."""
+
+    request_id: str
+    drafter: str
+    num_drafted: int
+    num_accepted: int
+    promise: float | None = None
+    """How many the drafter expected to be accepted, before it drew any; None: no opinion."""
