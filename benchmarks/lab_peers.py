@@ -32,6 +32,7 @@ from known_answers import count_right
 from peer_llama_cpp import llama_server
 from peer_setup import convert_for_llama_cpp, install, process_environment, python_of
 
+from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.errors import EndpointError, ForetokenError
 from foretoken.lab.analysis.fit import fit_arms
 from foretoken.lab.analysis.summary import counted
@@ -45,7 +46,6 @@ from foretoken.lab.measure.workload import Load
 from foretoken.lab.plain import to_plain
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings
-from foretoken.lab.plan.speedup import alpha_of_length
 from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.records.run_files import finished_ab, read_requests
 from foretoken.lab.stats.ratios import FEWEST_BLOCKS
@@ -186,7 +186,8 @@ def judge(name: str, peer: Peer, given: argparse.Namespace) -> dict[str, Any]:
             fit, gain = fit_arms(*own), summary.gain("tpot_p50")
             found["fits"][load] = to_plain(fit)
             drafts = round(fit.k)
-            alpha = alpha_of_length(1.0 + fit.acceptance_rate * drafts, drafts)
+            length = 1.0 + fit.acceptance_rate * drafts
+            alpha = ConstantAcceptance.of_length(length, drafts).alpha
             expected = {f"at {a:.2f}": predicted(name, given, load, a) for a in (AGREED, alpha)}
             found["speedup"][load] = {"predicted": expected, "measured": to_plain(gain)}
             print(f"  {decisions[-1].verdict}: {decisions[-1].sentence}", flush=True)

@@ -7,17 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.predict import predict
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
 from foretoken.lab.plan.speedup import (
     MeasuredCost,
-    acceptance_length,
-    acceptance_rate,
-    alpha_of_length,
     best_k,
     break_even_rate,
-    ceiling,
     next_step,
     speed_up,
 )
@@ -31,11 +28,11 @@ PAIR: dict[str, Any] = {
 
 
 def test_the_rate_falls_with_k_while_the_draft_stays_as_good() -> None:
-    rates = [acceptance_rate(0.7, k) for k in (1, 3, 5, 8)]
+    rates = [ConstantAcceptance(0.7).rate(k) for k in (1, 3, 5, 8)]
     assert rates == pytest.approx([0.70, 0.51, 0.39, 0.28], abs=0.006)
-    lengths = [acceptance_length(0.7, k) for k in (1, 3, 5, 8)]
+    lengths = [ConstantAcceptance(0.7).length(k) for k in (1, 3, 5, 8)]
     assert lengths == pytest.approx([1.70, 2.53, 2.94, 3.20], abs=0.005)
-    gains = [speed_up(acceptance_length(0.7, k), 1.1, 1 / 9, k) for k in (1, 3, 5, 8)]
+    gains = [speed_up(ConstantAcceptance(0.7).length(k), 1.1, 1 / 9, k) for k in (1, 3, 5, 8)]
     assert gains == pytest.approx([1.40, 1.77, 1.78, 1.61], abs=0.01)
 
 
@@ -47,22 +44,19 @@ def test_break_even_is_not_a_half() -> None:
 
 
 def test_the_ceiling_is_not_rate_times_ratio() -> None:
-    gains = [speed_up(acceptance_length(0.8, k), 1.0, 1 / 9, k) for k in range(1, 60)]
+    gains = [speed_up(ConstantAcceptance(0.8).length(k), 1.0, 1 / 9, k) for k in range(1, 60)]
     assert gains[4] == pytest.approx(2.37, abs=0.01)
     assert max(gains) < 0.8 * 9 / 2
-    assert max(gains) < ceiling(0.8)
-
-
-@given(st.floats(0.01, 0.99), st.integers(1, 16))
-def test_alpha_and_length_are_inverse(alpha: float, k: int) -> None:
-    assert alpha_of_length(acceptance_length(alpha, k), k) == pytest.approx(alpha, abs=1e-6)
+    assert max(gains) < ConstantAcceptance(0.8).ceiling
 
 
 @given(st.floats(0.0, 0.99), st.floats(0.0, 0.5), st.floats(0.0, 1.0))
 def test_no_k_beats_the_best_k(alpha: float, per_row: float, draft: float) -> None:
     costs = [1 + per_row * k for k in range(17)]
     k, gain = best_k(alpha, costs, draft)
-    others = [speed_up(acceptance_length(alpha, n), costs[n], draft, n) for n in range(1, 17)]
+    others = [
+        speed_up(ConstantAcceptance(alpha).length(n), costs[n], draft, n) for n in range(1, 17)
+    ]
     assert gain >= max([1.0, *others]) / 1.02
     assert (k == 0) == (max(others) <= 1.0)
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from foretoken.control.cost import LineCost, StepShape, speculative_step
 from foretoken.errors import ConfigError
 from foretoken.lab.analysis.lookups import METHODS, Written, look_up
 from foretoken.lab.measure.bench import load_items
@@ -55,10 +56,17 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """In plain steps: V of `k` drafts is 1 + k * verify_per_draft."""
+    """In plain steps."""
 
     verify_per_draft: float
+    """What each draft adds to a verification, whose time is a line in its rows."""
     draft: float
+    """A draft step."""
+
+    def step_seconds(self, k: int) -> float:
+        """A step with k drafts."""
+        verify = LineCost(row_s=self.verify_per_draft).seconds(StepShape(k + 1)).seconds
+        return speculative_step(verify, self.draft, k)
 
 
 def streams_of(records: Sequence[RequestRecord]) -> tuple[list[list[int]], bool]:
@@ -213,4 +221,4 @@ def _speedup(k: int, outcome: tuple[float, float, float], costs: Costs | None) -
     if costs is None:
         return None
     tokens, _, drafting = outcome
-    return tokens / (1 + drafting * k * (costs.verify_per_draft + costs.draft))
+    return tokens / (1 + drafting * (costs.step_seconds(k) - 1))

@@ -7,13 +7,16 @@ requests in flight beyond which speculation is slower than plain decoding.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from foretoken.control.acceptance import ConstantAcceptance
+from foretoken.control.cost import CostModel, StepShape, speculative_step
 from foretoken.lab.plan.bits import QUANTIZATIONS
 from foretoken.lab.plan.priors import Acceptance, assume_acceptance
-from foretoken.lab.plan.roofline import StepModel
+from foretoken.lab.plan.roofline import roofline
 from foretoken.lab.plan.setup import Setup
 from foretoken.lab.plan.sizes import PlanModel
-from foretoken.lab.plan.speedup import MOST_K, acceptance_length, best_k, break_even_rate
+from foretoken.lab.plan.speedup import MOST_K, best_k, break_even_rate
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LOOKUP_COST = 0.01
@@ -89,22 +92,17 @@ def predict(setup: Setup) -> Prediction:
 _BOUNDS = ("low", "middle", "high")
 
 
-def step_models(setup: Setup) -> tuple[StepModel, StepModel | None]:
-    """The roofline of the target, and of whatever drafts (None: a look-up)."""
+def step_models(setup: Setup) -> tuple[CostModel, CostModel | None]:
+    """Step times of the target, and of whatever drafts (None: a look-up)."""
     bandwidth = setup.settings.bandwidth_gb_s * 1e9 or setup.device.bandwidth
-    target = StepModel(
-        model=setup.target,
-        quantization=setup.quantization,
-        kv_bytes=setup.kv_bytes,
-        device=setup.device,
-        bandwidth=bandwidth,
-        ranks=setup.tp,
-    )
+    device = replace(setup.device, bandwidth=bandwidth)
+    bound = partial(roofline, device=device, kv_bytes=setup.kv_bytes)
+    target = bound(setup.target, setup.quantization, ranks=setup.tp)
     if setup.method == "draft_model" and setup.draft is not None:
-        drafter = replace(
-            target,
-            model=setup.draft,
-            quantization=setup.draft_quantization,
+        drafter = roofline(
+            setup.draft,
+            setup.draft_quantization,
+            device,
             kv_bytes=setup.draft_kv_bytes,
             ranks=setup.draft_tp,
             eager=setup.settings.eager_draft,
@@ -112,8 +110,7 @@ def step_models(setup: Setup) -> tuple[StepModel, StepModel | None]:
         return target, drafter
     if setup.method in ("eagle3", "mtp"):
         quantization = setup.quantization if setup.method == "mtp" else QUANTIZATIONS["bf16"]
-        head = _one_layer(setup.target)
-        return target, replace(target, model=head, quantization=quantization)
+        return target, bound(_one_layer(setup.target), quantization, ranks=setup.tp)
     return target, None
 
 
@@ -135,20 +132,25 @@ def _one_layer(model: PlanModel) -> PlanModel:
 def _at_load(
     setup: Setup,
     acceptance: Acceptance,
-    steps: tuple[StepModel, StepModel | None],
+    steps: tuple[CostModel, CostModel | None],
     requests: int,
     context: float,
 ) -> LoadPrediction:
     target, drafter = steps
-    plain = target.seconds(requests, 1, context)
-    costs = [1.0] + [target.seconds(requests, k + 1, context) / plain for k in range(1, MOST_K + 1)]
-    draft = drafter.seconds(requests, 1, context) / plain if drafter else LOOKUP_COST
+
+    def seconds(model: CostModel, rows_each: int) -> float:
+        shape = StepShape(requests * rows_each, sequences=requests, context=context)
+        return model.seconds(shape).seconds
+
+    plain = seconds(target, 1)
+    costs = [1.0] + [seconds(target, k + 1) / plain for k in range(1, MOST_K + 1)]
+    draft = seconds(drafter, 1) / plain if drafter else LOOKUP_COST
     k, hits = setup.k, acceptance.hits
-    verify = costs[k] if k < len(costs) else target.seconds(requests, k + 1, context) / plain
+    verify = costs[k] if k < len(costs) else seconds(target, k + 1) / plain
 
     def gain(alpha: float) -> float:
-        tokens = 1.0 + hits * (acceptance_length(alpha, k) - 1.0)
-        return tokens / (1.0 + hits * (verify - 1.0 + k * draft))
+        tokens = 1.0 + hits * (ConstantAcceptance(alpha).length(k) - 1.0)
+        return tokens / (1.0 + hits * (speculative_step(verify, draft, k) - 1.0))
 
     found, best = best_k(acceptance.middle, costs, draft)
     return LoadPrediction(
@@ -176,12 +178,12 @@ def _crossing(gains: Sequence[float]) -> float:
     return math.inf
 
 
-def _arrivals(setup: Setup, target: StepModel, requests: float) -> float:
+def _arrivals(setup: Setup, target: CostModel, requests: float) -> float:
     """Requests per second that keep `requests` in flight while decoding plainly."""
     if requests == 0.0 or math.isinf(requests):
         return requests
     settings = setup.settings
-    step = target.seconds(max(1, round(requests)), 1, settings.context)
-    prompt = max(1, settings.context - settings.output_tokens)
-    prefill = target.seconds(1, prompt, prompt / 2)
-    return requests / (settings.output_tokens * step + prefill)
+    running, prompt = max(1, round(requests)), max(1, settings.context - settings.output_tokens)
+    step = target.seconds(StepShape(running, sequences=running, context=settings.context))
+    prefill = target.seconds(StepShape(prompt, context=prompt / 2))
+    return requests / (settings.output_tokens * step.seconds + prefill.seconds)

@@ -1,6 +1,6 @@
-"""The arithmetic of speculation, and the next step from a measurement: another k or draft, or off.
+"""What speculation gains, and the next step from a measurement: another k or draft, or off.
 
-Pure functions of four numbers. k: drafts per verification. V: seconds of a verifying step over a
+Pure functions of a few numbers. k: drafts per verification. V: seconds of a verifying step over a
 plain one at the same batch. c: seconds of a draft step over a plain one. alpha: chance that a
 draft is accepted given that all before it were. `next_step` decides by cost: what a verification
 yields against what it takes, at the load it was measured. The raw acceptance rate is never compared
@@ -10,43 +10,20 @@ with a fixed number, for it falls with k by itself.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foretoken.control.acceptance import ConstantAcceptance
+from foretoken.control.cost import LineCost, StepShape, speculative_step
+
 MOST_K = 16
-
-
-def acceptance_length(alpha: float, k: int) -> float:
-    """Tokens per verification, the recovered or bonus token included."""
-    if alpha >= 1.0:
-        return k + 1.0
-    return (1.0 - alpha ** (k + 1)) / (1.0 - alpha)
-
-
-def acceptance_rate(alpha: float, k: int) -> float:
-    """Accepted over drafted tokens. It falls with k although the draft is as good as before."""
-    return (acceptance_length(alpha, k) - 1.0) / k if k else 0.0
-
-
-def alpha_of_length(length: float, k: int) -> float:
-    """The alpha that gives `length` tokens per verification at `k`, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if acceptance_length(middle, k) < length else (low, middle)
-    return (low + high) / 2
 
 
 def speed_up(length: float, verify_cost: float, draft_cost: float, k: int) -> float:
     """`length` tokens for `verify_cost` + k `draft_cost` plain steps."""
-    return length / (verify_cost + k * draft_cost)
+    return length / speculative_step(verify_cost, draft_cost, k)
 
 
 def break_even_rate(verify_cost: float, draft_cost: float, k: int, wanted: float = 1.0) -> float:
     """Acceptance rate at which the speed-up is `wanted`; may be above 1: out of reach."""
-    return (wanted * (verify_cost + k * draft_cost) - 1.0) / k if k else 0.0
-
-
-def ceiling(alpha: float) -> float:
-    """Tokens per verification that no k exceeds; the speed-up stays below it."""
-    return 1.0 / (1.0 - alpha) if alpha < 1.0 else float("inf")
+    return (wanted * speculative_step(verify_cost, draft_cost, k) - 1.0) / k if k else 0.0
 
 
 def best_k(alpha: float, verify_costs: Sequence[float], draft_cost: float) -> tuple[int, float]:
@@ -54,9 +31,9 @@ def best_k(alpha: float, verify_costs: Sequence[float], draft_cost: float) -> tu
 
     `verify_costs[k]` is V at k; entry 0 is not used. Of equals within 1 % the smaller k.
     """
-    best, gain = 0, 1.0
+    best, gain, acceptance = 0, 1.0, ConstantAcceptance(alpha)
     for k in range(1, len(verify_costs)):
-        found = speed_up(acceptance_length(alpha, k), verify_costs[k], draft_cost, k)
+        found = speed_up(acceptance.length(k), verify_costs[k], draft_cost, k)
         if found > gain * (1.01 if best else 1.0):
             best, gain = k, found
     return best, gain
@@ -100,22 +77,23 @@ def next_step(cost: MeasuredCost) -> NextStep:
 
     V at another k is interpolated linearly from V at the measured one.
     """
-    alpha = alpha_of_length(cost.acceptance_length, cost.k)
+    acceptance = ConstantAcceptance.of_length(cost.acceptance_length, cost.k)
     now = speed_up(cost.acceptance_length, cost.verify_cost, cost.draft_cost, cost.k)
-    per_row = (cost.verify_cost - 1.0) / cost.k
+    line = LineCost(row_s=(cost.verify_cost - 1.0) / cost.k)
 
     def gain(k: int) -> float:
-        return speed_up(acceptance_length(alpha, k), 1.0 + per_row * k, cost.draft_cost, k)
+        verify = line.seconds(StepShape(k + 1)).seconds
+        return speed_up(acceptance.length(k), verify, cost.draft_cost, k)
 
     best = max(range(1, MOST_K + 1), key=gain)
-    action, reason = _decide(cost, alpha, now, (best, gain(best)))
+    action, reason = _decide(cost, acceptance.alpha, now, (best, gain(best)))
     return NextStep(
         action=action,
         k=best if action in ("raise_k", "lower_k") else cost.k,
         speed_up=now,
         expected=gain(best),
         break_even_rate=break_even_rate(cost.verify_cost, cost.draft_cost, cost.k),
-        rate=acceptance_rate(alpha, cost.k),
+        rate=acceptance.rate(cost.k),
         reason=reason,
     )
 

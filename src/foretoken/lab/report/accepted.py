@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from foretoken.lab.plan.speedup import acceptance_length, alpha_of_length
+from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.lab.records.results import AcceptanceBucket
 from foretoken.lab.report.canvas import BAD, CANDIDATE, FAINT, SERIES, WARN, new_figure
 from foretoken.lab.report.judged import ReportRun
@@ -114,8 +114,8 @@ def other_k(run: ReportRun) -> Figure | None:
         return None
     exact = lengths_by_k(steps_j)
     measured = steps_j.size - 1
-    alpha = alpha_of_length(exact[-1], measured)
-    beyond = [acceptance_length(alpha, k) for k in range(measured, 2 * measured + 1)]
+    acceptance = ConstantAcceptance.of_length(exact[-1], measured)
+    beyond = [acceptance.length(k) for k in range(measured, 2 * measured + 1)]
     figure, axes = new_figure(height=3.0)
     axes.plot(range(measured + 1), [1.0, *exact], "o-", color=CANDIDATE, label="replayed, exact")
     axes.plot(range(measured, 2 * measured + 1), beyond, "o--", color=SERIES[1], markersize=4,

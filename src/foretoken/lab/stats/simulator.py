@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foretoken.control.cost import speculative_step
 from foretoken.lab.stats.intervals import Floats
 from foretoken.lab.stats.ratios import (
     Sample,
@@ -114,7 +115,7 @@ def draft_paces(law: DraftLaw, count: int, tokens: int, rng: np.random.Generator
     accepted_NS = draw_accepted(law, count, tokens, rng)
     written_NS = np.cumsum(accepted_NS + 1, axis=1)
     steps_N = (written_NS < tokens).sum(axis=1) + 1
-    paces_N: Floats = steps_N * (law.verify_cost + law.k * law.draft_cost) / tokens
+    paces_N: Floats = steps_N * speculative_step(law.verify_cost, law.draft_cost, law.k) / tokens
     return paces_N
 
 

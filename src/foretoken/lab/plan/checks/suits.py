@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.lab.findings import Finding
 from foretoken.lab.plan.checks.context import PlanCheck, PlanContext
-from foretoken.lab.plan.speedup import acceptance_rate, ceiling
 
 
 def _same_family(context: PlanContext) -> Iterator[Finding]:
@@ -116,13 +116,14 @@ def _draft_length(context: PlanContext) -> Iterator[Finding]:
     load = prediction.at(setup.settings.concurrency)
     if setup.method == "none":
         return
+    middle = ConstantAcceptance(prediction.acceptance.middle)
     yield Finding(
         check="draft_length",
         level="ok" if load.best_k == setup.k else "note",
         message=f"k = {setup.k} to start with; the predicted best at {load.requests} in flight is "
         f"k = {load.best_k} ({load.best:.2f}x). The same draft has an acceptance rate of "
-        f"{acceptance_rate(prediction.acceptance.middle, 1):.0%} at k = 1 and "
-        f"{acceptance_rate(prediction.acceptance.middle, 8):.0%} at k = 8, so the rate alone does "
+        f"{middle.rate(1):.0%} at k = 1 and "
+        f"{middle.rate(8):.0%} at k = 8, so the rate alone does "
         "not say whether to lower or to raise it",
         where="num_speculative_tokens",
         remedy="--measured with verify cost, draft cost and acceptance length names the next step",
@@ -130,12 +131,12 @@ def _draft_length(context: PlanContext) -> Iterator[Finding]:
 
 
 def _ceiling(context: PlanContext) -> Iterator[Finding]:
-    prediction = context.prediction
-    alpha = prediction.acceptance.high
+    alpha = context.prediction.acceptance.high
+    most = ConstantAcceptance(alpha).ceiling
     yield Finding(
         check="ceiling",
         level="note",
-        message=f"no k yields more than {ceiling(alpha):.1f} tokens per verification at alpha "
+        message=f"no k yields more than {most:.1f} tokens per verification at alpha "
         f"{alpha:.2f}; acceptance rate times speed ratio is not a bound",
     )
 
