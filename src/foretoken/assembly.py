@@ -34,8 +34,8 @@ from foretoken.runtime.batch import Batch
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner
-from foretoken.runtime.schedule_config import SchedulerConfig
-from foretoken.runtime.scheduler import Scheduler
+from foretoken.runtime.scheduling.config import SchedulerConfig
+from foretoken.runtime.scheduling.scheduler import Scheduler
 from foretoken.runtime.verifier import Verification, Verifier
 from foretoken.shape import ModelShape
 from foretoken.text.streams import TextStreams

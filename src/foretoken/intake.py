@@ -14,7 +14,7 @@ from foretoken.config import ResolvedConfig
 from foretoken.control.budget import PREDICTED_DRAFTS
 from foretoken.errors import ContextError, ParameterError, PromptError
 from foretoken.runtime.grammar import Grammars
-from foretoken.runtime.scheduler import Scheduler
+from foretoken.runtime.scheduling.scheduler import Scheduler
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Request, SamplingParams, Speculation
 

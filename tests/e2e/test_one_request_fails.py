@@ -15,8 +15,8 @@ from foretoken.engine import Engine
 from foretoken.engine_async import AsyncEngine
 from foretoken.models.tensors import ModelOutput
 from foretoken.output_builder import GrowingOutput
-from foretoken.runtime import commit as commits
 from foretoken.runtime.batch import Batch
+from foretoken.runtime.scheduling import commit as commits
 from foretoken.runtime.verifier import Verification
 from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Detokenizer

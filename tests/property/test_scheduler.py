@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foretoken.control.budget import BudgetPolicy
 from foretoken.control.plan import DraftPlan, StepLoad
-from foretoken.runtime.scheduler import SchedulerConfig
+from foretoken.runtime.scheduling.scheduler import SchedulerConfig
 from foretoken.types import FinishReason, Request
 from tests.unit.scheduler_fakes import VOCAB, FakeEngine, expected_output, make_request, noisy
 

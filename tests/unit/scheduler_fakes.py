@@ -12,7 +12,7 @@ from zlib import crc32
 from foretoken.kv.pool import PagePool
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Batch, Span
-from foretoken.runtime.scheduler import Scheduler, SchedulerConfig
+from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
 from foretoken.types import FinishReason, Logprob, Output, Request, SamplingParams, TokenSource
 
 VOCAB = 5

@@ -3,7 +3,7 @@
 import math
 
 from foretoken.proposers.tree_shapes import DynamicTree
-from foretoken.runtime.branching import Candidates
+from foretoken.runtime.candidates import Candidates
 
 BY_PATH: dict[tuple[int, ...], tuple[float, ...]] = {
     (): (0.6, 0.3),

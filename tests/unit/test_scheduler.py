@@ -9,7 +9,7 @@ from foretoken.control.plan import DraftPlan, StepLoad, plan_no_drafts
 from foretoken.errors import CapacityError, ConfigError, PromptError, RequestError
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Batch
-from foretoken.runtime.scheduler import SchedulerConfig
+from foretoken.runtime.scheduling.scheduler import SchedulerConfig
 from foretoken.runtime.sequence import SequenceState
 from foretoken.types import FinishReason, Request
 from tests.unit.scheduler_fakes import FakeEngine, continuation, make_request, perfect

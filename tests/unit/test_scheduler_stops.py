@@ -3,7 +3,7 @@
 import pytest
 
 from foretoken.control.budget import FixedBudget
-from foretoken.runtime.scheduler import SchedulerConfig
+from foretoken.runtime.scheduling.scheduler import SchedulerConfig
 from foretoken.text.tokenizer import StopMatch
 from foretoken.types import FinishReason, Output, TokenSource
 from tests.unit.scheduler_fakes import FakeEngine, continuation, make_request, nothing, perfect

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
-from foretoken.runtime.branching import Candidates, Fork, choose_candidates
+from foretoken.runtime.candidates import Candidates, Fork, choose_candidates
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.rows import Rows
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from foretoken.config import SpeculativeConfig
 from foretoken.proposers.tree import Grown, Growth, TreeShape
-from foretoken.runtime.branching import Candidates
+from foretoken.runtime.candidates import Candidates
 
 
 def tree_shape(config: SpeculativeConfig) -> TreeShape | None:

@@ -8,8 +8,8 @@ or steps.
 from bisect import insort
 from collections.abc import Iterable
 
-from foretoken.runtime.pages import SequencePages
 from foretoken.runtime.queue import WaitingQueue, rank
+from foretoken.runtime.scheduling.pages import SequencePages
 from foretoken.runtime.sequence import Sequence, SequenceState
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foretoken.runtime.branching import Fork, choose_candidates
+from foretoken.runtime.candidates import Fork, choose_candidates
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.sampler import Sampler

@@ -14,12 +14,12 @@ from foretoken.control.plan import DraftPlan, DraftPlanner, StepLoad, plan_no_dr
 from foretoken.errors import CapacityError, ContextError, PromptError, RequestError
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
-from foretoken.runtime import commit as commits
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.failures import say_failure
-from foretoken.runtime.pages import SequencePages
-from foretoken.runtime.roster import Roster
-from foretoken.runtime.schedule_config import SchedulerConfig
+from foretoken.runtime.scheduling import commit as commits
+from foretoken.runtime.scheduling.config import SchedulerConfig
+from foretoken.runtime.scheduling.pages import SequencePages
+from foretoken.runtime.scheduling.queues import Roster
 from foretoken.runtime.sequence import Sequence, SequenceState
 from foretoken.runtime.stopping import StopFinder, find_ending, never_stops
 from foretoken.types import FinishReason, Output, Request
