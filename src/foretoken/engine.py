@@ -19,10 +19,8 @@ from foretoken.metrics import EngineMetrics
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.runtime.batch import Batch
-from foretoken.runtime.failures import say_failure
-from foretoken.runtime.faults import verify_apart
+from foretoken.runtime.faults import leave_out_masked, say_failure, verify_apart
 from foretoken.runtime.grammar import Grammars
-from foretoken.runtime.masked import leave_out_masked
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.scheduler import Scheduler
 from foretoken.runtime.verifier import Verification, Verifier

@@ -16,7 +16,7 @@ from typing import TypeVar, final
 
 from foretoken.engine import Engine
 from foretoken.errors import EngineLostError, RequestError
-from foretoken.runtime.failures import say_failure
+from foretoken.runtime.faults import say_failure
 from foretoken.types import FinishReason, Output, Request
 
 logger = logging.getLogger("foretoken")

@@ -1,6 +1,6 @@
 """Collects the outputs of steps into finished results in vLLM's shape. Knows no engine."""
 
-from foretoken.runtime.failures import say_failure
+from foretoken.runtime.faults import say_failure
 from foretoken.types import (
     CompletionOutput,
     FinishReason,

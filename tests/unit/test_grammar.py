@@ -9,7 +9,7 @@ import torch
 
 from foretoken.checkpoint import packaged_model
 from foretoken.errors import ForetokenError, ParameterError
-from foretoken.runtime import compile_apart
+from foretoken.runtime import compile_grammar
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.sequence import Sequence
@@ -189,7 +189,7 @@ def test_compiling_ends_though_the_compiler_would_not(
 ) -> None:
     grammars = Grammars(tokenizer.to_json(), VOCAB, [EOS])
     assert grammars.compiled(SamplingParams(structured_outputs={"regex": "b+"})) is not None
-    monkeypatch.setattr(compile_apart, "_MOST_WAITED_S", 1.0)
+    monkeypatch.setattr(compile_grammar, "_MOST_WAITED_S", 1.0)
     given = SamplingParams(structured_outputs=exploding(60))
     for _ in range(2):  # the second time from memory
         with pytest.raises(ParameterError, match="what compiles within"):

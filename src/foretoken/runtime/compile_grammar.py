@@ -1,17 +1,39 @@
-"""From a schema, expression, list or grammar to llguidance's automaton.
+"""From a schema, expression, list or grammar to llguidance's automaton; first in a child process.
 
-Owns the bounds of size and work per token. Knows no requests and no tensors, and imports no torch:
-`foretoken.runtime.compile_apart` runs it in a process of its own. How long compiling takes is not
-bounded here.
+llguidance bounds the size of a grammar, and the work of most; but some small schemas keep it busy
+for hours, and some exhaust the stack, which ends the process. So whatever is new is compiled in a
+child first, over single bytes, and refused unless that ends within seconds, in bounded memory and
+with less stack than our own threads have. Owns those bounds and the child: started at the first
+need, ended with its owner. Run as a module, this file is the child; it imports no torch.
 """
 
-from typing import Any
+import json
+import logging
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from typing import IO, Any, final
 
-from foretoken.errors import ParameterError
+from foretoken.errors import ForetokenError, ParameterError
+
+logger = logging.getLogger("foretoken")
 
 _MOST_ITEMS_IN_ROW = 10_000
 """Ways to go on at one place, about four per property of an object: a thousand properties are fine,
 three thousand are refused."""
+_MOST_SECONDS = 5
+"""Of processor time, for one grammar."""
+_MOST_WAITED_S = 4 * _MOST_SECONDS
+"""By the clock, on a machine that is busy with other things."""
+_MOST_BYTES = 4 << 30
+"""Address space of the child."""
+_STACK_BYTES = 1 << 20
+"""Threads have 8 MiB as a rule, 2 MiB where the limit of the stack was taken away."""
 
 
 def compile_grammar(kind: str, source: str, compact: bool, tokenizer: Any) -> Any:
@@ -59,3 +81,111 @@ def _grammar_text(kind: Any, source: str, compact: bool) -> str:
         options: Any = {"whitespace_flexible": not compact}
         return llguidance.LLMatcher.grammar_from_json_schema(source, overrides=options)
     return llguidance.grammar_from(kind, source)
+
+
+@final
+class TrialCompiler:
+    """A child process that compiles what it is given. Used by one thread, `stop` by any."""
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._child: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[..., TrialCompiler] | None = None
+
+    def check(self, kind: str, source: str, compact: bool) -> None:
+        """Compile, as `compile_grammar` would.
+
+        Raises:
+            ParameterError: it does not compile, or not within the bounds.
+            ForetokenError: no process can be started.
+        """
+        order = {"kind": kind, "source": source, "compact": compact}
+        child = self._running()
+        line = _ask(child, json.dumps(order).encode() + b"\n")
+        if not line:
+            logger.warning("a grammar was refused: its compiler ended with %d", self._ended())
+            most = f"{_MOST_SECONDS} s, {_MOST_BYTES >> 30} GiB and {_STACK_BYTES >> 20} MiB"
+            raise refused(kind, source, f"what compiles within {most} of stack")
+        reason: str | None = json.loads(line)
+        if reason is not None:
+            raise refused(kind, source, reason)
+
+    def stop(self) -> None:
+        """End the child, and with it a `check` that waits for it."""
+        if self._child is not None:
+            self._child.kill()
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        if self._child is not None and self._child.poll() is None:
+            return self._child
+        if self._child is not None:
+            self._ended()
+        command = [sys.executable, "-P", "-m", __name__]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+        try:
+            child = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=nowhere, env=environment
+            )
+        except OSError as error:
+            raise ForetokenError(f"no process to compile grammars in: {error}") from error
+        self._child, self._end = child, weakref.finalize(self, _end, child)
+        if not _ask(child, b""):
+            raise ForetokenError(f"the compiler of grammars ended with {self._ended()}")
+        return child
+
+    def _ended(self) -> int:
+        """End the child; its exit code."""
+        assert self._child is not None and self._end is not None, "it was running"
+        child, self._child = self._child, None
+        self._end()
+        return child.returncode
+
+
+def _ask(child: "subprocess.Popen[bytes]", order: bytes) -> bytes:
+    """The line that answers an order; empty if the child ended, or took too long."""
+    assert child.stdin is not None and child.stdout is not None, "made with pipes"
+    try:
+        child.stdin.write(order)
+        child.stdin.flush()
+    except BrokenPipeError:
+        return b""
+    answered = select.select([child.stdout], [], [], _MOST_WAITED_S)[0]
+    return child.stdout.readline() if answered else b""
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    child.kill()
+    child.communicate()
+
+
+def main(orders: IO[bytes], answers: IO[bytes]) -> None:
+    """Say `null`, then compile order after order with a line for each: `null`, or why not."""
+    import llguidance
+
+    tokenizer = llguidance.LLTokenizer("byte")
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    answers.write(b"null\n")
+    answers.flush()
+    for line in orders:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        until = int(used.ru_utime + used.ru_stime) + _MOST_SECONDS + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
+        reason = None
+        try:
+            compile_grammar(**json.loads(line), tokenizer=tokenizer)
+        except ParameterError as error:
+            reason = error.allowed
+        answers.write(json.dumps(reason).encode() + b"\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who ends us
+    threading.stack_size(_STACK_BYTES)
+    compiling = threading.Thread(target=main, args=(sys.stdin.buffer, sys.stdout.buffer))
+    compiling.start()
+    compiling.join()

@@ -1,16 +1,30 @@
-"""Verifies a step's spans together and, should that fail, each alone: an error hurts one request.
+"""What goes wrong with one request ends that request, and the others of its step go on.
 
-Knows the shape of a batch, not how it is verified. Relies on the verifier's invariant that what is
-found for a span depends on its own rows alone, so that together and apart are the same.
+Three ways: making its output fails (`say_failure`), verifying its part of the step fails
+(`verify_apart`), or it forbade itself every token (`leave_out_masked`). An error here is a bug of
+ours or of a library, and is logged once with its traceback. Relies on the verifier's invariant that
+what is found for a span depends on its own rows alone, so that together and apart are the same.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
 from foretoken.models.tensors import Draft, ModelOutput
 from foretoken.runtime.batch import Batch, Span
-from foretoken.runtime.failures import say_failure
+from foretoken.runtime.rows import Rows, banned_cells
 from foretoken.runtime.verifier import SpanVerification, Verification, Verifier
+
+logger = logging.getLogger("foretoken")
+
+NOTHING_LEFT = "bad_words, min_tokens and allowed_token_ids together forbid every next token"
+
+
+def say_failure(request_id: str, error: Exception) -> str:
+    """Log `error` and put it into words for the output of the request."""
+    text = f"its output could not be made ({type(error).__name__}: {error})"
+    logger.error("request %s ends: %s", request_id, text, exc_info=error)
+    return text
 
 
 def verify_apart(
@@ -25,6 +39,7 @@ def verify_apart(
         return verifier.verify(batch, output), {}
     except Exception as error:  # noqa: BLE001 - looked into below
         whole = error
+    # One bad request must not end its neighbours: the same step again, span by span.
     found: list[SpanVerification | None] = []
     broken: dict[str, str] = {}
     for span, one, rows in _each(batch, output):
@@ -59,3 +74,52 @@ def _each(batch: Batch, output: ModelOutput) -> Iterator[tuple[Span, Batch, Mode
             )
         own = ModelOutput(logits_RV=output.logits_RV[rows], hidden_RD=output.hidden_RD[rows])
         yield span, replace(batch, spans=(span,), draft=draft), own
+
+
+def leave_out_masked(
+    batch: Batch, verification: Verification
+) -> tuple[Verification, dict[str, str]]:
+    """Leave out tokens of rows where a request forbade itself everything; why requests must end.
+
+    The best of nothing is some id, and that id is forbidden: this is how such a row is known,
+    without looking at logits. Only bans that come and go can do it (bad_words, min_tokens); what
+    forbids everything from the start is refused before. Tokens before such a row stand, as in plain
+    decoding; a request ends if it has none.
+    """
+    spans: list[SpanVerification | None] = []
+    ended: dict[str, str] = {}
+    for span, found in zip(batch.spans, verification.spans, strict=True):
+        request = span.sequence.request
+        bans = request.bad_words_ids or (
+            request.min_tokens_ids and span.sequence.num_output < request.params.min_tokens
+        )
+        if not bans or found is None or not found.new_ids:
+            spans.append(found)
+            continue
+        count = _num_chosen(span, found.new_ids)
+        if count == 0:
+            ended[request.request_id] = NOTHING_LEFT
+        spans.append(found if count == len(found.new_ids) else _first(found, count))
+    return Verification(tuple(spans)), ended
+
+
+def _num_chosen(span: Span, new_ids: tuple[int, ...]) -> int:
+    """How many of the new tokens were allowed where they were chosen."""
+    rows = Rows(sequence=span.sequence, drafts=new_ids[:-1])
+    banned, allowed = set(banned_cells(rows)), span.sequence.request.params.allowed_token_ids
+    for row, token in enumerate(new_ids):
+        if (row, token) in banned or (allowed is not None and token not in allowed):
+            return row
+    return len(new_ids)
+
+
+def _first(found: SpanVerification, count: int) -> SpanVerification:
+    """The span as if the step had ended after `count` new tokens."""
+    return replace(
+        found,
+        new_ids=found.new_ids[:count],
+        num_accepted=max(count - 1, 0),
+        sources=found.sources[:count],
+        logprobs=None if found.logprobs is None else found.logprobs[:count],
+        path=None if found.path is None else found.path[: max(count - 1, 0)],
+    )

@@ -20,8 +20,7 @@ from torch import Tensor
 from foretoken.errors import ParameterError
 from foretoken.extras import OptionalPackages
 from foretoken.ops.logits import NEVER
-from foretoken.runtime.compile_apart import Rehearsal
-from foretoken.runtime.compile_grammar import compile_grammar, reason_of, refused
+from foretoken.runtime.compile_grammar import TrialCompiler, compile_grammar, reason_of, refused
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import Request, SamplingParams
@@ -63,7 +62,7 @@ class Grammars:
         self._device = torch.device(device)
         self._tokenizer: Any = None
         self._executor: Any = None
-        self._rehearsal = Rehearsal()
+        self._trial = TrialCompiler()
         self._known: OrderedDict[StructuredOutputs, Any] = OrderedDict()
         self._reading, self._building = threading.Lock(), threading.Lock()
         self._states: dict[str, _State] = {}
@@ -127,7 +126,7 @@ class Grammars:
 
     def stop(self) -> None:
         """End what is being compiled, from any thread."""
-        self._rehearsal.stop()
+        self._trial.stop()
 
     def take_failures(self) -> dict[str, str]:
         """What failed since the last call, by request; those requests must be ended."""
@@ -213,7 +212,7 @@ class Grammars:
             self._executor = llguidance.LLExecutor(num_threads=1)
         order = (given.kind, given.source, given.disable_any_whitespace)
         try:
-            self._rehearsal.check(*order)
+            self._trial.check(*order)
             matcher = compile_grammar(*order, self._tokenizer)
         except ParameterError as error:
             return error

@@ -15,13 +15,12 @@ from foretoken.errors import CapacityError, ContextError, PromptError, RequestEr
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
 from foretoken.runtime.batch import Batch, Span
-from foretoken.runtime.failures import say_failure
+from foretoken.runtime.faults import say_failure
 from foretoken.runtime.scheduling import commit as commits
 from foretoken.runtime.scheduling.config import SchedulerConfig
 from foretoken.runtime.scheduling.pages import SequencePages
-from foretoken.runtime.scheduling.queues import Roster
+from foretoken.runtime.scheduling.queues import RequestQueues
 from foretoken.runtime.sequence import Sequence, SequenceState
-from foretoken.runtime.stopping import StopFinder, find_ending, never_stops
 from foretoken.types import FinishReason, Output, Request
 
 __all__ = ["Scheduler", "SchedulerConfig"]
@@ -36,7 +35,7 @@ class Scheduler:
         pool: PagePool,
         *,
         plan_drafts: DraftPlanner = plan_no_drafts,
-        find_stop_string: StopFinder = never_stops,
+        find_stop_string: commits.StopFinder = commits.never_stops,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take over `pool`; `clock` must be the one that requests' arrivals are read from."""
@@ -50,7 +49,7 @@ class Scheduler:
         self._find_stop_string = find_stop_string
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
-        self._roster = Roster(self._pages, config.max_num_seqs)
+        self._queues = RequestQueues(self._pages, config.max_num_seqs)
         self._num_added = 0
         self._in_flight = False
         self._kept_free = 0
@@ -63,17 +62,17 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests not admitted, or preempted."""
-        return len(self._roster.waiting)
+        return len(self._queues.waiting)
 
     @property
     def num_running(self) -> int:
         """Requests that hold pages."""
-        return len(self._roster.running)
+        return len(self._queues.running)
 
     @property
     def num_preemptions(self) -> int:
         """Preemptions so far."""
-        return self._roster.num_preemptions
+        return self._queues.num_preemptions
 
     @property
     def kv_usage(self) -> float:
@@ -99,7 +98,7 @@ class Scheduler:
         sequence = Sequence.of(request, self._num_added)
         self._num_added += 1
         self._sequences[request.request_id] = sequence
-        self._roster.waiting.push(sequence)
+        self._queues.waiting.push(sequence)
 
     def check_capacity(self, request: Request) -> None:
         """Check that the prompt and one more token could run, if alone.
@@ -136,7 +135,7 @@ class Scheduler:
         return Output(request_id=request_id, finish_reason=reason, error=error, metrics=metrics)
 
     def _retire(self, sequence: Sequence) -> None:
-        self._roster.remove(sequence)
+        self._queues.remove(sequence)
         del self._sequences[sequence.request.request_id]
 
     def schedule(self) -> Batch:
@@ -144,9 +143,9 @@ class Scheduler:
         empty batch needs no `commit`."""
         assert not self._in_flight, "the last batch was neither committed nor cancelled"
         decoding = self._secure_decoding()
-        prefilling = [s for s in self._roster.running if not s.is_decoding]
+        prefilling = [s for s in self._queues.running if not s.is_decoding]
         tokens_left = self.config.max_num_batched_tokens - len(decoding)
-        prompts = bool(prefilling) or self._roster.may_admit
+        prompts = bool(prefilling) or self._queues.may_admit
         load = StepLoad(
             num_decoding=len(decoding),
             num_prefilling=len(prefilling),
@@ -157,7 +156,7 @@ class Scheduler:
         tokens_left -= sum(span.draft_budget for span in spans)
         for sequence in prefilling:
             tokens_left = self._add_chunk(spans, sequence, tokens_left)
-        while tokens_left > 0 and (admitted := self._roster.admit_next(self._clock())) is not None:
+        while tokens_left > 0 and (admitted := self._queues.admit_next(self._clock())) is not None:
             tokens_left = self._add_chunk(spans, admitted, tokens_left)
         self._in_flight = bool(spans)
         return Batch(spans=tuple(spans), plan=plan)
@@ -168,7 +167,7 @@ class Scheduler:
         Preempts from the end of the order of service, so never a sequence secured before.
         """
         secured: list[Sequence] = []
-        running, limit = self._roster.running, self.config.max_num_batched_tokens
+        running, limit = self._queues.running, self.config.max_num_batched_tokens
         index = 0
         while index < len(running) and len(secured) < limit:
             sequence = running[index]
@@ -176,7 +175,7 @@ class Scheduler:
             if not sequence.is_decoding:
                 continue
             while self._pages.missing(sequence) > self._pages.pool.num_available:
-                if self._roster.preempt_last() is sequence:
+                if self._queues.preempt_last() is sequence:
                     return secured
             self._pages.reserve(sequence, 0)
             secured.append(sequence)
@@ -187,7 +186,7 @@ class Scheduler:
     ) -> list[Span]:
         """One span per decoding sequence, at most `allowance` drafts over all of them."""
         spans = []
-        self._kept_free = self._roster.pages_for_next
+        self._kept_free = self._queues.pages_for_next
         for sequence, wanted in zip(decoding, plan.drafts, strict=True):
             budget = self._clip(sequence, wanted, allowance)
             if budget:
@@ -272,7 +271,9 @@ class Scheduler:
         if not span.samples:
             return None
         assert result is not None, f"no result for {span.sequence.request.request_id}"
-        ending = find_ending(span.sequence, result.new_ids, self.max_len, self._find_stop_string)
+        ending = commits.find_ending(
+            span.sequence, result.new_ids, self.max_len, self._find_stop_string
+        )
         commits.append(span, result, ending, now)
         return commits.output_of(span, result, ending, now)
 
@@ -290,7 +291,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert the invariants of queues, sequences and pages. O(everything), for tests."""
         live = list(self._sequences.values())
-        self._roster.check_integrity(live)
+        self._queues.check_integrity(live)
         self._pages.check_integrity(live)
         for sequence in live:
             computed, total = sequence.num_computed, sequence.num_tokens
