@@ -132,7 +132,7 @@ class PromisedAcceptance(AcceptanceModel):
         return min(tokens, float(num_drafts))
 
     def survival(self, request_id: str, drafter: str, num_drafts: int) -> tuple[float, ...]:
-        """Of drafts that are promised whole. Positions are not told apart: all have the mean."""
+        """Survival of drafts that are promised whole; all positions have the mean."""
         if num_drafts == 0:
             return ()
         tokens = self.expected(request_id, drafter, float(num_drafts), num_drafts)

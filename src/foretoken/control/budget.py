@@ -28,7 +28,7 @@ class BudgetPolicy(ABC):
 
 @final
 class FixedBudget(BudgetPolicy):
-    """The same number for every sequence and step: num_speculative_tokens, or 0."""
+    """One number for every sequence and step: num_speculative_tokens, or 0."""
 
     def __init__(self, num_drafts: int) -> None:
         """Always answer `num_drafts`; asserts that it is not negative."""

@@ -179,7 +179,7 @@ class RooflineCost(CostModel):
     weight_bytes: float
     """Read by every step."""
     expert_bytes: float = 0.0
-    """All routed experts of a mixture."""
+    """Held by all routed experts of a mixture; read as far as some row needs them."""
     expert_share: float = 0.0
     """Share of the experts that one row passes through."""
     kv_bytes: Callable[[float], float]

@@ -51,7 +51,7 @@ class Gain:
         return False
 
     def rule(self) -> tuple[float, float, float, float]:
-        """As in `StopRule`: token, row, usual, another."""
+        """The numbers that `StopRule` decides by: token, row, usual, another."""
         return self._token_s, self._row_s, self._acceptance.usual_chance, self._pass.seconds
 
     def saw(self, chances: Sequence[float]) -> None:

@@ -16,7 +16,7 @@ from foretoken.types import StepStats
 RETRY = 48
 """Steps before the first new trial; doubled by each that confirms the choice."""
 _RETRY_MOST = 192
-"""Where one sequence runs; twice as many wherever twice as many run, up to eight times."""
+"""Most steps between trials where one sequence runs; doubled with the load, up to eight times."""
 _MARGIN = 0.97
 """Drafting has to take less than this share of the time without it."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
-from foretoken.runtime.candidates import Candidates, Fork, choose_candidates
+from foretoken.runtime.candidates import Candidates, OpenNode, choose_candidates
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.rows import Rows
 
@@ -95,13 +95,13 @@ class SpanTree:
         path = self.growth.path(node)
         return path[-2] if len(path) > 1 else -1
 
-    def forks(self) -> list[Fork]:
-        """The frontier's nodes as places to be filled."""
+    def open_nodes(self) -> list[OpenNode]:
+        """The nodes of the frontier, with what their children are chosen by."""
         found = []
         for node in self.growth.frontier:
             path = tuple(self.growth.tokens[n] for n in self.growth.path(node))
             row = Rows(sequence=self.span.sequence, drafts=path, first=len(path))
-            found.append(Fork(row, self.growth.count(node), node + 1, self.growth.fixed))
+            found.append(OpenNode(row, self.growth.count(node), node + 1, self.growth.fixed))
         return found
 
 
@@ -114,7 +114,7 @@ class TreeSteps(ABC):
 
     @abstractmethod
     def after(self, trees: Sequence[SpanTree]) -> Tensor:
-        """float32 logits after every node of the frontiers, tree after tree, [F, V].
+        """float32 logits after every node of the frontiers, tree after tree, [N, V].
 
         Args:
             trees: those that go on, in order; each among those of the call before.
@@ -171,19 +171,19 @@ def draft_trees(steps: TreeSteps, sampler: DraftSampler, trees: Sequence[SpanTre
     draws = any(
         sampler.draws(tree.span.sequence.request.params) and not tree.growth.fixed for tree in trees
     )
-    logits_FV, growing = steps.first(), list(trees)
+    logits_NV, growing = steps.first(), list(trees)
     while True:
         # All places of all trees are filled together: one sort and one draw for the whole level.
-        forks = [tree.forks() for tree in growing]
-        flat = [fork for some in forks for fork in some]
-        found = choose_candidates(sampler, logits_FV, flat, with_probs=draws)
-        for tree, some in zip(growing, forks, strict=True):
+        nodes = [tree.open_nodes() for tree in growing]
+        flat = [node for some in nodes for node in some]
+        found = choose_candidates(sampler, logits_NV, flat, with_probs=draws)
+        for tree, some in zip(growing, nodes, strict=True):
             tree.growth.grow(found[: len(some)])
             found = found[len(some) :]
         growing = [tree for tree in growing if tree.growth.frontier]
         if not growing:
             return [tree.growth.finish() for tree in trees]
-        logits_FV = steps.after(growing)
+        logits_NV = steps.after(growing)
 
 
 def planted(shape: TreeShape, spans: Sequence[Span]) -> list[SpanTree]:

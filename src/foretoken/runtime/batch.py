@@ -25,7 +25,7 @@ class Span:
     """Most drafts this span may carry; its pages are already reserved."""
     draft_ids: tuple[int, ...] = ()
     draft_parents: tuple[int, ...] | None = None
-    """Of a tree of drafts, as in `Draft.parents`; None: a chain."""
+    """The parent of each draft if they are a tree (`Draft.parents`); None: they are a chain."""
     drafter: str = ""
     """Who proposed draft_ids; empty if nobody did."""
     promise: float | None = None
@@ -69,7 +69,7 @@ class Span:
         return self.length - int(self.samples) if self.wants_prompt_logprobs else 0
 
     def clipped(self, max_drafts: int) -> Self:
-        """The same span with a budget of at most `max_drafts`."""
+        """This span, its budget lowered to `max_drafts`."""
         if self.draft_budget <= max_drafts:
             return self
         return replace(self, draft_budget=max_drafts)
@@ -102,7 +102,7 @@ class Batch:
         return sum(span.num_drafts for span in self.spans)
 
     def with_draft(self, draft: Draft) -> Self:
-        """The same spans carrying `draft`; asserts that no budget is exceeded."""
+        """This batch with the drafts of its spans; asserts that no budget is exceeded."""
         assert len(draft.ids) == len(self.spans), (len(draft.ids), len(self.spans))
         draft.check()
         spans = []

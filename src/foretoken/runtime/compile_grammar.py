@@ -27,9 +27,9 @@ _MOST_ITEMS_IN_ROW = 10_000
 """Ways to go on at one place, about four per property of an object: a thousand properties are fine,
 three thousand are refused."""
 _MOST_SECONDS = 5
-"""Of processor time, for one grammar."""
+"""Seconds of processor time that one grammar may take."""
 _MOST_WAITED_S = 4 * _MOST_SECONDS
-"""By the clock, on a machine that is busy with other things."""
+"""Seconds by the clock that one grammar may take, on a machine busy with other things."""
 _MOST_BYTES = 4 << 30
 """Address space of the child."""
 _STACK_BYTES = 1 << 20

@@ -69,12 +69,16 @@ class DraftSampler:
         distributions are wanted; None: some logits are edited before a token is chosen."""
         requests = [sequence.request for sequence in sequences]
         profiles = [self.sampler.profile(request) for request in requests]
+        # What edits logits depends on the tokens before a row, and those are drafted only inside
+        # the call.
         if any(profile.edits for profile in profiles):
             return None
         if not with_probs and (self.prefers_best or all(p.greedy for p in profiles)):
             return plan_best(len(sequences), steps)
         columns = []
         for profile, sequence, tokens in zip(profiles, sequences, drafted, strict=True):
+            # Drafts that the rule weighs are drawn with noise of their own. Others are drawn with
+            # the target's noise of their position: the target then draws the same more often.
             drawn = self.draws(sequence.request.params)
             if profile.greedy or (self.prefers_best and not drawn):
                 columns.append([pack_rows((0,), BEST)] * steps)

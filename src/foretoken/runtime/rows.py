@@ -57,7 +57,7 @@ class Profile:
     edits: bool
     """Whether anything but temperature and filters touches its logits."""
     drawing: Drawing
-    """How its tokens are chosen from edited logits."""
+    """How tokens of the request are chosen from edited logits."""
 
     @classmethod
     def of(cls, request: Request, vocab_size: int, device: torch.device) -> "Profile":
@@ -121,17 +121,17 @@ class Group:
 
     @property
     def end(self) -> int:
-        """Where its logits end."""
+        """Where the logits of this group end."""
         return self.start + self.rows.num_rows
 
     def packed(self, stream: Stream) -> bytes:
-        """Its rows for a `DrawKernel`."""
+        """The rows of this group, packed for a `DrawKernel`."""
         if self.profile.greedy:
             return pack_rows((0,) * self.rows.num_rows, BEST)
         return pack_rows(self.profile.keys(self.rows, stream), self.profile.drawing)
 
     def single(self, row: int, start: int) -> "Group":
-        """Only one of its rows, by index over all; its logits start at `start`."""
+        """A group of one of these rows, by index over all; the logits of it start at `start`."""
         first = self.rows.first + row - self.start
         one = Rows(sequence=self.rows.sequence, drafts=self.rows.drafts[:first], first=first)
         return Group(one, self.profile, start)

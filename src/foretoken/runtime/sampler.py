@@ -71,6 +71,8 @@ class Sampler:
             return self._choose_each(edited_RV, groups, stream)
         ids = self._kernel(edited_RV, b"".join(group.packed(stream) for group in groups))
         chosen_R = torch.tensor(ids)
+        # The kernel leaves a row open where its arithmetic could round the other way than
+        # PyTorch's: those few rows are chosen here, so that both give the same tokens.
         if UNDECIDED in ids:
             left = [row for row, token in enumerate(ids) if token == UNDECIDED]
             owners = [group for group in groups for _ in range(group.rows.num_rows)]
@@ -169,6 +171,8 @@ class Sampler:
 
     def _edit(self, logits_RV: Tensor, groups: list[Group]) -> Tensor:
         """Everything before temperature; the given tensor itself if there is nothing to do."""
+        # Most requests edit nothing: then no copy is made. Otherwise raw logits stay as they are,
+        # for logprobs are of raw logits.
         touched = [group for group in groups if group.profile.edits]
         if not touched:
             return logits_RV
@@ -181,6 +185,7 @@ class Sampler:
             if forbidden_V is not None:
                 edited_RV[group.start : group.end].masked_fill_(forbidden_V, NEVER)
             banned.extend((group.start + row, i) for row, i in banned_cells(group.rows))
+        # Single bans of all rows are one assignment: one call on a device instead of one per ban.
         if banned:
             at_N2 = torch.tensor(banned, device=self.device)
             edited_RV[at_N2[:, 0], at_N2[:, 1]] = NEVER

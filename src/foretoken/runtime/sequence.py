@@ -45,7 +45,7 @@ class Sequence:
     """Prompt positions found in the prefix cache when first scheduled."""
     num_preemptions: int = 0
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    """Those of prompt positions 1, 2, ... computed so far; emptied when they are emitted."""
+    """Logprobs of prompt positions 1, 2, ... computed so far; emptied when they are emitted."""
     scheduled_at: float | None = None
     first_token_at: float | None = None
     drafted_per_step: list[int] = field(default_factory=list)

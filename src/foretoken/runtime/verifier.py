@@ -42,13 +42,13 @@ class SpanVerification:
     num_accepted: int
     num_drafted: int
     sources: tuple[TokenSource, ...]
-    """Of each new token."""
+    """Where each new token came from."""
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     """Per new token, if asked for; from raw logits."""
     prompt_logprobs: tuple[dict[int, Logprob], ...] | None = None
     """Per prompt row, if asked for: of the token after that row's."""
     path: tuple[int, ...] | None = None
-    """Of a tree of drafts the accepted nodes, from the root down; None: a chain."""
+    """Accepted nodes of a tree of drafts, from the root down; None: the drafts were a chain."""
     valid: bool = True
     """False: the rule keeps drafts whatever they are (`synthetic`)."""
 
@@ -105,6 +105,9 @@ class Verifier:
     @torch.inference_mode()
     def verify(self, batch: Batch, output: ModelOutput) -> Verification:
         """Check the batch's drafts against the logits of its rows."""
+        # Requests of one step may need different rules (greedy or drawn, seeded or not), and a rule
+        # that is one foreign call or one tensor operation is dear per call: checks are gathered by
+        # rule, each rule decides all of its checks at once.
         logits_RV = output.logits_RV
         probs_KV = None if batch.draft is None else batch.draft.probs_KV
         found = _Found({}, {})
@@ -112,6 +115,8 @@ class Verifier:
         trees: dict[str, list[TreeCheck]] = {}
         for check in _checks(batch):
             params = check.rows.sequence.request.params
+            # Without drafts there is nothing to weigh. Matching then just draws the next token with
+            # the request's own noise, which is what plain decoding is.
             drafted = check.num_rows > 1
             one_hot = batch.draft is None or batch.draft.is_one_hot(check.index)
             name = rule_of(params, self.rule, one_hot) if drafted else "matching"
@@ -149,6 +154,8 @@ def _checks(batch: Batch) -> list[Check | TreeCheck]:
             else:
                 runs = _tree_rows(span, tree)
                 checks.append(TreeCheck(runs=runs, ids=span.draft_ids, tree=tree, **places))
+        # Prompt rows come first among a span's rows and are nobody's drafts. Spans without drafts
+        # have no rows of distributions, so both counts go on by themselves.
         row += span.prompt_rows + span.sample_rows
         drafted_row += span.num_drafts
     return checks
@@ -168,6 +175,7 @@ def _tree_rows(span: Span, tree: Tree) -> tuple[Rows, ...]:
 def _take(logits_RV: Tensor, checks: Seq[Check | TreeCheck]) -> Tensor:
     """The sample rows of the checks, in order."""
     rows = [check.row + i for check in checks for i in range(check.num_rows)]
+    # Usually one rule checks everything: no copy then of a tensor as wide as the vocabulary.
     if len(rows) == logits_RV.shape[0]:
         return logits_RV
     return logits_RV[torch.tensor(rows, device=logits_RV.device)]
@@ -176,6 +184,8 @@ def _take(logits_RV: Tensor, checks: Seq[Check | TreeCheck]) -> Tensor:
 def _sources(span: Span, num_accepted: int, path: Seq[int] | None) -> tuple[TokenSource, ...]:
     if span.num_drafts == 0:
         return (TokenSource.TARGET,)
+    # After a draft that was accepted whole, the last token is one more than was drafted (bonus);
+    # otherwise it stands where a draft was rejected (recovered). Of a tree, whole is to a leaf.
     if path is None or span.tree is None:
         full = num_accepted == span.num_drafts
     else:
@@ -226,6 +236,7 @@ def _after_prompt_rows(span: Span) -> list[int]:
 def _results(
     batch: Batch, logits_RV: Tensor, found: _Found, valid: bool
 ) -> tuple[SpanVerification | None, ...]:
+    # Logprobs of all spans are computed at once, in order of rows, and handed out in that order.
     entries = iter(_logprobs(batch, logits_RV, found))
     results: list[SpanVerification | None] = []
     for index, span in enumerate(batch.spans):

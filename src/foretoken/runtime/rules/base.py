@@ -33,14 +33,14 @@ class Check:
     """One sampling span: its rows, and where its logits and draft distributions start."""
 
     index: int
-    """Of the span in its batch."""
+    """Place of the span in its batch."""
     rows: Rows
     row: int
     """First of its sample rows in the step's logits."""
     drafted_row: int
     """First of its rows in the step's draft distributions."""
     num_rows: int
-    """Its sample rows: one per draft and one more."""
+    """Sample rows of the span: one per draft and one more."""
 
     @property
     def drafts(self) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class TreeCheck:
 
     index: int
     runs: tuple[Rows, ...]
-    """Its rows, run by run of the tree; the first run begins at the newest committed token."""
+    """Rows of the span, run by run of the tree; the first begins at the newest committed token."""
     ids: tuple[int, ...]
     tree: Tree
     row: int
@@ -77,7 +77,7 @@ class Branch(NamedTuple):
     path: tuple[int, ...]
     """Accepted nodes, from the root down."""
     new_ids: tuple[int, ...]
-    """Their tokens and one more."""
+    """Tokens of the accepted nodes and one more."""
 
 
 class TreeRule(ABC):
@@ -89,7 +89,7 @@ class TreeRule(ABC):
     def decide(
         self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
     ) -> list[Branch]:
-        """As `Rule.decide`, for trees; rows and drafts are in the order of nodes."""
+        """Decide like `Rule.decide`, for trees; rows and drafts are in the order of nodes."""
 
 
 class Rule(ABC):

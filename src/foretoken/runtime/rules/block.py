@@ -29,7 +29,7 @@ class BlockRule(Rule):
     def decide(
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
     ) -> list[tuple[int, ...]]:
-        """See `Rule`."""
+        """Test the chain as a whole: a draft may stay for the sake of those after it."""
         branches = weigh(self._sampler, logits_PV, checks, probs_KV, block=True)
         found = [None if branch is None else branch.new_ids for branch in branches]
         return complete(found, logits_PV, checks, partial(self._twin, probs_KV=probs_KV))
@@ -37,8 +37,10 @@ class BlockRule(Rule):
     def _twin(
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
     ) -> list[tuple[int, ...]]:
-        """The rule by PyTorch's operations."""
+        """Decide with PyTorch's operations."""
         processed_PV = self._sampler.process(logits_PV, [check.rows for check in checks])
+        # The joint test looks at the uniforms of drafts behind the one that it rejects. The next
+        # verification must not see them again, hence fresh ones each time.
         flat = FlatDrafts.of(self._sampler, processed_PV, checks, probs_KV, fresh=True)
         blocks = keep_blocks(
             BlockTests(

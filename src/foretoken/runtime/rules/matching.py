@@ -26,7 +26,10 @@ class MatchingRule(Rule):
     def decide(
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
     ) -> list[tuple[int, ...]]:
-        """See `Rule`; distributions of drafts do not matter."""
+        """Choose the target's own tokens; distributions of drafts do not matter."""
+        # The target's token is chosen at every row, as if all drafts before it were right. Up to
+        # the first draft that is not the target's own token they are, and rows are those of plain
+        # decoding. What was chosen behind it means nothing and is dropped.
         rows = [check.rows for check in checks]
         targets: list[int] = self._sampler.choose(logits_PV, rows).tolist()
         found, start = [], 0

@@ -29,7 +29,9 @@ class StandardRule(Rule):
     def decide(
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
     ) -> list[tuple[int, ...]]:
-        """See `Rule`."""
+        """Test draft after draft; the first that fails is replaced."""
+        # The kernel decides nearly all checks. What it leaves open, as where there is none, is left
+        # to the twin: both use the same uniforms, so it does not matter who decides.
         branches = weigh(self._sampler, logits_PV, checks, probs_KV, block=False)
         found = [None if branch is None else branch.new_ids for branch in branches]
         return complete(found, logits_PV, checks, partial(self._twin, probs_KV=probs_KV))
@@ -37,10 +39,12 @@ class StandardRule(Rule):
     def _twin(
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
     ) -> list[tuple[int, ...]]:
-        """The rule by PyTorch's operations."""
+        """Decide with PyTorch's operations."""
         processed_PV = self._sampler.process(logits_PV, [check.rows for check in checks])
         flat = FlatDrafts.of(self._sampler, processed_PV, checks, probs_KV)
         passed = acceptable(flat.target_KV, flat.drafted_KV, flat.ids_K, flat.uniforms_K)
+        # Per check: how many drafts stay, the row of the last token, and which draft was rejected
+        # (None: all stayed).
         kept, ends, failed = [], [], []
         first = 0
         for row, count in zip(flat.first_row_S, flat.lengths_S, strict=True):
@@ -48,6 +52,9 @@ class StandardRule(Rule):
             ends.append(row + kept[-1])
             failed.append(first + kept[-1] if kept[-1] < count else None)
             first += count
+        # After a rejection the last token is drawn from max(p - q, 0). With drafts kept with
+        # probability min(1, p / q), a token then has the distribution p, drafted or not. After the
+        # last draft it is drawn from p itself.
         last_SV = processed_PV[ends]
         spans = [s for s, at in enumerate(failed) if at is not None]
         if spans:
@@ -55,6 +62,8 @@ class StandardRule(Rule):
             drafted_SV = None if flat.drafted_KV is None else flat.drafted_KV[at]
             ids = [flat.ids_K[k] for k in at]
             last_SV[spans] = residual(last_SV[spans], flat.target_KV[at], drafted_SV, ids)
+        # The rejected draft may have been drawn with the target's own noise of that position; what
+        # replaces it must not depend on it, and gets other noise.
         recovered = [at is not None for at in failed]
         last = draw_last(self._sampler, last_SV, checks, kept, recovered)
         return with_last(checks, kept, last)

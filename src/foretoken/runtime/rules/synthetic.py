@@ -40,11 +40,13 @@ class SyntheticRule(Rule):
     def decide(
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
     ) -> list[tuple[int, ...]]:
-        """See `Rule`; neither what was drafted nor its distribution matters."""
+        """Decide by the rates alone: neither what was drafted nor its distribution matters."""
         rows = [check.rows for check in checks]
         targets: list[int] = self._sampler.choose(logits_PV, rows).tolist()
         kept, last, start = [], [], 0
         for check in checks:
+            # The number that stays is drawn from the request's key and the position, so that a run
+            # can be repeated.
             key = self._sampler.profile(check.rows.sequence.request).key
             kept.append(num_kept(check.drafts, self._rates, key, check.rows.position))
             last.append(targets[start + kept[-1]])

@@ -38,7 +38,7 @@ class TreeMatching(TreeRule):
     def decide(
         self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
     ) -> list[Branch]:
-        """See `TreeRule`."""
+        """Follow the target's own tokens down the tree."""
         targets: list[int] = self._sampler.choose(logits_PV, _runs(checks)).tolist()
         found, start = [], 0
         for check in checks:
@@ -75,7 +75,7 @@ class TreeRejection(TreeRule):
     def decide(
         self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
     ) -> list[Branch]:
-        """See `TreeRule`."""
+        """Test branches; every token has the target's distribution."""
         block = self.name != "standard"
         found = weigh(self._sampler, logits_PV, checks, probs_KV, block=block)
         return complete(found, logits_PV, checks, partial(self._twin, probs_KV=probs_KV))
@@ -83,7 +83,7 @@ class TreeRejection(TreeRule):
     def _twin(
         self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
     ) -> list[Branch]:
-        """The rule by PyTorch's operations."""
+        """Decide with PyTorch's operations."""
         processed_PV = self._sampler.process(logits_PV, _runs(checks))
         tests, start = [], 0
         for check in checks:
@@ -98,6 +98,8 @@ class TreeRejection(TreeRule):
             start += check.num_rows
         kept = [len(test.path) for test in tests]
         last_SV = torch.stack([test.last_logits() for test in tests])
+        # Elsewhere than at a leaf some child was rejected. It may have been drawn with the target's
+        # own noise of that position, so what replaces it gets other noise.
         inside = [
             bool(check.tree.children[test.path[-1] + 1 if test.path else 0])
             for check, test in zip(checks, tests, strict=True)
@@ -109,10 +111,12 @@ class TreeRejection(TreeRule):
         ]
 
     def _tested(self, check: TreeCheck, nodes: Nodes) -> BranchTest:
-        """All tests of one tree, with uniforms that no other verification uses."""
+        """Run the tests of one tree to their end."""
         test = RecursiveWalk(nodes) if self.name == "standard" else Traversal(nodes)
         start = check.rows.position
         key = self._sampler.profile(check.rows.sequence.request).key
+        # How many tests there are depends on how they end, so uniforms are numbered by test and not
+        # by position; anchored at this verification, no other one uses them.
         base = row_key(key, start, Stream.ACCEPT, start)
         count = 0
         while not test.finished:
@@ -135,7 +139,7 @@ class TreeTypical(TreeRule):
     def decide(
         self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
     ) -> list[Branch]:
-        """See `TreeRule`."""
+        """Keep the longest branch whose tokens are all probable enough."""
         processed_PV = self._sampler.process(logits_PV, _runs(checks))
         found, ends, start = [], [], 0
         for check in checks:
@@ -183,7 +187,7 @@ class TreeSynthetic(TreeRule):
     def decide(
         self, logits_PV: Tensor, checks: Seq[TreeCheck], probs_KV: Tensor | None
     ) -> list[Branch]:
-        """See `TreeRule`."""
+        """Go down first children by the rates alone."""
         targets: list[int] = self._sampler.choose(logits_PV, _runs(checks)).tolist()
         found, start = [], 0
         for check in checks:

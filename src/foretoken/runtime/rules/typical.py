@@ -31,7 +31,7 @@ class TypicalRule(Rule):
     def decide(
         self, logits_PV: Tensor, checks: Seq[Check], probs_KV: Tensor | None
     ) -> list[tuple[int, ...]]:
-        """See `Rule`; distributions of drafts do not matter."""
+        """Test drafts against the target's distribution; what they were drawn from is not asked."""
         processed_PV = self._sampler.process(logits_PV, [check.rows for check in checks])
         flat = FlatDrafts.of(self._sampler, processed_PV, checks, None)
         passed = typical(

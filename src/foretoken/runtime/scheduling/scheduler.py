@@ -52,7 +52,6 @@ class Scheduler:
         self._queues = RequestQueues(self._pages, config.max_num_seqs)
         self._num_added = 0
         self._in_flight = False
-        self._kept_free = 0
 
     @property
     def has_unfinished(self) -> bool:
@@ -142,6 +141,8 @@ class Scheduler:
         """Plan the next step, reserving pages for it. Empty only if nothing is unfinished; an
         empty batch needs no `commit`."""
         assert not self._in_flight, "the last batch was neither committed nor cancelled"
+        # Decoding sequences come first, and each has a page for its next token before anybody gets
+        # drafts: a draft may be wrong, that token is never wasted.
         decoding = self._secure_decoding()
         prefilling = [s for s in self._queues.running if not s.is_decoding]
         tokens_left = self.config.max_num_batched_tokens - len(decoding)
@@ -152,6 +153,8 @@ class Scheduler:
             num_waiting=self.num_waiting,
         )
         plan = self._plan_drafts([sequence.request for sequence in decoding], load)
+        # Drafts speed up who is served already; prompts decide how long others wait for their first
+        # token. While there are prompts, drafts take at most half of what the step has left.
         spans = self._decode_spans(decoding, plan, tokens_left // 2 if prompts else tokens_left)
         tokens_left -= sum(span.draft_budget for span in spans)
         for sequence in prefilling:
@@ -174,6 +177,8 @@ class Scheduler:
             index += 1
             if not sequence.is_decoding:
                 continue
+            # Rather one sequence that is computed again later than a step that cannot run. If there
+            # is nobody behind this one, it gives way itself.
             while self._pages.missing(sequence) > self._pages.pool.num_available:
                 if self._queues.preempt_last() is sequence:
                     return secured
@@ -186,9 +191,10 @@ class Scheduler:
     ) -> list[Span]:
         """One span per decoding sequence, at most `allowance` drafts over all of them."""
         spans = []
-        self._kept_free = self._queues.pages_for_next
+        # Pages for drafts are taken only where they do not keep the next request out.
+        kept_free = self._queues.pages_for_next
         for sequence, wanted in zip(decoding, plan.drafts, strict=True):
-            budget = self._clip(sequence, wanted, allowance)
+            budget = self._clip(sequence, wanted, allowance, kept_free)
             if budget:
                 self._pages.reserve(sequence, budget)
                 allowance -= budget
@@ -198,17 +204,15 @@ class Scheduler:
             )
         return spans
 
-    def _clip(self, sequence: Sequence, wanted: int, allowance: int) -> int:
-        """The draft budget that request, context, step and pages allow.
-
-        A step yields one token more than it has drafts, hence the - 1.
-        """
+    def _clip(self, sequence: Sequence, wanted: int, allowance: int, kept_free: int) -> int:
+        """The draft budget that request, context, step and pages allow."""
         assert wanted >= 0, wanted
         if wanted == 0:
             return 0
+        # A step yields one token more than it has drafts, hence the - 1.
         output_left = sequence.request.max_tokens - sequence.num_output - 1
         context_left = self.max_len - sequence.num_tokens - 1
-        room = self._pages.draft_room(sequence, self._kept_free)
+        room = self._pages.draft_room(sequence, kept_free)
         limits = (output_left, context_left, allowance, room)
         return max(0, min(wanted, *limits))
 
@@ -217,6 +221,7 @@ class Scheduler:
         start = sequence.num_computed
         length = min(sequence.num_tokens - start, tokens_left)
         wants_logits = sequence.wants_prompt_logprobs
+        # Logits are as wide as the vocabulary: a long prompt's would not fit into memory at once.
         if wants_logits:
             length = min(length, self.config.max_prompt_logprob_tokens)
         if length > 0:
@@ -241,6 +246,7 @@ class Scheduler:
         assert len(results) == len(batch.spans), (len(results), len(batch.spans))
         outputs = []
         for span, result in zip(batch.spans, results, strict=True):
+            # Aborted while the step ran: its pages are gone, its tokens are nobody's.
             if span.sequence.state is not SequenceState.RUNNING:
                 continue
             output = self._commit_span(span, result, now)
@@ -258,6 +264,8 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - said in the output
             request_id = sequence.request.request_id
             return self.fail(request_id, say_failure(request_id, error))
+        # Full pages are offered to other requests before anything is given back: what this request
+        # computed outlives it. Then rejected drafts' pages go, which is all that rollback is.
         self._pages.publish(sequence)
         if output is not None and output.finish_reason is not None:
             self._retire(sequence)
