@@ -6,22 +6,20 @@ from random import Random
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from foretoken.control.budget import BudgetPolicy
-from foretoken.control.plan import DraftPlan, StepLoad
+from foretoken.control.plan import DraftPlan, DraftPlanner, StepLoad
 from foretoken.runtime.scheduling.scheduler import SchedulerConfig
 from foretoken.types import FinishReason, Request
 from tests.unit.scheduler_fakes import VOCAB, FakeEngine, expected_output, make_request, noisy
 
 
-class RandomBudget(BudgetPolicy):
+def any_plan(random: Random) -> DraftPlanner:
     """Any budget at any time."""
 
-    def __init__(self, random: Random) -> None:
-        self._random = random
-
-    def plan(self, requests: Sequence[Request], load: StepLoad) -> DraftPlan:
-        drafts = tuple(self._random.choice((0, 0, 1, 2, 3, 5, 9)) for _ in requests)
+    def plan(requests: Sequence[Request], load: StepLoad) -> DraftPlan:
+        drafts = tuple(random.choice((0, 0, 1, 2, 3, 5, 9)) for _ in requests)
         return DraftPlan(load=load, drafts=drafts)
+
+    return plan
 
 
 def draw_requests(random: Random) -> list[Request]:
@@ -93,7 +91,7 @@ def test_every_request_gives_its_own_tokens(seed: int) -> None:
         page_size=page_size,
         drafter=noisy(random),
         config=draw_config(random),
-        plan_drafts=RandomBudget(random).plan,
+        plan_drafts=any_plan(random),
     )
     arrivals = draw_requests(random)
     aborted = drive(engine, list(arrivals), random)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from zlib import crc32
 
+from foretoken.control.plan import DraftPlan, DraftPlanner
 from foretoken.kv.pool import PagePool
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Batch, Span
@@ -30,6 +31,11 @@ def continuation(prompt: tuple[int, ...], count: int) -> list[int]:
     for _ in range(count):
         ids.append(next_token(ids))
     return ids[len(prompt) :]
+
+
+def at_most(num_drafts: int) -> DraftPlanner:
+    """A planner that gives every request the same number of drafts."""
+    return lambda requests, load: DraftPlan(load=load, drafts=(num_drafts,) * len(requests))
 
 
 def expected_output(request: Request, max_len: int) -> tuple[list[int], FinishReason]:

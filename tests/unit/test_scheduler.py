@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from foretoken.control.budget import FixedBudget
 from foretoken.control.plan import DraftPlan, StepLoad, plan_no_drafts
 from foretoken.errors import CapacityError, ConfigError, PromptError, RequestError
 from foretoken.models.tensors import Draft
@@ -12,7 +11,7 @@ from foretoken.runtime.batch import Batch
 from foretoken.runtime.scheduling.scheduler import SchedulerConfig
 from foretoken.runtime.sequence import SequenceState
 from foretoken.types import FinishReason, Request
-from tests.unit.scheduler_fakes import FakeEngine, continuation, make_request, perfect
+from tests.unit.scheduler_fakes import FakeEngine, at_most, continuation, make_request, perfect
 
 LONG = tuple([1, 2, 3, 4] * 5)
 
@@ -27,7 +26,7 @@ def engine_of(num_pages: int = 16, num_drafts: int = 0, **limits: int) -> FakeEn
     return FakeEngine(
         num_pages=num_pages,
         drafter=perfect,
-        plan_drafts=FixedBudget(num_drafts).plan,
+        plan_drafts=at_most(num_drafts),
         config=SchedulerConfig(**limits),  # type: ignore[arg-type]
     )
 

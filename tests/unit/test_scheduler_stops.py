@@ -2,11 +2,17 @@
 
 import pytest
 
-from foretoken.control.budget import FixedBudget
 from foretoken.runtime.scheduling.scheduler import SchedulerConfig
 from foretoken.text.tokenizer import StopMatch
 from foretoken.types import FinishReason, Output, TokenSource
-from tests.unit.scheduler_fakes import FakeEngine, continuation, make_request, nothing, perfect
+from tests.unit.scheduler_fakes import (
+    FakeEngine,
+    at_most,
+    continuation,
+    make_request,
+    nothing,
+    perfect,
+)
 
 PROMPT = (1, 2, 3)
 PLAIN = continuation(PROMPT, 12)
@@ -14,7 +20,7 @@ PLAIN = continuation(PROMPT, 12)
 
 def run(num_drafts: int = 0, **changes: object) -> tuple[FakeEngine, list[Output]]:
     drafter = perfect if num_drafts else nothing
-    engine = FakeEngine(drafter=drafter, plan_drafts=FixedBudget(num_drafts).plan)
+    engine = FakeEngine(drafter=drafter, plan_drafts=at_most(num_drafts))
     engine.add(make_request("a", PROMPT, **changes))
     engine.run()
     assert engine.pool.num_available == engine.pool.num_pages
@@ -74,7 +80,7 @@ def test_context_limit(num_drafts: int) -> None:
     engine = FakeEngine(
         config=SchedulerConfig(max_model_len=10),
         drafter=perfect if num_drafts else nothing,
-        plan_drafts=FixedBudget(num_drafts).plan,
+        plan_drafts=at_most(num_drafts),
     )
     engine.add(make_request("a", PROMPT, max_tokens=50))
     engine.run()
@@ -112,7 +118,7 @@ def test_stop_string(num_drafts: int, at: int) -> None:
     strings = Strings(at)
     engine = FakeEngine(
         drafter=perfect if num_drafts else nothing,
-        plan_drafts=FixedBudget(num_drafts).plan,
+        plan_drafts=at_most(num_drafts),
         find_stop_string=strings.find,
     )
     engine.add(make_request("a", PROMPT, max_tokens=12, stop="halt"))
@@ -125,9 +131,7 @@ def test_stop_string(num_drafts: int, at: int) -> None:
 def test_text_is_searched_without_the_final_stop_id() -> None:
     token = PLAIN[3]
     strings = Strings(99)
-    engine = FakeEngine(
-        drafter=perfect, plan_drafts=FixedBudget(4).plan, find_stop_string=strings.find
-    )
+    engine = FakeEngine(drafter=perfect, plan_drafts=at_most(4), find_stop_string=strings.find)
     engine.add(make_request("a", PROMPT, max_tokens=12, stop_ids=frozenset({token})))
     engine.run()
     assert strings.seen == PLAIN[: first_place(token)]
@@ -136,9 +140,7 @@ def test_text_is_searched_without_the_final_stop_id() -> None:
 def test_a_stop_string_beats_a_later_stop_id() -> None:
     token = next(t for t in PLAIN if first_place(t) >= 2)
     strings = Strings(2)
-    engine = FakeEngine(
-        drafter=perfect, plan_drafts=FixedBudget(6).plan, find_stop_string=strings.find
-    )
+    engine = FakeEngine(drafter=perfect, plan_drafts=at_most(6), find_stop_string=strings.find)
     engine.add(make_request("a", PROMPT, max_tokens=12, stop_ids=frozenset({token})))
     engine.run()
     assert engine.tokens("a") == PLAIN[:2]

@@ -4,7 +4,6 @@ The scheduler asks `RequestBudget.plan` once per step and afterwards only clips 
 the request, the step and the pages allow. 0 for every sequence means that no drafter runs.
 """
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -16,28 +15,6 @@ from foretoken.types import Request, Speculation
 PREDICTED_DRAFTS = 10
 """Most drafts from a prediction or a grammar where no drafter allows more: they cost nothing to
 make."""
-
-
-class BudgetPolicy(ABC):
-    """How far to speculate; `plan` is a `foretoken.control.plan.DraftPlanner`."""
-
-    @abstractmethod
-    def plan(self, requests: Seq[Request], load: StepLoad) -> DraftPlan:
-        """Most drafts of each of the requests that decode in a step of this load."""
-
-
-@final
-class FixedBudget(BudgetPolicy):
-    """One number for every sequence and step: num_speculative_tokens, or 0."""
-
-    def __init__(self, num_drafts: int) -> None:
-        """Always answer `num_drafts`; asserts that it is not negative."""
-        assert num_drafts >= 0, num_drafts
-        self.num_drafts = num_drafts
-
-    def plan(self, requests: Seq[Request], load: StepLoad) -> DraftPlan:
-        """`num_drafts` for each."""
-        return DraftPlan(load=load, drafts=(self.num_drafts,) * len(requests))
 
 
 class Limit(Protocol):
@@ -81,8 +58,11 @@ class LivePolicy:
 
 
 @final
-class RequestBudget(BudgetPolicy):
-    """What drafters allow, what the load leaves of it, what the operator and the request say."""
+class RequestBudget:
+    """What drafters allow, what the load leaves of it, what the operator and the request say.
+
+    `plan` is a `foretoken.control.plan.DraftPlanner`.
+    """
 
     def __init__(
         self,
