@@ -265,17 +265,18 @@ class RelativeCost:
 
 
 @final
-@dataclass(slots=True)
 class TokenCost:
     """Seconds between two tokens of a sequence, measured at one draft length and load.
 
     Time and acceptance in one number: the model-free arm, which no wrong model can mislead.
     """
 
-    steps: float = 0.0
-    seconds: float = 0.0
-    tokens: float = 0.0
-    """Per sequence."""
+    __slots__ = ("seconds", "steps", "tokens")
+
+    def __init__(self) -> None:
+        """Nothing measured yet."""
+        self.steps = self.seconds = self.tokens = 0.0
+        """Faded sums; tokens are those of one sequence."""
 
     def observe(self, seconds: float, tokens: float) -> None:
         """A step took so long and gave each sequence so many tokens."""
