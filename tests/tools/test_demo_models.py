@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL
-from foretoken.training.crew import Job
 from foretoken.training.heads.export import export_run
+from foretoken.training.loop import Job
 from foretoken.training.losses import Head, distillation_loss
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.python_text import library

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.training.crew import Job
-from foretoken.training.loop import autocast, prepare
+from foretoken.training.loop import Job, autocast, prepare
 from foretoken.training.losses import Head, distillation_loss
 from foretoken.training.model import Llama
 from foretoken.training.schedule import Stage

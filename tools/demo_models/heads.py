@@ -12,10 +12,9 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL
-from foretoken.training.crew import Job
 from foretoken.training.heads.build import HeadTraining, fresh_head
 from foretoken.training.heads.target import Captured, TargetParts
-from foretoken.training.loop import autocast, prepare
+from foretoken.training.loop import Job, autocast, prepare
 from foretoken.training.model import Llama
 from foretoken.training.schedule import Stage
 from tools.demo_models.acceptance import greedy_runs

@@ -5,15 +5,14 @@ run can be exported while it goes on.
 """
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foretoken.training.crew import Job
 from foretoken.training.loop import (
+    Job,
     Progress,
     Trainer,
     autocast,
@@ -102,5 +101,4 @@ def train_language_model(
 
     ranks.lead(begin)
     tell_compiling(settings, report)
-    build = partial(build_lm_job, recipe, folder)
-    return Trainer(build(), settings, folder, build, ranks).run(report)
+    return Trainer(build_lm_job(recipe, folder), settings, folder, ranks).run(report)

@@ -7,7 +7,6 @@ trained nor how. Invariant: the target's weights never change.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.training.crew import Job
 from foretoken.training.llama_folder import copy_tokenizer, read_llama
-from foretoken.training.loop import Progress, Trainer, pick_device, run_folder, tell_compiling
+from foretoken.training.loop import Job, Progress, Trainer, pick_device, run_folder, tell_compiling
 from foretoken.training.model import Llama
 from foretoken.training.provenance import write_provenance
 from foretoken.training.python_text.library import load_corpus
@@ -134,5 +132,4 @@ def train_on_target(
 
     ranks.lead(begin)
     tell_compiling(settings, report)
-    build = partial(build_job, recipe, source, folder)
-    return Trainer(build(), settings, folder, build, ranks).run(report)
+    return Trainer(build_job(recipe, source, folder), settings, folder, ranks).run(report)

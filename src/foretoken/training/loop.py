@@ -1,4 +1,4 @@
-"""The training loop that language models and drafts share.
+"""The training loop that heads, drafts and language models share.
 
 Owns the order of a step, the schedule's use and when checkpoints are written. It knows neither the
 data nor the loss: a `Task` gives both. Invariant: a run continued from a checkpoint does the same
@@ -11,26 +11,46 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from foretoken.errors import ConfigError, TrainingError
 from foretoken.training import checkpoints
-from foretoken.training.crew import Crew, Job, Work
 from foretoken.training.model import Llama
 from foretoken.training.optimizer import Optimizer
 from foretoken.training.progress import Display, Standing, terminal_of
 from foretoken.training.ranks import Ranks
-from foretoken.training.schedule import current_stage
+from foretoken.training.schedule import Stage, current_stage
 from foretoken.training.settings import Settings
 
 MIXED = "Mismatch dtype between input and weight"
 """What PyTorch says of norms with float32 weights under autocast, which is meant here."""
+
+
+class Task(Protocol):
+    """What a run optimizes."""
+
+    def loss(self, index: int, tokens: int, stage: Stage) -> Tensor:
+        """The mean loss in nats of part `index`: `tokens` tokens in rows as `stage` says."""
+        ...
+
+    def evaluate(self) -> dict[str, float]:
+        """Held-out measurements by name."""
+        ...
+
+
+class Job(NamedTuple):
+    """A model and its task."""
+
+    model: nn.Module
+    """Its `shape` is a dataclass that says how to build it again."""
+    task: Task
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +94,17 @@ def autocast(device: torch.device, precision: str = "bfloat16") -> torch.autocas
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
+class _Losses(nn.Module):
+    """A task's loss as the forward pass of a module: what PyTorch runs on every rank."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.model, self._task = job
+
+    def forward(self, index: int, tokens: int, stage: Stage) -> Tensor:
+        return self._task.loss(index, tokens, stage)
+
+
 class Trainer:
     """Runs a task's steps on a model, from the newest checkpoint in `folder` if there is one.
 
@@ -82,12 +113,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        job: Job,
-        settings: Settings,
-        folder: Path,
-        build: Callable[[], Job] | None = None,
-        ranks: Ranks | None = None,
+        self, job: Job, settings: Settings, folder: Path, ranks: Ranks | None = None
     ) -> None:
         self.ranks = ranks or Ranks()
         self.model, self.task, self.settings, self.folder = *job, settings, folder
@@ -97,9 +123,13 @@ class Trainer:
         state = self.ranks.lead(lambda: checkpoints.load_newest(folder))
         if state is not None:
             self._restore(state)
-        self.ranks.align(self.model)
-        helpers = settings.helpers if build is not None else 0
-        self.crew = Crew(job, helpers, build or (lambda: job))
+        self._losses: nn.Module = _Losses(job)
+        if self.ranks.size > 1:
+            # Gives every rank the weights of rank 0, and sums gradients as they become known.
+            # Not every kind of head has a gradient for every parameter in every stage.
+            self._losses = DistributedDataParallel(
+                self._losses, broadcast_buffers=False, find_unused_parameters=True
+            )
 
     def _restore(self, state: dict[str, Any]) -> None:
         made = {"kind": self.settings.kind, "shape": asdict(self.model.shape)}  # type: ignore[call-overload]
@@ -142,9 +172,8 @@ class Trainer:
         started = time.monotonic()
         tokens = max(stage.length, self.settings.micro_tokens)
         parts = max(1, self.settings.batch_tokens // tokens)
-        place = done.step * self.ranks.size + self.ranks.rank
-        work = Work(first=place * parts, parts=parts, tokens=tokens, stage=stage)
-        value = self._gradients(work)
+        first = (done.step * self.ranks.size + self.ranks.rank) * parts
+        value = self._gradients(range(first, first + parts), tokens, stage)
         with self._no_memory():
             self.optimizer.step(self.settings.rates.scale(done.step, share))
         done.step += 1
@@ -152,11 +181,16 @@ class Trainer:
         done.seconds += self.ranks.mean(time.monotonic() - started)[0]
         return value
 
-    def _gradients(self, work: Work) -> float:
-        """Leave the gradient in the model; the loss. The last checkpoint stays what it is."""
+    def _gradients(self, parts: range, tokens: int, stage: Stage) -> float:
+        """Leave the mean gradient in the model; the mean loss. No weight has changed yet."""
+        value = 0.0
         with self._no_memory():
-            value = self.crew.run(work)
-            self.ranks.mean_gradients(self.model.parameters())
+            for part in parts:
+                # Ranks exchange gradients once a step: with the last part, which sums all.
+                with nullcontext() if part == parts[-1] else self._alone():
+                    loss = self._losses(part, tokens, stage) / len(parts)
+                    loss.backward()
+                value += loss.item()
             (value,) = self.ranks.mean(value)
             slopes = [p.grad for p in self.model.parameters() if p.grad is not None]
             norm = nn.utils.get_total_norm(slopes).item()
@@ -165,6 +199,12 @@ class Trainer:
                 remedy = "lower matrix_rate and other_rate, other data"
                 raise self._failed(f"a {what} of {found}", remedy)
         return value
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """In it, gradients stay on this rank."""
+        if isinstance(self._losses, DistributedDataParallel):
+            return self._losses.no_sync()
+        return nullcontext()
 
     @contextmanager
     def _no_memory(self) -> Iterator[None]:
@@ -200,7 +240,6 @@ class Trainer:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", MIXED)
             self._run(report)
-        self.crew.close()
         return self.progress
 
     def _run(self, report: Callable[[str], None]) -> None:

@@ -6,14 +6,12 @@ files.
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
-from foretoken.training.crew import Job
 from foretoken.training.data.answers import write_answers
 from foretoken.training.data.prompts import PromptSet, read_prompt_set
 from foretoken.training.data.rows import OnlineStates, OwnSource, packed_rows
@@ -31,9 +29,9 @@ from foretoken.training.heads.build import HeadTraining, fresh_head, head_points
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.layouts import require_form
 from foretoken.training.llama_folder import copy_tokenizer, keep_special_ids
-from foretoken.training.loop import Progress, Trainer, pick_device, run_folder, tell_compiling
+from foretoken.training.loop import Job, Progress, Trainer, pick_device, run_folder, tell_compiling
 from foretoken.training.provenance import write_provenance
-from foretoken.training.ranks import Ranks, joined
+from foretoken.training.ranks import is_alone, joined, launch, shared_out
 from foretoken.training.settings import Settings, read_settings
 
 Report = Callable[[str], None]
@@ -61,15 +59,11 @@ def train(
     if kind is not None and settings.kind != kind:
         raise ConfigError("CONFIG", f"{config} trains {settings.kind!r}", f"a config of {kind!r}")
     require_form(settings.kind, export)
-    with joined() as ranks:
-        told = report if ranks.leads else _nothing
-        done = _run(settings, run_folder(settings, out), told, ranks)
-        if export is not None and ranks.leads:
-            folder = run_folder(settings, out)
-            export_run(folder, folder / "export", verifier=str(settings.target), form=export)
-            told(f"wrote {folder / 'export'}")
-        told(f"done: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} minutes")
-    return done
+    folder = run_folder(settings, out)
+    if settings.helpers and is_alone():
+        shared = shared_out(settings)
+        return launch(settings.helpers + 1, _run, shared, folder, report, export)
+    return _run(settings, folder, report, export)
 
 
 def store_states(
@@ -188,16 +182,21 @@ def _read(config: str | Path, target: Path | None) -> Settings:
     return settings if target is None else replace(settings, target=str(target))
 
 
-def _run(settings: Settings, folder: Path, report: Report, ranks: Ranks) -> Progress:
-    def begin() -> None:
-        digest = prepare_data(settings, folder, report)
-        write_provenance(folder, asdict(settings), digest, ranks.size)
-
-    ranks.lead(begin)
-    if settings.kind == "draft":
-        tell_compiling(settings, report)
-    build = partial(build_job, settings, folder)
-    return Trainer(build(), settings, folder, build, ranks).run(report)
+def _run(settings: Settings, folder: Path, report: Report, export: str | None) -> Progress:
+    """One process of a run."""
+    with joined() as ranks:
+        told = report if ranks.leads else _nothing
+        data = ranks.lead(lambda: prepare_data(settings, folder, told))
+        if ranks.leads:
+            write_provenance(folder, asdict(settings), data, ranks.size)
+        if settings.kind == "draft":
+            tell_compiling(settings, told)
+        done = Trainer(build_job(settings, folder), settings, folder, ranks).run(told)
+        if export is not None and ranks.leads:
+            export_run(folder, folder / "export", verifier=str(settings.target), form=export)
+            told(f"wrote {folder / 'export'}")
+        told(f"done: {done.step} steps, {done.tokens} tokens, {done.seconds / 60:.1f} minutes")
+    return done
 
 
 def _nothing(_: str) -> None:

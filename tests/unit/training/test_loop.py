@@ -69,17 +69,3 @@ def test_wrong_settings_name_the_field(tmp_path: Path, text: str, field: str) ->
     path.write_text(text)
     with pytest.raises(ConfigError, match=field):
         read_settings(path)
-
-
-def test_helpers_do_the_same_work(tmp_path: Path) -> None:
-    alone = make(tmp_path / "alone")
-    settings = tiny.tiny_settings(helpers=1)
-    shared = Trainer(tiny.tiny_job(), settings, tmp_path / "shared", tiny.tiny_job)
-    for _ in range(2):
-        assert shared.step() == pytest.approx(alone.step(), rel=1e-4)
-    (helper,) = shared.crew._members
-    assert helper.pipe.poll(60), "the helper never finished its rehearsal"
-    for _ in range(6):
-        assert shared.step() == pytest.approx(alone.step(), rel=1e-3)
-    assert shared.crew._counter.pace[1] > 0, "the helper never took a part"
-    shared.crew.close()

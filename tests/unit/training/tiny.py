@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from foretoken.training.crew import Job
+from foretoken.training.loop import Job
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
