@@ -12,8 +12,9 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL
-from foretoken.training.heads.build import HeadTraining, fresh_head
+from foretoken.training.heads.kind import fresh_head
 from foretoken.training.heads.target import Captured, TargetParts
+from foretoken.training.heads.task import HeadTraining
 from foretoken.training.loop import Job, autocast, prepare
 from foretoken.training.model import Llama
 from foretoken.training.schedule import Stage

@@ -23,7 +23,7 @@ from foretoken.cli.comparison import (
     summarize,
     warm_up,
 )
-from foretoken.cli.options import DEMO_SPECULATION
+from foretoken.config.methods import ROWS
 from foretoken.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,12 +32,7 @@ if TYPE_CHECKING:
 BASELINE = "none"
 METHODS: dict[str, dict[str, Any] | None] = {
     BASELINE: None,
-    "ngram": {"method": "ngram", "num_speculative_tokens": 10},
-    "draft_model": dict(DEMO_SPECULATION),
-    "eagle3": {"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 5},
-    "mlp": {"method": "mlp", "model": "demo-mlp", "num_speculative_tokens": 3},
-    "medusa": {"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 4},
-    "parallel": {"model": "demo-parallel", "num_speculative_tokens": 3},
+    **{row.name: dict(row.demo) for row in ROWS if row.demo is not None},
 }
 SHOWN = (BASELINE, "draft_model")
 """Whose writing is shown."""

@@ -3,6 +3,7 @@
 Owns argument parsing only; the runs are in `foretoken.training`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from foretoken.cli.help import WholeGroup
 from foretoken.cli.options import read_prompts
+from foretoken.config.methods import ROWS
 from foretoken.errors import ConfigError
 
 train_app = typer.Typer(
@@ -43,54 +45,20 @@ Form = Annotated[
 ]
 
 
-def _run(
-    kind: str, config: str, out: Path | None, target: Path | None, form: str | None = None
-) -> None:
-    from foretoken.training.runs import train
+def _trains(kind: str) -> Callable[..., None]:
+    """The command that trains one kind of drafter."""
 
-    train(config, out, target, typer.echo, kind=kind, export=form)
+    def command(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
+        from foretoken.training.runs import train
 
+        train(config, out, target, typer.echo, kind=kind, export=form)
 
-@train_app.command()
-def draft(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
-    """Distil a draft model from a target."""
-    _run("draft", config, out, target, form)
+    return command
 
 
-@train_app.command()
-def eagle(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
-    """Train an EAGLE head (1 and 2) over the target's last features."""
-    _run("eagle", config, out, target, form)
-
-
-@train_app.command()
-def eagle3(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
-    """Train an EAGLE-3 head by its training-time test."""
-    _run("eagle3", config, out, target, form)
-
-
-@train_app.command()
-def peagle(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
-    """Train a P-EAGLE head, an EAGLE-3 network that guesses all its tokens in one pass."""
-    _run("peagle", config, out, target, form)
-
-
-@train_app.command()
-def mlp(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
-    """Train an MLP speculator."""
-    _run("mlp", config, out, target, form)
-
-
-@train_app.command()
-def medusa(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
-    """Train Medusa heads over the target's own output head."""
-    _run("medusa", config, out, target, form)
-
-
-@train_app.command()
-def pard(config: Config, out: Out = None, target: Target = None, form: Form = None) -> None:
-    """Train a draft model that guesses all its tokens in one pass (PARD)."""
-    _run("parallel", config, out, target, form)
+for _method in ROWS:
+    for _kind in _method.trained:
+        train_app.command(_kind.command, help=f"Train {_kind.summary}.")(_trains(_kind.kind))
 
 
 @train_app.command()

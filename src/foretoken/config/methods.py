@@ -91,6 +91,10 @@ class Trained:
     """Its word in the `[head]` table of a training config."""
     command: str
     """Its word after `foretoken train`."""
+    summary: str
+    """What is trained, in a few words."""
+    code: str
+    """Dotted path of the module that trains it: its `KIND`, see `foretoken.training.heads.kind`."""
     formats: tuple[str, ...] = ()
     """Published formats that it can be written in, beside its own."""
 
@@ -214,7 +218,15 @@ ROWS = (
             advertised=(1.5, 2.5),
             llama_cpp="draft-simple",
         ),
-        trained=(Trained(kind="draft", command="draft", formats=("vllm",)),),
+        trained=(
+            Trained(
+                kind="draft",
+                command="draft",
+                summary="a small Llama that learns what the target says",
+                code="foretoken.training.heads.draft",
+                formats=("vllm",),
+            ),
+        ),
     ),
     DraftingMethod(
         name="parallel",
@@ -230,7 +242,15 @@ ROWS = (
         marks=Marks(keys=("pard_token",), values=(("spd_type", "pard"),)),
         packaged=(PackagedDrafter(target="demo", model="demo-parallel"),),
         demo={"model": "demo-parallel", "num_speculative_tokens": 3},
-        trained=(Trained(kind="parallel", command="pard", formats=("vllm",)),),
+        trained=(
+            Trained(
+                kind="parallel",
+                command="pard",
+                summary="a draft model that guesses all its tokens in one pass (PARD)",
+                code="foretoken.training.heads.pard",
+                formats=("vllm",),
+            ),
+        ),
     ),
     DraftingMethod(
         name="eagle",
@@ -243,7 +263,15 @@ ROWS = (
         quantizations=_FLOATS_TO_INTEGERS,
         tensorrt=("Eagle",),
         marks=Marks(tensors=(frozenset({"fc.weight"}),)),
-        trained=(Trained(kind="eagle", command="eagle", formats=("vllm", "eagle")),),
+        trained=(
+            Trained(
+                kind="eagle",
+                command="eagle",
+                summary="an EAGLE head (1 and 2) over the target's last features",
+                code="foretoken.training.heads.eagle",
+                formats=("vllm", "eagle"),
+            ),
+        ),
     ),
     DraftingMethod(
         name="eagle3",
@@ -284,8 +312,20 @@ ROWS = (
             llama_cpp="draft-eagle3",
         ),
         trained=(
-            Trained(kind="eagle3", command="eagle3", formats=("speculators", "vllm", "eagle")),
-            Trained(kind="peagle", command="peagle", formats=("speculators", "vllm")),
+            Trained(
+                kind="eagle3",
+                command="eagle3",
+                summary="an EAGLE-3 head, by its training-time test",
+                code="foretoken.training.heads.eagle3",
+                formats=("speculators", "vllm", "eagle"),
+            ),
+            Trained(
+                kind="peagle",
+                command="peagle",
+                summary="a P-EAGLE head, an EAGLE-3 network that guesses all tokens in one pass",
+                code="foretoken.training.heads.peagle",
+                formats=("speculators", "vllm"),
+            ),
         ),
     ),
     DraftingMethod(
@@ -304,7 +344,14 @@ ROWS = (
         ),
         packaged=(PackagedDrafter(target="demo", model="demo-mlp"),),
         demo={"method": "mlp", "model": "demo-mlp", "num_speculative_tokens": 3},
-        trained=(Trained(kind="mlp", command="mlp"),),
+        trained=(
+            Trained(
+                kind="mlp",
+                command="mlp",
+                summary="an MLP speculator",
+                code="foretoken.training.heads.mlp",
+            ),
+        ),
     ),
     DraftingMethod(
         name="medusa",
@@ -318,7 +365,14 @@ ROWS = (
         marks=Marks(keys=("medusa_num_heads",)),
         packaged=(PackagedDrafter(target="demo", model="demo-medusa"),),
         demo={"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 4},
-        trained=(Trained(kind="medusa", command="medusa"),),
+        trained=(
+            Trained(
+                kind="medusa",
+                command="medusa",
+                summary="Medusa heads over the target's own output head",
+                code="foretoken.training.heads.medusa",
+            ),
+        ),
     ),
     DraftingMethod(
         name="ngram",
@@ -464,6 +518,11 @@ def built_methods() -> tuple[DraftingMethod, ...]:
 def method_names(wanted: Callable[[DraftingMethod], bool] = lambda _: True) -> tuple[str, ...]:
     """The words of the methods that can draft here and that are `wanted`."""
     return tuple(method.name for method in built_methods() if wanted(method))
+
+
+def trained_kinds() -> dict[str, Trained]:
+    """All kinds of training runs that make drafters, by their word in a training config."""
+    return {kind.kind: kind for method in known_methods() for kind in method.trained}
 
 
 def find_method(name: object, where: str = "speculative_config.method") -> DraftingMethod:

@@ -6,6 +6,7 @@ weights. Invariant: LlamaForCausalLM loads the folder and gives the training mod
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,16 @@ def read_llama(folder: Path) -> Llama:
 
 
 def export(
-    model: Llama, tokenizer_from: Path, folder: Path, dtype: torch.dtype = torch.bfloat16
+    model: Llama,
+    tokenizer_from: Path,
+    folder: Path,
+    dtype: torch.dtype = torch.bfloat16,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write `model` and the tokenizer found in `tokenizer_from` to `folder`."""
+    """Write `model` and the tokenizer found in `tokenizer_from` to `folder`.
+
+    `more` are keys of config.json beside Llama's own.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.to(dtype) for name, value in to_llama_names(model).items()}
     part = folder / "model.safetensors.part"
@@ -143,6 +151,7 @@ def export(
     special = special_ids(tokenizer_from)
     config = {**llama_config(model.shape), **special}
     config["torch_dtype"] = str(dtype).removeprefix("torch.")
+    config.update(more or {})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {**special, "do_sample": False}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")

@@ -25,9 +25,9 @@ from foretoken.training.data.states import (
 )
 from foretoken.training.data.target import OwnTarget
 from foretoken.training.data.text import keep_text
-from foretoken.training.heads.build import HeadTraining, fresh_head, head_points, require_fit
 from foretoken.training.heads.export import export_run
-from foretoken.training.heads.layouts import require_form
+from foretoken.training.heads.kind import find_kind, fresh_head, require_fit, require_form
+from foretoken.training.heads.task import HeadTraining
 from foretoken.training.llama_folder import copy_tokenizer, keep_special_ids
 from foretoken.training.loop import Job, Progress, Trainer, pick_device, run_folder, tell_compiling
 from foretoken.training.provenance import write_provenance
@@ -140,7 +140,7 @@ def prepare_data(settings: Settings, folder: Path, report: Report) -> str:
         tokenizer = target.engine.parts.tokenizer
         text_digest = keep_text(settings.data, tokenizer, folder, report)
     write_answers(target.engine, found, settings.data, folder, report)
-    if settings.head is not None and settings.head.kind in ("draft", "parallel"):
+    if find_kind(settings.kind).layout is None:  # a model of its own, which needs a tokenizer
         copy_tokenizer(find_model(str(settings.target)), folder)
         keep_special_ids(find_model(str(settings.target)), folder)
     if settings.states is not None:
@@ -156,16 +156,16 @@ def build_job(settings: Settings, folder: Path) -> Job:
     """
     assert settings.target is not None and settings.data is not None, "checked before"
     assert settings.head is not None, "checked when the config was read"
-    rows = packed_rows(settings, folder)
+    rows, kind = packed_rows(settings, folder), find_kind(settings.head.kind)
     if settings.states is None:
         target = OwnTarget(find_model(settings.target))
-        parts, points = target.parts, head_points(target.parts, settings.head)
+        parts, points = target.parts, kind.points(target.parts)
         source = OwnSource(OnlineStates(target, rows, points), rows, parts.head_VD, settings)
     else:
         stored, device = states_folder(settings, folder), pick_device()
         plan, parts = read_plan(stored), read_parts(stored, device)
         assert plan is not None, f"{stored} was written before"
-        states = StoredStates(stored, plan, head_points(parts, settings.head), device)
+        states = StoredStates(stored, plan, kind.points(parts), device)
         source = OwnSource(states, rows, parts.head_VD, settings)
     torch.manual_seed(settings.seed)
     head = fresh_head(parts, settings, rows["answers"].frequent_ids(parts.vocab_size))

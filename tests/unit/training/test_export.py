@@ -3,11 +3,13 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from foretoken.config.methods import trained_kinds
 from foretoken.errors import ConfigError
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
@@ -15,7 +17,7 @@ from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.files import method_of, read_head
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.testing import write_tiny_llama
-from foretoken.training.heads.layouts import FORMS, layout_of, require_form
+from foretoken.training.heads.kind import Layout, find_kind, require_form
 from foretoken.training.runs import train
 from tests.unit.training.own_runs import silent, write_config
 
@@ -32,6 +34,12 @@ LAYER = HeadShape(
     rope_theta=10000.0,
 )
 SHAPE = Eagle3Shape(layer=LAYER, draft_vocab_size=20, target_hidden_size=24)
+
+
+def layout_of(state: dict[str, Any], form: str | None = None) -> Layout:
+    layout = find_kind(state["kind"]).layout
+    assert layout is not None
+    return layout(state, "t", form)
 
 
 @pytest.mark.parametrize("form", ["speculators", "vllm", "eagle"])
@@ -69,10 +77,10 @@ def test_an_eagle3_run_is_exported_as_asked(form: str, tmp_path: Path) -> None:
     assert stored.nonzero().flatten().tolist() == ids.tolist() and len(ids) == 40
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", trained_kinds())
 def test_a_format_that_a_kind_has_not_is_refused(kind: str) -> None:
     for form in ("own", "speculators", "vllm", "eagle", "gguf"):
-        if form in ("own", *FORMS[kind]):
+        if form in ("own", *trained_kinds()[kind].formats):
             require_form(kind, form)
         else:
             with pytest.raises(ConfigError, match=f"export: .*for {kind}"):
@@ -98,7 +106,7 @@ def test_variants_that_a_format_cannot_hold_are_refused() -> None:
         shape = replace(SHAPE, **changes)
         state = {"kind": "eagle3", "model": Eagle3(shape).state_dict(), "shape": asdict(shape)}
         with pytest.raises(ConfigError, match=r"fc_norm|2 layers"):
-            layout_of(state, "t", "eagle")
+            layout_of(state, "eagle")
     shape = replace(SHAPE, parallel=True, anchored=True, mask_depths=2)
     state = {"kind": "peagle", "model": Eagle3(shape).state_dict(), "shape": asdict(shape)}
     with pytest.raises(ConfigError, match="anchored"):
@@ -107,12 +115,12 @@ def test_variants_that_a_format_cannot_hold_are_refused() -> None:
     for bias in (True, False):
         net = Eagle(LAYER, fc_bias=bias)
         state = {"kind": "eagle", "model": net.state_dict(), "shape": asdict(LAYER)}
-        assert layout_of(state, "t").config["bias"] is bias
+        assert layout_of(state).config["bias"] is bias
         if bias:
             with pytest.raises(ConfigError, match="bias"):
-                layout_of(state, "t", "vllm")
+                layout_of(state, "vllm")
         else:
-            assert "fc.bias" not in layout_of(state, "t", "vllm").tensors
+            assert "fc.bias" not in layout_of(state, "vllm").tensors
     whole = replace(SHAPE, draft_vocab_size=50)
     state = {"kind": "eagle3", "model": Eagle3(whole).state_dict(), "shape": asdict(whole)}
-    assert torch.all(layout_of(state, "t", "eagle").tensors["t2d"])
+    assert torch.all(layout_of(state, "eagle").tensors["t2d"])

@@ -14,17 +14,13 @@ from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.runner import HeadPages, HeadRunner
 from foretoken.training import checkpoints
-from foretoken.training.heads.build import fresh_head, layer_shape
-from foretoken.training.heads.depth_attention import DepthAttention
 from foretoken.training.heads.export import export_head
+from foretoken.training.heads.kind import fresh_head
 from foretoken.training.heads.pard import ParallelRollout
-from foretoken.training.heads.rollout import (
-    rollout_loss,
-    rollout_quality,
-    rotary_of,
-)
+from foretoken.training.heads.rollout import DepthAttention, Guess, rotary_of
 from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import Captured
+from foretoken.training.heads.task import rollout_loss, rollout_quality
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.optimizer import Optimizer
 from foretoken.training.schedule import Stage
@@ -124,8 +120,6 @@ def test_an_oracle_has_full_length() -> None:
 
     class Oracle(ParallelRollout):
         def guesses(self, captured, depth):  # type: ignore[no-untyped-def]
-            from foretoken.training.heads.rollout import Guess
-
             for step in range(depth):
                 ahead = captured.final_BTD[:, 1 + step :]
                 padded = torch.cat((ahead, ahead[:, -1:].expand(-1, 1 + step, -1)), dim=1)
@@ -270,7 +264,7 @@ def test_exported_heads_are_read_back(tmp_path: Path, kind: str) -> None:
     target = _target()
     net, _, points = _head(kind, target)
     _save(tmp_path, kind, net)
-    facts = replace(layer_shape(parts_of(target), 32), num_hidden_layers=8)
+    facts = replace(parts_of(target).layer_shape(32), num_hidden_layers=8)
     loaded = load_head(tmp_path / "head", facts)
     assert loaded.method == ("eagle3" if "peagle" in kind else kind) and loaded.points == points
     assert loaded.parallel == ("peagle" in kind)
@@ -303,7 +297,7 @@ def test_an_export_may_bring_the_embedding(kind: str, tmp_path: Path) -> None:
     export_head(
         tmp_path / "run", tmp_path / "whole", verifier=verifier, dtype=torch.float32, embedding=True
     )
-    facts = layer_shape(parts_of(target), 16, SHAPE.layers)
+    facts = parts_of(target).layer_shape(16, SHAPE.layers)
     lent, own = (load_head(tmp_path / n, facts) for n in ("head", "whole"))
     assert isinstance(own, Eagle3) and torch.equal(own.embed_tokens.weight, target.embed.weight)
     assert isinstance(lent, Eagle3) and not lent.shape.own_embedding

@@ -10,9 +10,8 @@ import torch
 from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
 from foretoken.testing import write_tiny_llama
-from foretoken.training.heads.build import HeadTraining
 from foretoken.training.heads.export import export_run
-from foretoken.training.heads.rollout import rollout_quality
+from foretoken.training.heads.task import HeadTraining, rollout_quality
 from foretoken.training.llama_folder import copy_tokenizer, keep_special_ids, special_ids
 from foretoken.training.model import Llama
 from foretoken.training.runs import build_job, prepare_data, train

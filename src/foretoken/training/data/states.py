@@ -42,7 +42,7 @@ from foretoken.training.data.shards import (
 )
 from foretoken.training.data.target import OwnTarget
 from foretoken.training.data.text import text_tokens
-from foretoken.training.heads.build import head_points
+from foretoken.training.heads.kind import find_kind
 from foretoken.training.heads.target import TargetParts
 from foretoken.training.settings import Settings
 
@@ -76,7 +76,7 @@ def plan_states(
         for name, length in wanted
     ]
     held = held_out_rows(tokens[HELD_OUT], last)
-    points = (*head_points(target.parts, settings.head), FINAL)
+    points = (*find_kind(settings.head.kind).points(target.parts), FINAL)
     dtype = str(target.dtype).removeprefix("torch.") if asked.dtype == "auto" else asked.dtype
     return StatePlan(
         source=source,

@@ -1,20 +1,22 @@
-"""Draft models beside heads: small Llamas trained on what the target says, and their first weights.
+"""Training of draft models: small Llamas that learn what the target says.
 
-Owns the rollout of a draft model, which reads nothing of the target but its tokens: what it guesses
-at one position, given the true tokens before, is its guess of every depth there.
+A draft model reads nothing of the target but its tokens: what it guesses at one position, given the
+true tokens before, is its guess of every depth there.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
+from foretoken.training.heads.kind import FreshHead, Kind
 from foretoken.training.heads.rollout import Guess, Rollout
-from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.llama_folder import read_llama
+from foretoken.training.loop import prepare
 from foretoken.training.model import Block, Llama
 from foretoken.training.settings import Settings
 
@@ -36,16 +38,16 @@ class DraftRollout(Rollout):
             yield Guess(states_BTD=states, weight_VD=self.net.embed.weight)
 
 
-def draft_net(target: TargetParts, settings: Settings, head: HeadSettings) -> Llama:
+def draft_net(target: TargetParts, settings: Settings) -> Llama:
     """A draft of the config's shape that begins with `head.start`, or with what the target has.
 
     Without a start: random layers, over the target's embedding where the widths are equal.
 
     Raises:
-        ConfigError: another vocabulary than the target's, or a start of another shape.
+        ConfigError: a start of another shape.
     """
-    shape = settings.shape
-    require_draft_fits(target, settings, head.depth)
+    shape, head = settings.shape, settings.head
+    assert head is not None, "a run of a head"
     net = Llama(shape)
     if head.start is not None:
         begin_with(net, read_llama(find_model(head.start)))
@@ -55,12 +57,13 @@ def draft_net(target: TargetParts, settings: Settings, head: HeadSettings) -> Ll
     return net
 
 
-def require_draft_fits(target: TargetParts, settings: Settings, depth: int) -> None:
+def require_draft_fits(target: TargetParts, settings: Settings) -> None:
     """Raise ConfigError unless the draft has the target's vocabulary and room for the rows."""
     if settings.shape.vocab_size != target.vocab_size:
         given, allowed = settings.shape.vocab_size, f"the target's {target.vocab_size}"
         raise ConfigError("shape.vocab_size", given, allowed)
-    longest = max(stage.length for stage in settings.stages) + depth
+    assert settings.head is not None, "a run of a head"
+    longest = max(stage.length for stage in settings.stages) + settings.head.depth
     if longest > settings.shape.max_positions:
         given, allowed = settings.shape.max_positions, f"{longest} or more, for rows and drafts"
         raise ConfigError("shape.max_positions", given, allowed)
@@ -84,3 +87,12 @@ def begin_with(draft: Llama, start: Llama) -> None:
         assert isinstance(block, Block), type(block)
         block.out.weight.zero_()
         block.down.weight.zero_()
+
+
+def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
+    net = draft_net(target, settings)
+    prepare(net, settings)
+    return FreshHead(net, DraftRollout(net))
+
+
+KIND = Kind(fresh=_fresh, require_fit=require_draft_fits)

@@ -1,8 +1,6 @@
-"""Trained heads as folders in their published formats, which our loaders and vLLM read.
+"""Trained heads and drafts as folders in published formats, which our loaders and vLLM read.
 
-EAGLE, MLP speculators and Medusa as their authors publish them (a low-rank Medusa with shared head
-under our own names), EAGLE-3 in the `speculators` format, parallel drafts as Llama folders with
-PARD's extra keys.
+Owns the writing. What stands in a folder is the affair of each kind's module: its `layout`.
 """
 
 import json
@@ -14,10 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken.checkpoint import find_model
+from foretoken.config.methods import trained_kinds
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.models.checkpoint import open_files
 from foretoken.training import checkpoints
-from foretoken.training.heads.layouts import FORMS, layout_of, require_form
+from foretoken.training.heads.kind import find_kind, require_form
 from foretoken.training.llama_folder import export, read_checkpoint
 
 EMBEDDING = "embed_tokens.weight"
@@ -56,27 +55,26 @@ def export_head(
         verifier: name or path of the target, for the file's own record.
         dtype: of the weights.
         embedding: of EAGLE-3 and P-EAGLE, put the target's token embedding into the file.
-        form: a published format by name (see `layouts.FORMS`); None or "own": the kind's own. With
-            `speculators` the embedding is in the file too: that package needs it.
+        form: a published format by name, one of the kind's `formats`; None or "own": the kind's
+            own. With `speculators` the embedding is in the file too: that package needs it.
 
     Raises:
         ConfigError: no checkpoint, or not one of a head; an embedding for another kind.
         ModelError: the verifier, whose embedding is wanted, cannot be read.
     """
     state = checkpoints.newest_state(run)
-    kind = str(state.get("kind"))
-    if kind not in FORMS or state.get("head") is None:
-        raise ConfigError("run folder", kind, "a run of a head")
-    require_form(kind, form)
-    if kind in ("parallel", "draft"):
-        export(read_checkpoint(run), run, folder, dtype)
-        if kind == "parallel":
-            _mark_parallel(folder, state["head"]["mask_token_id"])
+    word = str(state.get("kind"))
+    if word not in trained_kinds() or state.get("head") is None:
+        raise ConfigError("run folder", word, "a run of a head")
+    require_form(word, form)
+    kind = find_kind(word)
+    if kind.layout is None:
+        export(read_checkpoint(run), run, folder, dtype, kind.llama_keys(state["head"]))
         return
-    tensors, config = layout_of(state, verifier, form)
+    tensors, config = kind.layout(state, verifier, form)
     if embedding or form == "speculators":
-        if kind not in ("eagle3", "peagle"):
-            raise ConfigError("embedding", True, f"False: {kind} heads always use the target's")
+        if not kind.may_embed:
+            raise ConfigError("embedding", True, f"False: {word} heads always use the target's")
         tensors = {**tensors, EMBEDDING: _embedding_of(verifier)}
     _write(folder, tensors, config, dtype)
 
@@ -103,10 +101,3 @@ def _embedding_of(verifier: str) -> Tensor:
         if name in file.keys():
             return file.get_tensor(name)
     raise CheckpointError("missing tensors", name, f"the embedding of {verifier}")
-
-
-def _mark_parallel(folder: Path, mask_token_id: int) -> None:
-    file = folder / "config.json"
-    config = json.loads(file.read_text())
-    config.update(pard_token=mask_token_id, spd_type="pard")
-    file.write_text(json.dumps(config, indent=2) + "\n")

@@ -1,22 +1,23 @@
-"""PARD: a draft model that guesses all its tokens in one pass over mask tokens.
+"""Training of PARD drafts: a draft model that guesses all its tokens in one pass over mask tokens.
 
-Owns its rollout in training: mask tokens after every position, each at its own depth, with
-conditional drops. A row's depth 0 is the token at t + 1, so that all rollouts guess from the same
-place.
+After every position stand mask tokens, each at its own depth, with conditional drops. A row's depth
+0 is the token at t + 1, so that all rollouts guess from the same place.
 
 Source: PARD (arXiv 2504.18583).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretoken.training.heads.depth_attention import DepthAttention
-from foretoken.training.heads.drops import Drops
-from foretoken.training.heads.rollout import Guess, Rollout, ahead
-from foretoken.training.heads.target import Captured
+from foretoken.training.heads.draft import draft_net, require_draft_fits
+from foretoken.training.heads.kind import FreshHead, Kind, require_mask
+from foretoken.training.heads.rollout import DepthAttention, Drops, Guess, Rollout, ahead
+from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.model import Block, Llama, Rope
+from foretoken.training.settings import Settings
 
 
 class ParallelRollout(Rollout):
@@ -61,3 +62,22 @@ class ParallelRollout(Rollout):
             heads = flat.unflatten(-1, (block.shape.heads, -1)).transpose(1, 2)
             hidden = block.finish(hidden, heads)
         return hidden
+
+
+def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
+    head = settings.head
+    assert head is not None, "a run of a head"
+    net = draft_net(target, settings)
+    return FreshHead(net, ParallelRollout(net, head.mask_token_id, head.keep_share))
+
+
+def _require_fit(target: TargetParts, settings: Settings) -> None:
+    require_draft_fits(target, settings)
+    require_mask(target, settings)
+
+
+def _llama_keys(head: Mapping[str, Any]) -> dict[str, Any]:
+    return {"pard_token": head["mask_token_id"], "spd_type": "pard"}
+
+
+KIND = Kind(fresh=_fresh, require_fit=_require_fit, llama_keys=_llama_keys)

@@ -1,28 +1,44 @@
-"""P-EAGLE: an EAGLE-3 network that guesses all its tokens in one pass over mask slots.
+"""Training of P-EAGLE heads: an EAGLE-3 network that guesses all its tokens in one pass over masks.
 
-Owns its rollout with conditional drops and its start from a trained EAGLE-3 head. Depth 0 is
-EAGLE-3's own; a deeper slot stands at its anchor's position plus the depth, holds the mask token
-and the learned `mask_hidden` (anchored: the newest token and features plus a mask of its depth),
-and sees the anchor's true slots and its own rollout before it. In training each
-depth goes on with fewer anchors (`foretoken.training.heads.drops`).
+Depth 0 is EAGLE-3's own. A deeper slot stands at its anchor's position plus the depth, holds the
+mask token and the learned `mask_hidden` (anchored: the newest token and features plus a mask of its
+depth), and sees the anchor's true slots and its own rollout before it. In training each depth goes
+on with fewer anchors (`Drops`). A run may begin with a trained EAGLE-3 head.
 
-Source: P-EAGLE (arXiv 2602.01469).
+Source: P-EAGLE (arXiv 2602.01469); the file is that of the `speculators` library.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from foretoken.checkpoint import find_model
+from foretoken.config.methods import ANCHORED
 from foretoken.errors import ConfigError
 from foretoken.proposers.heads.base import TargetFacts
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.files import method_of, read_head
-from foretoken.training.heads.depth_attention import DepthAttention
-from foretoken.training.heads.drops import Drops
-from foretoken.training.heads.rollout import Guess, Rollout, ahead, rotary_of
-from foretoken.training.heads.target import Captured
+from foretoken.training.heads.eagle3 import (
+    default_points,
+    eagle3_net,
+    speculators_config,
+    with_both_ways,
+)
+from foretoken.training.heads.kind import OWN, FreshHead, Kind, Layout, require_mask
+from foretoken.training.heads.rollout import (
+    DepthAttention,
+    Drops,
+    Guess,
+    Rollout,
+    ahead,
+    rotary_of,
+)
+from foretoken.training.heads.target import Captured, TargetParts
+from foretoken.training.settings import Settings
 
 
 class PEagleRollout(Rollout):
@@ -109,3 +125,37 @@ def _require_same(net: Eagle3, start: Eagle3) -> None:
         if wanted.get(name) != list(tensor.shape):
             given = f"{name} {list(tensor.shape)}"
             raise ConfigError("head.start", given, f"{wanted.get(name)}, as in this config")
+
+
+def _fresh(target: TargetParts, settings: Settings, frequent_ids: Tensor) -> FreshHead:
+    head = settings.head
+    assert head is not None, "a run of a head"
+    net = eagle3_net(target, head, frequent_ids, parallel=True)
+    points = default_points(target)
+    if head.start is not None:
+        facts = target.layer_shape(head.inner_size, target.layers)
+        begin_with_eagle3(net, find_model(head.start), facts, points)
+    return FreshHead(net, PEagleRollout(net, head.mask_token_id, head.keep_share), points)
+
+
+def _layout(state: Mapping[str, Any], verifier: str, form: str | None) -> Layout:
+    shape = state["shape"]
+    config = speculators_config(shape, verifier)
+    if shape["anchored"] and form not in (None, OWN):
+        raise ConfigError("export", form, "none: anchored P-EAGLE is a variant of our own")
+    if shape["anchored"]:
+        config["speculators_config"]["algorithm"] = ANCHORED
+        config |= {"architectures": ["PEagleAnchored"], "speculators_model_type": ANCHORED}
+    else:
+        config["speculators_config"]["algorithm"] = "peagle"
+        config |= {
+            "architectures": ["PEagleSpeculator"],
+            "speculators_model_type": "peagle",
+            "mask_token_id": state["head"]["mask_token_id"],
+        }
+    return Layout(with_both_ways(state["model"], shape["layer"]["vocab_size"]), config)
+
+
+KIND = Kind(
+    fresh=_fresh, layout=_layout, points=default_points, require_fit=require_mask, may_embed=True
+)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from foretoken.config.keys import one_of
+from foretoken.config.methods import trained_kinds
 from foretoken.errors import ConfigError
-
-KINDS = ("eagle", "eagle3", "peagle", "mlp", "medusa", "parallel", "draft")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,9 @@ class HeadSettings:
 
     def __post_init__(self) -> None:
         """Check each field."""
+        kinds = tuple(trained_kinds())
         fine = {
-            "kind": (self.kind in KINDS, ", ".join(KINDS)),
+            "kind": (self.kind in kinds, one_of(self.kind, kinds)),
             "depth": (1 <= self.depth <= 16, "1..16"),
             "depth_decay": (0 < self.depth_decay <= 1, "above 0, at most 1"),
             "inner_size": (self.inner_size >= 1, "an integer >= 1"),

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from foretoken.proposers.heads.parts import HeadShape
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetParts:
@@ -27,6 +29,21 @@ class TargetParts:
     head_VD: Tensor
     norm_D: Tensor | None = None
     """Weights of the last norm, to begin with; None: begin with ones."""
+
+    def layer_shape(self, inner_size: int, layers: int = 1) -> HeadShape:
+        """Decoder layers of the target's widths."""
+        return HeadShape(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=inner_size,
+            num_hidden_layers=layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            max_position_embeddings=self.max_positions,
+            rms_norm_eps=self.norm_eps,
+            rope_theta=self.rope_theta,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

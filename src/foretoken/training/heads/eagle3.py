@@ -1,0 +1,165 @@
+"""Training of EAGLE-3 heads by the training-time test: each depth goes on from the head's output.
+
+Source: Li et al. 2025 (arXiv 2503.01840); the files are those of the `speculators` library, and of
+the authors' repository in the format `eagle`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
+from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.training.heads.eagle import recur
+from foretoken.training.heads.kind import FreshHead, Kind, Layout
+from foretoken.training.heads.rollout import Guess, Rollout, rotary_of
+from foretoken.training.heads.settings import HeadSettings
+from foretoken.training.heads.target import Captured, TargetParts
+from foretoken.training.settings import Settings
+
+SPECULATORS_VERSION = "0.3.0"
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+class Eagle3Rollout(Rollout):
+    """One pass over all slots a depth, as drafting goes on from its own states."""
+
+    def __init__(self, net: Eagle3) -> None:
+        """Train `net`, whose embedding must be in place."""
+        self.net = net
+        layer = net.shape.layer
+        self._rotary = rotary_of(layer, net.fc.weight.device)
+        whole = net.shape.draft_vocab_size == layer.vocab_size
+        self._ids = None if whole else net.target_ids
+
+    def guesses(self, captured: Captured, depth: int) -> Iterator[Guess]:
+        """Guess over the head's own vocabulary."""
+        net = self.net
+        for hidden in recur(net, self._rotary, captured, depth):
+            normed = hidden if net.shape.norm_output else net.norm(hidden)
+            yield Guess(states_BTD=normed, weight_VD=net.lm_head.weight, ids_V=self._ids)
+
+
+def default_points(target: TargetParts) -> tuple[int, ...]:
+    """The layers whose inputs EAGLE-3 reads: the published default.
+
+    Raises:
+        ConfigError: the target has too few layers.
+    """
+    layers = target.layers
+    points = (2, layers // 2, layers - 3)
+    if len(set(points)) < 3 or min(points) < 0:
+        raise ConfigError("target", f"{layers} layers", "a target of 7 layers or more for eagle3")
+    return points
+
+
+def eagle3_net(
+    target: TargetParts, head: HeadSettings, frequent_ids: Tensor, *, parallel: bool
+) -> Eagle3:
+    """A network that begins with the target's embedding, last norm and rows of its output head."""
+    count = head.draft_vocab_size or target.vocab_size
+    net = Eagle3(
+        Eagle3Shape(
+            layer=target.layer_shape(head.inner_size, head.num_layers if parallel else 1),
+            draft_vocab_size=count,
+            target_hidden_size=target.hidden_size,
+            parallel=parallel,
+            anchored=parallel and head.anchored,
+            mask_depths=max(1, head.depth - 1) if parallel and head.anchored else 1,
+        )
+    )
+    ids = frequent_ids[:count].sort().values
+    with torch.no_grad():
+        net.d2t.copy_(ids - torch.arange(count))
+        net.lm_head.weight.copy_(target.head_VD[ids])
+        if target.norm_D is not None:
+            net.norm.weight.copy_(target.norm_D)
+    net.use_embedding(target.embedding_VD)
+    net.to(target.embedding_VD.device)
+    return net
+
+
+def with_both_ways(tensors: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
+    """`t2d`, which target ids can be drafted, beside `d2t`; neither where all can be.
+
+    The `speculators` package does not load a reduced vocabulary without both.
+    """
+    offsets = tensors["d2t"]
+    if len(offsets) == vocab_size:
+        return {name: tensor for name, tensor in tensors.items() if name != "d2t"}
+    return {**tensors, "t2d": _drafted(offsets, vocab_size)}
+
+
+def speculators_config(shape: Mapping[str, Any], verifier: str) -> dict[str, Any]:
+    """The config.json of a head of this shape in the `speculators` format."""
+    layer = shape["layer"]
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": SPECULATORS_VERSION,
+        "draft_vocab_size": shape["draft_vocab_size"],
+        "target_hidden_size": shape["target_hidden_size"],
+        **{name: shape[name] for name in NORMS},
+        "transformer_layer_config": {"model_type": "llama", "hidden_act": "silu", **layer},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": 5,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {"name_or_path": verifier, "architectures": ["LlamaForCausalLM"]},
+        },
+    }
+
+
+def _fresh(target: TargetParts, settings: Settings, frequent_ids: Tensor) -> FreshHead:
+    assert settings.head is not None, "a run of a head"
+    net = eagle3_net(target, settings.head, frequent_ids, parallel=False)
+    return FreshHead(net, Eagle3Rollout(net), default_points(target))
+
+
+def _layout(state: Mapping[str, Any], verifier: str, form: str | None) -> Layout:
+    shape, tensors = state["shape"], state["model"]
+    if form == "eagle":
+        return _authors_layout(shape, tensors)
+    own = with_both_ways(tensors, shape["layer"]["vocab_size"])
+    return Layout(own, speculators_config(shape, verifier))
+
+
+def _authors_layout(shape: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Layout:
+    """EAGLE-3 as its authors publish it: one plain layer, both directions of the vocabulary."""
+    layer = shape["layer"]
+    variants = [name for name in NORMS if shape[name]]
+    if variants or layer["num_hidden_layers"] > 1:
+        given = ", ".join(variants) or f"{layer['num_hidden_layers']} layers"
+        raise ConfigError("export", f"eagle, of a head with {given}", "speculators")
+    named = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        **layer,
+        "bias": False,
+        "tie_word_embeddings": False,
+        "draft_vocab_size": shape["draft_vocab_size"],
+        "target_hidden_size": shape["target_hidden_size"],
+    }
+    return Layout({**named, "t2d": _drafted(tensors["d2t"], layer["vocab_size"])}, config)
+
+
+def _drafted(offsets: Tensor, vocab_size: int) -> Tensor:
+    """Which target ids can be drafted, bool [V]."""
+    drafted_V = torch.zeros(vocab_size, dtype=torch.bool)
+    drafted_V[offsets + torch.arange(len(offsets))] = True
+    return drafted_V
+
+
+KIND = Kind(fresh=_fresh, layout=_layout, points=default_points, may_embed=True)

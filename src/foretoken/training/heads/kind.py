@@ -1,0 +1,119 @@
+"""What a kind of drafter brings to be trained: first weights, a rollout, the layout of its file.
+
+The table of drafting methods names the module of each kind (`trained` in
+`foretoken.config.methods`); the module has a `KIND`. Here is what such a record says, and how it is
+found. Knows no kind.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from foretoken.config.methods import trained_kinds
+from foretoken.errors import ConfigError
+from foretoken.kv.features import FINAL
+from foretoken.training.heads.rollout import Rollout
+from foretoken.training.heads.target import TargetParts
+from foretoken.training.settings import Settings
+
+OWN = "own"
+"""The format that every kind has; our loaders read it."""
+
+
+class Layout(NamedTuple):
+    """What a folder will hold."""
+
+    tensors: dict[str, Tensor]
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FreshHead:
+    """A network, how it guesses, and what it reads from the target."""
+
+    net: nn.Module
+    rollout: Rollout
+    points: tuple[int, ...] = (FINAL,)
+
+
+def last_states(_: TargetParts) -> tuple[int, ...]:
+    """Read what the target's last norm gives, as most kinds do."""
+    return (FINAL,)
+
+
+def fits_any(_: TargetParts, __: Settings) -> None:
+    """Fit every target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of drafter, to be trained and written."""
+
+    fresh: Callable[[TargetParts, Settings, Tensor], FreshHead]
+    """A new one for a target. The tensor has all token ids, most frequent first, int64 [V]."""
+    layout: Callable[[Mapping[str, Any], str, str | None], Layout] | None = None
+    """Its file: of a checkpoint's state, the target's name, and a format or None for its own.
+    None: a Llama folder."""
+    llama_keys: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
+    """Of a Llama folder: keys of config.json beside Llama's, from the state's `head`."""
+    points: Callable[[TargetParts], tuple[int, ...]] = last_states
+    """Where it reads a target's hidden states; a ConfigError if the target has too few layers."""
+    require_fit: Callable[[TargetParts, Settings], None] = fits_any
+    """Raise ConfigError for settings that a target cannot have."""
+    may_embed: bool = False
+    """Whether its file may bring the target's token embedding."""
+
+
+def find_kind(word: str) -> Kind:
+    """The kind of that word in a config's `[head]`."""
+    trained = trained_kinds()[word]
+    found = importlib.import_module(trained.code).KIND
+    assert isinstance(found, Kind), f"{trained.code}.KIND"
+    return found
+
+
+def fresh_head(target: TargetParts, settings: Settings, frequent_ids: Tensor) -> FreshHead:
+    """The head that `settings.head` describes.
+
+    Args:
+        target: frozen.
+        settings: with a head.
+        frequent_ids: all token ids, most frequent first, int64 [V].
+
+    Raises:
+        ConfigError: as `require_fit`.
+    """
+    assert settings.head is not None, "a run of a head"
+    require_fit(target, settings)
+    return find_kind(settings.head.kind).fresh(target, settings, frequent_ids)
+
+
+def require_fit(target: TargetParts, settings: Settings) -> None:
+    """Raise ConfigError for a head that this target cannot have, before anything is done for it."""
+    head = settings.head
+    assert head is not None, "a run of a head"
+    kind = find_kind(head.kind)
+    kind.points(target)
+    kind.require_fit(target, settings)
+    if (head.draft_vocab_size or 0) > target.vocab_size:
+        allowed = f"at most the target's {target.vocab_size}"
+        raise ConfigError("head.draft_vocab_size", head.draft_vocab_size, allowed)
+
+
+def require_mask(target: TargetParts, settings: Settings) -> None:
+    """Raise ConfigError for a mask token that the target does not know."""
+    assert settings.head is not None, "a run of a head"
+    given = settings.head.mask_token_id
+    if given >= target.vocab_size:
+        raise ConfigError("head.mask_token_id", given, f"below the target's {target.vocab_size}")
+
+
+def require_form(kind: str, form: str | None) -> None:
+    """Raise ConfigError for a kind that has no such format; None is a kind's own, too."""
+    known = trained_kinds()
+    allowed = (OWN, *(known[kind].formats if kind in known else ()))
+    if form is not None and form not in allowed:
+        raise ConfigError("export", form, f"for {kind}: {', '.join(allowed)}")
