@@ -35,7 +35,7 @@ def table_of(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def thin(history: list[Record], most: int = 12) -> list[Record]:
-    """At most `most` records of `history`, evenly spread, the last among them."""
+    """Evenly spread records of `history`, at most `most`, the last among them."""
     stride = max(1, -(-len(history) // most))
     return history[::-1][::stride][::-1]
 
@@ -78,7 +78,7 @@ trained on so little text can repeat passages of it."""
 
 
 def versions() -> str:
-    """Of what made the numbers."""
+    """The versions of what made the numbers."""
     return (
         f"Python {platform.python_version()}, torch {torch.__version__}, "
         f"tokenizers {tokenizers.__version__}"

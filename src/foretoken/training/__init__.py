@@ -1,4 +1,4 @@
-"""Training: language models from scratch, and drafters for a target.
+"""Training drafters for a target, measuring what they are worth, and `foretoken quantize`.
 
-Owns corpora, losses, loops, checkpoints and export. It does not know about serving.
+Knows nothing of serving. `runs` is where to begin.
 """

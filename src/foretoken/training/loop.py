@@ -201,7 +201,7 @@ class Trainer:
         return value
 
     def _alone(self) -> AbstractContextManager[None]:
-        """In it, gradients stay on this rank."""
+        """A context in which gradients stay on this rank."""
         if isinstance(self._losses, DistributedDataParallel):
             return self._losses.no_sync()
         return nullcontext()

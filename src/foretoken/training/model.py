@@ -24,7 +24,7 @@ class LlamaShape:
     """Sizes of a Llama model; the embedding is tied to the output head."""
 
     vocab_size: int = 8000
-    """Of the target, too, where a draft is trained."""
+    """Tokens of the vocabulary; a draft has its target's."""
     hidden_size: int = 192
     """Width of the residual stream."""
     layers: int = 24
@@ -32,7 +32,7 @@ class LlamaShape:
     heads: int = 6
     """Attention heads, which divide the width."""
     kv_heads: int = 2
-    """Of keys and values, which divide the heads."""
+    """Heads of keys and values, which divide the heads."""
     ffn_size: int = 512
     """Inner width of the gated MLP."""
     max_positions: int = 2048
@@ -40,7 +40,7 @@ class LlamaShape:
     rope_theta: float = 10000.0
     """Base of the rotary frequencies."""
     norm_eps: float = 1e-5
-    """Of RMSNorm."""
+    """Added to the mean square in RMSNorm."""
 
     @property
     def head_dim(self) -> int:

@@ -21,10 +21,10 @@ class Standing:
 
     step: int
     share: float
-    """Of the budget, 0..1."""
+    """How much of the budget is used up, 0..1."""
     tokens: int
     seconds: float
-    """Of work, all starts of the run together."""
+    """Time of work, all starts of the run together."""
     loss: float
     """A running mean, in nats."""
     speed: float

@@ -20,7 +20,7 @@ FILE = "provenance.json"
 
 
 def versions() -> dict[str, str]:
-    """Of what decides the numbers."""
+    """The versions of what decides the numbers."""
     return {
         "foretoken": foretoken.__version__,
         "python": platform.python_version(),

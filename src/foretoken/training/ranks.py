@@ -23,7 +23,7 @@ from foretoken.training.settings import Settings
 Value = TypeVar("Value")
 
 LONGEST_WAIT = timedelta(days=7)
-"""For rank 0 while it lets the target answer; torchrun ends all ranks when one has failed."""
+"""Rank 0 lets the target answer while others wait; torchrun ends all ranks when one has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

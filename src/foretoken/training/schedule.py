@@ -64,7 +64,7 @@ class Stage:
     """Heads: `distributions`, their distance from the target's, or `tokens`, the cross entropy of
     the row's own tokens."""
     rate: float = 1.0
-    """With schedule `stages`: the stage's peak, as a factor on the peak rates."""
+    """The stage's peak as a factor on the peak rates; for schedule `stages` only."""
 
 
 def current_stage(stages: tuple[Stage, ...], progress: float) -> Stage:

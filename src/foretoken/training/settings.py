@@ -22,18 +22,18 @@ LOSSES = ("distributions", "tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One run: the model's sizes, the data's mix, the schedule and the optimizer's numbers."""
+    """One run: what is trained on which data, the schedule and the optimizer's numbers."""
 
     name: str
-    """Of the run; the file's own name if it is left out."""
+    """The run's name; the file's own if it is left out."""
     shape: LlamaShape
-    """Sizes of a language model or draft, the table `[shape]`."""
+    """Sizes of a draft model, the table `[shape]`."""
     stages: tuple[Stage, ...]
     """What is trained on, in order: `[[stages]]`; one of rows of 512 if left out."""
     head: HeadSettings | None = None
     """What is trained for a target, the table `[head]`."""
     data: DataSettings | None = None
-    """Data of one's own, the table `[data]`."""
+    """Prompts and text, the table `[data]`."""
     states: StateSettings | None = None
     """Hidden states on disk, the table `[states]`; None: computed as they are used."""
     target: str | None = None
@@ -49,9 +49,9 @@ class Settings:
     micro_tokens: int = 1024
     """Tokens of a part, which must fit the memory; a row at least."""
     helpers: int = 0
-    """Further processes on this machine that take parts of the same step."""
+    """Further processes on this machine that share each step; torchrun takes their place."""
     tv_share: float = 0.5
-    """Of total variation in the distance of distributions; the rest is KL divergence."""
+    """The share of total variation in the distance of distributions; the rest is KL divergence."""
     warmup_steps: int = 40
     """Steps over which the rates rise."""
     decay_share: float = 0.3
@@ -61,21 +61,21 @@ class Settings:
     other_rate: float = 0.003
     """Peak rate of tables and vectors, which AdamW trains."""
     weight_decay: float = 0.05
-    """Of hidden matrices."""
+    """Weight decay of hidden matrices."""
     checkpoint_minutes: float = 3.0
     """Between checkpoints, which is what a killed run loses at most."""
     evaluate_steps: int = 100
     """Between held-out measurements."""
     compile: bool = True
-    """Whether language models and drafts are compiled."""
+    """Whether draft models are compiled."""
     precision: str = "bfloat16"
-    """Of products; weights are float32. Or `float32`."""
+    """The type of products, `bfloat16` or `float32`; weights are float32."""
     schedule: str = "wsd"
     """`wsd` (rise, stay, fall), `cosine`, or `stages`: rise and fall within each."""
     clip_norm: float = 1.0
     """Most norm of the gradient of what AdamW trains; Muon's steps have a norm of their own."""
     seed: int = 0
-    """Of first weights and of the order of data."""
+    """Decides first weights and the order of data."""
 
     def __post_init__(self) -> None:
         """Check every number that can be wrong."""

@@ -47,7 +47,7 @@ class EvalPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """Over all verifications with a draft."""
+    """What verifications accepted, over all that had a draft."""
 
     by_position: tuple[float, ...]
     """Share of the drafts at each position that were accepted, all before them included."""
@@ -71,15 +71,15 @@ class Worth:
     """All that was measured."""
 
     acceptance: dict[str, Acceptance]
-    """By temperature."""
+    """What was accepted, by temperature."""
     costs: tuple[StepCost, ...]
-    """Of 0, 1, 2, ... drafts."""
+    """What steps cost, with 0, 1, 2, ... drafts."""
     speedups: dict[str, tuple[float, ...]]
-    """By temperature: of 1, 2, ... drafts against the same engine with none, as it follows from
+    """Speed-ups of 1, 2, ... drafts over the same engine with none, by temperature, as follows from
     acceptance and cost."""
 
     def as_record(self) -> dict[str, Any]:
-        """For JSON."""
+        """All numbers as plain dictionaries, for JSON."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""The settings of data of one's own: the tables `[data]` and `[states]` of a training config."""
+"""The tables `[data]` and `[states]` of a training config."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class DataSettings:
     most_prompts: int | None = None
     """Use the first so many; None: all."""
     text: str | None = None
-    """For stages of rows = "text": as `prompts`; of conversations, all of them is read."""
+    """Where text comes from, as `prompts`, for stages of rows = "text"; conversations whole."""
     most_texts: int | None = None
     """Use the first so many; None: all."""
     answer_tokens: int = 256
@@ -30,7 +30,7 @@ class DataSettings:
     temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
     """Answers take turns among them."""
     held_out: int = 16
-    """Of the prompts, for measurement only: answered greedily, never trained on."""
+    """Prompts for measurement only: answered greedily, never trained on."""
     batch: int = 32
     """Prompts answered at once; a killed run loses at most one such batch."""
 
@@ -68,7 +68,7 @@ class StateSettings:
     dtype: str = "auto"
     """`auto`: as the target computes them, so that nothing is lost; or one of DTYPES."""
     shard_megabytes: int = 512
-    """Of a shard; a killed run loses at most the one that it was writing."""
+    """Size of a shard; a killed run loses at most the one that it was writing."""
 
     def __post_init__(self) -> None:
         """Check each field."""

@@ -54,7 +54,7 @@ class StatePlan:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Of the stored values."""
+        """The type of the stored values."""
         found = getattr(torch, self.dtype)
         assert isinstance(found, torch.dtype), self.dtype
         return found
@@ -65,7 +65,7 @@ class StatePlan:
         return length * (values * self.torch_dtype.itemsize + TOKEN_BYTES)
 
     def rows_a_shard(self, length: int) -> int:
-        """Of all shards but a set's last."""
+        """How many rows a shard has; a set's last may have fewer."""
         return max(1, self.shard_bytes // self.row_bytes(length))
 
     def shards(self) -> list[tuple[RowSet, int]]:

@@ -58,7 +58,7 @@ class OwnTarget:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its hidden states."""
+        """The type of its hidden states."""
         return self.engine.parts.runner.model.embedding_VD.dtype
 
     @property

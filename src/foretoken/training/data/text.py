@@ -91,7 +91,7 @@ def _save(part: Path, tokens: NDArray[np.int32]) -> None:
 
 
 def _size(source: str) -> int | None:
-    """Of a file in bytes; None for a data set of the hub."""
+    """The bytes of a file; None for a data set of the hub."""
     path = Path(source).expanduser()
     return path.stat().st_size if path.is_file() else None
 

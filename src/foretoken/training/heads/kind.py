@@ -58,7 +58,7 @@ class Kind:
     """Its file: of a checkpoint's state, the target's name, and a format or None for its own.
     None: a Llama folder."""
     llama_keys: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
-    """Of a Llama folder: keys of config.json beside Llama's, from the state's `head`."""
+    """Keys of config.json beside Llama's, from the state's `head`, where it is a Llama folder."""
     points: Callable[[TargetParts], tuple[int, ...]] = last_states
     """Where it reads a target's hidden states; a ConfigError if the target has too few layers."""
     require_fit: Callable[[TargetParts, Settings], None] = fits_any

@@ -16,7 +16,7 @@ from foretoken.training.quantize.grid import best_grid
 
 _BLOCK = 128
 _WIDE = 4096
-"""Up to so many inputs the factorization is done in float64."""
+"""The factorization is done in float64 up to so many inputs, in float32 beyond."""
 
 
 @final

@@ -55,7 +55,7 @@ class Quantized:
     weight_bytes: int
     weight_bytes_before: int
     errors: dict[str, ModuleError]
-    """By the matrix's name; empty unless calibrated."""
+    """What rounding changed, by the matrix's name; empty unless calibrated."""
     text: CalibrationText | None
 
 
@@ -136,7 +136,7 @@ class _Job:
         return tensor
 
     def _seen(self, moments: dict[str, Tensor]) -> dict[str, SeenInputs]:
-        """By the last part of a matrix's name; factorized once for those that share a tensor."""
+        """What each matrix reads, by the last part of its name; a shared tensor is one object."""
         wanted = self._settings.calibration
         assert wanted is not None, "moments are taken for a calibration"
         made = {

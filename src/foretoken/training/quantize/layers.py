@@ -45,7 +45,7 @@ class _Known(Format):
         self.matrices: Mapping[str, IntWeights] = {}
 
     def matrix(self, tensors: RawTensors, module: str, inputs: int) -> IntWeights | None:
-        """See `Format`."""
+        """The integers of `module`, where this run has made them."""
         return self.matrices.get(module)
 
 

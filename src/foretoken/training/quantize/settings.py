@@ -14,7 +14,7 @@ from foretoken.shape.families import family_names
 from foretoken.shape.stored import GROUPS
 
 PYTHON_TEXT = "python"
-"""In place of a file: the text that the packaged models were trained on."""
+"""The word that stands, instead of a file, for what the packaged models were trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class CalibrationSettings:
     length: int = 512
     """Tokens of a row."""
     damping: float = 0.01
-    """Of the mean square of the inputs, added to each: keeps errors from being moved far."""
+    """The share of the inputs' mean square that is added to each: keeps errors from moving far."""
     activation_order: bool = True
     """Round the inputs with the largest activations first."""
 
@@ -79,7 +79,7 @@ class QuantizeSettings:
 
     @property
     def as_scheme(self) -> Scheme:
-        """The same for `quant`."""
+        """These settings as `quant` takes them."""
         bits = 4 if self.scheme == "int4" else 8
         group = self.group_size or (32 if bits == 4 else 0)
         return Scheme(name=self.scheme, bits=bits, group=group, asymmetric=not self.symmetric)

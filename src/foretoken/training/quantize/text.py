@@ -27,7 +27,7 @@ class CalibrationText:
     rows_ST: Tensor
     """int64."""
     tokens: int
-    """Of the whole text."""
+    """How many the whole text has."""
     digest: str
     """SHA-256 of the rows, the first 16 hexadecimal digits."""
 
