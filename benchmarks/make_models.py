@@ -28,7 +28,7 @@ from shapes import LlamaShape, gaussian, layer_tensors, write_model
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foretoken.training.python_text.library import load_corpus
+from foretoken.training.python_text.stdlib import load_corpus
 from tools.demo_models.tokenizer import BEGIN_ID, train_tokenizer
 
 VOCAB = 32000

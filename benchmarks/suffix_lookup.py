@@ -28,7 +28,7 @@ from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence as Running
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.training.python_text.library import load_corpus
+from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.types import Request, SamplingParams
 
 PROMPT = 200

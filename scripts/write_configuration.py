@@ -12,11 +12,9 @@ from pathlib import Path
 
 from foretoken.config import EngineConfig, SpeculativeConfig
 from foretoken.config.aliases import ALIASES, FLAGS
-from foretoken.training.data.settings import DataSettings, StateSettings
-from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.model import LlamaShape
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import Settings
+from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings
 from foretoken.types import SamplingParams
 
 TARGET = Path(__file__).parents[1] / "docs" / "configuration.md"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.training.python_text.library import Corpus, SourceFile
+from foretoken.training.python_text.stdlib import Corpus, SourceFile
 from tools.demo_models.batches import Mix, TokenStream, TrainingData, bytes_per_token, held_out_rows
 from tools.demo_models.tokenizer import BEGIN_ID, train_tokenizer
 

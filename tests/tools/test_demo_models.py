@@ -14,8 +14,8 @@ from foretoken.training.heads.export import export_run
 from foretoken.training.loop import Job
 from foretoken.training.losses import Head, distillation_loss
 from foretoken.training.model import Llama, LlamaShape
-from foretoken.training.python_text import library
-from foretoken.training.python_text.library import Corpus, SourceFile
+from foretoken.training.python_text import stdlib
+from foretoken.training.python_text.stdlib import Corpus, SourceFile
 from foretoken.training.ranks import Ranks
 from foretoken.training.schedule import Stage
 from tests.unit.training import tiny
@@ -70,15 +70,15 @@ SOURCES = (
 @pytest.fixture
 def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A standard library of a few modules, for whoever asks for this interpreter's own."""
-    root, real = tmp_path / "library", library.stdlib_path()
+    root, real = tmp_path / "library", stdlib.stdlib_path()
     root.mkdir()
     for name in SOURCES:
         (root / name).write_text((real / name).read_text("utf-8"), "utf-8")
-    monkeypatch.setattr(library, "stdlib_path", lambda: root)
-    for cached in (library.load_corpus, library.held_out_files):
+    monkeypatch.setattr(stdlib, "stdlib_path", lambda: root)
+    for cached in (stdlib.load_corpus, stdlib.held_out_files):
         cached.cache_clear()
     yield root
-    for cached in (library.load_corpus, library.held_out_files):
+    for cached in (stdlib.load_corpus, stdlib.held_out_files):
         cached.cache_clear()
 
 

@@ -75,7 +75,7 @@ def card(
 @app.command()
 def pin() -> None:
     """Write the digests of the standard library's files, for this version of Python."""
-    from foretoken.training.python_text.library import load_corpus
+    from foretoken.training.python_text.stdlib import load_corpus
     from tools.demo_models.manifest import write_manifest
 
     typer.echo(f"wrote {write_manifest(load_corpus())}")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foretoken.training.model import Llama
 from foretoken.training.python_text.heldout import edit_prompts, heldout_prompts
-from foretoken.training.python_text.library import Prompt
+from foretoken.training.python_text.stdlib import Prompt
 from tools.demo_models.sampling import Sampling, generate
 
 PROMPTS, PROMPT_TOKENS, EDIT_TOKENS, NEW_TOKENS, DRAFT_TOKENS = 24, 128, 288, 128, 5

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from foretoken.training.python_text.heldout import edit_document, excerpt
-from foretoken.training.python_text.library import Corpus, SourceFile
+from foretoken.training.python_text.stdlib import Corpus, SourceFile
 from tools.demo_models.tokenizer import BEGIN_ID, END_ID
 
 CHARACTERS_PER_TOKEN = 3.4

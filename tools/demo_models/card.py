@@ -14,7 +14,7 @@ import tokenizers
 import torch
 
 from foretoken.training import checkpoints
-from foretoken.training.python_text.library import load_corpus
+from foretoken.training.python_text.stdlib import load_corpus
 
 Record = dict[str, float]
 

@@ -23,7 +23,7 @@ from foretoken.training.loop import (
 )
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.provenance import write_provenance
-from foretoken.training.python_text.library import load_corpus
+from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.ranks import Ranks
 from foretoken.training.schedule import Stage
 from tools.demo_models.batches import Batch, TrainingData, bytes_per_token, held_out_rows

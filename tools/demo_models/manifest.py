@@ -9,7 +9,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from foretoken.training.python_text.library import Corpus, load_corpus
+from foretoken.training.python_text.stdlib import Corpus, load_corpus
 
 MANIFESTS = Path(__file__).parent / "manifests"
 

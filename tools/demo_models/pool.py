@@ -19,7 +19,7 @@ from foretoken.training.llama_folder import copy_tokenizer, read_llama
 from foretoken.training.loop import Job, Progress, Trainer, pick_device, run_folder, tell_compiling
 from foretoken.training.model import Llama
 from foretoken.training.provenance import write_provenance
-from foretoken.training.python_text.library import load_corpus
+from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.ranks import Ranks
 from tools.demo_models.batches import TrainingData
 from tools.demo_models.manifest import corpus_digest

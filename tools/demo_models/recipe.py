@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import ConfigError
-from foretoken.training.settings import Settings, build_settings, read_table
+from foretoken.training.config_file import build_settings, read_table
+from foretoken.training.settings import Settings
 from tools.demo_models.batches import Mix
 
 CONFIGS = Path(__file__).parent / "configs"

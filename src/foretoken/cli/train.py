@@ -130,8 +130,8 @@ def eval_drafter(
     from rich.console import Console
 
     from foretoken.cli.worth_table import worth_table
+    from foretoken.training.evaluation import EvalPlan, measure_worth, open_pair
     from foretoken.training.python_text.heldout import heldout_prompts
-    from foretoken.training.worth import EvalPlan, measure_worth, open_pair
 
     texts = [p.text for p in heldout_prompts(count)] if prompts is None else read_prompts(prompts)
     plan = EvalPlan(max_tokens=max_tokens)

@@ -3,7 +3,7 @@
 from rich import box
 from rich.table import Table
 
-from foretoken.training.worth import Worth
+from foretoken.training.evaluation import Worth
 
 
 def worth_table(found: Worth, title: str) -> Table:

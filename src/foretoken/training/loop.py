@@ -76,6 +76,7 @@ def prepare(model: Llama, settings: Settings) -> None:
     """
     if settings.compile:
         torch._dynamo.config.recompile_limit = 64
+        torch._dynamo.config.optimize_ddp = False  # blocks are small enough as they are
         for block in model.blocks:
             block.compile(dynamic=False)
 

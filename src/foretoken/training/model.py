@@ -86,7 +86,7 @@ class BlockOutput(NamedTuple):
     cache: KeyValue
 
 
-class ModelOutput(NamedTuple):
+class LlamaOutput(NamedTuple):
     """Final hidden states [B, T, D], normed, and one cache a layer."""
 
     hidden: Tensor
@@ -205,14 +205,14 @@ class Llama(nn.Module):
         assert end <= self.shape.max_positions, (end, self.shape.max_positions)
         return Rope(self.get_buffer("rope_cos")[start:end], self.get_buffer("rope_sin")[start:end])
 
-    def forward(self, tokens_BT: Tensor) -> ModelOutput:
+    def forward(self, tokens_BT: Tensor) -> LlamaOutput:
         """Hidden states [B, T, D] after the final norm, for int64 tokens [B, T] from position 0."""
         rope = self.rope(0, tokens_BT.shape[1])
         hidden, caches = self.embed(tokens_BT), []
         for block in self.blocks:
             hidden, cache = block(hidden, rope)
             caches.append(cache)
-        return ModelOutput(self.norm(hidden), caches)
+        return LlamaOutput(self.norm(hidden), caches)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary logits [..., V] of normed hidden states [..., D]."""

@@ -12,10 +12,11 @@ import torch
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
+from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import write_answers
+from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.prompts import PromptSet, read_prompt_set
-from foretoken.training.data.rows import OnlineStates, OwnSource, packed_rows
-from foretoken.training.data.settings import StateSettings
+from foretoken.training.data.rows import OnlineStates, RunRows, packed_rows
 from foretoken.training.data.shards import StoredStates, read_plan
 from foretoken.training.data.states import (
     estimate_states,
@@ -23,7 +24,6 @@ from foretoken.training.data.states import (
     read_parts,
     states_folder,
 )
-from foretoken.training.data.target import OwnTarget
 from foretoken.training.data.text import keep_text
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.kind import find_kind, fresh_head, require_fit, require_form
@@ -32,7 +32,7 @@ from foretoken.training.llama_folder import copy_tokenizer, keep_special_ids
 from foretoken.training.loop import Job, Progress, Trainer, pick_device, run_folder, tell_compiling
 from foretoken.training.provenance import write_provenance
 from foretoken.training.ranks import is_alone, joined, launch, shared_out
-from foretoken.training.settings import Settings, read_settings
+from foretoken.training.settings import Settings, StateSettings
 
 Report = Callable[[str], None]
 
@@ -92,7 +92,7 @@ def store_states(
         prepare_data(replace(settings, states=settings.states or StateSettings()), folder, report)
 
 
-def open_target(settings: Settings) -> OwnTarget:
+def open_target(settings: Settings) -> LoadedTarget:
     """The target of a run.
 
     Raises:
@@ -102,7 +102,7 @@ def open_target(settings: Settings) -> OwnTarget:
     if settings.target is None:
         raise ConfigError("target", None, "the folder, packaged name or hub id of the target")
     assert settings.data is not None, "checked when the config was read"
-    target = OwnTarget(find_model(settings.target))
+    target = LoadedTarget(find_model(settings.target))
     longest = max(stage.length for stage in settings.stages)
     if longest > target.max_length:
         raise ConfigError("stages.length", longest, f"at most the target's {target.max_length}")
@@ -113,7 +113,7 @@ def open_target(settings: Settings) -> OwnTarget:
     return target
 
 
-def read_prompts(settings: Settings, target: OwnTarget, report: Report) -> PromptSet:
+def read_prompts(settings: Settings, target: LoadedTarget, report: Report) -> PromptSet:
     """The prompts of a run. Raises ConfigError as `read_prompt_set`."""
     assert settings.data is not None, "checked when the config was read"
     room = target.max_length - settings.data.answer_tokens
@@ -158,15 +158,15 @@ def build_job(settings: Settings, folder: Path) -> Job:
     assert settings.head is not None, "checked when the config was read"
     rows, kind = packed_rows(settings, folder), find_kind(settings.head.kind)
     if settings.states is None:
-        target = OwnTarget(find_model(settings.target))
+        target = LoadedTarget(find_model(settings.target))
         parts, points = target.parts, kind.points(target.parts)
-        source = OwnSource(OnlineStates(target, rows, points), rows, parts.head_VD, settings)
+        source = RunRows(OnlineStates(target, rows, points), rows, parts.head_VD, settings)
     else:
         stored, device = states_folder(settings, folder), pick_device()
         plan, parts = read_plan(stored), read_parts(stored, device)
         assert plan is not None, f"{stored} was written before"
         states = StoredStates(stored, plan, kind.points(parts), device)
-        source = OwnSource(states, rows, parts.head_VD, settings)
+        source = RunRows(states, rows, parts.head_VD, settings)
     torch.manual_seed(settings.seed)
     head = fresh_head(parts, settings, rows["answers"].frequent_ids(parts.vocab_size))
     head.net.to(parts.head_VD.device)
@@ -176,9 +176,8 @@ def build_job(settings: Settings, folder: Path) -> Job:
 def _read(config: str | Path, target: Path | None) -> Settings:
     settings = read_settings(config)
     if settings.head is None or settings.data is None:
-        # The packaged models learn from the standard library instead, by a tool of the sources.
-        given, allowed = str(config), "a config with [head] and [data] (docs/training.md shows one)"
-        raise ConfigError("CONFIG", given, allowed)
+        allowed = "a config with [head] and [data], as docs/training.md shows one"
+        raise ConfigError("CONFIG", str(config), allowed)
     return settings if target is None else replace(settings, target=str(target))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class RunLength:
     """When a run ends: after `max_steps`, or `max_minutes` of work, whichever comes first."""
 
     max_steps: int

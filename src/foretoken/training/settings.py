@@ -1,23 +1,146 @@
-"""The settings of a training run, read from a TOML file.
+"""The settings of a training run: the keys and tables of its config.
 
-Owns their names, defaults and checks. Invariant: a `Settings` that exists is usable as it is.
+Owns their names, defaults and checks; `config_file` reads them. Invariant: a `Settings` that exists
+is usable as it is.
 """
 
-import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
+from foretoken.config.keys import one_of, require
+from foretoken.config.methods import trained_kinds
 from foretoken.errors import ConfigError
-from foretoken.training.data.settings import DataSettings, StateSettings
-from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.model import LlamaShape
-from foretoken.training.schedule import Budget, Cosine, Stage, Staged, Wsd
+from foretoken.training.schedule import Cosine, RunLength, Stage, Staged, Wsd
 
 SCHEDULES = ("wsd", "cosine", "stages")
 ROWS = (None, "text", "answers")
 LOSSES = ("distributions", "tokens")
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSettings:
+    """What kind of head, how large, and how far it looks.
+
+    Raises:
+        ConfigError: an unknown kind or a number out of range.
+    """
+
+    kind: str
+    """`eagle`, `eagle3`, `peagle`, `mlp`, `medusa`, `parallel` (PARD) or `draft` (a model)."""
+    depth: int = 5
+    """Tokens that a training rollout guesses: test-time steps, stages, heads or masks."""
+    depth_decay: float = 0.8
+    """What each further token counts in the loss."""
+    inner_size: int = 512
+    """Inner width of the gated MLP (eagle, eagle3, peagle), state width (mlp), or rank (medusa)."""
+    num_layers: int = 1
+    """medusa: residual blocks a head; peagle: decoder layers."""
+    draft_vocab_size: int | None = None
+    """eagle3, peagle: how many of the most frequent tokens it can draft; None: all."""
+    mask_token_id: int = 1
+    """parallel, peagle: the token that stands for one to be guessed."""
+    keep_share: float = 0.7
+    """parallel, peagle: the share of a depth's rollouts that the next goes on with in training."""
+    anchored: bool = False
+    """peagle: mask slots repeat the newest token and features and add a mask of their depth, a
+    variant of our own that learns faster; vLLM does not read it."""
+    start: str | None = None
+    """Packaged name or folder of what to begin with. draft, parallel: a draft; None: random layers.
+    peagle: an EAGLE-3 head; None: random. Layers that it lacks begin as the identity."""
+
+    def __post_init__(self) -> None:
+        """Check each field."""
+        kinds = tuple(trained_kinds())
+        fine = {
+            "kind": (self.kind in kinds, one_of(self.kind, kinds)),
+            "depth": (1 <= self.depth <= 16, "1..16"),
+            "depth_decay": (0 < self.depth_decay <= 1, "above 0, at most 1"),
+            "inner_size": (self.inner_size >= 1, "an integer >= 1"),
+            "num_layers": (self.num_layers >= 1, "an integer >= 1"),
+            "draft_vocab_size": (
+                self.draft_vocab_size is None or self.draft_vocab_size >= 1,
+                "an integer >= 1",
+            ),
+            "keep_share": (0 < self.keep_share <= 1, "above 0, at most 1"),
+            "mask_token_id": (self.mask_token_id >= 0, "a token id"),
+        }
+        for name, (ok, allowed) in fine.items():
+            if not ok:
+                raise ConfigError(f"head.{name}", getattr(self, name), allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSettings:
+    """Where prompts come from, and how the target answers them.
+
+    Raises:
+        ConfigError: a number out of range.
+    """
+
+    prompts: str
+    """A `.jsonl` or text file, or `hf:NAME` or `hf:NAME:SPLIT` for a Hugging Face data set."""
+    skip_broken: bool = False
+    """Leave out lines that cannot be read, and say how many; else they are an error."""
+    most_prompts: int | None = None
+    """Use the first so many; None: all."""
+    text: str | None = None
+    """Where text comes from, as `prompts`, for stages of rows = "text"; conversations whole."""
+    most_texts: int | None = None
+    """Use the first so many; None: all."""
+    answer_tokens: int = 256
+    """Most tokens of an answer."""
+    temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
+    """Answers take turns among them."""
+    held_out: int = 16
+    """Prompts for measurement only: answered greedily, never trained on."""
+    batch: int = 32
+    """Prompts answered at once; a killed run loses at most one such batch."""
+
+    def __post_init__(self) -> None:
+        """Check each field."""
+        object.__setattr__(self, "temperatures", tuple(self.temperatures))
+        most, texts = self.most_prompts, self.most_texts
+        fine = {
+            "prompts": (isinstance(self.prompts, str) and bool(self.prompts), "a file or hf:NAME"),
+            "most_prompts": (most is None or most >= 2, "an integer >= 2"),
+            "most_texts": (texts is None or texts >= 1, "an integer >= 1"),
+            "answer_tokens": (self.answer_tokens >= 1, "an integer >= 1"),
+            "temperatures": (
+                len(self.temperatures) > 0 and min(self.temperatures) >= 0,
+                "a list of numbers >= 0",
+            ),
+            "held_out": (self.held_out >= 1, "an integer >= 1"),
+            "batch": (self.batch >= 1, "an integer >= 1"),
+        }
+        for name, (ok, allowed) in fine.items():
+            if not ok:
+                raise ConfigError(f"data.{name}", getattr(self, name), allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSettings:
+    """Hidden states kept on disk, the `[states]` table: computed once, before the first step.
+
+    Raises:
+        ConfigError: a number out of range.
+    """
+
+    folder: str | None = None
+    """Where; None: `states` in the run's folder. Runs over the same answers may share one."""
+    dtype: str = "auto"
+    """`auto`: as the target computes them, so that nothing is lost; or one of DTYPES."""
+    shard_megabytes: int = 512
+    """Size of a shard; a killed run loses at most the one that it was writing."""
+
+    def __post_init__(self) -> None:
+        """Check each field."""
+        known = ("auto", *DTYPES)
+        if self.dtype not in known:
+            raise ConfigError("states.dtype", self.dtype, ", ".join(known))
+        if self.shard_megabytes < 1:
+            raise ConfigError("states.shard_megabytes", self.shard_megabytes, "an integer >= 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,40 +203,40 @@ class Settings:
     def __post_init__(self) -> None:
         """Check every number that can be wrong."""
         for name in ("max_steps", "batch_tokens", "micro_tokens", "warmup_steps", "evaluate_steps"):
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "an integer >= 1")
-        _require("schedule", self.schedule, self.schedule in SCHEDULES, ", ".join(SCHEDULES))
-        _require("clip_norm", self.clip_norm, self.clip_norm > 0, "a number above 0")
+            require(name, getattr(self, name), getattr(self, name) >= 1, "an integer >= 1")
+        require("schedule", self.schedule, self.schedule in SCHEDULES, ", ".join(SCHEDULES))
+        require("clip_norm", self.clip_norm, self.clip_norm > 0, "a number above 0")
         known = ("bfloat16", "float32")
-        _require("precision", self.precision, self.precision in known, " or ".join(known))
+        require("precision", self.precision, self.precision in known, " or ".join(known))
         for name in ("tv_share", "decay_share"):
-            _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0..1")
-        _require("stages", self.stages, len(self.stages) > 0, "at least one stage")
+            require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0..1")
+        require("stages", self.stages, len(self.stages) > 0, "at least one stage")
         for stage in self.stages:
             # The context of a target of one's own is known when it is loaded.
             most = self.shape.max_positions if self.data is None else self.batch_tokens
             allowed = f"2..{most}, dividing batch_tokens"
             fits = 2 <= stage.length <= most
             fits = fits and self.batch_tokens % stage.length == 0
-            _require("stages.length", stage.length, fits, allowed)
+            require("stages.length", stage.length, fits, allowed)
             self._check_stage(stage)
         order = [0.0, *(stage.until for stage in self.stages)]
         rising = all(a < b for a, b in pairwise(order))
-        _require("stages.until", order[1:], rising, "shares that rise from above 0")
+        require("stages.until", order[1:], rising, "shares that rise from above 0")
 
     def _check_stage(self, stage: Stage) -> None:
         """What a stage of a head may ask for, and others may not."""
-        _require("stages.rows", stage.rows, stage.rows in ROWS, "text or answers")
-        _require("stages.loss", stage.loss, stage.loss in LOSSES, " or ".join(LOSSES))
-        _require("stages.rate", stage.rate, 0 < stage.rate <= 1, "above 0, at most 1")
+        require("stages.rows", stage.rows, stage.rows in ROWS, "text or answers")
+        require("stages.loss", stage.loss, stage.loss in LOSSES, " or ".join(LOSSES))
+        require("stages.rate", stage.rate, 0 < stage.rate <= 1, "above 0, at most 1")
         if self.head is None:
-            _require(
+            require(
                 "stages.rows", stage.rows, stage.rows is None, "no key where no head is trained"
             )
-            _require("stages.loss", stage.loss, stage.loss == LOSSES[0], "no key without a head")
+            require("stages.loss", stage.loss, stage.loss == LOSSES[0], "no key without a head")
         if self.schedule != "stages":
-            _require("stages.rate", stage.rate, stage.rate == 1.0, "1 but with schedule stages")
+            require("stages.rate", stage.rate, stage.rate == 1.0, "1 but with schedule stages")
         if self.data is not None and stage.rows == "text":
-            _require("data.text", self.data.text, self.data.text is not None, "a file or hf:NAME")
+            require("data.text", self.data.text, self.data.text is not None, "a file or hf:NAME")
 
     @property
     def kind(self) -> str:
@@ -123,9 +246,9 @@ class Settings:
         return "lm" if self.target is None else "draft"
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> RunLength:
         """When the run ends."""
-        return Budget(max_steps=self.max_steps, max_minutes=self.max_minutes)
+        return RunLength(max_steps=self.max_steps, max_minutes=self.max_minutes)
 
     @property
     def rates(self) -> Wsd | Cosine | Staged:
@@ -137,72 +260,3 @@ class Settings:
                 stages=self.stages, warmup_steps=self.warmup_steps, max_steps=self.max_steps
             )
         return Wsd(warmup_steps=self.warmup_steps, decay_share=self.decay_share)
-
-
-def _require(name: str, given: object, fine: bool, allowed: str) -> None:
-    if not fine:
-        raise ConfigError(name, given, allowed)
-
-
-def _build(cls: Any, table: dict[str, Any], where: str) -> Any:
-    known = [field.name for field in fields(cls)]
-    for key in table:
-        _require(f"{where}.{key}", table[key], key in known, f"the names {', '.join(known)}")
-    try:
-        return cls(**table)
-    except TypeError as error:
-        raise ConfigError(where, table, str(error)) from error
-
-
-def read_settings(path: str | Path) -> Settings:
-    """The settings that the TOML file at `path` gives.
-
-    Raises ConfigError for a missing file, an unknown key or a number out of range.
-    """
-    return build_settings(read_table(path))
-
-
-def read_table(path: str | Path) -> dict[str, Any]:
-    """The keys and tables of a TOML file; `name` is the file's own where it gives none.
-
-    Raises ConfigError for a missing file, or one that is no TOML.
-    """
-    file = Path(path)
-    _require("CONFIG", str(path), file.is_file(), "a TOML file (docs/training.md shows one)")
-    try:
-        table = tomllib.loads(file.read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError("CONFIG", str(file), f"a valid TOML file ({error})") from error
-    table.setdefault("name", file.stem)
-    return table
-
-
-def build_settings(table: dict[str, Any]) -> Settings:
-    """The settings of a config's keys and tables.
-
-    Raises ConfigError for an unknown key or a number out of range.
-    """
-    table["shape"] = _build(LlamaShape, table.get("shape", {}), "shape")
-    if "head" in table:
-        table["head"] = _build(HeadSettings, table["head"], "head")
-    if "data" in table:
-        _require("data", table["data"], "head" in table, "a table beside [head] only")
-        table["data"] = _build(DataSettings, table["data"], "data")
-    if "states" in table:
-        _require("states", table["states"], "data" in table, "a table beside [data] only")
-        table["states"] = _build(StateSettings, table["states"], "states")
-    stages = table.get("stages", [{"until": 1.0, "length": 512}])
-    table["stages"] = tuple(_build(Stage, stage, "stages") for stage in stages)
-    given = table.get("decay_share")
-    fine = given is None or table.get("schedule", "wsd") == "wsd"
-    _require("decay_share", given, fine, "no key: only schedule wsd decays over a share")
-    settings: Settings = _build(Settings, table, "config")
-    _check_text(settings)
-    return settings
-
-
-def _check_text(settings: Settings) -> None:
-    """Text that no stage reads is a mistake."""
-    if settings.data is not None and settings.data.text is not None:
-        used = any(stage.rows == "text" for stage in settings.stages)
-        _require("data.text", settings.data.text, used, 'no key without a stage of rows = "text"')

@@ -5,17 +5,17 @@ import io
 from rich.console import Console
 
 from foretoken.cli.worth_table import worth_table
-from foretoken.training.worth import Acceptance, StepCost, Worth
+from foretoken.training.evaluation import Accepted, DecodingStep, Worth
 
 
 def test_every_number_is_in_its_place() -> None:
     lengths = {"0": (1.6, 2.0), "0.8": (1.5, 1.7)}
     kept = {
-        name: Acceptance(by_position=(0.6, 0.44), lengths=found, num_verifications=9)
+        name: Accepted(by_position=(0.6, 0.44), lengths=found, num_verifications=9)
         for name, found in lengths.items()
     }
     costs = tuple(
-        StepCost(drafts=k, total_s=s, drafting_s=0.0, verifying_s=s)
+        DecodingStep(drafts=k, total_s=s, drafting_s=0.0, verifying_s=s)
         for k, s in enumerate((0.002, 0.0025, 0.004))
     )
     speedups: dict[str, tuple[float, ...]] = {"0": (1.28, 1.0), "0.8": (1.2, 0.85)}
@@ -34,7 +34,7 @@ def test_every_number_is_in_its_place() -> None:
 
 
 def test_a_drafter_that_never_drafts_has_a_table_too() -> None:
-    kept = {"0": Acceptance(by_position=(), lengths=(1.0,), num_verifications=0)}
-    cost = StepCost(drafts=0, total_s=0.002, drafting_s=0.0, verifying_s=0.002)
+    kept = {"0": Accepted(by_position=(), lengths=(1.0,), num_verifications=0)}
+    cost = DecodingStep(drafts=0, total_s=0.002, drafting_s=0.0, verifying_s=0.002)
     found = Worth(acceptance=kept, costs=(cost,), speedups={"0": ()})
     Console(file=io.StringIO()).print(worth_table(found, "none"))

@@ -14,7 +14,7 @@ from foretoken.training.python_text.heldout import (
     excerpt,
     heldout_prompts,
 )
-from foretoken.training.python_text.library import (
+from foretoken.training.python_text.stdlib import (
     HELD_OUT,
     MOST_SHARED_LINES,
     Corpus,

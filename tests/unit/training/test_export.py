@@ -110,8 +110,8 @@ def test_variants_that_a_format_cannot_hold_are_refused() -> None:
     shape = replace(SHAPE, parallel=True, anchored=True, mask_depths=2)
     state = {"kind": "peagle", "model": Eagle3(shape).state_dict(), "shape": asdict(shape)}
     with pytest.raises(ConfigError, match="anchored"):
-        layout_of({**state, "head": {}}, "t", "vllm")
-    assert layout_of({**state, "head": {}}, "t", "own").tensors
+        layout_of({**state, "head": {}}, "vllm")
+    assert layout_of({**state, "head": {}}, "own").tensors
     for bias in (True, False):
         net = Eagle(LAYER, fc_bias=bias)
         state = {"kind": "eagle", "model": net.state_dict(), "shape": asdict(LAYER)}

@@ -18,13 +18,12 @@ from foretoken.training.heads.export import export_head
 from foretoken.training.heads.kind import fresh_head
 from foretoken.training.heads.pard import ParallelRollout
 from foretoken.training.heads.rollout import DepthAttention, Guess, rotary_of
-from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import Captured
 from foretoken.training.heads.task import rollout_loss, rollout_quality
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.optimizer import Optimizer
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import Settings
+from foretoken.training.settings import HeadSettings, Settings
 from tests.golden.heads import load_head
 from tools.demo_models.heads import capture, parts_of
 

@@ -7,8 +7,8 @@ import torch
 
 from foretoken.errors import ConfigError
 from foretoken.training import checkpoints
+from foretoken.training.config_file import read_settings
 from foretoken.training.loop import Trainer
-from foretoken.training.settings import read_settings
 from tests.unit.training import tiny
 
 
@@ -62,6 +62,14 @@ def test_two_checkpoints_are_kept_and_parts_ignored(tmp_path: Path) -> None:
         ("[[stages]]\nuntil = 1.0\nlength = 100", "stages.length"),
         ("[shape]\nwidth = 1", "shape.width"),
         ("not toml", "CONFIG"),
+        ("max_step = 5", "config.max_step: got 5; allowed: did you mean 'max_steps'"),
+        ('max_steps = "many"', "config.max_steps: got 'many'; allowed: an integer"),
+        ("max_minutes = true", "config.max_minutes: got True; allowed: a number"),
+        ("[head]\ndepth = 3", "head.kind: got None; allowed: a value"),
+        ('[head]\nkind = "eagle4"', "head.kind: got 'eagle4'; allowed: did you mean 'eagle"),
+        ('[head]\nkind = "mlp"\n[data]\nprompts = "p"\ntemperatures = 1.0', "data.temperatures"),
+        ("head = 3", r"head: got 3; allowed: a table, \[head\]"),
+        ("stages = 3", "stages: got 3"),
     ],
 )
 def test_wrong_settings_name_the_field(tmp_path: Path, text: str, field: str) -> None:

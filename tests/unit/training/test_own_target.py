@@ -18,15 +18,15 @@ from foretoken.kv.features import FINAL
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.testing import write_tiny_llama
 from foretoken.training import checkpoints
+from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import FILE, read_answers
+from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.prompts import read_prompt_set
 from foretoken.training.data.rows import PackedRows
-from foretoken.training.data.settings import DataSettings
-from foretoken.training.data.target import OwnTarget
 from foretoken.training.heads.export import export_run
 from foretoken.training.runs import build_job, prepare_data, train
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import read_settings
+from foretoken.training.settings import DataSettings
 from tests.unit.training import tiny
 from tests.unit.training.own_runs import silent, write_config
 
@@ -63,7 +63,7 @@ def test_from_prompts_to_a_running_head(kind: str, target: Path, tmp_path: Path)
 
 def test_captured_states_are_those_of_the_engine(target: Path) -> None:
     """The last state gives the engine's next token; rows do not see each other."""
-    own = OwnTarget(target)
+    own = LoadedTarget(target)
     rows = torch.tensor([[5, 6, 7, 8, 9], [20, 21, 22, 23, 24]])
     both = own.capture(rows, (2, FINAL))
     alone = own.capture(rows[1:], (2, FINAL))

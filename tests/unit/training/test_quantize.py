@@ -15,7 +15,8 @@ from foretoken.quant import Scheme, round_weights, scheme_of
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.training.python_text.library import Corpus, SourceFile
+from foretoken.training.python_text.stdlib import Corpus, SourceFile
+from foretoken.training.quantize.calibration_text import CalibrationText, read_text_rows
 from foretoken.training.quantize.gptq import Moments, SeenInputs, gptq, output_error
 from foretoken.training.quantize.grid import best_grid
 from foretoken.training.quantize.settings import (
@@ -23,7 +24,6 @@ from foretoken.training.quantize.settings import (
     QuantizeSettings,
     check_fits,
 )
-from foretoken.training.quantize.text import CalibrationText, read_text_rows
 
 INPUTS = 192
 SCHEMES = [
@@ -167,7 +167,7 @@ def test_the_packaged_models_text_leaves_held_out_modules_out(
 
     training = (file("import os\n" * 40), file("assert x\n" * 40, is_test=True))
     corpus = Corpus(training=training, held_out=(file("lambda: 0\n" * 40),))
-    monkeypatch.setattr("foretoken.training.quantize.text.load_corpus", lambda: corpus)
+    monkeypatch.setattr("foretoken.training.quantize.calibration_text.load_corpus", lambda: corpus)
     tokenizer = Tokenizer.of_folder(packaged_model("demo"))
     assert tokenizer is not None
     found = rows("python", tokens=True)

@@ -14,10 +14,10 @@ import torch
 from foretoken.errors import ConfigError, TrainingError
 from foretoken.testing import write_tiny_llama
 from foretoken.training import checkpoints
+from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import read_answers
 from foretoken.training.ranks import Ranks, joined
 from foretoken.training.runs import build_job, train
-from foretoken.training.settings import read_settings
 from tests.unit.training import tiny, two_ranks
 from tests.unit.training.own_runs import silent, write_config
 

@@ -3,12 +3,12 @@
 import pytest
 
 from foretoken.errors import ConfigError
-from foretoken.training.schedule import Budget, Cosine, Stage, Wsd, current_stage
+from foretoken.training.schedule import Cosine, RunLength, Stage, Wsd, current_stage
 from tests.unit.training.tiny import tiny_settings
 
 
 def test_wsd() -> None:
-    wsd, budget = Wsd(warmup_steps=10, decay_share=0.25), Budget(max_steps=100)
+    wsd, budget = Wsd(warmup_steps=10, decay_share=0.25), RunLength(max_steps=100)
     scales = [wsd.scale(step, budget.progress(step, 0.0)) for step in range(101)]
     assert scales[0] == pytest.approx(0.1)
     assert scales[9:76] == [1.0] * 67
@@ -35,7 +35,7 @@ def test_the_schedule_is_a_setting() -> None:
 
 
 def test_whichever_budget_ends_first() -> None:
-    budget = Budget(max_steps=100, max_minutes=10)
+    budget = RunLength(max_steps=100, max_minutes=10)
     assert budget.progress(10, 300) == 0.5
     assert budget.progress(60, 300) == 0.6
     assert budget.progress(10, 9999) == 1.0
@@ -43,8 +43,8 @@ def test_whichever_budget_ends_first() -> None:
 
 def test_a_longer_budget_leaves_the_decay() -> None:
     wsd = Wsd(warmup_steps=1, decay_share=0.25)
-    assert wsd.scale(90, Budget(max_steps=100).progress(90, 0)) < 1
-    assert wsd.scale(90, Budget(max_steps=200).progress(90, 0)) == 1
+    assert wsd.scale(90, RunLength(max_steps=100).progress(90, 0)) < 1
+    assert wsd.scale(90, RunLength(max_steps=200).progress(90, 0)) == 1
 
 
 def test_stages() -> None:

@@ -12,15 +12,15 @@ from torch import nn
 from foretoken.errors import ConfigError
 from foretoken.proposers.heads.mlp import MLPSpeculator
 from foretoken.testing import write_tiny_llama
+from foretoken.training.config_file import read_settings
 from foretoken.training.data.text import read_text
 from foretoken.training.heads.kind import fresh_head
-from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.heads.task import HeadTraining, token_loss
 from foretoken.training.model import LlamaShape
 from foretoken.training.runs import build_job, prepare_data, train
 from foretoken.training.schedule import Stage, Staged
-from foretoken.training.settings import Settings, read_settings
+from foretoken.training.settings import HeadSettings, Settings
 from tests.unit.training.own_runs import silent, write_config
 
 STAGES = """

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from foretoken.errors import ConfigError, TrainingError
 from foretoken.testing import write_tiny_llama
 from foretoken.training import checkpoints, runs
+from foretoken.training.config_file import read_settings
 from foretoken.training.data.shards import (
     RowSet,
     StatePlan,
@@ -29,7 +30,6 @@ from foretoken.training.data.shards import (
     write_whole,
 )
 from foretoken.training.runs import store_states, train
-from foretoken.training.settings import read_settings
 from tests.unit.training.own_runs import silent, write_config
 
 STATES = "\n[states]\n"
@@ -98,7 +98,7 @@ def test_training_on_stored_states_loads_no_target(
     assert [entry for entry in after if "safetensors" in entry[0]] == [
         entry for entry in before if "safetensors" in entry[0]
     ]
-    monkeypatch.setattr(runs, "OwnTarget", None)
+    monkeypatch.setattr(runs, "LoadedTarget", None)
     settings = read_settings(write_config(tmp_path, "mlp", more=more, tables=STATES))
     job = runs.build_job(settings, run)
     assert job.task.loss(0, 32, settings.stages[0]).item() > 0

@@ -13,7 +13,7 @@ from foretoken.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.output_builder import GrowingOutput
 from foretoken.training.data.prompts import PromptSet
-from foretoken.training.data.settings import DataSettings
+from foretoken.training.settings import DataSettings
 from foretoken.types import CompletionOutput, SamplingParams
 
 FILE = "answers.jsonl"

@@ -14,7 +14,7 @@ from typing import Any
 from foretoken.errors import ConfigError
 from foretoken.extras import OptionalPackages
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.training.data.settings import DataSettings
+from foretoken.training.settings import DataSettings
 
 FORMS = (
     '{"prompt": TEXT}, {"text": TEXT}, {"prompt_token_ids": [ID, ...]} or '

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretoken.training.data.answers import read_answers
-from foretoken.training.data.target import OwnTarget
+from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.text import read_text
 from foretoken.training.heads.target import Captured
 from foretoken.training.schedule import Stage
@@ -91,7 +91,7 @@ class OnlineStates:
     """Read by the target whenever they are asked for."""
 
     def __init__(
-        self, target: OwnTarget, rows: Mapping[str, PackedRows], points: tuple[int, ...]
+        self, target: LoadedTarget, rows: Mapping[str, PackedRows], points: tuple[int, ...]
     ) -> None:
         """Read hidden states at `points`."""
         self._target, self._rows, self._points = target, rows, points
@@ -101,8 +101,8 @@ class OnlineStates:
         return self._target.capture(self._rows[name].rows(numbers, length), self._points)
 
 
-class OwnSource:
-    """A `Source` of rows in the order of their epochs."""
+class RunRows:
+    """A `RowSource` of rows in the order of their epochs."""
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from torch import Tensor
 from foretoken.kv.features import FINAL
 from foretoken.training.data.answers import FILE as ANSWERS_FILE
 from foretoken.training.data.answers import read_answers
+from foretoken.training.data.loaded_target import LoadedTarget
 from foretoken.training.data.prompts import PromptSet
 from foretoken.training.data.rows import (
     ANSWERS,
@@ -30,7 +31,6 @@ from foretoken.training.data.rows import (
     packed_rows,
     rows_of,
 )
-from foretoken.training.data.settings import StateSettings
 from foretoken.training.data.shards import (
     RowSet,
     StatePlan,
@@ -40,11 +40,10 @@ from foretoken.training.data.shards import (
     write_states,
     write_whole,
 )
-from foretoken.training.data.target import OwnTarget
 from foretoken.training.data.text import text_tokens
 from foretoken.training.heads.kind import find_kind
 from foretoken.training.heads.target import TargetParts
-from foretoken.training.settings import Settings
+from foretoken.training.settings import Settings, StateSettings
 
 TARGET_FILE = "target.safetensors"
 NARROW = (torch.bfloat16, torch.float16)
@@ -57,7 +56,7 @@ def states_folder(settings: Settings, folder: Path) -> Path:
 
 
 def plan_states(
-    target: OwnTarget, settings: Settings, tokens: Mapping[str, int], source: str
+    target: LoadedTarget, settings: Settings, tokens: Mapping[str, int], source: str
 ) -> StatePlan:
     """What a run wants on disk.
 
@@ -89,7 +88,7 @@ def plan_states(
 
 
 def keep_states(
-    target: OwnTarget,
+    target: LoadedTarget,
     settings: Settings,
     folder: Path,
     text_digest: str | None,
@@ -123,7 +122,7 @@ def keep_states(
 
 
 def estimate_states(
-    target: OwnTarget,
+    target: LoadedTarget,
     prompts: PromptSet,
     settings: Settings,
     folder: Path,
@@ -149,7 +148,7 @@ def estimate_states(
     return needed
 
 
-def _matrix_bytes(target: OwnTarget) -> int:
+def _matrix_bytes(target: LoadedTarget) -> int:
     return sum(tensor.nbytes for tensor in stored_tensors(target.parts).values())
 
 

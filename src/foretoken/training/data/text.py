@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from foretoken.errors import ConfigError
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.data.prompts import FORMS, records, token_ids
-from foretoken.training.data.settings import DataSettings
 from foretoken.training.data.shards import write_whole
+from foretoken.training.settings import DataSettings
 
 FILE, ABOUT = "text.npy", "text.json"
 

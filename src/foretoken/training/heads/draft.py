@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
-from foretoken.training.heads.kind import FreshHead, Kind
+from foretoken.training.heads.kind import FreshHead, HeadKind
 from foretoken.training.heads.rollout import Guess, Rollout
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.llama_folder import read_llama
@@ -95,4 +95,4 @@ def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
     return FreshHead(net, DraftRollout(net))
 
 
-KIND = Kind(fresh=_fresh, require_fit=require_draft_fits)
+KIND = HeadKind(fresh=_fresh, require_fit=require_draft_fits)

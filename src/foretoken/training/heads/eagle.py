@@ -14,7 +14,7 @@ from foretoken.errors import ConfigError
 from foretoken.layers.rope import RotaryTable
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.training.heads.kind import FreshHead, Kind, Layout
+from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
 from foretoken.training.heads.rollout import DepthAttention, Guess, Rollout, ahead, rotary_of
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
@@ -63,4 +63,4 @@ def _layout(state: Mapping[str, Any], _: str, form: str | None) -> Layout:
     return Layout(state["model"], {**layer, **state["shape"], "bias": bias})
 
 
-KIND = Kind(fresh=_fresh, layout=_layout)
+KIND = HeadKind(fresh=_fresh, layout=_layout)

@@ -14,11 +14,10 @@ from foretoken.errors import ConfigError
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.training.heads.eagle import recur
-from foretoken.training.heads.kind import FreshHead, Kind, Layout
+from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
 from foretoken.training.heads.rollout import Guess, Rollout, rotary_of
-from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import Captured, TargetParts
-from foretoken.training.settings import Settings
+from foretoken.training.settings import HeadSettings, Settings
 
 SPECULATORS_VERSION = "0.3.0"
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -162,4 +161,4 @@ def _drafted(offsets: Tensor, vocab_size: int) -> Tensor:
     return drafted_V
 
 
-KIND = Kind(fresh=_fresh, layout=_layout, points=default_points, may_embed=True)
+KIND = HeadKind(fresh=_fresh, layout=_layout, points=default_points, may_embed=True)

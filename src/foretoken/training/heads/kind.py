@@ -49,7 +49,7 @@ def fits_any(_: TargetParts, __: Settings) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class HeadKind:
     """One kind of drafter, to be trained and written."""
 
     fresh: Callable[[TargetParts, Settings, Tensor], FreshHead]
@@ -67,11 +67,11 @@ class Kind:
     """Whether its file may bring the target's token embedding."""
 
 
-def find_kind(word: str) -> Kind:
+def find_kind(word: str) -> HeadKind:
     """The kind of that word in a config's `[head]`."""
     trained = trained_kinds()[word]
     found = importlib.import_module(trained.code).KIND
-    assert isinstance(found, Kind), f"{trained.code}.KIND"
+    assert isinstance(found, HeadKind), f"{trained.code}.KIND"
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from foretoken.proposers.heads.medusa import Medusa, MedusaShape
-from foretoken.training.heads.kind import FreshHead, Kind, Layout
+from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
 from foretoken.training.heads.rollout import Guess, Rollout
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
@@ -59,4 +59,4 @@ def _layout(state: Mapping[str, Any], verifier: str, _: str | None) -> Layout:
     return Layout(state["model"], config)
 
 
-KIND = Kind(fresh=_fresh, layout=_layout)
+KIND = HeadKind(fresh=_fresh, layout=_layout)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
-from foretoken.training.heads.kind import FreshHead, Kind, Layout
+from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
 from foretoken.training.heads.rollout import Guess, Rollout, ahead
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
@@ -61,4 +61,4 @@ def _layout(state: Mapping[str, Any], _: str, __: str | None) -> Layout:
     return Layout(named, config)
 
 
-KIND = Kind(fresh=_fresh, layout=_layout)
+KIND = HeadKind(fresh=_fresh, layout=_layout)

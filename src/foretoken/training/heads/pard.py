@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.training.heads.draft import draft_net, require_draft_fits
-from foretoken.training.heads.kind import FreshHead, Kind, require_mask
+from foretoken.training.heads.kind import FreshHead, HeadKind, require_mask
 from foretoken.training.heads.rollout import DepthAttention, Drops, Guess, Rollout, ahead
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.model import Block, Llama, Rope
@@ -80,4 +80,4 @@ def _llama_keys(head: Mapping[str, Any]) -> dict[str, Any]:
     return {"pard_token": head["mask_token_id"], "spd_type": "pard"}
 
 
-KIND = Kind(fresh=_fresh, require_fit=_require_fit, llama_keys=_llama_keys)
+KIND = HeadKind(fresh=_fresh, require_fit=_require_fit, llama_keys=_llama_keys)

@@ -28,7 +28,7 @@ from foretoken.training.heads.eagle3 import (
     speculators_config,
     with_both_ways,
 )
-from foretoken.training.heads.kind import OWN, FreshHead, Kind, Layout, require_mask
+from foretoken.training.heads.kind import OWN, FreshHead, HeadKind, Layout, require_mask
 from foretoken.training.heads.rollout import (
     DepthAttention,
     Drops,
@@ -156,6 +156,6 @@ def _layout(state: Mapping[str, Any], verifier: str, form: str | None) -> Layout
     return Layout(with_both_ways(state["model"], shape["layer"]["vocab_size"]), config)
 
 
-KIND = Kind(
+KIND = HeadKind(
     fresh=_fresh, layout=_layout, points=default_points, require_fit=require_mask, may_embed=True
 )

@@ -2,7 +2,7 @@
 
 The loss is the mean over depths of the divergence between the head's distribution and the target's
 for the same token, or of the cross entropy of the row's own token, weighted by
-depth_decay ** depth. A `Source` gives the rows; it is the target's answers, or anything else.
+depth_decay ** depth. A `RowSource` gives the rows; it is the target's answers, or anything else.
 """
 
 from collections.abc import Callable
@@ -15,15 +15,14 @@ from torch import Tensor
 
 from foretoken.training.heads.kind import FreshHead
 from foretoken.training.heads.rollout import Guess, Rollout
-from foretoken.training.heads.settings import HeadSettings
 from foretoken.training.heads.target import Captured
 from foretoken.training.loop import autocast
 from foretoken.training.losses import Head, distillation_loss, head_loss
 from foretoken.training.schedule import Stage
-from foretoken.training.settings import Settings
+from foretoken.training.settings import HeadSettings, Settings
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """What a head learns from, and is measured on."""
 
     head_VD: Tensor
@@ -46,7 +45,7 @@ class Source(Protocol):
 class HeadTraining:
     """A `Task`: the rollout's loss on captured rows, its agreement on held-out greedy text."""
 
-    def __init__(self, head: FreshHead, settings: Settings, source: Source) -> None:
+    def __init__(self, head: FreshHead, settings: Settings, source: RowSource) -> None:
         """Train `head` on what `source` gives."""
         assert settings.head is not None, "a run of a head"
         self.head, self.source = head, source

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from foretoken.training.python_text.library import Prompt, SourceFile, held_out_files
+from foretoken.training.python_text.stdlib import Prompt, SourceFile, held_out_files
 
 CHARACTERS_PER_TOKEN = 3.4
 FUNCTION = re.compile(r"^(?: {4})?(?:async )?def \w+", re.MULTILINE)

@@ -46,7 +46,7 @@ class EvalPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
+class Accepted:
     """What verifications accepted, over all that had a draft."""
 
     by_position: tuple[float, ...]
@@ -57,7 +57,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepCost:
+class DecodingStep:
     """One decoding step of one sequence; medians in seconds."""
 
     drafts: int
@@ -70,9 +70,9 @@ class StepCost:
 class Worth:
     """All that was measured."""
 
-    acceptance: dict[str, Acceptance]
+    acceptance: dict[str, Accepted]
     """What was accepted, by temperature."""
-    costs: tuple[StepCost, ...]
+    costs: tuple[DecodingStep, ...]
     """What steps cost, with 0, 1, 2, ... drafts."""
     speedups: dict[str, tuple[float, ...]]
     """Speed-ups of 1, 2, ... drafts over the same engine with none, by temperature, as follows from
@@ -107,7 +107,7 @@ def measure_worth(
     plan: EvalPlan,
     report: Callable[[str], None] = lambda line: None,
 ) -> Worth:
-    """Acceptance at every temperature, then the cost of steps, on prompts of token ids."""
+    """Accepted at every temperature, then the cost of steps, on prompts of token ids."""
     if not prompts:
         raise ConfigError("prompts", 0, "at least one prompt")
     found = {}
@@ -123,8 +123,8 @@ def measure_worth(
     return Worth(acceptance=found, costs=costs, speedups=speedups)
 
 
-def accepted(outputs: Iterable[CompletionOutput]) -> Acceptance:
-    """Acceptance over all verifications of finished outputs; at its longest drafts' positions."""
+def accepted(outputs: Iterable[CompletionOutput]) -> Accepted:
+    """Accepted over all verifications of finished outputs; at its longest drafts' positions."""
     pairs: list[tuple[int, int]] = []
     for output in outputs:
         metrics = output.metrics
@@ -136,7 +136,7 @@ def accepted(outputs: Iterable[CompletionOutput]) -> Acceptance:
         reached = [kept for drafted, kept in pairs if drafted > position]
         shares.append(sum(kept > position for kept in reached) / len(reached))
         lengths.append(lengths[-1] + shares[-1])
-    return Acceptance(
+    return Accepted(
         by_position=tuple(shares),
         lengths=tuple(lengths[1:]) or (1.0,),
         num_verifications=len(pairs),
@@ -145,7 +145,7 @@ def accepted(outputs: Iterable[CompletionOutput]) -> Acceptance:
 
 def step_costs(
     engine: Engine, prompt: Sequence[int], most: int, repeats: int
-) -> tuple[StepCost, ...]:
+) -> tuple[DecodingStep, ...]:
     """Medians over the decoding steps of one sequence with 0..most drafts, in turns."""
     kept: dict[int, list[tuple[float, float, float]]] = {k: [] for k in range(most + 1)}
     steps = watch_steps(engine)
@@ -168,7 +168,8 @@ def step_costs(
     rows = ((k, [statistics.median(column) for column in zip(*v, strict=True)])
             for k, v in kept.items() if v)  # fmt: skip
     return tuple(
-        StepCost(drafts=k, total_s=row[0], drafting_s=row[1], verifying_s=row[2]) for k, row in rows
+        DecodingStep(drafts=k, total_s=row[0], drafting_s=row[1], verifying_s=row[2])
+        for k, row in rows
     )
 
 
@@ -183,7 +184,7 @@ def watch_steps(engine: Engine) -> list[StepStats]:
     return seen
 
 
-def expected_speedups(found: Acceptance, costs: Sequence[StepCost]) -> tuple[float, ...]:
+def expected_speedups(found: Accepted, costs: Sequence[DecodingStep]) -> tuple[float, ...]:
     """Speed-up of 1, 2, ... drafts over none."""
     by_count = {cost.drafts: cost.total_s for cost in costs}
     assert 0 in by_count, "plain steps were not measured"

@@ -19,7 +19,7 @@ from foretoken.runtime.runner import Runner
 from foretoken.training.heads.target import Captured, TargetParts
 
 
-class OwnTarget:
+class LoadedTarget:
     """One loaded target."""
 
     def __init__(self, folder: Path) -> None:

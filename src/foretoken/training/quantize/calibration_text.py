@@ -14,7 +14,7 @@ from torch import Tensor
 from foretoken.errors import ConfigError
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.data.prompts import FORMS, json_lines, token_ids
-from foretoken.training.python_text.library import load_corpus
+from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.quantize.settings import PYTHON_TEXT, CalibrationSettings
 
 _OPTION = "--calibrate"

@@ -6,10 +6,10 @@ import pytest
 
 from foretoken.errors import ConfigError
 from foretoken.testing import write_tiny_llama
-from foretoken.training.worth import (
-    Acceptance,
+from foretoken.training.evaluation import (
+    Accepted,
+    DecodingStep,
     EvalPlan,
-    StepCost,
     accepted,
     expected_speedups,
     measure_worth,
@@ -46,10 +46,10 @@ def test_nothing_drafted_is_length_one() -> None:
 
 def test_speedups_follow_from_acceptance_and_cost() -> None:
     costs = [
-        StepCost(drafts=k, total_s=s, drafting_s=0, verifying_s=0)
+        DecodingStep(drafts=k, total_s=s, drafting_s=0, verifying_s=0)
         for k, s in enumerate((2.0, 2.5, 4.0))
     ]
-    acceptance = Acceptance(by_position=(0.5, 0.5), lengths=(1.5, 2.0), num_verifications=9)
+    acceptance = Accepted(by_position=(0.5, 0.5), lengths=(1.5, 2.0), num_verifications=9)
     assert expected_speedups(acceptance, costs) == pytest.approx((1.2, 1.0))
 
 

@@ -1,0 +1,112 @@
+"""From a TOML file to the settings of a run.
+
+Owns what a mistake is called: the table and key, what was given, what is allowed. It knows no key.
+"""
+
+import tomllib
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from foretoken.config.keys import one_of, require
+from foretoken.errors import ConfigError
+from foretoken.training.model import LlamaShape
+from foretoken.training.schedule import Stage
+from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings
+
+Table = TypeVar("Table")
+WANTED = {
+    "bool_type": "true or false",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "string_type": "a text",
+    "tuple_type": "a list",
+}
+"""What is allowed, by pydantic's name of a mistake."""
+CONFIG = (
+    "a TOML file, as docs/training.md shows one (the packaged models are made in the root of the "
+    "sources: python -m tools.demo_models train NAME)"
+)
+
+
+def read_settings(path: str | Path) -> Settings:
+    """The settings that the TOML file at `path` gives.
+
+    Raises ConfigError for a missing file, an unknown key or a value that cannot be.
+    """
+    return build_settings(read_table(path))
+
+
+def read_table(path: str | Path) -> dict[str, Any]:
+    """The keys and tables of a TOML file; `name` is the file's own where it gives none.
+
+    Raises ConfigError for a missing file, or one that is no TOML.
+    """
+    file = Path(path)
+    require("CONFIG", str(path), file.is_file(), CONFIG)
+    try:
+        table = tomllib.loads(file.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("CONFIG", str(file), f"a valid TOML file ({error})") from error
+    table.setdefault("name", file.stem)
+    return table
+
+
+def build_settings(table: dict[str, Any]) -> Settings:
+    """The settings of a config's keys and tables.
+
+    Raises ConfigError for an unknown key or a value that cannot be.
+    """
+    table["shape"] = _build(LlamaShape, table.get("shape", {}), "shape")
+    if "head" in table:
+        table["head"] = _build(HeadSettings, table["head"], "head")
+    if "data" in table:
+        require("data", table["data"], "head" in table, "a table beside [head] only")
+        table["data"] = _build(DataSettings, table["data"], "data")
+    if "states" in table:
+        require("states", table["states"], "data" in table, "a table beside [data] only")
+        table["states"] = _build(StateSettings, table["states"], "states")
+    stages = table.get("stages", [{"until": 1.0, "length": 512}])
+    require("stages", stages, isinstance(stages, list), "tables, each under [[stages]]")
+    table["stages"] = tuple(_build(Stage, stage, "stages") for stage in stages)
+    given = table.get("decay_share")
+    fine = given is None or table.get("schedule", "wsd") == "wsd"
+    require("decay_share", given, fine, "no key: only schedule wsd decays over a share")
+    settings = _build(Settings, table, "config")
+    _check_text(settings)
+    return settings
+
+
+def _build(cls: type[Table], table: Any, where: str) -> Table:
+    """A settings class of a table of TOML; only its own keys, each of its type."""
+    require(where, table, isinstance(table, dict), f"a table, [{where}]")
+    known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    for key in table:
+        require(f"{where}.{key}", table[key], key in known, one_of(key, known))
+    given = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
+    types = get_type_hints(cls)
+    for field in fields(cls):  # type: ignore[arg-type]
+        key = field.name
+        there = key in given or field.default is not MISSING
+        require(f"{where}.{key}", None, there, "a value: it has no default")
+        if key in given:
+            _require_type(f"{where}.{key}", given[key], types[key])
+    return cls(**given)
+
+
+def _require_type(where: str, value: Any, wanted: Any) -> None:
+    try:
+        TypeAdapter(wanted).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        allowed = WANTED.get(first["type"], first["msg"])
+        raise ConfigError(where, value, allowed) from error
+
+
+def _check_text(settings: Settings) -> None:
+    """Text that no stage reads is a mistake."""
+    if settings.data is not None and settings.data.text is not None:
+        used = any(stage.rows == "text" for stage in settings.stages)
+        require("data.text", settings.data.text, used, 'no key without a stage of rows = "text"')
