@@ -63,7 +63,7 @@ fast text comes, never which.
 
 `python -m tools.demo_models train demo-{config} --target DEMO`, {progress["step"]} steps,
 {progress["tokens"] / 1e6:.1f} M tokens, {progress["seconds"] / 60:.0f} minutes on two shared CPU
-cores. {versions()}. A rollout guesses {depth} tokens; each depth counts
+cores. {versions()}. A chain in training has {depth} tokens; each depth counts
 {state["head"]["depth_decay"]:g} times the one before. The loss is half forward KL divergence and
 half total variation. About half of the rows are the target's own samples (greedy, temperature 0.8
 and 1.0), the others its training text.

@@ -30,7 +30,7 @@ class HeadSettings:
     kind: str
     """`eagle`, `eagle3`, `peagle`, `mlp`, `medusa`, `parallel` (PARD) or `draft` (a model)."""
     depth: int = 5
-    """Tokens that a training rollout guesses: test-time steps, stages, heads or masks."""
+    """Tokens ahead that are guessed in training: test-time steps, stages, heads or masks."""
     depth_decay: float = 0.8
     """What each further token counts in the loss."""
     inner_size: int = 512
@@ -42,7 +42,7 @@ class HeadSettings:
     mask_token_id: int = 1
     """parallel, peagle: the token that stands for one to be guessed."""
     keep_share: float = 0.7
-    """parallel, peagle: the share of a depth's rollouts that the next goes on with in training."""
+    """parallel, peagle: the share of a depth's chains that the next goes on with in training."""
     anchored: bool = False
     """peagle: mask slots repeat the newest token and features and add a mask of their depth, a
     variant of our own that learns faster; vLLM does not read it."""

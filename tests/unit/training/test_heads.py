@@ -1,4 +1,4 @@
-"""Training of heads: rollouts are what serving computes, files are what serving reads."""
+"""Training of heads: what is guessed is what serving computes, files are what serving reads."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,11 +15,11 @@ from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.runner import HeadPages, HeadRunner
 from foretoken.training import checkpoints
 from foretoken.training.heads.export import export_head
+from foretoken.training.heads.guesses import DepthAttention, Guess, rotary_of
 from foretoken.training.heads.kind import fresh_head
-from foretoken.training.heads.pard import ParallelRollout
-from foretoken.training.heads.rollout import DepthAttention, Guess, rotary_of
+from foretoken.training.heads.pard import ParallelGuesser
 from foretoken.training.heads.target import Captured
-from foretoken.training.heads.task import rollout_loss, rollout_quality
+from foretoken.training.heads.task import divergence_loss, guess_quality
 from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.optimizer import Optimizer
 from foretoken.training.schedule import Stage
@@ -66,7 +66,7 @@ def _head(kind: str, target: Llama) -> tuple[object, ...]:
     with torch.no_grad():
         for parameter in fresh.net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    return fresh.net, fresh.rollout, fresh.points
+    return fresh.net, fresh.guesser, fresh.points
 
 
 def _save(folder: Path, kind: str, net: object) -> None:
@@ -96,7 +96,7 @@ def test_captured_states_are_the_targets() -> None:
 def test_every_head_learns(kind: str) -> None:
     """Some steps on one batch lower the loss; the target gets no gradient."""
     target = _target()
-    net, rollout, points = _head(kind, target)
+    net, guesser, points = _head(kind, target)
     captured = _captured(target, points)  # type: ignore[arg-type]
     settings = _settings(kind).head
     assert settings is not None
@@ -104,7 +104,7 @@ def test_every_head_learns(kind: str) -> None:
     optimizer = torch.optim.Adam(parameters, lr=0.01)
     losses = []
     for _ in range(12):
-        loss = rollout_loss(rollout, captured, settings, target.embed.weight, 0.5)  # type: ignore[arg-type]
+        loss = divergence_loss(guesser, captured, settings, target.embed.weight, 0.5)  # type: ignore[arg-type]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -114,10 +114,10 @@ def test_every_head_learns(kind: str) -> None:
 
 
 def test_an_oracle_has_full_length() -> None:
-    """A rollout that guesses the target's own best tokens is right at every depth."""
+    """A guesser that knows the target's own best tokens is right at every depth."""
     target = _target()
 
-    class Oracle(ParallelRollout):
+    class Oracle(ParallelGuesser):
         def guesses(self, captured, depth):  # type: ignore[no-untyped-def]
             for step in range(depth):
                 ahead = captured.final_BTD[:, 1 + step :]
@@ -125,7 +125,7 @@ def test_an_oracle_has_full_length() -> None:
                 yield Guess(states_BTD=padded, weight_VD=target.embed.weight)
 
     captured = _captured(target, (FINAL,))
-    found = rollout_quality(Oracle(target, 1), captured, DEPTH, target.logits)
+    found = guess_quality(Oracle(target, 1), captured, DEPTH, target.logits)
     assert found.agreement == (1.0, 1.0, 1.0) and found.length == DEPTH + 1.0
 
 
@@ -133,10 +133,10 @@ def test_an_oracle_has_full_length() -> None:
 def test_training_steps_are_serving_steps(kind: str) -> None:
     """At every depth: outputs of the training-time test equal those over paged KV."""
     target = _target()
-    net, rollout, points = _head(kind, target)
+    net, guesser, points = _head(kind, target)
     assert isinstance(net, Eagle | Eagle3)
     captured = _captured(target, points)  # type: ignore[arg-type]
-    trained = [g.states_BTD for g in rollout.guesses(captured, DEPTH)]  # type: ignore[attr-defined]
+    trained = [g.states_BTD for g in guesser.guesses(captured, DEPTH)]  # type: ignore[attr-defined]
     page, row, slot = 4, 1, 9
     tokens = captured.tokens_BT[row].tolist()
     store = FeatureStore(
@@ -169,13 +169,13 @@ def test_training_steps_are_serving_steps(kind: str) -> None:
 
 
 def test_parallel_training_is_one_pass_with_masks() -> None:
-    """PARD's rollout at a position equals the plain model on the prefix and masks."""
+    """PARD's guesses at a position are those of the plain model on the prefix and masks."""
     target = _target()
-    net, rollout, points = _head("parallel", target)
+    net, guesser, points = _head("parallel", target)
     assert isinstance(net, Llama)
     captured = _captured(target, points)  # type: ignore[arg-type]
     net.eval()
-    guesses = list(rollout.guesses(captured, DEPTH))  # type: ignore[attr-defined]
+    guesses = list(guesser.guesses(captured, DEPTH))  # type: ignore[attr-defined]
     row, slot = 0, 6
     prefix = captured.tokens_BT[row, 1 : slot + 2].tolist()
     states = net(torch.tensor([[*prefix, 1, 1]])).hidden[0]
@@ -185,13 +185,13 @@ def test_parallel_training_is_one_pass_with_masks() -> None:
 
 @pytest.mark.parametrize("kind", ["peagle", "peagle_anchored"])
 def test_peagle_training_is_one_pass_with_masks(kind: str) -> None:
-    """P-EAGLE's rollout at a slot equals one causal pass over true slots and masks."""
+    """P-EAGLE's guesses at a slot are those of one causal pass over true slots and masks."""
     target = _target()
-    net, rollout, points = _head(kind, target)
+    net, guesser, points = _head(kind, target)
     assert isinstance(net, Eagle3)
     captured = _captured(target, points)  # type: ignore[arg-type]
     net.eval()
-    guesses = list(rollout.guesses(captured, DEPTH))  # type: ignore[attr-defined]
+    guesses = list(guesser.guesses(captured, DEPTH))  # type: ignore[attr-defined]
     row, slot = 0, 6
     true = net.mix(captured.features_BTF[row, : slot + 1])
     masks, known = net.masks(DEPTH - 1), captured.tokens_BT[row, 1 : slot + 2].tolist()
@@ -207,16 +207,16 @@ def test_peagle_training_is_one_pass_with_masks(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["peagle", "parallel"])
-def test_rollouts_are_dropped_in_training_only(kind: str) -> None:
+def test_slots_are_dropped_in_training_only(kind: str) -> None:
     """Each depth keeps anchors of the one before, and what they give does not change."""
     target = _target()
-    net, rollout, points = _head(kind, target)
+    net, guesser, points = _head(kind, target)
     captured = _captured(target, points)  # type: ignore[arg-type]
-    whole = list(rollout.guesses(captured, DEPTH))  # type: ignore[attr-defined]
+    whole = list(guesser.guesses(captured, DEPTH))  # type: ignore[attr-defined]
     assert [len(g.slots_N) for g in whole[1:]] == [round(LENGTH * 0.7), round(LENGTH * 0.49)]
     assert set(whole[2].slots_N.tolist()) < set(whole[1].slots_N.tolist())
     net.eval()  # type: ignore[attr-defined]
-    for kept, full in zip(whole, rollout.guesses(captured, DEPTH), strict=True):  # type: ignore[attr-defined]
+    for kept, full in zip(whole, guesser.guesses(captured, DEPTH), strict=True):  # type: ignore[attr-defined]
         slots = slice(None) if kept.slots_N is None else kept.slots_N
         assert torch.allclose(kept.states_BTD, full.states_BTD[:, slots], atol=1e-5)
         states, below = kept.within(9)
@@ -227,7 +227,7 @@ def test_rollouts_are_dropped_in_training_only(kind: str) -> None:
 def test_peagle_begins_with_an_eagle3_head(tmp_path: Path) -> None:
     """Depth 0 of a deeper head is that of the EAGLE-3 head it began with."""
     target = _target()
-    net, rollout, points = _head("eagle3", target)
+    net, guesser, points = _head("eagle3", target)
     _save(tmp_path, "eagle3", net)
     settings = _settings("peagle")
     assert settings.head is not None
@@ -235,8 +235,8 @@ def test_peagle_begins_with_an_eagle3_head(tmp_path: Path) -> None:
     parts = parts_of(target)
     fresh = fresh_head(parts, replace(settings, head=deeper), torch.arange(50))
     captured = _captured(target, points)  # type: ignore[arg-type]
-    wanted = next(rollout.guesses(captured, 1))  # type: ignore[attr-defined]
-    found = next(fresh.rollout.guesses(captured, 1))
+    wanted = next(guesser.guesses(captured, 1))  # type: ignore[attr-defined]
+    found = next(fresh.guesser.guesses(captured, 1))
     assert torch.allclose(found.states_BTD, wanted.states_BTD, atol=1e-6)
     other = replace(deeper, inner_size=20)
     with pytest.raises(ConfigError, match=r"head\.start"):

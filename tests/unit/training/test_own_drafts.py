@@ -12,7 +12,7 @@ from foretoken.errors import ConfigError
 from foretoken.testing import write_tiny_llama
 from foretoken.training.config_file import read_settings
 from foretoken.training.heads.export import export_run
-from foretoken.training.heads.task import HeadTraining, rollout_quality
+from foretoken.training.heads.task import HeadTraining, guess_quality
 from foretoken.training.llama_folder import copy_tokenizer, keep_special_ids, special_ids
 from foretoken.training.model import Llama
 from foretoken.training.runs import build_job, prepare_data, train
@@ -96,7 +96,7 @@ def test_a_draft_learns_what_the_target_says(target: Path, tmp_path: Path) -> No
     assert losses[-1] < 0.8 * losses[0], (losses[0], losses[-1])
     net.eval()
     captured = task.source.held_out()
-    found = rollout_quality(task.head.rollout, captured, 2, task.source.logits)
+    found = guess_quality(task.head.guesser, captured, 2, task.source.logits)
     best = task.source.logits(captured.final_BTD).argmax(-1)
     right = net.logits(net(captured.tokens_BT).hidden).argmax(-1) == best
     assert found.agreement[0] == pytest.approx(right[:, 1:].float().mean().item())

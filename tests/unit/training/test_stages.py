@@ -133,9 +133,9 @@ def test_token_loss_is_the_cross_entropy_of_the_tokens_to_be_guessed(kind: str) 
         name="t", shape=LlamaShape(), stages=(Stage(until=1.0, length=16),), head=head
     )  # fmt: skip
     fresh = fresh_head(parts, settings, torch.randperm(40))
-    found = token_loss(fresh.rollout, captured, head)
+    found = token_loss(fresh.guesser, captured, head)
     total, weights = 0.0, 0.0
-    for depth, guess in enumerate(fresh.rollout.guesses(captured, 3)):
+    for depth, guess in enumerate(fresh.guesser.guesses(captured, 3)):
         logits = F.linear(guess.states_BTD, guess.weight_VD).double()
         ids = list(range(40)) if guess.ids_V is None else guess.ids_V.tolist()
         losses = [

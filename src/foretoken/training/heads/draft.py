@@ -12,8 +12,8 @@ from torch import Tensor
 
 from foretoken.checkpoint import find_model
 from foretoken.errors import ConfigError
+from foretoken.training.heads.guesses import Guess, Guesser
 from foretoken.training.heads.kind import FreshHead, HeadKind
-from foretoken.training.heads.rollout import Guess, Rollout
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.llama_folder import read_llama
 from foretoken.training.loop import prepare
@@ -21,7 +21,7 @@ from foretoken.training.model import Block, Llama
 from foretoken.training.settings import Settings
 
 
-class DraftRollout(Rollout):
+class DraftGuesser(Guesser):
     """One pass over the true tokens; the loss needs one depth, since all have the same guesses."""
 
     def __init__(self, net: Llama) -> None:
@@ -92,7 +92,7 @@ def begin_with(draft: Llama, start: Llama) -> None:
 def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
     net = draft_net(target, settings)
     prepare(net, settings)
-    return FreshHead(net, DraftRollout(net))
+    return FreshHead(net, DraftGuesser(net))
 
 
 KIND = HeadKind(fresh=_fresh, require_fit=require_draft_fits)

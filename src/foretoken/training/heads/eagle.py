@@ -14,13 +14,13 @@ from foretoken.errors import ConfigError
 from foretoken.layers.rope import RotaryTable
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
+from foretoken.training.heads.guesses import DepthAttention, Guess, Guesser, ahead, rotary_of
 from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
-from foretoken.training.heads.rollout import DepthAttention, Guess, Rollout, ahead, rotary_of
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
 
 
-class EagleRollout(Rollout):
+class EagleGuesser(Guesser):
     """One pass over all slots a depth; the target's own output head turns guesses into logits."""
 
     def __init__(self, net: Eagle, target_head_VD: Tensor) -> None:
@@ -52,7 +52,7 @@ def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
     net = Eagle(target.layer_shape(settings.head.inner_size), fc_bias=False)
     net.use_embedding(target.embedding_VD)
     net.to(target.embedding_VD.device)
-    return FreshHead(net, EagleRollout(net, target.head_VD))
+    return FreshHead(net, EagleGuesser(net, target.head_VD))
 
 
 def _layout(state: Mapping[str, Any], _: str, form: str | None) -> Layout:

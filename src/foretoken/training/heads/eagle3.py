@@ -14,8 +14,8 @@ from foretoken.errors import ConfigError
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.training.heads.eagle import recur
+from foretoken.training.heads.guesses import Guess, Guesser, rotary_of
 from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
-from foretoken.training.heads.rollout import Guess, Rollout, rotary_of
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import HeadSettings, Settings
 
@@ -23,7 +23,7 @@ SPECULATORS_VERSION = "0.3.0"
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
-class Eagle3Rollout(Rollout):
+class Eagle3Guesser(Guesser):
     """One pass over all slots a depth, as drafting goes on from its own states."""
 
     def __init__(self, net: Eagle3) -> None:
@@ -122,7 +122,7 @@ def speculators_config(shape: Mapping[str, Any], verifier: str) -> dict[str, Any
 def _fresh(target: TargetParts, settings: Settings, frequent_ids: Tensor) -> FreshHead:
     assert settings.head is not None, "a run of a head"
     net = eagle3_net(target, settings.head, frequent_ids, parallel=False)
-    return FreshHead(net, Eagle3Rollout(net), default_points(target))
+    return FreshHead(net, Eagle3Guesser(net), default_points(target))
 
 
 def _layout(state: Mapping[str, Any], verifier: str, form: str | None) -> Layout:

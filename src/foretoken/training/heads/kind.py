@@ -1,4 +1,4 @@
-"""What a kind of drafter brings to be trained: first weights, a rollout, the layout of its file.
+"""What a kind of drafter brings to be trained: first weights, its guesses, the layout of its file.
 
 The table of drafting methods names the module of each kind (`trained` in
 `foretoken.config.methods`); the module has a `KIND`. Here is what such a record says, and how it is
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from foretoken.config.methods import trained_kinds
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL
-from foretoken.training.heads.rollout import Rollout
+from foretoken.training.heads.guesses import Guesser
 from foretoken.training.heads.target import TargetParts
 from foretoken.training.settings import Settings
 
@@ -35,7 +35,7 @@ class FreshHead:
     """A network, how it guesses, and what it reads from the target."""
 
     net: nn.Module
-    rollout: Rollout
+    guesser: Guesser
     points: tuple[int, ...] = (FINAL,)
 
 

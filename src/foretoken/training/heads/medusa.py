@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from foretoken.proposers.heads.medusa import Medusa, MedusaShape
+from foretoken.training.heads.guesses import Guess, Guesser
 from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
-from foretoken.training.heads.rollout import Guess, Rollout
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
 
 
-class MedusaRollout(Rollout):
+class MedusaGuesser(Guesser):
     """Independent heads on the final hidden state, over the target's own output head."""
 
     def __init__(self, net: Medusa, target_head_VD: Tensor) -> None:
@@ -43,7 +43,7 @@ def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
         share_head=True,
     )
     net = Medusa(shape)
-    return FreshHead(net, MedusaRollout(net, target.head_VD))
+    return FreshHead(net, MedusaGuesser(net, target.head_VD))
 
 
 def _layout(state: Mapping[str, Any], verifier: str, _: str | None) -> Layout:

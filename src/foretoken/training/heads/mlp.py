@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
+from foretoken.training.heads.guesses import Guess, Guesser, ahead
 from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
-from foretoken.training.heads.rollout import Guess, Rollout, ahead
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
 
 
-class MLPRollout(Rollout):
+class MLPGuesser(Guesser):
     """Stages from the final hidden state, each given the true token."""
 
     def __init__(self, net: MLPSpeculator) -> None:
@@ -45,7 +45,7 @@ def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
         scale_input=True,
     )
     net = MLPSpeculator(shape)
-    return FreshHead(net, MLPRollout(net))
+    return FreshHead(net, MLPGuesser(net))
 
 
 def _layout(state: Mapping[str, Any], _: str, __: str | None) -> Layout:

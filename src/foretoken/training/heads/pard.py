@@ -1,7 +1,7 @@
 """Training of PARD drafts: a draft model that guesses all its tokens in one pass over mask tokens.
 
 After every position stand mask tokens, each at its own depth, with conditional drops. A row's depth
-0 is the token at t + 1, so that all rollouts guess from the same place.
+0 is the token at t + 1, so that all chains begin at the same place.
 
 Source: PARD (arXiv 2504.18583).
 """
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from foretoken.training.heads.draft import draft_net, require_draft_fits
+from foretoken.training.heads.guesses import DepthAttention, Drops, Guess, Guesser, ahead
 from foretoken.training.heads.kind import FreshHead, HeadKind, require_mask
-from foretoken.training.heads.rollout import DepthAttention, Drops, Guess, Rollout, ahead
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.model import Block, Llama, Rope
 from foretoken.training.settings import Settings
 
 
-class ParallelRollout(Rollout):
+class ParallelGuesser(Guesser):
     """One pass a depth over the slots that it keeps; the same numbers as one pass over all."""
 
     def __init__(self, net: Llama, mask_token_id: int, keep_share: float = 1.0) -> None:
@@ -68,7 +68,7 @@ def _fresh(target: TargetParts, settings: Settings, _: Tensor) -> FreshHead:
     head = settings.head
     assert head is not None, "a run of a head"
     net = draft_net(target, settings)
-    return FreshHead(net, ParallelRollout(net, head.mask_token_id, head.keep_share))
+    return FreshHead(net, ParallelGuesser(net, head.mask_token_id, head.keep_share))
 
 
 def _require_fit(target: TargetParts, settings: Settings) -> None:

@@ -2,7 +2,7 @@
 
 Depth 0 is EAGLE-3's own. A deeper slot stands at its anchor's position plus the depth, holds the
 mask token and the learned `mask_hidden` (anchored: the newest token and features plus a mask of its
-depth), and sees the anchor's true slots and its own rollout before it. In training each depth goes
+depth), and sees the anchor's true slots and its own chain before it. In training each depth goes
 on with fewer anchors (`Drops`). A run may begin with a trained EAGLE-3 head.
 
 Source: P-EAGLE (arXiv 2602.01469); the file is that of the `speculators` library.
@@ -28,20 +28,20 @@ from foretoken.training.heads.eagle3 import (
     speculators_config,
     with_both_ways,
 )
-from foretoken.training.heads.kind import OWN, FreshHead, HeadKind, Layout, require_mask
-from foretoken.training.heads.rollout import (
+from foretoken.training.heads.guesses import (
     DepthAttention,
     Drops,
     Guess,
-    Rollout,
+    Guesser,
     ahead,
     rotary_of,
 )
+from foretoken.training.heads.kind import OWN, FreshHead, HeadKind, Layout, require_mask
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
 
 
-class PEagleRollout(Rollout):
+class PEagleGuesser(Guesser):
     """One pass a depth over the slots that it keeps; the same numbers as one pass over all."""
 
     def __init__(self, net: Eagle3, mask_token_id: int, keep_share: float) -> None:
@@ -135,7 +135,7 @@ def _fresh(target: TargetParts, settings: Settings, frequent_ids: Tensor) -> Fre
     if head.start is not None:
         facts = target.layer_shape(head.inner_size, target.layers)
         begin_with_eagle3(net, find_model(head.start), facts, points)
-    return FreshHead(net, PEagleRollout(net, head.mask_token_id, head.keep_share), points)
+    return FreshHead(net, PEagleGuesser(net, head.mask_token_id, head.keep_share), points)
 
 
 def _layout(state: Mapping[str, Any], verifier: str, form: str | None) -> Layout:

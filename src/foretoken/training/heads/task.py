@@ -1,4 +1,4 @@
-"""What a head's run optimizes: the target's distribution at every depth of its rollout.
+"""What a head's run optimizes: the target's distribution at every depth of its guesses.
 
 The loss is the mean over depths of the divergence between the head's distribution and the target's
 for the same token, or of the cross entropy of the row's own token, weighted by
@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foretoken.training.heads.guesses import Guess, Guesser
 from foretoken.training.heads.kind import FreshHead
-from foretoken.training.heads.rollout import Guess, Rollout
 from foretoken.training.heads.target import Captured
 from foretoken.training.loop import autocast
 from foretoken.training.losses import Head, distillation_loss, head_loss
@@ -43,7 +43,7 @@ class RowSource(Protocol):
 
 
 class HeadTraining:
-    """A `Task`: the rollout's loss on captured rows, its agreement on held-out greedy text."""
+    """A `Task`: the loss of a head's guesses on rows, its agreement on held-out greedy text."""
 
     def __init__(self, head: FreshHead, settings: Settings, source: RowSource) -> None:
         """Train `head` on what `source` gives."""
@@ -52,7 +52,7 @@ class HeadTraining:
         self.depth_settings, self.tv_share = settings.head, settings.tv_share
         self._precision = settings.precision
         first = settings.stages[0]
-        head.rollout.begin(source.batch(0, max(settings.micro_tokens, first.length), first))
+        head.guesser.begin(source.batch(0, max(settings.micro_tokens, first.length), first))
         self._held_out: Captured | None = None
 
     def loss(self, index: int, tokens: int, stage: Stage) -> Tensor:
@@ -60,9 +60,9 @@ class HeadTraining:
         captured = self.source.batch(index, tokens, stage)
         with autocast(self.source.device, self._precision):
             if stage.loss == "tokens":
-                return token_loss(self.head.rollout, captured, self.depth_settings)
-            return rollout_loss(
-                self.head.rollout,
+                return token_loss(self.head.guesser, captured, self.depth_settings)
+            return divergence_loss(
+                self.head.guesser,
                 captured,
                 self.depth_settings,
                 self.source.head_VD,
@@ -74,15 +74,15 @@ class HeadTraining:
         with autocast(self.source.device, self._precision):
             if self._held_out is None:
                 self._held_out = self.source.held_out()
-            found = rollout_quality(
-                self.head.rollout, self._held_out, self.depth_settings.depth, self.source.logits
+            found = guess_quality(
+                self.head.guesser, self._held_out, self.depth_settings.depth, self.source.logits
             )
         depths = {f"depth_{i + 1}": share for i, share in enumerate(found.agreement)}
         return {"tokens_a_step": found.length, **depths}
 
 
-def rollout_loss(
-    rollout: Rollout,
+def divergence_loss(
+    guesser: Guesser,
     captured: Captured,
     settings: HeadSettings,
     target_head_VD: Tensor,
@@ -100,10 +100,10 @@ def rollout_loss(
             tv_share,
         )
 
-    return _over_depths(rollout, captured, settings, divergence)
+    return _over_depths(guesser, captured, settings, divergence)
 
 
-def token_loss(rollout: Rollout, captured: Captured, settings: HeadSettings) -> Tensor:
+def token_loss(guesser: Guesser, captured: Captured, settings: HeadSettings) -> Tensor:
     """The mean cross entropy of the rows' own tokens over depths, in nats.
 
     Tokens that the head cannot draft do not count. So Medusa heads and MLP speculators were
@@ -117,7 +117,7 @@ def token_loss(rollout: Rollout, captured: Captured, settings: HeadSettings) -> 
         wanted = tokens_BT[:, 2 + depth :][:, slots].flatten()
         return head_loss(states_BND.flatten(0, 1), guess.weight_VD, _columns(wanted, guess.ids_V))
 
-    return _over_depths(rollout, captured, settings, cross_entropy)
+    return _over_depths(guesser, captured, settings, cross_entropy)
 
 
 def _columns(tokens_R: Tensor, ids_V: Tensor | None) -> Tensor:
@@ -129,21 +129,21 @@ def _columns(tokens_R: Tensor, ids_V: Tensor | None) -> Tensor:
 
 
 def _over_depths(
-    rollout: Rollout,
+    guesser: Guesser,
     captured: Captured,
     settings: HeadSettings,
     loss: Callable[[Guess, int], Tensor],
 ) -> Tensor:
     """The weighted mean of a loss of each depth's guess."""
     total, weights = captured.final_BTD.new_zeros((), dtype=torch.float32), 0.0
-    for depth, guess in enumerate(rollout.guesses(captured, settings.depth)):
+    for depth, guess in enumerate(guesser.guesses(captured, settings.depth)):
         weight = settings.depth_decay**depth
         total, weights = total + weight * loss(guess, depth), weights + weight
     return total / weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutQuality:
+class GuessQuality:
     """How often greedy guesses agree with the target's best token."""
 
     agreement: tuple[float, ...]
@@ -153,15 +153,15 @@ class RolloutQuality:
 
 
 @torch.no_grad()
-def rollout_quality(
-    rollout: Rollout, captured: Captured, depth: int, target_logits: Callable[[Tensor], Tensor]
-) -> RolloutQuality:
+def guess_quality(
+    guesser: Guesser, captured: Captured, depth: int, target_logits: Callable[[Tensor], Tensor]
+) -> GuessQuality:
     """Measure greedy agreement on captured greedy text, depth by depth."""
     length = captured.tokens_BT.shape[1]
     best_BT = target_logits(captured.final_BTD).argmax(dim=-1)
     alive = torch.ones(captured.tokens_BT.shape, dtype=torch.bool, device=best_BT.device)
     shares, survival, total = [], 1.0, 1.0
-    for step, guess in enumerate(rollout.guesses(captured, depth)):
+    for step, guess in enumerate(guesser.guesses(captured, depth)):
         rows = length - 1 - step
         assert guess.slots_N is None or len(guess.slots_N) == length, "measured on all slots"
         drafted = F.linear(guess.states_BTD[:, :rows], guess.weight_VD).argmax(dim=-1)
@@ -173,4 +173,4 @@ def rollout_quality(
         alive = before & agree
         survival *= shares[-1]
         total += survival
-    return RolloutQuality(agreement=tuple(shares), length=total)
+    return GuessQuality(agreement=tuple(shares), length=total)

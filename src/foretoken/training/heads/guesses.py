@@ -1,9 +1,9 @@
 """How a head guesses while it is trained: depth after depth, for all slots of a row at once.
 
-Position t's final hidden state gives the target's distribution of token t + 1. A rollout from slot
-t guesses tokens t + 2, t + 3, ... from the true tokens before each (teacher forcing), but from its
-own states. `DepthAttention` is attention as drafting sees it; `Drops` are the slots that rollouts
-over masks leave out at greater depth. Knows no kind of head and no loss.
+Position t's final hidden state gives the target's distribution of token t + 1. From slot t on,
+tokens t + 2, t + 3, ... are guessed from the true tokens before each (teacher forcing), but from
+the head's own states. `DepthAttention` is attention as drafting sees it; `Drops` are the slots that
+are left out at greater depth over masks. Knows no kind of head and no loss.
 """
 
 from abc import ABC, abstractmethod
@@ -42,7 +42,7 @@ class Guess:
         return self.states_BTD[:, :count], self.slots_N[:count]
 
 
-class Rollout(ABC):
+class Guesser(ABC):
     """How one kind of head guesses, depth after depth."""
 
     def begin(self, captured: Captured) -> None:  # noqa: B027
@@ -59,7 +59,7 @@ class DepthAttention:
     Depth 0 are the true slots, causal as usual. A query of slot i at depth s stands at position
     i + s and sees the true slots up to i and, of each earlier depth and its own, only the slot i:
     its own draft. This is EAGLE-3's training-time test (arXiv 2503.01840) and the conditional
-    rollout of PARD and P-EAGLE, whose later depths may go on with fewer slots.
+    chains of PARD and P-EAGLE, whose later depths may go on with fewer slots.
     """
 
     def __init__(self) -> None:
