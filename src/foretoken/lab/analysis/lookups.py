@@ -12,6 +12,7 @@ from dataclasses import dataclass
 PIECE = re.compile(r"\s*(?:\w{1,6}|[^\w\s])|\s+")
 """About a token: some letters with the space before them, or one sign."""
 METHODS = ("ngram", "suffix")
+"""The look-up methods that can be replayed on texts."""
 LONGEST = 8
 MOST_ANSWERS = 300
 

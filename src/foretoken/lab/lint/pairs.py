@@ -12,7 +12,7 @@ from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import Launch, number
 from foretoken.lab.plan.bits import QUANTIZATIONS
 from foretoken.lab.plan.planner import build_plan
-from foretoken.lab.plan.setup import METHODS, PlanSettings
+from foretoken.lab.plan.setup import PlanSettings, planned_methods
 from foretoken.lab.plan.sizes import known_models
 
 PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
@@ -43,7 +43,7 @@ def _settings(launch: Launch, machine: Machine) -> PlanSettings | None:
     speculation = launch.speculation or {}
     draft = speculation.get("model") or launch.options.get("spec-draft-model")
     method = str(speculation.get("method") or ("draft_model" if draft else "ngram"))
-    if launch.model is None or not _is_known(launch.model) or method not in METHODS:
+    if launch.model is None or not _is_known(launch.model) or method not in planned_methods():
         return None
     if method == "draft_model" and not (isinstance(draft, str) and _is_known(draft)):
         return None

@@ -3,11 +3,17 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import Launch, LaunchCheck, engine_table, number
 
 _VLLM = ("vllm",)
-_HEADS = ("eagle", "eagle3", "mtp")
+
+
+def _method(launch: Launch) -> DraftingMethod | None:
+    """What is known of the launch's method; None if nothing."""
+    word = _speculation(launch).get("method")
+    return next((m for m in known_methods() if word in (m.name, *m.aliases)), None)
 
 
 def _speculation(launch: Launch) -> Mapping[str, Any]:
@@ -36,8 +42,8 @@ def _broken_config(launch: Launch) -> Iterator[Finding]:
     if not speculation:
         return
     count = speculation.get("num_speculative_tokens")
-    brings_its_own = speculation.get("method") in ("mtp", "dflash", "dspark", "suffix")
-    if count is None and not brings_its_own:
+    method = _method(launch)
+    if count is None and (method is None or method.vllm_needs_length):
         yield Finding(
             check="broken_config",
             level="error",
@@ -83,7 +89,8 @@ def _draft_rule(launch: Launch) -> Iterator[Finding]:
     method, sampled = speculation.get("method"), speculation.get("draft_sample_method")
     rule = speculation.get("rejection_sample_method")
     known = engine_table("vllm")["known"]
-    if sampled == "probabilistic" and method in ("ngram", "ngram_gpu", "suffix"):
+    known_method = _method(launch)
+    if sampled == "probabilistic" and known_method and known_method.drafts_with == "text":
         yield _rule("error", "draft_sample_method", "looked-up drafts have no distribution")
     if sampled is not None and sampled not in known["draft_sample_methods"]:
         yield _rule("error", "draft_sample_method", f"{sampled!r} is unknown")
@@ -120,8 +127,9 @@ def _parallel_drafting(launch: Launch) -> Iterator[Finding]:
             where="speculative_config.parallel_drafting",
             message="needs a model trained for it (PARD, P-EAGLE); others draft nonsense",
         )
-    method = speculation.get("method")
-    if speculation.get("disable_padded_drafter_batch") is True and method not in _HEADS:
+    method = _method(launch)
+    reads_features = method is not None and method.drafts_with == "head" and method.own_kv
+    if speculation.get("disable_padded_drafter_batch") is True and not reads_features:
         yield Finding(
             check="parallel_drafting",
             level="error",

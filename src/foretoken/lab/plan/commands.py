@@ -6,7 +6,6 @@ module writes; a test checks it.
 
 import json
 import shlex
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +14,6 @@ from foretoken.lab.plan.setup import Setup
 from foretoken.lab.plan.sizes import PlanModel
 
 _FLOATS = ("bf16", "fp16", "fp32")
-_WITH_KEYS = ("draft_model", "eagle3")
-"""Drafters with keys and values of their own."""
 _VLLM_ONLINE = {"fp8": "fp8", "int8": "int8_per_channel_weight_only"}
 """Quantizations that vLLM applies while loading; others need a checkpoint made for them."""
 
@@ -48,9 +45,9 @@ def _join(parts: list[str]) -> str:
 
 def _speculative_config(setup: Setup) -> dict[str, Any]:
     config: dict[str, Any] = {"method": setup.method, "num_speculative_tokens": setup.k}
-    if setup.method == "draft_model" and setup.draft is not None:
+    if setup.drafts_with == "model" and setup.draft is not None:
         config["model"] = setup.draft.name
-    elif setup.method == "eagle3":
+    elif setup.drafts_with == "head" and setup.drafting and setup.drafting.own_file:
         config["model"] = "HEAD-TRAINED-FOR-THIS-TARGET"
     if setup.method == "ngram":
         config |= {"prompt_lookup_max": 5, "prompt_lookup_min": 2}
@@ -58,7 +55,7 @@ def _speculative_config(setup: Setup) -> dict[str, Any]:
 
 
 def _foretoken(setup: Setup) -> str:
-    if setup.method not in ("draft_model", "ngram", "suffix", "eagle3", "none"):
+    if setup.drafting is not None and not setup.drafting.is_built:
         return f"# Foretoken does not draft with {setup.method}"
     if setup.tp > 1:
         return "# Foretoken runs on one device"
@@ -87,10 +84,10 @@ def _rounded_at_load(wanted: Quantization, model: PlanModel) -> bool:
 def _foretoken_draft(setup: Setup) -> dict[str, Any]:
     """How the drafter is kept, where that was asked for."""
     found: dict[str, Any] = {}
-    if setup.method == "draft_model" and setup.draft is not None:
+    if setup.drafts_with == "model" and setup.draft is not None:
         if _rounded_at_load(setup.draft_quantization, setup.draft):
             found["quantization"] = setup.draft_quantization.name
-    if setup.method in _WITH_KEYS and setup.settings.draft_kv_cache_dtype == "int8":
+    if setup.drafting and setup.drafting.own_kv and setup.settings.draft_kv_cache_dtype == "int8":
         found["kv_cache_dtype"] = "int8"
     return found
 
@@ -107,14 +104,15 @@ def _vllm(setup: Setup, schedule: list[tuple[int, int]]) -> str:
         parts += ["--quantization", _VLLM_ONLINE[setup.quantization.name]]
     if setup.kv_bytes <= 1:
         parts += ["--kv-cache-dtype", "fp8"]
-    if setup.method == "none":
+    drafting = setup.drafting
+    if drafting is None:
         return _join(parts)
     config = _speculative_config(setup)
-    if setup.method == "draft_model":
+    if drafting.drafts_with == "model":
         config["draft_tensor_parallel_size"] = setup.draft_tp
         if settings.temperature > 0.5:
             config["draft_sample_method"] = "probabilistic"
-    if len(schedule) > 1 and setup.method != "suffix":
+    if len(schedule) > 1 and drafting.default_drafts_key is None:
         config["num_speculative_tokens_per_batch_size"] = _ranges(schedule)
     parts += ["--speculative-config", json.dumps(config)]
     parts += _TELL_ACCEPTANCE
@@ -142,20 +140,16 @@ def _llama_cpp(setup: Setup) -> str:
     parts += ["-c", str(settings.context * slots), "-np", str(slots), "--metrics"]
     if setup.device.kind == "gpu":
         parts += ["-ngl", "99"]
-    drafts: Mapping[str, list[str]] = {
-        "draft_model": ["--spec-type", "draft-simple"],
-        "eagle3": ["--spec-type", "draft-eagle3"],
-        "mtp": ["--spec-type", "draft-mtp"],
-        "ngram": ["--spec-type", "ngram-simple"],
-        "suffix": ["--spec-type", "ngram-map-k"],
-        "none": [],
-    }
-    parts += drafts[setup.method]
-    if setup.method == "draft_model" and setup.draft is not None:
+    word = setup.drafting.plan.llama_cpp if setup.drafting and setup.drafting.plan else None
+    if setup.drafting is not None and word is None:
+        return f"# llama.cpp does not draft with {setup.method}"
+    if word is not None:
+        parts += ["--spec-type", word]
+    if setup.drafts_with == "model" and setup.draft is not None:
         parts += ["--spec-draft-model", _gguf(setup.draft.name, setup.draft_quantization)]
         if settings.temperature > 0.5:
             parts += ["--spec-draft-sampling", "probabilistic"]
-    if setup.method in ("draft_model", "eagle3", "mtp"):
+    if setup.has_weights:
         parts += ["--spec-draft-n-max", str(setup.k)]
     return _join(parts)
 

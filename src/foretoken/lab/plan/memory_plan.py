@@ -21,9 +21,6 @@ from foretoken.shape import memory as formula
 
 GPU_RUNTIME_BYTES = 1 << 30
 """CUDA context, communication buffers and captured graphs of one device: an assumption."""
-HEAD_FEATURES = 3
-"""Layers whose hidden states an EAGLE-3 head reads."""
-WITH_WEIGHTS = ("draft_model", "eagle3", "mtp")
 _STORED = {"bf16": (2, None), "fp16": (2, None), "fp32": (4, None), "fp8": (2, None),
            "int8": (2, "int8"), "int4": (2, "int4")}  # fmt: skip
 """What Foretoken can store, as `engine_storage` takes it; it multiplies fp8 out."""
@@ -99,29 +96,31 @@ def kv_per_token(
 def draft_load(setup: Setup) -> DraftLoad:
     """What the method of `setup` keeps beside the target.
 
-    A head (eagle3, mtp) is one more layer of the target's shape; it shares the tables. In Foretoken
+    A head is one more layer of the target's shape; it shares the tables. In Foretoken
     the hidden states that a head reads are kept for every token, and look-up methods hold slots too
     while drafts are checked; elsewhere they keep nothing on the device.
     """
     target, context, engine = setup.target, setup.settings.context, setup.settings.engine
-    if setup.method == "draft_model":
+    drafting = setup.drafting
+    if setup.drafts_with == "model":
         assert setup.draft is not None, setup.method
         return DraftLoad(
             weight_bytes=weight_bytes(setup.draft, setup.draft_quantization, engine),
             kv_bytes_per_token=kv_per_token(setup.draft, setup.draft_kv_bytes, context, engine),
             lookahead=setup.k,
         )
-    if setup.method in ("eagle3", "mtp"):
+    if drafting is not None and drafting.drafts_with == "head":
+        assert drafting.plan is not None, setup.method
         layer = (target.dense_params + target.expert_params) / target.num_layers
-        size = setup.quantization.stored_bytes if setup.method == "mtp" else 2.0
+        size = 2.0 if drafting.own_file else setup.quantization.stored_bytes
         elements = (target.kv_elements + target.window_elements) / target.num_layers
-        read = 2.0 * HEAD_FEATURES * target.hidden_size if engine == "foretoken" else 0.0
+        read = 2.0 * drafting.plan.features * target.hidden_size if engine == "foretoken" else 0.0
         return DraftLoad(
             weight_bytes=layer * size,
             kv_bytes_per_token=elements * setup.draft_kv_bytes + read,
             lookahead=setup.k,
         )
-    slots = setup.k if engine == "foretoken" and setup.method != "none" else 0
+    slots = setup.k if engine == "foretoken" and drafting is not None else 0
     return DraftLoad(weight_bytes=0.0, kv_bytes_per_token=0.0, lookahead=slots)
 
 
@@ -134,7 +133,7 @@ def overhead_bytes(setup: Setup) -> float:
     if setup.settings.engine == "foretoken":
         running = setup.settings.peak_concurrency
         rows = min(running * (1 + setup.k), tokens)
-        drawn = running * setup.k if setup.method in WITH_WEIGHTS else 0
+        drawn = running * setup.k if setup.has_weights else 0
         step = formula.StepSize(tokens, rows, drawn)
         return formula.RUNTIME_BYTES + formula.activation_bytes(step, _widths(target), 2)
     widest = 6 * hidden + 3 * 4 * hidden / setup.tp
@@ -164,7 +163,7 @@ def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:
     own = kv_per_token(setup.target, setup.kv_bytes, context, engine)
     shared = ranks if setup.target.kv_is_shared else _kv_copies(setup.target, ranks)
     drafts = load.kv_bytes_per_token
-    if setup.draft is not None and setup.method == "draft_model" and draft_ranks > 1:
+    if setup.draft is not None and setup.drafts_with == "model" and draft_ranks > 1:
         drafts *= _kv_copies(setup.draft, draft_ranks)
     per_rank = own * shared / ranks + drafts / draft_ranks
     pool = limit - fullest

@@ -7,17 +7,11 @@ this target on this device, not from the method's reputation.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from foretoken.config.methods import DraftingMethod
+from foretoken.config.methods import Plan as MethodPlan
 from foretoken.lab.plan.memory_plan import draft_load
 from foretoken.lab.plan.predict import Prediction, predict
-from foretoken.lab.plan.setup import USUAL_K, Setup
-
-EFFORT = {
-    "ngram": (0, "nothing to load or train"),
-    "suffix": (1, "nothing to load, but a package of its own on some engines"),
-    "mtp": (1, "the checkpoint brings its own draft layers"),
-    "draft_model": (2, "a second model of the same tokenizer to find and load"),
-    "eagle3": (3, "a head trained for exactly this target"),
-}
+from foretoken.lab.plan.setup import Setup, planned_methods, usual_drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +32,8 @@ class MethodOutlook:
     available: bool
     """Whether it can be tried as things stand."""
     needs: str
+    effort: int
+    """Rank of the work to set it up, 0 is none."""
     memory_bytes: float
     """Weights it puts beside the target."""
     prediction: Prediction
@@ -45,24 +41,43 @@ class MethodOutlook:
 
 def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:
     """Every method that makes sense for this target, the asked one with its own k."""
-    names = ["ngram", "suffix", "eagle3"]
-    names += ["draft_model"] if setup.draft else []
-    names += ["mtp"] if setup.target.mtp_layers else []
     found = []
-    for name in names:
-        k = setup.k if name == setup.method else USUAL_K[name]
+    for method in _that_make_sense(setup):
+        name, plan = method.name, _plan_of(method)
+        k = setup.k if name == setup.method else usual_drafts(method)
         given = setup.settings.acceptance if name == setup.method else ""
         own = replace(setup, method=name, k=k, settings=replace(setup.settings, acceptance=given))
         found.append(
             MethodOutlook(
                 method=name,
-                available=name != "eagle3",
-                needs=EFFORT[name][1],
+                available=not (method.drafts_with == "head" and method.own_file),
+                needs=plan.needs,
+                effort=plan.effort,
                 memory_bytes=draft_load(own).weight_bytes,
                 prediction=predict(own),
             )
         )
     return tuple(found)
+
+
+def _that_make_sense(setup: Setup) -> list[DraftingMethod]:
+    """Look-up methods, heads, a draft model if there is one, layers that the target brings."""
+    order = ("text", "head", "model")
+    methods = sorted(
+        planned_methods().values(),
+        key=lambda method: (not method.own_file, order.index(method.drafts_with)),
+    )
+    return [
+        method
+        for method in methods
+        if (method.drafts_with != "model" or setup.draft is not None)
+        and (method.own_file or setup.target.mtp_layers > 0)
+    ]
+
+
+def _plan_of(method: DraftingMethod) -> MethodPlan:
+    assert method.plan is not None, method.name
+    return method.plan
 
 
 def rank_methods(setup: Setup, outlooks: Sequence[MethodOutlook]) -> tuple[Choice, ...]:
@@ -75,7 +90,7 @@ def rank_methods(setup: Setup, outlooks: Sequence[MethodOutlook]) -> tuple[Choic
     )
     safe = max(outlooks, key=lambda o: o.prediction.at(peak).low)
     paying = [o for o in outlooks if o.prediction.at(ordinary).middle > 1.05] or list(outlooks)
-    easy = min(paying, key=lambda o: EFFORT[o.method][0])
+    easy = min(paying, key=lambda o: o.effort)
     return (
         _choice("lowest latency", fast, ordinary, "middle"),
         _choice("no memory", light, ordinary, "middle"),

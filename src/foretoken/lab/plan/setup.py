@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.quantization import check_kv_cache
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.bits import Quantization, find_quantization, kv_element_bytes
@@ -16,9 +17,13 @@ from foretoken.lab.plan.devices import Device, find_device
 from foretoken.lab.plan.sizes import PlanModel, load_plan_model
 from foretoken.shape import memory as formula
 
-METHODS = ("draft_model", "ngram", "suffix", "eagle3", "mtp", "none")
 ENGINES = ("vllm", "llama.cpp", "foretoken")
 WORKLOADS = ("chat", "code", "summarize", "rag", "edit", "json", "creative", "mixed")
+
+
+def planned_methods() -> dict[str, DraftingMethod]:
+    """The methods that can be planned, by their words: the table says what to assume of them."""
+    return {method.name: method for method in known_methods() if method.plan is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +35,7 @@ class PlanSettings:
     draft: str | None = None
     """The draft model; None: only methods without one can be planned."""
     method: str = "auto"
-    """One of METHODS; `auto`: draft_model if there is a draft, else ngram."""
+    """A planned method or `none`; `auto`: draft_model if there is a draft, else ngram."""
     engine: str = "vllm"
     """Whose defaults and limits count."""
     quantization: str = "auto"
@@ -102,7 +107,7 @@ class PlanSettings:
     def __post_init__(self) -> None:
         """Check choices and ranges."""
         choices = {
-            "method": ("auto", *METHODS),
+            "method": ("auto", *planned_methods(), "none"),
             "engine": ENGINES,
             "workload": WORKLOADS,
             "slo": ("tpot", "ttft", "throughput"),
@@ -156,11 +161,29 @@ class Setup:
     utilization: float
     k: int
 
+    @property
+    def drafting(self) -> DraftingMethod | None:
+        """What is known of the method; None for `none`."""
+        return planned_methods().get(self.method)
+
+    @property
+    def drafts_with(self) -> str:
+        """`text`, `model` or `head`; empty for `none`."""
+        return self.drafting.drafts_with if self.drafting else ""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether something is loaded to draft with."""
+        return self.drafting is not None and self.drafting.has_weights
+
 
 DEFAULT_UTILIZATION = {"vllm": 0.92, "llama.cpp": 1.0, "foretoken": 0.9}
 """vLLM 0.33's default; llama.cpp has none."""
-USUAL_K = {"draft_model": 5, "ngram": 5, "suffix": 4, "eagle3": 3, "mtp": 1, "none": 0}
-"""Where to start; `plan` then prints the best k per batch from the cost."""
+
+
+def usual_drafts(method: DraftingMethod | None) -> int:
+    """Where to start; `plan` then prints the best k per batch from the cost."""
+    return method.plan.usual_drafts if method is not None and method.plan else 0
 
 
 def resolve_setup(settings: PlanSettings) -> Setup:
@@ -173,7 +196,8 @@ def resolve_setup(settings: PlanSettings) -> Setup:
     method = settings.method
     if method == "auto":
         method = "draft_model" if settings.draft else "ngram"
-    if method == "draft_model" and not settings.draft:
+    drafting = planned_methods().get(method)
+    if drafting is not None and drafting.drafts_with == "model" and not settings.draft:
         raise ConfigError("plan.draft", None, "a draft model, or another method")
     target = load_plan_model(settings.target, "plan.target")
     draft = load_plan_model(settings.draft, "plan.draft") if settings.draft else None
@@ -199,7 +223,7 @@ def resolve_setup(settings: PlanSettings) -> Setup:
         tp=tp,
         draft_tp=settings.draft_tensor_parallel_size or tp,
         utilization=settings.utilization or DEFAULT_UTILIZATION[settings.engine],
-        k=settings.num_speculative_tokens or USUAL_K[method],
+        k=settings.num_speculative_tokens or usual_drafts(drafting),
     )
 
 

@@ -132,7 +132,7 @@ def _tp_symmetry(context: PlanContext) -> Iterator[Finding]:
 def _ranks_divide(context: PlanContext) -> Iterator[Finding]:
     setup = context.setup
     parts = [("target", setup.target, setup.tp)]
-    if setup.method == "draft_model" and setup.draft is not None:
+    if setup.drafts_with == "model" and setup.draft is not None:
         parts.append(("draft", setup.draft, setup.draft_tp))
     for name, model, ranks in parts:
         if model.num_heads % ranks:

@@ -22,7 +22,7 @@ def _hot_sampling(context: PlanContext) -> Iterator[Finding]:
         message=f"at temperature {setup.settings.temperature:g} greedy drafts lose acceptance; "
         "that is a property of the proposal rule too, so test drafts that are drawn before "
         "calling it too hot",
-        remedy=flag if setup.method != "ngram" else "a method whose drafts can be drawn",
+        remedy=flag if setup.drafts_with != "text" else "a method whose drafts can be drawn",
     )
 
 

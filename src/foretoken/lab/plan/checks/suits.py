@@ -9,7 +9,7 @@ from foretoken.lab.plan.checks.context import PlanCheck, PlanContext
 
 def _same_family(context: PlanContext) -> Iterator[Finding]:
     setup = context.setup
-    if setup.method != "draft_model" or setup.draft is None:
+    if setup.drafts_with != "model" or setup.draft is None:
         return
     same = setup.target.family == setup.draft.family
     yield Finding(
@@ -24,7 +24,7 @@ def _same_family(context: PlanContext) -> Iterator[Finding]:
 def _same_tokenizer(context: PlanContext) -> Iterator[Finding]:
     setup = context.setup
     target, draft = setup.target, setup.draft
-    if setup.method != "draft_model" or draft is None:
+    if setup.drafts_with != "model" or draft is None:
         return
     if target.vocab_size != draft.vocab_size:
         padded = target.tokenizer == draft.tokenizer != ""
@@ -74,7 +74,7 @@ def _size_ratio(context: PlanContext) -> Iterator[Finding]:
 def _draft_time_ratio(context: PlanContext) -> Iterator[Finding]:
     setup = context.setup
     load = context.prediction.at(setup.settings.concurrency)
-    if setup.method not in ("draft_model", "eagle3", "mtp"):
+    if not setup.has_weights:
         return
     dear = load.draft_cost * setup.k > 0.5
     yield Finding(
@@ -88,11 +88,11 @@ def _draft_time_ratio(context: PlanContext) -> Iterator[Finding]:
 
 
 def _method_range(context: PlanContext) -> Iterator[Finding]:
-    usual = {"eagle3": (2.0, 3.0), "draft_model": (1.5, 2.5), "ngram": (1.2, 1.5)}
     setup = context.setup
-    if setup.method not in usual:
+    plan = setup.drafting.plan if setup.drafting else None
+    if plan is None or plan.advertised is None:
         return
-    low, high = usual[setup.method]
+    low, high = plan.advertised
     load = context.prediction.at(setup.settings.concurrency)
     yield Finding(
         check="method_range",
