@@ -9,9 +9,8 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.checks import LAUNCH_CHECKS, NAMES, lint
+from foretoken.lab.lint.checks import LAUNCH_CHECKS, NAMES, Machine, lint
 from foretoken.lab.lint.launches import read_source
-from foretoken.lab.lint.pairs import Machine
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings
 

@@ -21,8 +21,7 @@ from foretoken.lab.http.timed import Answer, HttpPool, Incoming
 from foretoken.lab.measure.traces import load_workload
 from foretoken.lab.mock.generation import MockLaw
 from foretoken.lab.mock.server import MockFaults, MockServer, mock_running
-from foretoken.lab.records.proxy import RecordConfig, RecordingProxy
-from foretoken.lab.records.recording import Prompts
+from foretoken.lab.records.proxy import Prompts, RecordConfig, RecordingProxy
 from foretoken.lab.records.run_files import LineWriter
 from foretoken.lab.records.secrets import redact_secrets, redact_word
 

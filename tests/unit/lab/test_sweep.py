@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.lint.checks import lint
+from foretoken.lab.lint.checks import Machine, lint
 from foretoken.lab.lint.launches import read_source
-from foretoken.lab.lint.pairs import Machine
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig, Sizes, WorkloadConfig
 from foretoken.lab.measure.sweep import (
     _crossing,

@@ -9,8 +9,13 @@ from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.http.read_answer import parse_events
-from foretoken.lab.http.reported import from_body, from_chunks, from_spec_details, from_timings
+from foretoken.lab.http.read_answer import (
+    from_body,
+    from_chunks,
+    from_spec_details,
+    from_timings,
+    parse_events,
+)
 from foretoken.lab.http.scraping import grown, parse_metrics
 from foretoken.lab.measure.traces import load_workload
 from foretoken.lab.measure.workload import Load, draw_arrivals, take, with_temperatures

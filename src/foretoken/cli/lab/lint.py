@@ -39,9 +39,9 @@ def lint(
 ) -> None:
     """Find what will not work: removed names, impossible combinations, refused requests."""
     from foretoken.lab.findings import worst_level
+    from foretoken.lab.lint.checks import Machine
     from foretoken.lab.lint.checks import lint as check
     from foretoken.lab.lint.launches import ENGINES, read_source
-    from foretoken.lab.lint.pairs import Machine
     from foretoken.lab.plain import to_plain
 
     if engine not in ("auto", *ENGINES):

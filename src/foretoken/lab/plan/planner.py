@@ -6,7 +6,7 @@ The only module that knows all parts of planning.
 from dataclasses import dataclass
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.plan.checks.context import PlanContext
+from foretoken.lab.plan.checks import PlanContext
 from foretoken.lab.plan.checks.fits import MEMORY_CHECKS
 from foretoken.lab.plan.checks.pays import LOAD_CHECKS, draft_schedule
 from foretoken.lab.plan.checks.suits import DRAFT_CHECKS

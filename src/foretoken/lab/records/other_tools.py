@@ -12,7 +12,7 @@ from typing import Any
 
 from foretoken.errors import ConfigError
 from foretoken.lab.analysis.summary import ArmData, summarize_arm
-from foretoken.lab.http.reported import from_body
+from foretoken.lab.http.read_answer import from_body
 from foretoken.lab.measure.experiment import ServiceLevels
 from foretoken.lab.records.results import RequestAcceptance, RequestRecord, RunSummary, ServerInfo
 from foretoken.lab.records.run_files import (

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.plan.checks.context import PlanCheck, PlanContext
+from foretoken.lab.plan.checks import PlanCheck, PlanContext
 from foretoken.lab.plan.memory_plan import nominal_billions, weight_bytes
 from foretoken.lab.plan.setup import Setup
 

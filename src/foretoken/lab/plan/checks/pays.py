@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from foretoken.lab.findings import Finding
-from foretoken.lab.plan.checks.context import PlanCheck, PlanContext
+from foretoken.lab.plan.checks import PlanCheck, PlanContext
 
 
 def _hot_sampling(context: PlanContext) -> Iterator[Finding]:

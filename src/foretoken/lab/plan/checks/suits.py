@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.lab.findings import Finding
-from foretoken.lab.plan.checks.context import PlanCheck, PlanContext
+from foretoken.lab.plan.checks import PlanCheck, PlanContext
 
 
 def _same_family(context: PlanContext) -> Iterator[Finding]:
