@@ -24,7 +24,7 @@ import numpy as np
 
 from foretoken.lab.http.client import EndpointConfig, connect
 from foretoken.lab.http.timed import now
-from foretoken.lab.measure.driving import Stretch, drive
+from foretoken.lab.measure.driving import LoadRun, drive
 from foretoken.lab.measure.servers import free_port
 from foretoken.lab.measure.workload import Item, Load, take
 from foretoken.lab.records.results import RequestRecord
@@ -58,11 +58,11 @@ async def load(url: str, rate: float, seconds: float) -> Run:
                  int(rate * seconds))  # fmt: skip
     records: list[RequestRecord] = []
     start = now()
-    warm = Stretch(load=Load(concurrency=WARM_UP), start_s=start, warm_up=True)
+    warm = LoadRun(load=Load(concurrency=WARM_UP), start_s=start, warm_up=True)
     await drive(client, items[:WARM_UP], warm, lambda _: None)
     began = time.process_time()
-    stretch = Stretch(load=Load(kind="constant", rate=rate), start_s=start)
-    took = await drive(client, items, stretch, records.append)
+    load_run = LoadRun(load=Load(kind="constant", rate=rate), start_s=start)
+    took = await drive(client, items, load_run, records.append)
     cpu = time.process_time() - began
     await client.close()
     return Run(records=records, start_s=start, took_s=took, cpu_s=cpu)

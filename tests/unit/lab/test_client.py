@@ -14,7 +14,7 @@ import pytest
 from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.client import Client, EndpointConfig, connect
 from foretoken.lab.http.timed import HttpPool, Origin, now
-from foretoken.lab.measure.driving import Stretch, drive, instants
+from foretoken.lab.measure.driving import LoadRun, drive, instants
 from foretoken.lab.measure.workload import Item, Load, take
 from foretoken.lab.mock.generation import MockLaw
 from foretoken.lab.mock.server import MockFaults, MockServer, mock_running
@@ -29,8 +29,8 @@ def run(url: str, load: Load, items: list[Item] = ITEMS, **settings: Any) -> lis
     async def main() -> list[RequestRecord]:
         client = await connect(EndpointConfig(url=url, **settings))
         records: list[RequestRecord] = []
-        stretch = Stretch(arm="a", load=load, start_s=now(), keep_text=True)
-        await drive(client, items, stretch, records.append)
+        load_run = LoadRun(arm="a", load=load, start_s=now(), keep_text=True)
+        await drive(client, items, load_run, records.append)
         await client.close()
         return sorted(records, key=lambda r: r.index)
 
@@ -117,10 +117,10 @@ def test_open_loops_send_on_time() -> None:
 def test_a_trace_that_goes_round_keeps_its_pace() -> None:
     """A block from near the end of a trace: its requests neither wait for nor chase the clock."""
     trace = [Item(index=0, prompt="x", arrival_s=at) for at in (100.0, 101.0, 103.0, 106.0)]
-    stretch = Stretch(load=Load(kind="trace", speed=2.0), start_s=0.0)
-    assert instants(take(trace, 4), stretch).tolist() == [0.0, 0.5, 1.5, 3.0]
-    assert instants(take(trace, 4, 2), stretch).tolist() == [0.0, 1.5, 2.5, 3.0]
-    assert instants([], stretch).tolist() == []
+    load_run = LoadRun(load=Load(kind="trace", speed=2.0), start_s=0.0)
+    assert instants(take(trace, 4), load_run).tolist() == [0.0, 0.5, 1.5, 3.0]
+    assert instants(take(trace, 4, 2), load_run).tolist() == [0.0, 1.5, 2.5, 3.0]
+    assert instants([], load_run).tolist() == []
 
 
 def test_chat_takes_its_endpoint() -> None:

@@ -15,7 +15,7 @@ from foretoken.cli.lab.sweep import dial
 from foretoken.errors import ConfigError
 from foretoken.lab.decide import until
 from foretoken.lab.decide.ship_policy import load_policy
-from foretoken.lab.decide.until import MOST_LOOKS, Patience, run_until_decided
+from foretoken.lab.decide.until import MOST_LOOKS, UntilLimits, run_until_decided
 from foretoken.lab.decide.verdict import NOT_YET, SHIP, Decision, decide
 from foretoken.lab.measure.experiment import (
     AbConfig,
@@ -80,7 +80,7 @@ def test_the_blocks_that_are_missing_are_added(
     tmp_path: Path, policy: Path, workload: Path, measured: list[tuple[int, bool]]
 ) -> None:
     told: list[tuple[int, Decision | None]] = []
-    patience = Patience(tell=lambda blocks, decision: told.append((blocks, decision)))
+    patience = UntilLimits(tell=lambda blocks, decision: told.append((blocks, decision)))
     rules = load_policy(str(policy))
     summary = run_until_decided(an_ab("http://a", "http://b", workload), tmp_path, rules, patience)
     assert measured == [(3, False), (4, True)]
@@ -95,7 +95,7 @@ def test_patience_ends_with_what_was_measured(
 ) -> None:
     rules = load_policy(str(policy))
     config = an_ab("http://a", "http://b", workload)
-    summary = run_until_decided(config, tmp_path, rules, Patience(most_s=0.0))
+    summary = run_until_decided(config, tmp_path, rules, UntilLimits(most_s=0.0))
     assert measured == [(3, False)] and decide(summary, rules).verdict == NOT_YET
 
 

@@ -86,7 +86,7 @@ def _until_decided(
     settings: "AbConfig", shared: Measuring, watch: "LiveView", given: tuple[Path | None, float]
 ) -> "AbSummary":
     from foretoken.lab.decide.ship_policy import load_policy
-    from foretoken.lab.decide.until import Patience, run_until_decided
+    from foretoken.lab.decide.until import UntilLimits, run_until_decided
     from foretoken.lab.decide.verdict import Decision
 
     policy = load_policy(str(given[0]) if given[0] else None)
@@ -96,7 +96,7 @@ def _until_decided(
             watch.say(f"{decision.verdict} after {decision.num_blocks} blocks: {decision.sentence}")
         watch.expect(blocks, shared.out, 2)
 
-    patience = Patience(most_s=60 * given[1], tell=tell)
+    limits = UntilLimits(most_s=60 * given[1], tell=tell)
     return run_until_decided(
-        settings, shared.out, policy, patience, resume=shared.resume, watch=watch
+        settings, shared.out, policy, limits, resume=shared.resume, watch=watch
     )

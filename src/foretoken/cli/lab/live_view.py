@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from foretoken.lab.measure.lossless import Follow, Verified
+    from foretoken.lab.measure.lossless import Verified, VerifyFollower
 
 
 class LiveView:
@@ -84,12 +84,12 @@ class LiveView:
 
 
 @contextmanager
-def answers_view(told: "Callable[[Verified], str]") -> "Iterator[Follow]":
+def answers_view(told: "Callable[[Verified], str]") -> "Iterator[VerifyFollower]":
     """For as long as `verify` asks: a bar per check, and what `told` makes of each that ends."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from foretoken.lab.measure.lossless import Follow
+    from foretoken.lab.measure.lossless import VerifyFollower
 
     console = Console(stderr=True, highlight=False)
     terminal = console.is_terminal
@@ -101,7 +101,7 @@ def answers_view(told: "Callable[[Verified], str]") -> "Iterator[Follow]":
                 console.print(f"{name}: {answers} answers", soft_wrap=True, markup=False)
             progress.reset(task, description=name, total=answers)
 
-        yield Follow(
+        yield VerifyFollower(
             began=began,
             answered=lambda: progress.advance(task),
             checked=lambda found: console.print(told(found), soft_wrap=True, markup=False),

@@ -1,4 +1,4 @@
-"""`foretoken lab verify`: options and printing of the black-box losslessness kit."""
+"""`foretoken lab verify`: options and printing of the losslessness checks of two servers."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any

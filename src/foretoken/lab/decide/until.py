@@ -1,4 +1,4 @@
-"""Measures an A/B block by block until its verdict is known, or patience ends.
+"""Measures an A/B block by block until its verdict is known, or the limits are reached.
 
 Each judgement is one look: the intervals of later ones are wider for it (see `evidence`), so that
 going on until a rule passes does not ship what should not be.
@@ -25,7 +25,7 @@ def _untold(blocks: int, decision: Decision | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class UntilLimits:
     """How long to go on."""
 
     most_s: float = 1800.0
@@ -38,7 +38,7 @@ def run_until_decided(
     config: AbConfig,
     out: Path,
     policy: ShipPolicy,
-    patience: Patience | None = None,
+    limits: UntilLimits | None = None,
     *,
     resume: bool = False,
     watch: Watch = silent,
@@ -48,16 +48,16 @@ def run_until_decided(
     Raises:
         ConfigError: wrong settings. EndpointError: a server is not there.
     """
-    patience = patience or Patience()
+    limits = limits or UntilLimits()
     began, had = now(), 0
-    patience.tell(config.sizes.blocks, None)
+    limits.tell(config.sizes.blocks, None)
     while True:
         summary = run_ab(config, out, resume=resume, watch=watch)
         decision = decide(summary, policy, run=str(out))
         spent, done = now() - began, max(1, decision.num_blocks - had)
-        affordable = decision.num_blocks + int((patience.most_s - spent) / (spent / done))
+        affordable = decision.num_blocks + int((limits.most_s - spent) / (spent / done))
         wanted = min(decision.needed_blocks or 0, affordable)
-        patience.tell(wanted, decision)
+        limits.tell(wanted, decision)
         open_still = decision.verdict == NOT_YET and summary.look < MOST_LOOKS
         if not open_still or wanted <= decision.num_blocks:
             return summary

@@ -23,7 +23,7 @@ _TICK_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class LoadRun:
     """One load on one server: a block of an arm, or a whole run."""
 
     arm: str = ""
@@ -39,26 +39,26 @@ class Stretch:
 Done = Callable[[RequestRecord], None]
 
 
-async def drive(client: Client, items: Sequence[Item], stretch: Stretch, done: Done) -> float:
+async def drive(client: Client, items: Sequence[Item], load_run: LoadRun, done: Done) -> float:
     """Send every item, tell `done` of each end; returns the seconds it took."""
     began = now()
-    options = ReadingOptions(start_s=stretch.start_s, keep_text=stretch.keep_text)
+    options = ReadingOptions(start_s=load_run.start_s, keep_text=load_run.keep_text)
 
     async def one(item: Item, due_s: float) -> None:
-        record = _record(item, stretch, due_s - stretch.start_s)
+        record = _record(item, load_run, due_s - load_run.start_s)
         done(await client.complete(item, record, options))
 
-    if stretch.load.kind == "closed":
-        await _drive_closed(items, stretch.load.concurrency, one)
+    if load_run.load.kind == "closed":
+        await _drive_closed(items, load_run.load.concurrency, one)
     else:
-        await _drive_open(items, instants(items, stretch), one)
+        await _drive_open(items, instants(items, load_run), one)
     return now() - began
 
 
-def instants(items: Sequence[Item], stretch: Stretch) -> Floats:
-    """Seconds from the stretch's start at which items are due."""
-    if stretch.load.kind != "trace":
-        return draw_arrivals(stretch.load, len(items), stretch.arrival_seed)
+def instants(items: Sequence[Item], load_run: LoadRun) -> Floats:
+    """Seconds from the start of the load at which items are due."""
+    if load_run.load.kind != "trace":
+        return draw_arrivals(load_run.load, len(items), load_run.arrival_seed)
     given = [item.arrival_s for item in items if item.arrival_s is not None]
     if len(given) != len(items):
         raise ConfigError("load.kind", "trace", "a workload whose items all have arrivals")
@@ -66,17 +66,17 @@ def instants(items: Sequence[Item], stretch: Stretch) -> Floats:
     # A workload that goes round begins again, a usual gap after its last request.
     usual = float(np.mean(gaps_N[gaps_N >= 0])) if (gaps_N >= 0).any() else 0.0
     gaps_N = np.where(gaps_N >= 0, gaps_N, usual)
-    return np.concatenate([[0.0], np.cumsum(gaps_N)])[: len(items)] / stretch.load.speed
+    return np.concatenate([[0.0], np.cumsum(gaps_N)])[: len(items)] / load_run.load.speed
 
 
-def _record(item: Item, stretch: Stretch, scheduled_s: float) -> RequestRecord:
+def _record(item: Item, load_run: LoadRun, scheduled_s: float) -> RequestRecord:
     return RequestRecord(
         index=item.index,
-        arm=stretch.arm,
-        block=stretch.block,
+        arm=load_run.arm,
+        block=load_run.block,
         cluster=item.cluster,
         category=item.category,
-        warm_up=stretch.warm_up,
+        warm_up=load_run.warm_up,
         temperature=item.temperature,
         parameters={**item.parameters, **({"seed": item.seed} if item.seed is not None else {})},
         scheduled_s=scheduled_s,

@@ -108,7 +108,7 @@ class DistributionCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """The verdict of the kit."""
+    """What the checks found."""
 
     texts: tuple[TextCheck, ...] = ()
     distributions: tuple[DistributionCheck, ...] = ()
@@ -131,7 +131,7 @@ def _ignore(*_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Follow:
+class VerifyFollower:
     """Who is told how far it is."""
 
     began: Callable[[str, int], None] = _ignore
@@ -142,12 +142,12 @@ class Follow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kit:
+class _Comparison:
     off: Client
     on: Client
     prompts: Sequence[str]
     plan: VerifyPlan
-    follow: Follow
+    follow: VerifyFollower
 
 
 async def verify(
@@ -156,51 +156,51 @@ async def verify(
     plan: VerifyPlan,
     *,
     done: Verified | None = None,
-    follow: Follow | None = None,
+    follow: VerifyFollower | None = None,
 ) -> Verified:
     """Both kinds of checks of two running servers, off and on; those in `done` are not repeated."""
-    kit = _Kit(*arms, list(prompts[: plan.prompts]), plan, follow or Follow())
+    both = _Comparison(*arms, list(prompts[: plan.prompts]), plan, follow or VerifyFollower())
     found = done or Verified()
     sizes = plan.checks()
     for kind in KINDS[len(found.texts) :]:
-        kit.follow.began(*sizes[len(found.texts)])
-        found = replace(found, texts=(*found.texts, await _check_texts(kit, kind)))
-        kit.follow.checked(found)
+        both.follow.began(*sizes[len(found.texts)])
+        found = replace(found, texts=(*found.texts, await _check_texts(both, kind)))
+        both.follow.checked(found)
     if len(found.distributions) < len(plan.parameters):
-        await _part(kit)
+        await _part(both)
     for given in plan.parameters[len(found.distributions) :]:
-        kit.follow.began(*sizes[len(KINDS) + len(found.distributions)])
-        checks = (*found.distributions, await _check_distribution(kit, given))
+        both.follow.began(*sizes[len(KINDS) + len(found.distributions)])
+        checks = (*found.distributions, await _check_distribution(both, given))
         found = replace(found, distributions=_corrected(checks, plan.error))
-        kit.follow.checked(found)
+        both.follow.checked(found)
     return found
 
 
-async def _ask(kit: _Kit, client: Client, items: Sequence[Item]) -> list[RequestRecord]:
+async def _ask(both: _Comparison, client: Client, items: Sequence[Item]) -> list[RequestRecord]:
     options = ReadingOptions(start_s=now(), keep_text=True)
-    gate = asyncio.Semaphore(kit.plan.concurrency)
+    gate = asyncio.Semaphore(both.plan.concurrency)
 
     async def one(item: Item) -> RequestRecord:
         async with gate:
             record = await client.complete(item, RequestRecord(index=item.index), options)
-        kit.follow.answered()
+        both.follow.answered()
         return record
 
     return list(await asyncio.gather(*(one(item) for item in items)))
 
 
-async def _check_texts(kit: _Kit, kind: str) -> TextCheck:
+async def _check_texts(both: _Comparison, kind: str) -> TextCheck:
     settings: dict[str, Any] = (
         {"temperature": 0.0} if kind == "greedy" else {"temperature": 0.8, "seed": 1234}
     )
     items = [
-        Item(index=i, prompt=prompt, max_tokens=kit.plan.max_tokens, **settings)
-        for i, prompt in enumerate(kit.prompts)
+        Item(index=i, prompt=prompt, max_tokens=both.plan.max_tokens, **settings)
+        for i, prompt in enumerate(both.prompts)
     ]
-    pairs = list(zip(*[await _ask(kit, arm, items) for arm in (kit.off, kit.on)], strict=True))
+    pairs = list(zip(*[await _ask(both, arm, items) for arm in (both.off, both.on)], strict=True))
     whole = [(a, b) for a, b in pairs if a.ok and b.ok]
     unequal = [(a, b) for a, b in whole if a.text != b.text]
-    excuses = [await _excuse(kit.off, items[a.index], a, b) for a, b in unequal]
+    excuses = [await _excuse(both.off, items[a.index], a, b) for a, b in unequal]
     examples = [
         f"prompt {a.index}: {text}" for (a, _), (text, _) in zip(unequal, excuses, strict=True)
     ]
@@ -246,34 +246,34 @@ async def top_gap(client: Client, prompt: str) -> float | None:
     return values[0] - values[1] if len(values) > 1 else None
 
 
-async def _part(kit: _Kit) -> None:
+async def _part(both: _Comparison) -> None:
     """Ask the first arm alone for as many answers as a check takes.
 
     A server that draws by the number of a request would else draw the same in both arms, and what
     is alike by that would hide a difference.
     """
-    chosen = kit.prompts[: kit.plan.sample_prompts]
+    chosen = both.prompts[: both.plan.sample_prompts]
     items = [
         Item(index=i, prompt=prompt, max_tokens=1, temperature=1.0)
-        for i, prompt in enumerate([*chosen] * kit.plan.samples)
+        for i, prompt in enumerate([*chosen] * both.plan.samples)
     ]
-    await _ask(replace(kit, follow=Follow()), kit.off, items)
+    await _ask(replace(both, follow=VerifyFollower()), both.off, items)
 
 
-async def _check_distribution(kit: _Kit, given: Mapping[str, Any]) -> DistributionCheck:
+async def _check_distribution(both: _Comparison, given: Mapping[str, Any]) -> DistributionCheck:
     rest = {name: value for name, value in given.items() if name != "temperature"}
-    chosen = kit.prompts[: kit.plan.sample_prompts]
+    chosen = both.prompts[: both.plan.sample_prompts]
     items = [
         Item(
             index=i,
             prompt=prompt,
-            max_tokens=kit.plan.sample_tokens,
+            max_tokens=both.plan.sample_tokens,
             temperature=given.get("temperature", 1.0),
             parameters=rest,
         )
-        for i, prompt in enumerate([*chosen] * kit.plan.samples)
+        for i, prompt in enumerate([*chosen] * both.plan.samples)
     ]
-    arms = [await _ask(kit, arm, items) for arm in (kit.off, kit.on)]
+    arms = [await _ask(both, arm, items) for arm in (both.off, both.on)]
     errors = [r.error or "no text" for records in arms for r in records if not r.ok]
     refused = next((error for error in errors if error.startswith("refused")), None)
     counts = [

@@ -15,7 +15,7 @@ from foretoken.errors import ConfigError
 from foretoken.lab.http.client import Client, key_headers
 from foretoken.lab.http.scraping import GAUGES, grown, scrape
 from foretoken.lab.http.timed import HttpPool, now
-from foretoken.lab.measure.driving import Stretch, drive
+from foretoken.lab.measure.driving import LoadRun, drive
 from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Item, Load
@@ -170,7 +170,7 @@ async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Wa
     """
     log = folder.folder / "logs" / f"{segment.arm.name}-{segment.block}.log"
     async with serving(segment.arm, log) as client:
-        stretch = Stretch(
+        load_run = LoadRun(
             arm=segment.arm.name,
             block=segment.block,
             load=segment.load,
@@ -178,7 +178,7 @@ async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Wa
             start_s=start_s,
             keep_text=segment.keep_text,
         )
-        await _warm_up(client, segment, stretch, folder)
+        await _warm_up(client, segment, load_run, folder)
         before = await scrape(client.pool)
         wall = time.time() - now()
         gauges: dict[str, float] = {}
@@ -189,7 +189,7 @@ async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Wa
             watch(record)
 
         try:
-            seconds = await drive(client, segment.items, stretch, done)
+            seconds = await drive(client, segment.items, load_run, done)
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
@@ -213,10 +213,10 @@ def _jump(wall_before: float) -> float:
     return jump if abs(jump) > _JUMP_S else 0.0
 
 
-async def _warm_up(client: Client, segment: Segment, stretch: Stretch, folder: RunFolder) -> None:
+async def _warm_up(client: Client, segment: Segment, load_run: LoadRun, folder: RunFolder) -> None:
     from dataclasses import replace
 
-    quiet = replace(stretch, warm_up=True, load=Load(concurrency=max(1, len(segment.warm_up))))
+    quiet = replace(load_run, warm_up=True, load=Load(concurrency=max(1, len(segment.warm_up))))
     await drive(client, segment.warm_up, quiet, folder.add)
 
 

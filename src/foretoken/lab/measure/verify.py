@@ -1,4 +1,4 @@
-"""Runs the losslessness kit on two arms: settings, what is saved after every check, going on.
+"""Runs the losslessness checks on two arms: settings, what is saved after every check, going on.
 
 The folder gets verify.json, replaced whole after every check, and the servers' logs.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from foretoken.errors import ConfigError
 from foretoken.lab.measure.bench import load_items
 from foretoken.lab.measure.experiment import ArmConfig, WorkloadConfig
-from foretoken.lab.measure.lossless import KINDS, Follow, Verified, VerifyPlan, verify
+from foretoken.lab.measure.lossless import KINDS, Verified, VerifyFollower, VerifyPlan, verify
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.records.run_files import describe_client, write_json
@@ -51,7 +51,7 @@ def prompts_of(config: VerifyConfig) -> list[str]:
 
 
 def run_verify(
-    config: VerifyConfig, out: Path, *, resume: bool = False, follow: Follow | None = None
+    config: VerifyConfig, out: Path, *, resume: bool = False, follow: VerifyFollower | None = None
 ) -> Verified:
     """Every check that `out` does not have yet; each is saved when it ends.
 
@@ -59,7 +59,7 @@ def run_verify(
         ConfigError: wrong settings, or no room. EndpointError: a server is not there.
     """
     prompts, done = prompts_of(config), _before(config, out, resume)
-    told = follow or Follow()
+    told = follow or VerifyFollower()
 
     def checked(found: Verified) -> None:
         _save(config, found, out)
@@ -71,7 +71,7 @@ def run_verify(
 
 
 async def _run(
-    config: VerifyConfig, prompts: Sequence[str], out: Path, done: Verified, follow: Follow
+    config: VerifyConfig, prompts: Sequence[str], out: Path, done: Verified, follow: VerifyFollower
 ) -> Verified:
     async with serving(config.baseline, out / "logs" / "off.log") as off:
         async with serving(config.candidate, out / "logs" / "on.log") as on:

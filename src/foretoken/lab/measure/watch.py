@@ -259,20 +259,20 @@ def sparkline(values: list[float], *, mark: float | None = None) -> str:
     """An SVG line over time from 0 up, broken where nothing is known; dashed at `mark`."""
     known = [v for v in values if not math.isnan(v)]
     top = max([*known, mark or 0.0, 1e-9]) * 1.1
-    stretches: list[list[str]] = [[]]
+    unbroken: list[list[str]] = [[]]
     for i, v in enumerate(values):
         if math.isnan(v):
-            stretches.append([])
+            unbroken.append([])
         else:
             x = 600 * i / max(len(values) - 1, 1)
-            stretches[-1].append(f"{x:.1f},{100 - 100 * v / top:.1f}")
+            unbroken[-1].append(f"{x:.1f},{100 - 100 * v / top:.1f}")
     level = "" if mark is None else (
         f'<line x1="0" x2="600" y1="{100 - 100 * mark / top:.1f}" y2="{100 - 100 * mark / top:.1f}"'
         ' stroke="#c0392b" stroke-dasharray="6 4"/>'
     )  # fmt: skip
     lines = "".join(
         f'<polyline fill="none" stroke="#2c6fbb" stroke-width="2" points="{" ".join(own)}"/>'
-        for own in stretches
+        for own in unbroken
         if own
     )
     return (

@@ -124,7 +124,7 @@ class MockServer:
             return _error(500, "the mock broke")
         number, total = f"cmpl-{self.count}", body.get("max_tokens") or 16
         job = self.engine.submit(number, total, _temperature(body))
-        talk = _Talk(self, request.url.path, body, job)
+        talk = _MockReply(self, request.url.path, body, job)
         pieces = self._noted(talk.pieces(self._due(self.faults.truncate_every)), job, received)
         if body.get("stream"):
             return StreamingResponse(pieces, media_type="text/event-stream")
@@ -144,7 +144,7 @@ class MockServer:
         )
 
 
-class _Talk:
+class _MockReply:
     """The stream of one request."""
 
     def __init__(self, server: MockServer, path: str, body: dict[str, Any], job: MockJob) -> None:

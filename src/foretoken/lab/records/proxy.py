@@ -45,7 +45,7 @@ _TAGS = ("x-tenant", "x-class", "x-request-id", "x-conversation-id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class RecordedExchange:
     """One exchange that went through the proxy."""
 
     path: str
@@ -58,7 +58,7 @@ class Seen:
     """When recording began, on the same clock."""
 
 
-def line_of(seen: Seen, prompts: Prompts) -> dict[str, Any]:
+def line_of(seen: RecordedExchange, prompts: Prompts) -> dict[str, Any]:
     """The line to write."""
     options = ReadingOptions(start_s=seen.start_s)
     arrival = seen.arrived_s - seen.start_s
@@ -174,8 +174,16 @@ class RecordingProxy:
         path = url.path + (f"?{url.query}" if url.query else "")
         answer = await self._pass_on(path, body, (kept, strip), request, send)
         if parsed is not None:
-            self._record(Seen(path=url.path, body=parsed, headers=headers, answer=answer,
-                              arrived_s=arrived, start_s=self._start_s))  # fmt: skip
+            self._record(
+                RecordedExchange(
+                    path=url.path,
+                    body=parsed,
+                    headers=headers,
+                    answer=answer,
+                    arrived_s=arrived,
+                    start_s=self._start_s,
+                )
+            )
         if answer.broken is not None and answer.status and answer.broken.kind != LEFT:
             # Ending the body in order would tell the client that the answer is whole.
             raise ConnectionResetError(str(answer.broken))
@@ -207,7 +215,7 @@ class RecordingProxy:
         finally:
             leaving.cancel()
 
-    def _record(self, seen: Seen) -> None:
+    def _record(self, seen: RecordedExchange) -> None:
         try:
             self._writer.write(line_of(seen, self.config.prompts))
             self.recorded += 1
