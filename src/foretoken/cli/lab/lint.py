@@ -38,6 +38,7 @@ def lint(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Find what will not work: removed names, impossible combinations, refused requests."""
+    from foretoken.config.keys import one_of
     from foretoken.lab.findings import worst_level
     from foretoken.lab.lint.checks import Machine
     from foretoken.lab.lint.checks import lint as check
@@ -45,7 +46,7 @@ def lint(
     from foretoken.lab.plain import to_plain
 
     if engine not in ("auto", *ENGINES):
-        raise ConfigError("--engine", engine, ", ".join(("auto", *ENGINES)))
+        raise ConfigError("--engine", engine, one_of(engine, ("auto", *ENGINES)))
     results = {}
     for name in inputs:
         source = read_source(_text(name), engine)

@@ -30,21 +30,21 @@ def record(
     on until Ctrl-C or SIGTERM. Exit code 0: all is written; 1: some requests are not, as when the
     disk is full; 2: wrong settings.
     """
+    from foretoken.config.keys import one_of
     from foretoken.lab.http.timed import Origin
     from foretoken.lab.mock.server import bind, serve
-    from foretoken.lab.records.proxy import RecordConfig, RecordingProxy
+    from foretoken.lab.records.proxy import PROMPTS, RecordConfig, RecordingProxy
     from foretoken.lab.records.run_files import LineWriter
 
-    if prompts not in ("keep", "hash", "none"):
-        raise ConfigError("--prompts", prompts, "keep, hash or none")
+    if prompts not in PROMPTS:
+        raise ConfigError("--prompts", prompts, one_of(prompts, PROMPTS))
     url = Origin.parse(upstream).url
-    kept = {"keep": "keep", "hash": "hash", "none": "none"}[prompts]
     try:
         writer = LineWriter(out)
         listener = bind(port, host)
     except OSError as error:
         raise ConfigError("--out or --port", f"{out}, {port}", f"usable ({error})") from error
-    config = RecordConfig(upstream=url, prompts=kept)  # type: ignore[arg-type]
+    config = RecordConfig(upstream=url, prompts=prompts)  # type: ignore[arg-type]
     proxy = RecordingProxy(config, writer)
     typer.echo(f"http://{host}:{listener.getsockname()[1]} -> {url}, writing {out}", err=True)
     try:

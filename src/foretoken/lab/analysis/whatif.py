@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from foretoken.control.cost import LineCost, StepShape, speculative_step
+from foretoken.config.keys import one_of
 from foretoken.errors import ConfigError
 from foretoken.lab.analysis.lookups import METHODS, Written, look_up
 from foretoken.lab.measure.bench import load_items
@@ -179,7 +179,7 @@ def what_if_looked_up(
     """
     for method in methods:
         if method not in METHODS:
-            raise ConfigError("--method", method, ", ".join(METHODS))
+            raise ConfigError("--method", method, one_of(method, METHODS))
     answers = _written(summary, records)
     found = []
     for method in methods:

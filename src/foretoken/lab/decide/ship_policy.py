@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from foretoken.config.keys import one_of
 from foretoken.errors import ConfigError
 from foretoken.lab.decide.evidence import WEIGHTS, RuleKind
 from foretoken.lab.decide.rules.break_even import ACCEPTANCE_RULES
@@ -20,6 +21,7 @@ from foretoken.lab.plain import from_plain
 
 RULE_KINDS = {kind.name: kind for kind in (*SPEED_RULES, *ACCEPTANCE_RULES, *SAFETY_RULES)}
 SLOS = ("tpot", "ttft", "throughput")
+_KEYS = ("name", "slo", "rules", "extends")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
         _apply(content, change)
     slo = content.get("slo", "tpot")
     if slo not in SLOS:
-        raise ConfigError("policy.slo", slo, ", ".join(SLOS))
+        raise ConfigError("policy.slo", slo, one_of(slo, SLOS))
     rules = content.get("rules")
     if not isinstance(rules, dict) or not any(rules.values()):
         raise ConfigError("policy.rules", rules, f"rules such as {', '.join(RULE_KINDS)}")
@@ -78,9 +80,10 @@ def _read(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
         content = read_yaml(Path(name))
     if not isinstance(content, dict):
         raise ConfigError("--policy", name, "a file with `rules:`")
-    unknown = set(content) - {"name", "slo", "rules", "extends"}
+    unknown = set(content) - set(_KEYS)
     if unknown:
-        raise ConfigError(f"policy.{sorted(unknown)[0]}", name, "name, slo, rules, extends")
+        key = sorted(map(str, unknown))[0]
+        raise ConfigError(f"policy.{key}", name, one_of(key, _KEYS))
     parent = content.get("extends")
     if parent is None:
         return content
@@ -111,12 +114,12 @@ def _apply(content: dict[str, Any], change: str) -> None:
 
 def _rule(name: str, value: object) -> ShipRule:
     if name not in RULE_KINDS:
-        raise ConfigError(f"policy.rules.{name}", value, ", ".join(RULE_KINDS))
+        raise ConfigError(f"policy.rules.{name}", value, one_of(name, RULE_KINDS))
     if not isinstance(value, Mapping):
         raise ConfigError(f"policy.rules.{name}", value, "keys and values, such as {weight: must}")
     weight = value.get("weight", "must")
     if weight not in WEIGHTS:
-        raise ConfigError(f"policy.rules.{name}.weight", weight, ", ".join(WEIGHTS))
+        raise ConfigError(f"policy.rules.{name}.weight", weight, one_of(weight, WEIGHTS))
     given = {key: part for key, part in value.items() if key != "weight"}
     kind = RULE_KINDS[name]
     parameters = from_plain(kind.parameters, given, f"policy.rules.{name}")

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from foretoken.config.keys import one_of
 from foretoken.errors import ConfigError
 from foretoken.lab.measure.workload import Item
 from foretoken.lab.mock.generation import WORDS
@@ -48,7 +49,7 @@ def load_workload(path: Path, *, format: str = "auto", strict: bool = False) -> 
         raise ConfigError("workload.file", str(path), f"a readable file ({error})") from error
     kind = _detect(path, text) if format == "auto" else format
     if kind not in FORMATS:
-        raise ConfigError("workload.format", format, ", ".join(("auto", *FORMATS)))
+        raise ConfigError("workload.format", format, one_of(format, ("auto", *FORMATS)))
     items: list[Item] = []
     problems: list[str] = []
     for number, row in _rows(kind, text):

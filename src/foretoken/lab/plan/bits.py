@@ -6,6 +6,7 @@ nothing about which layers a scheme leaves alone beyond one flag.
 
 from dataclasses import dataclass
 
+from foretoken.config.keys import one_of
 from foretoken.errors import ConfigError
 
 
@@ -80,7 +81,7 @@ def find_quantization(name: str, field: str) -> Quantization:
     known = name.lower().replace("-", "_")
     known = _ALIASES.get(known, known)
     if known not in QUANTIZATIONS:
-        raise ConfigError(field, name, ", ".join((*QUANTIZATIONS, *_ALIASES)))
+        raise ConfigError(field, name, one_of(name, (*QUANTIZATIONS, *_ALIASES)))
     return QUANTIZATIONS[known]
 
 
@@ -93,5 +94,5 @@ def kv_element_bytes(name: str, field: str) -> float:
     known = _ALIASES.get(name.lower(), name.lower())
     if known not in KV_BYTES:
         only = "; int8 with --engine foretoken" if known == "int8" else ""
-        raise ConfigError(field, name, ", ".join(KV_BYTES) + only)
+        raise ConfigError(field, name, one_of(name, KV_BYTES) + only)
     return KV_BYTES[known]

@@ -6,6 +6,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from foretoken.config.keys import one_of
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 
@@ -74,7 +75,9 @@ def find_device(name: str) -> Device:
     close = [known for known in found if wanted in known or known in wanted]
     if len(close) == 1:
         return found[close[0]]
-    raise ConfigError("device", name, ", ".join((*close, "...") if close else (*found, "this")))
+    raise ConfigError(
+        "device", name, ", ".join((*close, "...")) if close else one_of(wanted, (*found, "this"))
+    )
 
 
 def _this_machine() -> Device:

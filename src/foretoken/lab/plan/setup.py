@@ -4,11 +4,11 @@ Frozen values; names of settings follow vLLM. Built from a mapping (a YAML file 
 line's options over it), where an unknown key is an error.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from foretoken.config.keys import one_of, require
 from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.quantization import check_kv_cache
 from foretoken.errors import ConfigError
@@ -96,9 +96,7 @@ class PlanSettings:
         for key, value in given.items():
             name = key.replace("-", "_")
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]!r}? " if close else ""
-                raise ConfigError(f"plan.{key}", value, hint + ", ".join(known))
+                raise ConfigError(f"plan.{key}", value, one_of(name, known))
             kept[name] = _checked(name, value, known[name].default)
         if "target" not in kept:
             raise ConfigError("plan.target", None, "the model to serve")
@@ -113,17 +111,14 @@ class PlanSettings:
             "slo": ("tpot", "ttft", "throughput"),
         }
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"plan.{name}", getattr(self, name), ", ".join(allowed))
+            given = getattr(self, name)
+            require(f"plan.{name}", given, given in allowed, one_of(given, allowed))
         for name in ("count", "context", "output_tokens", "concurrency", "peak_concurrency"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"plan.{name}", getattr(self, name), "at least 1")
-        if not 0 <= self.utilization <= 1:
-            raise ConfigError("plan.utilization", self.utilization, "0 to 1")
-        if not 0 <= self.num_speculative_tokens <= 128:
-            raise ConfigError(
-                "plan.num_speculative_tokens", self.num_speculative_tokens, "0 to 128"
-            )
+            given = getattr(self, name)
+            require(f"plan.{name}", given, given >= 1, "at least 1")
+        share, drafts = self.utilization, self.num_speculative_tokens
+        require("plan.utilization", share, 0 <= share <= 1, "0 to 1")
+        require("plan.num_speculative_tokens", drafts, 0 <= drafts <= 128, "0 to 128")
 
 
 def _checked(name: str, value: object, default: object) -> Any:

@@ -18,7 +18,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -34,6 +34,7 @@ from foretoken.lab.records.run_files import LineWriter
 from foretoken.lab.records.secrets import redact_secrets
 
 Prompts = Literal["keep", "hash", "none"]
+PROMPTS = get_args(Prompts)
 _NOT_PARAMETERS = {"model", "prompt", "messages", "stream", "stream_options", "max_tokens",
                    "max_completion_tokens", "temperature", "seed", "user", "metadata"}  # fmt: skip
 _TEXTS = {"suffix", "tools", "functions"}
