@@ -18,7 +18,7 @@ from foretoken.kernels.library import find_library
 from foretoken.kernels.linear import Packed
 from foretoken.lab.plan.bits import find_quantization
 from foretoken.lab.plan.memory_plan import kv_per_token, weight_bytes
-from foretoken.lab.plan.planner import Plan, build_plan
+from foretoken.lab.plan.planner import SpeculationPlan, build_plan
 from foretoken.lab.plan.setup import PlanSettings
 from foretoken.lab.plan.sizes import load_plan_model
 from foretoken.models import LoadOptions, load_model
@@ -126,7 +126,7 @@ def test_the_planner_uses_the_same_formula(name: str, quantization: str) -> None
 KEPT = [("auto", "auto"), ("int8", "auto"), ("auto", "int8"), ("int8", "int8")]
 
 
-def planned(**settings: object) -> Plan:
+def planned(**settings: object) -> SpeculationPlan:
     """The packaged pair in Foretoken."""
     given = {"target": "demo", "draft": "demo-draft", "engine": "foretoken", "device": "this"}
     return build_plan(PlanSettings.from_mapping({**given, **settings}))

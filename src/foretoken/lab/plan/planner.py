@@ -28,7 +28,7 @@ CHECKS = (*MEMORY_CHECKS, *DRAFT_CHECKS, *LOAD_CHECKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SpeculationPlan:
     """The answer to one set of settings."""
 
     setup: Setup
@@ -47,7 +47,7 @@ class Plan:
     commands: dict[str, str]
 
 
-def build_plan(settings: PlanSettings) -> Plan:
+def build_plan(settings: PlanSettings) -> SpeculationPlan:
     """Compute everything.
 
     Raises:
@@ -66,7 +66,7 @@ def build_plan(settings: PlanSettings) -> Plan:
         nominal=_nominal(setup),
     )
     schedule = draft_schedule(context)
-    return Plan(
+    return SpeculationPlan(
         setup=setup,
         overhead_bytes=overhead_bytes(setup),
         plain=context.plain,

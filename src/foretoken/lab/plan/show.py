@@ -13,7 +13,7 @@ from rich.text import Text
 
 from foretoken.lab.plain import to_plain
 from foretoken.lab.plan.memory_plan import MemoryPlan
-from foretoken.lab.plan.planner import Plan
+from foretoken.lab.plan.planner import SpeculationPlan
 from foretoken.lab.plan.priors import ONE_HOT_LOSS_PER_T
 from foretoken.lab.plan.roofline import (
     BANDWIDTH_SHARE,
@@ -28,7 +28,7 @@ _FEWEST_OF_NOMINAL = 500_000_000
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "ok": "green"}
 
 
-def plan_document(plan: Plan, step: NextStep | None) -> dict[str, Any]:
+def plan_document(plan: SpeculationPlan, step: NextStep | None) -> dict[str, Any]:
     """Everything as JSON values; infinite becomes None."""
     content = {
         "command": "foretoken lab plan",
@@ -40,7 +40,7 @@ def plan_document(plan: Plan, step: NextStep | None) -> dict[str, Any]:
     return content
 
 
-def assumptions(plan: Plan) -> list[str]:
+def assumptions(plan: SpeculationPlan) -> list[str]:
     """What the numbers rest on, one sentence each."""
     setup, own = plan.setup, plan.prediction.acceptance
     return [
@@ -57,13 +57,13 @@ def assumptions(plan: Plan) -> list[str]:
     ]
 
 
-def print_plan(console: Console, plan: Plan, step: NextStep | None) -> None:
+def print_plan(console: Console, plan: SpeculationPlan, step: NextStep | None) -> None:
     """Tables, findings, assumptions, commands."""
     for part in _parts(plan, step):
         console.print(part, soft_wrap=isinstance(part, Text))
 
 
-def _parts(plan: Plan, step: NextStep | None) -> Iterator[RenderableType]:
+def _parts(plan: SpeculationPlan, step: NextStep | None) -> Iterator[RenderableType]:
     setup = plan.setup
     draft = f" + {setup.draft.name} ({setup.draft_quantization.name})" if setup.draft else ""
     yield Text(
@@ -88,7 +88,7 @@ def _parts(plan: Plan, step: NextStep | None) -> Iterator[RenderableType]:
         yield Text(command)
 
 
-def _headline(plan: Plan) -> str:
+def _headline(plan: SpeculationPlan) -> str:
     """What the tables below come to."""
     setup, fits = plan.setup, plan.speculating
     load = plan.prediction.at(setup.settings.concurrency)
@@ -99,7 +99,7 @@ def _headline(plan: Plan) -> str:
     )
 
 
-def _differences(plan: Plan) -> list[str]:
+def _differences(plan: SpeculationPlan) -> list[str]:
     """Each thing that a row of size times bytes leaves out, once."""
     return list(dict.fromkeys(line.differs for line in plan.nominal))
 
@@ -120,7 +120,7 @@ def _kib(count: float) -> str:
     return f"{count / 1024:.0f}" if count >= 10240 else f"{count / 1024:.1f}"
 
 
-def _memory_table(plan: Plan) -> Table:
+def _memory_table(plan: SpeculationPlan) -> Table:
     setup = plan.setup
     table = _table(
         f"Memory, GB on {setup.tp} ranks at {setup.utilization:.2f}", "", "plain", "speculating"
@@ -147,7 +147,7 @@ def _requests(plan: MemoryPlan) -> str:
     return f"{plan.requests:,}" if plan.fits else "[bold red]none[/]"
 
 
-def _nominal_table(plan: Plan) -> Table:
+def _nominal_table(plan: SpeculationPlan) -> Table:
     memory = plan.setup.device.advertised_bytes * plan.setup.tp / 1e9
     table = _table(
         f"Memory by size times bytes, {memory:.0f} GB advertised, and corrected",
@@ -169,7 +169,7 @@ def _nominal_table(plan: Plan) -> Table:
     return table
 
 
-def _speed_table(plan: Plan) -> Table:
+def _speed_table(plan: SpeculationPlan) -> Table:
     prediction = plan.prediction
     table = _table(
         f"Predicted speed-up of {prediction.method}, k = {prediction.k}",
@@ -194,7 +194,7 @@ def _speed_table(plan: Plan) -> Table:
     return table
 
 
-def _crossover(plan: Plan) -> str:
+def _crossover(plan: SpeculationPlan) -> str:
     prediction = plan.prediction
     if prediction.crossover == 0:
         return "never pays at the middle of the acceptance"
@@ -206,7 +206,7 @@ def _crossover(plan: Plan) -> str:
     )
 
 
-def _methods_table(plan: Plan) -> Table:
+def _methods_table(plan: SpeculationPlan) -> Table:
     settings = plan.setup.settings
     table = _table(
         "Methods", "method", "memory GB", f"at {settings.concurrency}",
@@ -226,7 +226,7 @@ def _methods_table(plan: Plan) -> Table:
     return table
 
 
-def _findings_table(plan: Plan) -> Table:
+def _findings_table(plan: SpeculationPlan) -> Table:
     table = _table("Checks", "level", "check", "what", left=3)
     for finding in plan.findings:
         text = Text(finding.message)
