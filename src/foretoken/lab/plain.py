@@ -11,6 +11,7 @@ import typing
 from enum import Enum
 from typing import Any, TypeVar
 
+from foretoken.config.keys import one_of
 from foretoken.errors import ConfigError
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ def _read(kind: Any, value: Any, field: str) -> Any:
         return _read_union(typing.get_args(kind), value, field)
     if origin is typing.Literal:
         if value not in typing.get_args(kind):
-            raise ConfigError(field, value, ", ".join(map(str, typing.get_args(kind))))
+            raise ConfigError(field, value, one_of(value, map(str, typing.get_args(kind))))
         return value
     if origin in (tuple, list):
         return _read_list(kind, value, field)
@@ -95,8 +96,8 @@ def _read_dataclass(kind: Any, value: Any, field: str) -> Any:
     _expect(isinstance(value, dict), field, value, "a mapping")
     known = {f.name: f for f in dataclasses.fields(kind)}
     for key in value:
-        allowed = "one of " + ", ".join(known)
-        _expect(key in known, f"{field}.{key}" if field else str(key), value[key], allowed)
+        where = f"{field}.{key}" if field else str(key)
+        _expect(key in known, where, value[key], one_of(key, known))
     hints = typing.get_type_hints(kind)
     given = {key: _read(hints[key], item, f"{field}.{key}") for key, item in value.items()}
     for name, spec in known.items():
@@ -115,7 +116,7 @@ def _read_scalar(kind: Any, value: Any, field: str) -> Any:
         raise ConfigError(field, value, "an integer")
     if isinstance(kind, type) and issubclass(kind, Enum):
         choices = [member.value for member in kind]
-        _expect(value in choices, field, value, ", ".join(map(str, choices)))
+        _expect(value in choices, field, value, one_of(value, map(str, choices)))
         return kind(value)
     if kind is type(None):
         _expect(value is None, field, value, "null")
