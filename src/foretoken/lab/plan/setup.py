@@ -5,13 +5,14 @@ line's options over it), where an unknown key is an error.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 from foretoken.config.keys import one_of, require
 from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.quantization import check_kv_cache
 from foretoken.errors import ConfigError
+from foretoken.lab.plain import from_plain
 from foretoken.lab.plan.bits import Quantization, find_quantization, kv_element_bytes
 from foretoken.lab.plan.devices import Device, find_device
 from foretoken.lab.plan.sizes import PlanModel, load_plan_model
@@ -91,16 +92,10 @@ class PlanSettings:
         Raises:
             ConfigError: an unknown key, a wrong type or value.
         """
-        known = {field.name: field for field in fields(cls)}
-        kept = {}
-        for key, value in given.items():
-            name = key.replace("-", "_")
-            if name not in known:
-                raise ConfigError(f"plan.{key}", value, one_of(name, known))
-            kept[name] = _checked(name, value, known[name].default)
-        if "target" not in kept:
+        named = {str(key).replace("-", "_"): value for key, value in given.items()}
+        if named.get("target") is None:
             raise ConfigError("plan.target", None, "the model to serve")
-        return cls(**kept)
+        return from_plain(cls, named, "plan")
 
     def __post_init__(self) -> None:
         """Check choices and ranges."""
@@ -119,22 +114,6 @@ class PlanSettings:
         share, drafts = self.utilization, self.num_speculative_tokens
         require("plan.utilization", share, 0 <= share <= 1, "0 to 1")
         require("plan.num_speculative_tokens", drafts, 0 <= drafts <= 128, "0 to 128")
-
-
-def _checked(name: str, value: object, default: object) -> Any:
-    """`value`, if it is of the type of `default`; integers pass for floats."""
-    if isinstance(default, bool):
-        ok = isinstance(value, bool)
-    elif isinstance(default, float):
-        ok = isinstance(value, int | float) and not isinstance(value, bool)
-    elif isinstance(default, int):
-        ok = isinstance(value, int) and not isinstance(value, bool)
-    else:
-        ok = isinstance(value, str) or (value is None and name == "draft")
-    if not ok:
-        wanted = "text" if isinstance(default, str) or default is None else type(default).__name__
-        raise ConfigError(f"plan.{name}", value, wanted)
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
