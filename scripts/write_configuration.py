@@ -10,8 +10,12 @@ import textwrap
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
-from foretoken.config import EngineConfig, SpeculativeConfig
+from foretoken.config import DrafterConfig, EngineConfig, SpeculativeConfig
 from foretoken.config.aliases import ALIASES, FLAGS
+from foretoken.config.drafter import StopConfig, VocabularyConfig
+from foretoken.config.methods import known_methods
+from foretoken.config.speculative import LoadConfig, RuleConfig
+from foretoken.config.trees import TreeConfig
 from foretoken.training.model import LlamaShape
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings
@@ -30,7 +34,7 @@ part is not built yet are accepted at their neutral value and are an error at an
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One class and how a user reaches it."""
+    """One class and how a user reaches it; with no introduction, what the class says of itself."""
 
     title: str
     introduction: str
@@ -41,8 +45,23 @@ SECTIONS = (
     Section("`LLM(...)`", "Keyword arguments, most of them optional.", EngineConfig),
     Section(
         "`speculative_config`",
-        "A dictionary given to `LLM`, or as JSON to `--speculative-config`.",
+        "A dictionary given to `LLM`, or as JSON to `--speculative-config`. Its keys stand side by "
+        "side, as in vLLM. With `drafters`, the keys of one drafter go into its entries, and "
+        "`num_speculative_tokens` outside holds for entries that have none.",
         SpeculativeConfig,
+    ),
+    Section("Keys of `speculative_config`: how drafts are checked", "", RuleConfig),
+    Section("Keys of `speculative_config`: how far at which load", "", LoadConfig),
+    Section(
+        "Keys of one drafter", "In `speculative_config` or an entry of `drafters`.", DrafterConfig
+    ),
+    Section("Keys of one drafter: where chains end", "", StopConfig),
+    Section("Keys of one drafter: trees", "", TreeConfig),
+    Section("Keys of one drafter: another tokenizer", "", VocabularyConfig),
+    *(
+        Section(f"Keys of one drafter: method `{method.name}`", "", method.settings)
+        for method in known_methods()
+        if method.settings is not None
     ),
     Section("`SamplingParams(...)`", "Given with each request.", SamplingParams),
     Section(
@@ -71,12 +90,28 @@ def field_docstrings(source: type) -> dict[str, str]:
     return found
 
 
+class _PlainTypes(ast.NodeTransformer):
+    """Types without what is said about their values, which stands in their meaning."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """`T` for `Annotated[T, ...]`."""
+        if isinstance(node.value, ast.Name) and node.value.id == "Annotated":
+            assert isinstance(node.slice, ast.Tuple)
+            found: ast.AST = self.visit(node.slice.elts[0])
+            return found
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """`str` for the words of keys and values."""
+        return ast.Name("str") if node.id == "KVCacheDtype" else node
+
+
 def type_names(source: type) -> dict[str, str]:
     """Annotation of each field as written in the source."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(source)))
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     return {
-        node.target.id: ast.unparse(node.annotation)
+        node.target.id: ast.unparse(_PlainTypes().visit(node.annotation))
         for node in body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
@@ -89,9 +124,12 @@ def render_section(section: Section) -> str:
         ValueError: a field has no docstring.
     """
     documented, types = field_docstrings(section.source), type_names(section.source)
-    lines = [f"## {section.title}", "", section.introduction, ""]
+    introduction = section.introduction or (inspect.getdoc(section.source) or "").splitlines()[0]
+    lines = [f"## {section.title}", "", introduction, ""]
     lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
     for field in fields(section.source):
+        if "flat" in field.metadata or field.name == "own":
+            continue
         if field.name not in documented:
             raise ValueError(f"{section.source.__name__}.{field.name} has no docstring under it")
         default = "required" if field.default is MISSING else f"`{field.default!r}`"

@@ -100,7 +100,7 @@ class _Assembly:
 
     def engine(self, proposer: Proposer | None) -> Engine:
         config, shape = self.config, self.shape
-        rule = self.speculative.rejection_sample_method if self.speculative else "auto"
+        rule = self.speculative.rule.rejection_sample_method if self.speculative else "auto"
         eos_ids = _eos_ids(shape, self.tokenizer)
         grammars = self._grammars(eos_ids)
         settings = _rule_settings(self.speculative)
@@ -219,14 +219,14 @@ def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:
     """What the rules need; says so where the output will not be the model's own."""
     if speculative is None:
         return RuleSettings()
-    rule = speculative.rejection_sample_method
+    rule = speculative.rule.rejection_sample_method
     if rule in LOSSY:
         logger.warning("rejection_sample_method %r is LOSSY: it changes what the model says", rule)
     if rule in INVALID:
         logger.warning("rejection_sample_method %r: all output is INVALID, for timing only", rule)
     return RuleSettings(
-        posterior_threshold=speculative.posterior_threshold,
-        posterior_alpha=speculative.posterior_alpha,
+        posterior_threshold=speculative.rule.posterior_threshold,
+        posterior_alpha=speculative.rule.posterior_alpha,
         synthetic_rates=speculative.synthetic_rates,
     )
 
@@ -234,10 +234,11 @@ def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:
 def _load_limit(speculative: SpeculativeConfig | None) -> LoadLimit | None:
     if speculative is None:
         return None
-    if speculative.num_speculative_tokens_per_batch_size is not None:
-        return LoadLimit(speculative.num_speculative_tokens_per_batch_size)
-    if speculative.disable_by_batch_size is not None:
-        return LoadLimit.off_from(speculative.disable_by_batch_size, _NO_LIMIT)
+    load = speculative.load
+    if load.num_speculative_tokens_per_batch_size is not None:
+        return LoadLimit(load.num_speculative_tokens_per_batch_size)
+    if load.disable_by_batch_size is not None:
+        return LoadLimit.off_from(load.disable_by_batch_size, _NO_LIMIT)
     return None
 
 

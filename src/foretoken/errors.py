@@ -18,9 +18,16 @@
         +-- UnsupportedModelError  exit 3  HTTP 501
         +-- TokenizerError         exit 3  HTTP 500
 
-User mistakes carry three facts: the field, what was given, and what is allowed. Broken invariants
-are not here: they are `assert`s with both numbers.
+User mistakes carry three facts: the field, what was given, and what is allowed; where that is a
+list of words, the message names the nearest one. Broken invariants are not here: they are `assert`s
+with both numbers.
 """
+
+import difflib
+import re
+from collections.abc import Iterable
+
+_WORDS = re.compile(r"[\w./-]+(, [\w./-]+)+")
 
 
 class ForetokenError(Exception):
@@ -68,7 +75,16 @@ class _FieldError(ForetokenError):
         self.field = field
         self.given = given
         self.allowed = allowed
+        if isinstance(given, str) and _WORDS.fullmatch(allowed):
+            allowed = one_of(given, allowed.split(", "))
         super().__init__(f"{field}: got {_shown(given)}; allowed: {allowed}")
+
+
+def one_of(given: str, words: Iterable[str]) -> str:
+    """The words that are allowed, as a message lists them, after the one nearest to `given`."""
+    known = tuple(words)
+    close = difflib.get_close_matches(given[:100], known, n=1)
+    return (f"did you mean {close[0]!r}? " if close else "") + ", ".join(known)
 
 
 def _shown(given: object) -> str:

@@ -208,7 +208,7 @@ def test_the_method_follows_from_the_folder(
     name: str, method: str, folders: dict[str, Path]
 ) -> None:
     """Left out, the method is what config.json says, or, of EAGLE's own format, the tensors."""
-    config = SpeculativeConfig.from_dict({"model": str(folders[name])})
+    [config] = SpeculativeConfig.from_dict({"model": str(folders[name])}).drafters
     assert config.method == method
 
 

@@ -241,7 +241,7 @@ def test_its_memory_is_budgeted(model: Path, head: Path) -> None:
 
 
 def test_the_method_follows_from_the_folder(head: Path) -> None:
-    assert SpeculativeConfig.from_dict({"model": str(head)}).method == "toy"
+    assert SpeculativeConfig.from_dict({"model": str(head)}).drafters[0].method == "toy"
 
 
 def test_mistakes_are_explained(model: Path, head: Path) -> None:

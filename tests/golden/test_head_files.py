@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from foretoken.config.heads import head_method
+from foretoken.config.published import head_method
 from foretoken.errors import CheckpointError
 from foretoken.proposers.heads.files import read_head
 from foretoken.proposers.heads.medusa import Medusa

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.ops.linear import KernelLinear
@@ -82,7 +82,7 @@ def proposers(head: StatelessHead, view: FeatureView) -> list[StatelessProposer]
     """By one foreign call, and token by token."""
     engine: Any = SimpleNamespace(target=SimpleNamespace(page_size=PAGE))
     site = HeadSite(
-        config=SpeculativeConfig(method=head.method, model="random"),
+        config=DrafterConfig(method=head.method, model="random"),
         engine=engine,
         view=view,
         sampler=DraftSampler(Sampler(VOCAB)),

@@ -46,3 +46,12 @@ def test_long_values_are_cut() -> None:
     message = str(errors.PromptError("prompt", "x" * 10_000, "a shorter one"))
     assert len(message) < 300
     assert "allowed: a shorter one" in message
+
+
+def test_the_nearest_word_of_a_list_is_named() -> None:
+    error = errors.ConfigError("method", "meduza", "eagle, medusa, ngram")
+    assert (
+        str(error) == "method: got 'meduza'; allowed: did you mean 'medusa'? eagle, medusa, ngram"
+    )
+    prose = errors.ConfigError("model", "folder", "a folder, or a hub id")
+    assert "did you mean" not in str(prose)

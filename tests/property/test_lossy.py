@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config.speculative import RuleConfig
 from foretoken.ops.noise import KeyedNoise, Stream, pack_keys, request_key, row_key
 from foretoken.ops.sampling import draw
 from foretoken.runtime.rules import RuleSettings
@@ -42,19 +42,18 @@ def results(
 def test_synthetic_rates(
     rates: tuple[float, ...] | None, length: float | None, temperature: float
 ) -> None:
-    config = SpeculativeConfig(
-        method="ngram",
-        num_speculative_tokens=K,
+    rule = RuleConfig(
         rejection_sample_method="synthetic",
         synthetic_acceptance_rates=rates,
         synthetic_acceptance_length=length,
     )
-    settings = RuleSettings(synthetic_rates=config.synthetic_rates)
+    expected_rates = rule.synthetic_rates(K)
+    settings = RuleSettings(synthetic_rates=expected_rates)
     params = SamplingParams(temperature=temperature)
     found = results("synthetic", settings, params, (5, 5, 5), 3000)
     assert not any(result.valid for result in found)
     counts: Counter[tuple[int, ...]] = Counter((result.num_accepted,) for result in found)
-    survival = (1.0, *config.synthetic_rates, 0.0)
+    survival = (1.0, *expected_rates, 0.0)
     expected: dict[tuple[int, ...], float] = {
         (i,): survival[i] - survival[i + 1] for i in range(K + 1)
     }

@@ -1,26 +1,36 @@
 """Names of other engines mean the same here, and never something twice."""
 
 import logging
-from dataclasses import fields
+from typing import Any
 
 import pytest
 
 from foretoken.config import EngineConfig, SpeculativeConfig
-from foretoken.config.acceptance import RULES
-from foretoken.config.aliases import ALIASES, FLAGS
-from foretoken.config.foreign import KEYS
+from foretoken.config.aliases import ALIASES, FLAGS, SPECULATIVE_KEYS
+from foretoken.config.drafter import drafter_keys
+from foretoken.config.reader import keys_of
+from foretoken.config.speculative import RULES
 from foretoken.errors import ConfigError, NotYetError
 
 
 def test_the_table_leads_to_keys_that_exist() -> None:
-    own = {f.name for f in fields(SpeculativeConfig)}
+    own = {*keys_of(SpeculativeConfig), *drafter_keys()}
     for alias in (*ALIASES, *FLAGS):
-        assert alias.key in own or alias.key in KEYS.neutral, alias
+        assert alias.key in own or alias.key in SPECULATIVE_KEYS.neutral, alias
         assert alias.name not in own or alias.name == alias.key, f"{alias.name} is ours already"
         if alias.key == "rejection_sample_method":
             assert set(alias.values.values()) <= set(RULES)
     names = [alias.name for alias in ALIASES]
     assert len(set(names)) == len(names)
+
+
+def setting(config: SpeculativeConfig, key: str) -> Any:
+    """The value of a key, wherever it is kept."""
+    [drafter] = config.drafters
+    for settings in (drafter, drafter.own, config.rule):
+        if hasattr(settings, key):
+            return getattr(settings, key)
+    raise AssertionError(key)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +58,7 @@ def test_values_arrive_under_our_names(
     base = {} if "decoding_type" in given else {"method": "ngram"}
     with caplog.at_level(logging.INFO, "foretoken"):
         config = SpeculativeConfig.from_dict({**base, **given})
-    assert getattr(config, key) == value
+    assert setting(config, key) == value
     assert key in caplog.text, "the translation is not logged"
 
 
@@ -61,12 +71,12 @@ def test_older_typical_thresholds() -> None:
             "typical_acceptance_sampler_posterior_alpha": 0.2,
         }
     )
-    assert (config.posterior_threshold, config.posterior_alpha) == (0.05, 0.2)
+    assert (config.rule.posterior_threshold, config.rule.posterior_alpha) == (0.05, 0.2)
 
 
 def test_one_setting_under_two_names() -> None:
     same = {"method": "ngram", "prompt_lookup_max": 4, "ngram_prompt_lookup_max": 4}
-    assert SpeculativeConfig.from_dict(same).prompt_lookup_max == 4
+    assert setting(SpeculativeConfig.from_dict(same), "prompt_lookup_max") == 4
     with pytest.raises(ConfigError, match="one value of prompt_lookup_max"):
         SpeculativeConfig.from_dict({**same, "ngram_prompt_lookup_max": 5})
 
@@ -85,7 +95,8 @@ def test_flags_from_before_the_dictionary() -> None:
     )
     found = config.speculative_config
     assert found is not None
-    assert (found.method, found.num_speculative_tokens, found.prompt_lookup_max) == ("ngram", 4, 6)
+    keys = "method", "num_speculative_tokens", "prompt_lookup_max"
+    assert [setting(found, key) for key in keys] == ["ngram", 4, 6]
     with pytest.raises(ConfigError, match="num_speculative_tokens"):
         EngineConfig.from_kwargs(
             model="demo",

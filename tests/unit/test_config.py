@@ -1,9 +1,16 @@
 """What a user may write in `LLM(...)` and `speculative_config`, and what each mistake answers."""
 
+from typing import Any
+
 import pytest
 
-from foretoken.config import EngineConfig, SpeculativeConfig
+from foretoken.config import DrafterConfig, EngineConfig, SpeculativeConfig
 from foretoken.errors import ConfigError, NotYetError
+
+
+def one(given: dict[str, Any]) -> DrafterConfig:
+    [drafter] = SpeculativeConfig.from_dict(given).drafters
+    return drafter
 
 
 def test_vllm_arguments_are_taken() -> None:
@@ -33,10 +40,10 @@ def test_kv_cache_dtype_of_target_and_draft() -> None:
         model="demo", kv_cache_dtype="int8", speculative_config={**draft, "kv_cache_dtype": None}
     )
     assert config.kv_cache_dtype == "int8" and config.speculative_config is not None
-    assert config.speculative_config.kv_cache_dtype == "auto"
+    assert config.speculative_config.drafters[0].kv_cache_dtype == "auto"
     for method, model in (("draft_model", "demo-draft"), ("eagle3", "demo-eagle3")):
         given = {**draft, "method": method, "model": model}
-        assert SpeculativeConfig.from_dict(given).kv_cache_dtype == "int8"
+        assert one(given).kv_cache_dtype == "int8"
     with pytest.raises(NotYetError, match="auto, int8"):
         SpeculativeConfig.from_dict({**draft, "kv_cache_dtype": "fp8"})
     with pytest.raises(ConfigError, match="auto, int8"):
@@ -58,7 +65,7 @@ def test_no_keys_of_its_own_no_type_of_keys(given: dict[str, str]) -> None:
     SpeculativeConfig.from_dict({**given, "kv_cache_dtype": "auto"})
     with pytest.raises(ConfigError, match="keeps no keys and values of its own"):
         SpeculativeConfig.from_dict({**given, "kv_cache_dtype": "int8"})
-    with pytest.raises(ConfigError, match="inside one of the drafters"):
+    with pytest.raises(ConfigError, match="goes inside one of the drafters"):
         SpeculativeConfig.from_dict({"drafters": [given], "kv_cache_dtype": "int8"})
 
 
@@ -74,10 +81,8 @@ def test_a_part_not_built_says_so() -> None:
 
 
 def test_neutral_values_of_parts_not_built_are_taken() -> None:
-    config = SpeculativeConfig.from_dict(
-        {"method": "ngram", "parallel_drafting": False, "suffix_decoding_max_tree_depth": 24}
-    )
-    assert config.method == "ngram"
+    given = {"method": "ngram", "parallel_drafting": False, "suffix_decoding_max_tree_depth": 24}
+    assert one(given).method == "ngram"
 
 
 def test_removed_keys_name_their_successor() -> None:
@@ -90,17 +95,17 @@ def test_removed_keys_name_their_successor() -> None:
 
 
 def test_method_is_inferred() -> None:
-    assert SpeculativeConfig.from_dict({"model": "ngram"}).method == "ngram"
-    assert SpeculativeConfig.from_dict({"model": "demo-draft"}).method == "draft_model"
+    assert one({"model": "ngram"}).method == "ngram"
+    assert one({"model": "demo-draft"}).method == "draft_model"
     with pytest.raises(ConfigError, match="method"):
         SpeculativeConfig.from_dict({"num_speculative_tokens": 3})
 
 
 def test_one_lookup_bound_moves_the_other() -> None:
-    config = SpeculativeConfig.from_dict({"method": "ngram", "prompt_lookup_min": 9})
-    assert (config.prompt_lookup_min, config.prompt_lookup_max) == (9, 9)
-    config = SpeculativeConfig.from_dict({"method": "ngram", "prompt_lookup_max": 1})
-    assert (config.prompt_lookup_min, config.prompt_lookup_max) == (1, 1)
+    own = one({"method": "ngram", "prompt_lookup_min": 9}).own
+    assert (own.prompt_lookup_min, own.prompt_lookup_max) == (9, 9)
+    own = one({"method": "ngram", "prompt_lookup_max": 1}).own
+    assert (own.prompt_lookup_min, own.prompt_lookup_max) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,16 @@ def read(**given: Any) -> SpeculativeConfig:
 
 def test_one_drafter_is_a_list_of_one() -> None:
     config = read(**NGRAM)
-    assert config.each == (config,)
-    assert config.label == "ngram"
+    assert [one.label for one in config.drafters] == ["ngram"]
 
 
 def test_several_drafters_share_the_common_number_of_drafts() -> None:
     own = {**NGRAM, "num_speculative_tokens": 9, "name": "look-up"}
     config = read(drafters=[own, MODEL], num_speculative_tokens=3, rejection_sample_method="block")
-    assert [one.label for one in config.each] == ["look-up", "draft_model"]
-    assert [one.num_speculative_tokens for one in config.each] == [9, 3]
+    assert [one.label for one in config.drafters] == ["look-up", "draft_model"]
+    assert [one.num_speculative_tokens for one in config.drafters] == [9, 3]
     assert config.num_speculative_tokens == 9
-    assert config.rejection_sample_method == "block"
+    assert config.rule.rejection_sample_method == "block"
 
 
 @pytest.mark.parametrize(
@@ -35,11 +34,16 @@ def test_several_drafters_share_the_common_number_of_drafts() -> None:
     [
         ({"drafters": []}, "drafters"),
         ({"drafters": "ngram"}, "drafters"),
-        ({"drafters": [3]}, "drafters"),
-        ({"drafters": [NGRAM, NGRAM]}, "drafters.name"),
-        ({"drafters": [{**NGRAM, "name": "prediction"}]}, "drafters.name"),
-        ({"drafters": [{**NGRAM, "policy": "first"}]}, "drafters.policy"),
-        ({"drafters": [{"drafters": [NGRAM]}]}, "drafters.drafters"),
+        ({"drafters": [3]}, "drafters[0]"),
+        ({"drafters": [NGRAM, NGRAM]}, "drafters[1].name"),
+        ({"drafters": [{**NGRAM, "name": "prediction"}]}, "drafters[0].name"),
+        ({"drafters": [{**NGRAM, "policy": "first"}]}, "drafters[0].policy"),
+        ({"drafters": [{"drafters": [NGRAM]}]}, "drafters[0].drafters"),
+        ({"drafters": [NGRAM, {**NGRAM, "max_model_len": 0}]}, "drafters[1].max_model_len"),
+        ({"drafters": [NGRAM], "quantization": "int8"}, "quantization"),
+        ({"drafters": [NGRAM], "parallel_drafting": True}, "parallel_drafting"),
+        ({"drafters": [NGRAM], "tree_top_k": 2}, "tree_top_k"),
+        ({"drafters": [NGRAM], "tree_depth": 2}, "tree_depth"),
         ({"drafters": [NGRAM], "method": "ngram"}, "method"),
         ({"drafters": [NGRAM], "prompt_lookup_max": 3}, "prompt_lookup_max"),
         ({"drafters": [NGRAM], "policy": "last"}, "policy"),
@@ -57,7 +61,8 @@ def test_a_schedule_gives_the_number_of_drafts_where_there_is_none() -> None:
     schedule = [[1, 4, 6], [5, 8, 2], [9, 64, 0]]
     config = read(**NGRAM, num_speculative_tokens_per_batch_size=schedule)
     assert config.num_speculative_tokens == 6
-    assert config.num_speculative_tokens_per_batch_size == ((1, 4, 6), (5, 8, 2), (9, 64, 0))
+    read_as = config.load.num_speculative_tokens_per_batch_size
+    assert read_as == ((1, 4, 6), (5, 8, 2), (9, 64, 0))
 
 
 @pytest.mark.parametrize(
@@ -127,6 +132,6 @@ def test_values_out_of_range(given: dict[str, Any], field: str) -> None:
 
 
 def test_a_dotted_path_of_a_class_means_custom_class() -> None:
-    assert read(model="my_package.drafting.MyProposer").method == "custom_class"
-    assert read(model="org/model-1.5B").method == "draft_model"
-    assert read(model="demo-draft").method == "draft_model"
+    assert read(model="my_package.drafting.MyProposer").drafters[0].method == "custom_class"
+    assert read(model="org/model-1.5B").drafters[0].method == "draft_model"
+    assert read(model="demo-draft").drafters[0].method == "draft_model"

@@ -11,10 +11,10 @@ def config(**keys: object) -> SpeculativeConfig:
 
 
 def test_choices_are_paths_and_count_as_drafts() -> None:
-    found = config(choices=[[1], [0], [0, 0]])
-    assert found.choices == ((0,), (0, 0), (1,)) and found.num_speculative_tokens == 3
-    older = config(speculative_token_tree="[(0,), (0, 0), (1,)]")
-    assert older.choices == found.choices
+    [found] = config(choices=[[1], [0], [0, 0]]).drafters
+    assert found.tree.choices == ((0,), (0, 0), (1,)) and found.num_speculative_tokens == 3
+    [older] = config(speculative_token_tree="[(0,), (0, 0), (1,)]").drafters
+    assert older.tree == found.tree
     assert config(medusa_choices=[[0]], num_speculative_tokens=1).num_speculative_tokens == 1
 
 
@@ -55,12 +55,14 @@ def test_only_draft_models_draft_trees() -> None:
 
 
 def test_dynamic_trees() -> None:
-    found = config(tree_top_k=4)
-    assert (found.tree_depth, found.num_speculative_tokens) == (5, 20)
+    [found] = config(tree_top_k=4).drafters
+    assert (found.tree.tree_depth, found.num_speculative_tokens) == (5, 20)
     theirs = config(
         speculative_eagle_topk=2, speculative_num_steps=3, num_speculative_tokens=4, method="eagle"
     )
-    assert (theirs.tree_top_k, theirs.tree_depth, theirs.num_speculative_tokens) == (2, 3, 4)
+    [found] = theirs.drafters
+    assert (found.tree.tree_top_k, found.tree.tree_depth) == (2, 3)
+    assert found.num_speculative_tokens == 4
     keys = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.5}
     assert config(tree_top_k=2, tree_depth=3, **keys).synthetic_rates == (1.0, 1.0, 0.5, 0.0)[:3]
 

@@ -28,7 +28,7 @@ def test_faster_beyond_the_noise_pays() -> None:
 
 def test_only_draft_models_are_rounded_if_that_pays() -> None:
     given = {"model": "demo-draft", "quantization": "auto"}
-    assert SpeculativeConfig.from_dict(given).quantization == "auto"
+    assert SpeculativeConfig.from_dict(given).drafters[0].quantization == "auto"
     with pytest.raises(ForetokenError, match="quantization"):
         SpeculativeConfig.from_dict({"method": "ngram", "quantization": "auto"})
 
@@ -36,7 +36,8 @@ def test_only_draft_models_are_rounded_if_that_pays() -> None:
 @pytest.mark.parametrize("method", ["eagle3", "mlp", "medusa"])
 def test_heads_are_rounded_at_load_or_not_at_all(method: str) -> None:
     given = {"method": method, "model": f"demo-{method}", "num_speculative_tokens": 2}
-    assert SpeculativeConfig.from_dict({**given, "quantization": "int8"}).quantization == "int8"
+    config = SpeculativeConfig.from_dict({**given, "quantization": "int8"})
+    assert config.drafters[0].quantization == "int8"
     for other in ("auto", "gptq"):
         with pytest.raises(ForetokenError, match="quantization"):
             SpeculativeConfig.from_dict({**given, "quantization": other})

@@ -65,7 +65,7 @@ def test_a_registered_method_is_known_everywhere() -> None:
     config = EngineConfig.from_kwargs(
         model="demo", speculative_config={"method": "plaything", "model": "somewhere"}
     ).speculative_config
-    assert config is not None and config.method == "toy"
+    assert config is not None and config.drafters[0].method == "toy"
     with pytest.raises(ConfigError, match="an importable module as the code of toy"):
         TOY.implementation()
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig, SpeculativeConfig
 from foretoken.errors import ConfigError
 from foretoken.proposers.vocab.bytes import ByteEncoder, ByteText, TokenBytes, complete
 from foretoken.proposers.vocab.compare import Translation, Vocabulary, translation
@@ -127,8 +127,9 @@ def test_text_after_a_context(bytes_like: Tokenizer) -> None:
     assert encoder.encode_after(b"c", b"z") == [], "a letter it does not have"
 
 
-def config(**keys: object) -> SpeculativeConfig:
-    return SpeculativeConfig.from_dict({"model": "x", "num_speculative_tokens": 2, **keys})
+def config(**keys: object) -> DrafterConfig:
+    given = {"model": "x", "num_speculative_tokens": 2, **keys}
+    return SpeculativeConfig.from_dict(given).drafters[0]
 
 
 def test_ways(bytes_like: Tokenizer, pieces_like: Tokenizer, tmp_path: Path) -> None:

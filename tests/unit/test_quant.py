@@ -91,7 +91,7 @@ def test_names() -> None:
     for name in QUANTIZATIONS:
         assert EngineConfig(model="m", quantization=name).quantization == name
         assert scheme_of(name).name == name
-        draft = SpeculativeConfig.from_dict({"model": "d", "quantization": name})
+        draft = SpeculativeConfig.from_dict({"model": "d", "quantization": name}).drafters[0]
         assert draft.quantization == name
 
 

@@ -9,7 +9,7 @@ import pytest
 import foretoken
 from foretoken import checkpoint
 from foretoken.config import EngineConfig
-from foretoken.config.heads import head_method
+from foretoken.config.published import head_method
 from foretoken.errors import ConfigError, ModelNotFoundError
 
 HEADS = {
@@ -35,7 +35,8 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _drafter(target: str, **given: Any) -> tuple[str, str | None]:
     config = EngineConfig.from_kwargs(model=target, speculative_config=given).speculative_config
     assert config is not None
-    return config.method, config.model
+    [drafter] = config.drafters
+    return drafter.method, drafter.model
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import typer
 
 from foretoken.cli.options import parse_invariant, parse_speculation, read_text
 from foretoken.cli.serve_options import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE, option
-from foretoken.config.keys import KeyTable
+from foretoken.config.reader import KeyTable
 from foretoken.errors import ConfigError
 
 _SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")

@@ -1,7 +1,7 @@
-"""One table from the names of other engines to ours, for keys and for values.
+"""Names of other engines: those that mean something of ours, and those that change nothing here.
 
-Only names whose meaning is the same are here; what was dropped upstream or means something else
-is an error in the key tables beside the configs. Torch-free.
+A name whose meaning is the same is taken for ours. A key whose part is not built is accepted at
+its neutral value; one that was dropped upstream says what to write instead. Torch-free.
 """
 
 import logging
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretoken.config.methods import find_method, known_methods
+from foretoken.config.reader import KeyTable
 from foretoken.errors import ConfigError
 
 logger = logging.getLogger("foretoken")
@@ -86,6 +87,62 @@ FLAGS = (
     *(alias for alias in ALIASES if alias.origin == _OLD and alias.name.startswith("ngram")),
 )
 """Keywords of `LLM` from before vLLM had a `speculative_config`."""
+
+ENGINE_KEYS = KeyTable(
+    where="LLM",
+    neutral={
+        "trust_remote_code": (False,),
+        "enforce_eager": (True, False),
+        "load_format": ("auto", "safetensors"),
+        "tokenizer_mode": ("auto",),
+        "skip_tokenizer_init": (False,),
+        "tokenizer_revision": (None,),
+        "enable_chunked_prefill": (None, True),
+        "disable_custom_all_reduce": (False, True),
+        "distributed_executor_backend": (None,),
+        "pipeline_parallel_size": (1,),
+        "data_parallel_size": (1,),
+        "enable_lora": (False,),
+        "cpu_offload_gb": (0, 0.0),
+        "hf_overrides": (None,),
+        "limit_mm_per_prompt": (None,),
+        "compilation_config": (None,),
+    },
+    removed={
+        "use_v2_block_manager": "leave it out: pages are always block-managed",
+        "max_seq_len_to_capture": "leave it out: there are no graphs to capture",
+        "swap_space": "leave it out: preempted requests are recomputed",
+    },
+)
+"""Keywords of `LLM`."""
+
+SPECULATIVE_KEYS = KeyTable(
+    where="speculative_config",
+    neutral={
+        "enable_adaptive_verification": (False,),
+        "draft_tensor_parallel_size": (None, 1),
+        "moe_backend": (None, "auto"),
+        "attention_backend": (None, "auto"),
+        "draft_load_config": (None,),
+        "code_revision": (None,),
+        "enforce_eager": (None, True, False),
+        "fly_window_size": (None,),
+        "fly_entropy_threshold": (0.3,),
+        "fly_entropy_top_k": (3,),
+        "disable_eagle_block_drop": (False,),
+        "disable_lookahead_block_hashes": (False,),
+        "draft_lm_head_quantization": (None,),
+        "use_local_argmax_reduction": (False,),
+    },
+    removed={
+        "tensor_parallel_size": "draft_tensor_parallel_size",
+        "synthetic_acceptance_rate": "synthetic_acceptance_rates",
+        "speculative_num_draft_tokens": "num_speculative_tokens, one less: SGLang counts the root",
+        "disable_mqa_scorer": "leave it out: drafts are always checked in one pass",
+        "disable_logprobs": "leave it out: logprobs are always exact",
+    },
+)
+"""Keys of `speculative_config`."""
 
 
 def with_our_names(given: Mapping[str, Any]) -> dict[str, Any]:

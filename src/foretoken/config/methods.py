@@ -12,9 +12,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from foretoken.config.keys import one_of
+from foretoken.config.reader import (
+    at_least,
+    between,
+    check_fields,
+    is_int,
+    keys_of,
+    require,
+)
 from foretoken.errors import ConfigError, NotYetError
 
 logger = logging.getLogger("foretoken")
@@ -100,6 +107,51 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NgramSettings:
+    """Which n-grams are looked up."""
+
+    prompt_lookup_max: Annotated[int, at_least(1)] = 5
+    """Longest n-gram looked up."""
+    prompt_lookup_min: Annotated[int, at_least(1)] = 2
+    """Shortest n-gram looked up. One bound alone also moves the other where they would cross."""
+
+    @classmethod
+    def from_keys(cls, **given: Any) -> Self:
+        """The bounds from those that were given."""
+        low, high = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
+        if high is None and is_int(low, 1):
+            given["prompt_lookup_max"] = max(low, cls().prompt_lookup_max)
+        if low is None and is_int(high, 1):
+            given["prompt_lookup_min"] = min(high, cls().prompt_lookup_min)
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_fields(self, "speculative_config.")
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        allowed = f"1 to prompt_lookup_max ({high})"
+        require("speculative_config.prompt_lookup_min", low, low <= high, allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuffixSettings:
+    """How far suffixes are compared and followed."""
+
+    suffix_decoding_max_tree_depth: Annotated[int, between(2, 128)] = 24
+    """Longest context compared, and longest draft."""
+    suffix_decoding_max_cached_requests: Annotated[int, at_least(0)] = 10000
+    """Past outputs to draft from, the oldest forgotten first; 0: only the request's own text."""
+    suffix_decoding_max_spec_factor: Annotated[float, between(0.0, 128.0)] = 1.0
+    """At most this many drafts per matching context token."""
+    suffix_decoding_min_token_prob: Annotated[float, between(0.0, 1.0)] = 0.1
+    """Draft no further where the text so far makes the draft less probable than this."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_fields(self, "speculative_config.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftingMethod:
     """One way of drafting, by the word that users write as `method`."""
 
@@ -126,10 +178,15 @@ class DraftingMethod:
     """Words for `quantization` that round its weights at load."""
     under_parallel_drafting: str | None = None
     """The method that it is with parallel_drafting; None: it has no such setting."""
+    settings: type | None = None
+    """A frozen dataclass of the keys that only it has; `from_keys`, if there, makes one of what
+    was given."""
     default_drafts: int = 5
     """Draft tokens per verification where nobody says how many."""
     default_drafts_key: str | None = None
     """A key of its own whose value is taken for that instead."""
+    threshold_key: str | None = None
+    """A key of its own that does what draft_confidence_threshold does for networks."""
     vllm_needs_length: bool = True
     """Whether vLLM wants num_speculative_tokens with it."""
     aliases: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
@@ -151,6 +208,27 @@ class DraftingMethod:
     def has_weights(self) -> bool:
         """Whether there is a model or a head to load."""
         return self.drafts_with in ("model", "head")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that only it has."""
+        return () if self.settings is None else keys_of(self.settings)
+
+    def read_own(self, given: Mapping[str, Any]) -> Any:
+        """Its own settings from those of its keys that were given; None if it has none.
+
+        Raises:
+            ConfigError: a value is not allowed.
+        """
+        if self.settings is None:
+            return None
+        make = getattr(self.settings, "from_keys", self.settings)
+        return make(**given)
+
+    def num_drafts(self, own: Any) -> int:
+        """Draft tokens per verification where nobody says how many, with these own settings."""
+        key = self.default_drafts_key
+        return self.default_drafts if key is None else int(getattr(own, key))
 
     @property
     def is_built(self) -> bool:
@@ -380,6 +458,7 @@ ROWS = (
         source="prompt lookup decoding, Saxena 2023",
         drafts_with="text",
         code="foretoken.proposers.lookup.ngram",
+        settings=NgramSettings,
         tensorrt=("NGram",),
         demo={"method": "ngram", "num_speculative_tokens": 10},
         plan=Plan(
@@ -398,7 +477,9 @@ ROWS = (
         source="suffix decoding, arXiv 2411.04975",
         drafts_with="text",
         code="foretoken.proposers.lookup.suffix",
+        settings=SuffixSettings,
         default_drafts_key="suffix_decoding_max_tree_depth",
+        threshold_key="suffix_decoding_min_token_prob",
         vllm_needs_length=False,
         tensorrt=("SA",),
         plan=Plan(
@@ -545,7 +626,7 @@ def find_method(name: object, where: str = "speculative_config.method") -> Draft
                 register_method(record)
     found = _table.get(name) if isinstance(name, str) else None
     if found is None:
-        raise ConfigError(where, name, one_of(name, method_names()))
+        raise ConfigError(where, name, ", ".join(method_names()))
     if not found.is_built:
         allowed = f"{', '.join(method_names())} ({name!r} is not yet built)"
         raise NotYetError(where, name, allowed)

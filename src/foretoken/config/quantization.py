@@ -1,14 +1,17 @@
 """Names of the ways to quantize weights and keys and values, of targets and drafts. No torch."""
 
-from foretoken.config.keys import require
-from foretoken.config.methods import find_method
+from typing import Annotated
+
+from foretoken.config.methods import DraftingMethod
+from foretoken.config.reader import read, require, words
 from foretoken.errors import ConfigError, NotYetError
 
 QUANTIZATIONS = ("int8", "int4")
 AUTO = "auto"
 """Of a draft model: as measured at load."""
-KV_CACHE_DTYPES = ("auto", "int8")
 _KV_NOT_YET = ("bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla")
+KVCacheDtype = Annotated[str, words("auto", "int8", later=_KV_NOT_YET)]
+"""How keys and values are kept; for vLLM's other types NotYetError."""
 _READY_MADE = ("compressed-tensors", "fp8", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin")
 _FROM_16_BIT = (
     "marlin aqlm squeezellm bitblas gptq_bitblas modelopt modelopt_fp4 mxfp4 nvfp4 petit_nvfp4 "
@@ -34,7 +37,7 @@ _SUCCESSORS = {
 """What vLLM reads and Foretoken does not -> what to use instead."""
 
 
-def check_draft_quantization(method: str, given: object) -> None:
+def check_draft_quantization(method: DraftingMethod, given: object) -> None:
     """Raise unless `given` can be done to the drafters of `method`.
 
     Raises:
@@ -42,43 +45,24 @@ def check_draft_quantization(method: str, given: object) -> None:
         ConfigError: a drafter without weights, or what cannot be done to its weights.
     """
     field = "speculative_config.quantization"
-    if given is None:
+    if given is None or given in method.quantizations:
         return
-    found = find_method(method)
-    require(field, given, found.has_weights, f"None: {method} has no weights")
-    if given in found.quantizations:
-        return
-    if found.drafts_with == "model":
+    require(field, given, method.has_weights, f"None: {method.name} has no weights")
+    if method.drafts_with == "model":
         check_quantization(field, given)
     else:
-        schemes = ", ".join(("None", *found.quantizations))
-        raise ConfigError(field, given, f"{schemes}: {method} heads are rounded at load")
-
-
-def check_draft_kv_cache(method: str, given: object) -> None:
-    """Raise unless the drafters of `method` can keep keys and values so.
-
-    Raises:
-        NotYetError: as for `check_kv_cache`.
-        ConfigError: a drafter without keys and values of its own, or an unknown name.
-    """
-    field = "speculative_config.kv_cache_dtype"
-    check_kv_cache(field, given)
-    ok = given == "auto" or find_method(method).own_kv
-    require(field, given, ok, f"auto: {method} keeps no keys and values of its own")
+        schemes = ", ".join(("None", *method.quantizations))
+        raise ConfigError(field, given, f"{schemes}: {method.name} heads are rounded at load")
 
 
 def check_kv_cache(field: str, given: object) -> None:
-    """Raise unless `given` is a name of KV_CACHE_DTYPES.
+    """Raise unless keys and values can be kept so.
 
     Raises:
         NotYetError: a type that vLLM has and Foretoken does not.
         ConfigError: anything else.
     """
-    allowed = ", ".join(KV_CACHE_DTYPES)
-    if isinstance(given, str) and given in _KV_NOT_YET:
-        raise NotYetError(field, given, f"{allowed} ({given} is not yet built)")
-    require(field, given, given in KV_CACHE_DTYPES, allowed)
+    read(KVCacheDtype, given, field)
 
 
 def check_quantization(field: str, given: object) -> None:
@@ -91,4 +75,6 @@ def check_quantization(field: str, given: object) -> None:
     allowed = "None, " + ", ".join(QUANTIZATIONS)
     if isinstance(given, str) and given in _SUCCESSORS:
         raise NotYetError(field, given, f"{_SUCCESSORS[given]}: {allowed}")
-    require(field, given, given is None or given in (*QUANTIZATIONS, *_READY_MADE), allowed)
+    known = (*QUANTIZATIONS, *_READY_MADE)
+    if given is not None and given not in known:
+        raise ConfigError(field, given, ", ".join(("None", *QUANTIZATIONS)))

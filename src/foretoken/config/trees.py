@@ -1,110 +1,81 @@
-"""What `choices` must be like: a static tree of drafts as paths of ranks.
+"""The keys of `speculative_config` that ask for trees of drafts: of a given shape, or growing.
 
-Knows no config class; the field is in `foretoken.config.speculative`, which calls this.
+Knows no method and no drafter. Torch-free.
 """
 
 import ast
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from foretoken.config.keys import is_int, require
-from foretoken.config.methods import find_method, method_names
-from foretoken.errors import ConfigError
+from foretoken.config.reader import between, check_fields, is_int, require
 
-_WHERE = "speculative_config."
-_MOST_NODES = 128
-OF_CHAINS = (
-    "draft_confidence_threshold",
-    "draft_expected_gain",
-    "min_speculative_tokens",
-    "use_string_matching",
-)
-"""Settings that trees do not go with."""
+WHERE = "speculative_config."
+MOST_DRAFTS = 128
+TREE_DEPTH = 5
+_PATHS = f"1 to {MOST_DRAFTS} different paths such as [[0], [0, 0], [1]], each beginning too"
 
 
-def read_choices(given: Any) -> tuple[tuple[int, ...], ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeConfig:
+    """Whether a tree is drafted, and of which shape."""
+
+    choices: Sequence[Sequence[int]] | None = None
+    """Draft a tree of this shape instead of a chain (draft_model and heads): paths of ranks, each
+    with its beginnings, such as [[0], [0, 0], [1]]; num_speculative_tokens is their number."""
+    tree_top_k: Annotated[int, between(1, 32)] | None = None
+    """Draft a tree that grows by confidence (EAGLE-2; draft_model and heads): so many nodes a level
+    get as many children; the num_speculative_tokens best (default: top_k * depth) are checked."""
+    tree_depth: Annotated[int, between(1, 32)] = TREE_DEPTH
+    """With tree_top_k: most drafts on a branch."""
+
+    def __post_init__(self) -> None:
+        """Check ranges; `choices` become sorted tuples."""
+        if self.choices is not None:
+            object.__setattr__(self, "choices", _read_choices(self.choices))
+        check_fields(self, WHERE)
+        if self.tree_top_k is None:
+            allowed = f"{TREE_DEPTH}: only trees with a tree_top_k have a depth"
+            require(WHERE + "tree_depth", self.tree_depth, self.tree_depth == TREE_DEPTH, allowed)
+        else:
+            allowed = "nothing beside tree_top_k"
+            require(WHERE + "choices", self.choices, self.choices is None, allowed)
+
+    @property
+    def num_nodes(self) -> int | None:
+        """Drafts of a tree where nobody says how many; None for chains."""
+        if self.choices is not None:
+            return len(self.choices)
+        if self.tree_top_k is not None:
+            return min(MOST_DRAFTS, self.tree_top_k * self.tree_depth)
+        return None
+
+    def depth_of(self, num_drafts: int) -> int:
+        """Most drafts that one verification can accept, of so many."""
+        if self.choices is not None:
+            return max(len(path) for path in self.choices)
+        return num_drafts if self.tree_top_k is None else min(self.tree_depth, num_drafts)
+
+
+def _read_choices(given: Any) -> tuple[tuple[int, ...], ...]:
     """`choices` as sorted paths of ranks; text is read as vLLM's speculative_token_tree.
 
     Raises:
         ConfigError: not paths, a path without its beginning, one given twice, or too many.
     """
-    where, paths = _WHERE + "choices", given
-    allowed = f"1 to {_MOST_NODES} different paths such as [[0], [0, 0], [1]], each beginning too"
+    where, paths = WHERE + "choices", given
     if isinstance(given, str):
         try:
             paths = ast.literal_eval(given)
         except (ValueError, SyntaxError):
             paths = None
-    listed = isinstance(paths, Sequence) and 1 <= len(paths) <= _MOST_NODES
-    require(where, given, listed, allowed)
+    listed = isinstance(paths, Sequence) and 1 <= len(paths) <= MOST_DRAFTS
+    require(where, given, listed, _PATHS)
     for path in paths:
         ok = isinstance(path, Sequence) and len(path) > 0 and all(is_int(r, 0) for r in path)
-        require(where, given, ok, allowed)
+        require(where, given, ok, _PATHS)
     found = sorted(tuple(path) for path in paths)
     known = {(), *found}
     whole = all(path[:-1] in known for path in found) and len(set(found)) == len(found)
-    require(where, given, whole, allowed)
+    require(where, given, whole, _PATHS)
     return tuple(found)
-
-
-def check_choices(
-    method: str, choices: Any, num_drafts: int, of_chains: Mapping[str, object]
-) -> tuple[tuple[int, ...], ...]:
-    """The paths of `choices`, if they fit the rest.
-
-    Args:
-        method: look-ups and users' classes draft no trees of a given shape.
-        choices: as given.
-        num_drafts: must be their number.
-        of_chains: settings that only chains have; they must not be set.
-
-    Raises:
-        ConfigError: something does not fit.
-    """
-    if not find_method(method).trees:
-        raise ConfigError(_WHERE + "choices", choices, f"nothing but for {_tree_methods()}")
-    found = read_choices(choices)
-    for name, value in of_chains.items():
-        require(_WHERE + name, value, not value, "nothing: choices are a tree")
-    text = f"left out, or the number of choices ({len(found)})"
-    require(_WHERE + "num_speculative_tokens", num_drafts, num_drafts == len(found), text)
-    return found
-
-
-DEPTH, _WIDEST, _DEEPEST = 5, 32, 32
-
-
-def check_dynamic(method: str, top_k: object, depth: object, others: Mapping[str, object]) -> None:
-    """Check tree_top_k and tree_depth.
-
-    Args:
-        method: look-ups and users' classes draft no such trees.
-        top_k: as given; None: no dynamic tree.
-        depth: as given, or DEPTH.
-        others: settings that do not go with such a tree; they must not be set.
-
-    Raises:
-        ConfigError: a value is out of range, or something does not fit.
-    """
-    where = _WHERE + "tree_depth"
-    ok = is_int(depth, 1) and isinstance(depth, int) and depth <= _DEEPEST
-    require(where, depth, ok, f"1 to {_DEEPEST}")
-    if top_k is None:
-        require(where, depth, depth == DEPTH, f"{DEPTH}: only trees with a tree_top_k have a depth")
-        return
-    ok = is_int(top_k, 1) and isinstance(top_k, int) and top_k <= _WIDEST
-    require(_WHERE + "tree_top_k", top_k, ok, f"None or 1 to {_WIDEST}")
-    if not find_method(method).trees:
-        raise ConfigError(_WHERE + "tree_top_k", top_k, f"None but for {_tree_methods()}")
-    for name, value in others.items():
-        require(_WHERE + name, value, not value, "nothing beside tree_top_k")
-
-
-def _tree_methods() -> str:
-    return ", ".join(method_names(lambda method: method.trees))
-
-
-def dynamic_nodes(top_k: object, depth: object) -> int:
-    """How many drafts a dynamic tree has where nobody said."""
-    sizes = top_k if isinstance(top_k, int) else 1, depth if isinstance(depth, int) else DEPTH
-    return min(_MOST_NODES, max(1, sizes[0] * sizes[1]))

@@ -13,7 +13,7 @@ from typing import Self, final
 
 from torch import Tensor
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.control.gain import Gain
 from foretoken.models.tensors import RolloutPlan, Stopped, StopRule
 
@@ -31,12 +31,12 @@ class Confidence:
     """Stop where no gain is expected; None: go on."""
 
     @classmethod
-    def of(cls, config: SpeculativeConfig) -> Self:
+    def of(cls, config: DrafterConfig) -> Self:
         """What a drafter's settings say."""
         return cls(
-            threshold=config.draft_confidence_threshold,
-            least=config.min_speculative_tokens,
-            gain=Gain() if config.draft_expected_gain else None,
+            threshold=config.stop.draft_confidence_threshold,
+            least=config.stop.min_speculative_tokens,
+            gain=Gain() if config.stop.draft_expected_gain else None,
         )
 
     def begin(self, num_spans: int) -> "Stopping | None":

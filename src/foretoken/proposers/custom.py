@@ -13,7 +13,7 @@ from typing import Any, NoReturn, final
 import torch
 from torch import Tensor
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer, ProposerSettings
@@ -24,7 +24,7 @@ _TOLERANCE = 1e-3
 """How far from 1 the sum of a distribution may be, in float32 over a large vocabulary."""
 
 
-def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+def find(config: DrafterConfig, target: Target) -> FoundDrafter:
     """The drafter whose dotted path is `config.model`; nothing is imported yet."""
 
     def build(context: BuildContext) -> Proposer:
@@ -33,7 +33,7 @@ def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
             max_model_len=context.max_model_len,
             num_speculative_tokens=config.num_speculative_tokens,
         )
-        assert config.model is not None, "checked by SpeculativeConfig"
+        assert config.model is not None, "checked by DrafterConfig"
         return load_custom(config.model, settings)
 
     return FoundDrafter(build=build, checked=True)

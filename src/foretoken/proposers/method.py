@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.config.model_memory import HeadMemory, ModelMemory
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
@@ -69,5 +69,5 @@ class FoundDrafter:
     """Whether its drafts are not believed: code of a user's own."""
 
 
-FindDrafter = Callable[[SpeculativeConfig, Target], FoundDrafter]
+FindDrafter = Callable[[DrafterConfig, Target], FoundDrafter]
 """What the module of a method has as `find`."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig, SpeculativeConfig
 from foretoken.config.methods import find_method
 from foretoken.errors import ConfigError
 from foretoken.proposers.choose.drafters import Drafters
@@ -19,11 +19,11 @@ def find_drafters(config: SpeculativeConfig | None, target: Target) -> dict[str,
         ConfigError: a drafter does not fit the target.
         ModelError: a drafter's folder is missing, broken or not supported.
     """
-    each = () if config is None else config.each
+    each = () if config is None else config.drafters
     return {one.label: _find(one, target) for one in each}
 
 
-def _find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+def _find(config: DrafterConfig, target: Target) -> FoundDrafter:
     """Ask the module of the drafter's method."""
     module = find_method(config.method).implementation()
     find: FindDrafter | None = getattr(module, "find", None)
@@ -48,12 +48,12 @@ def create_drafters(
         ModelError: a drafter's weights cannot be loaded.
     """
     members = {}
-    for one in () if config is None else config.each:
+    for one in () if config is None else config.drafters:
         drafter = found[one.label]
         members[one.label] = Member(
             proposer=drafter.build(context),
             most=one.num_speculative_tokens,
-            least=one.min_speculative_tokens,
+            least=one.stop.min_speculative_tokens,
             check=DraftCheck(one.label, context.vocab_size) if drafter.checked else None,
         )
     policy = create_policy("first" if config is None else config.policy)

@@ -21,17 +21,17 @@ from typing import ClassVar, Self, final
 
 from torch import Tensor
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.proposers.tree import Grown, Growth, TreeShape
 from foretoken.runtime.candidates import Candidates
 
 
-def tree_shape(config: SpeculativeConfig) -> TreeShape | None:
+def tree_shape(config: DrafterConfig) -> TreeShape | None:
     """The shape of the trees that a drafter is to draft; None: chains."""
-    if config.choices is not None:
-        return StaticTree.of(config.choices)
-    if config.tree_top_k is not None:
-        return DynamicTree(config.tree_top_k, config.tree_depth)
+    if config.tree.choices is not None:
+        return StaticTree.of(config.tree.choices)
+    if config.tree.tree_top_k is not None:
+        return DynamicTree(config.tree.tree_top_k, config.tree.tree_depth)
     return None
 
 

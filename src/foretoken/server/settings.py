@@ -5,7 +5,7 @@ Frozen and torch-free. The engine's own settings are in `foretoken.config`.
 
 from dataclasses import dataclass, field
 
-from foretoken.config.keys import is_int, require
+from foretoken.config.reader import is_int, require
 
 TOOL_PARSERS = ("hermes", "llama3_json")
 METRICS_LEVELS = ("none", "summary", "detailed")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Self
 
-from foretoken.errors import ParameterError
+from foretoken.errors import ParameterError, one_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Speculation:
         for key, value in given.items():
             if key not in known:
                 name = key if isinstance(key, str) else "(a key that is no text)"
-                raise ParameterError(f"speculation.{name}", value, ", ".join(known))
+                raise ParameterError(f"speculation.{name}", value, one_of(name, known))
         return cls(**given)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from foretoken.errors import ParameterError
+from foretoken.errors import ParameterError, one_of
 
 MOST_CHARACTERS = 1 << 17
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
@@ -51,7 +51,7 @@ class StructuredOutputs:
         for key, value in given.items():
             if key not in known:
                 name = key if isinstance(key, str) else "(a key that is no text)"
-                raise ParameterError(f"structured_outputs.{name}", value, ", ".join(known))
+                raise ParameterError(f"structured_outputs.{name}", value, one_of(name, known))
         return cls(**given)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from foretoken.checkpoint import find_model
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.config.model_memory import HeadMemory
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL, FeatureView
@@ -54,7 +54,7 @@ class TargetFacts(Protocol):
 class HeadSite:
     """Where a head is put to work: its settings, and what the engine gives it."""
 
-    config: SpeculativeConfig
+    config: DrafterConfig
     engine: BuildContext
     view: FeatureView
     """The target's hidden states at the head's points."""
@@ -157,14 +157,14 @@ class DraftHead(nn.Module, ABC):
                     parameter.data = parameter.data.clone()
 
 
-def find_head(kind: type[DraftHead], config: SpeculativeConfig, target: Target) -> FoundDrafter:
+def find_head(kind: type[DraftHead], config: DrafterConfig, target: Target) -> FoundDrafter:
     """The head that `config` names; the `find` of each method's module calls this.
 
     Raises:
         ConfigError: a head of another kind or target, or without a mask to draft in parallel with.
         ModelError: its folder is missing, broken or of no kind that is run.
     """
-    assert config.model is not None, "checked by SpeculativeConfig"
+    assert config.model is not None, "checked by DrafterConfig"
     folder = read_head(find_model(config.model, revision=config.revision))
     method = method_of(folder)
     if method != kind.method:
@@ -181,7 +181,7 @@ def find_head(kind: type[DraftHead], config: SpeculativeConfig, target: Target) 
     )
 
 
-def _build(head: DraftHead, config: SpeculativeConfig, engine: BuildContext) -> Proposer:
+def _build(head: DraftHead, config: DrafterConfig, engine: BuildContext) -> Proposer:
     """The drafter over a head, in the target's type and on its device."""
     features = engine.target.features
     assert features is not None, "kept since the engine was put together"

@@ -14,7 +14,7 @@ from typing import ClassVar, Self, final
 import torch
 from torch import Tensor, nn
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.files import HeadFolder, fill
@@ -32,7 +32,7 @@ from foretoken.proposers.heads.runner import PagedHead
 from foretoken.proposers.method import FoundDrafter, Target
 
 
-def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+def find(config: DrafterConfig, target: Target) -> FoundDrafter:
     """The EAGLE head that `config` names; errors as of `find_head`."""
     return find_head(Eagle, config, target)
 

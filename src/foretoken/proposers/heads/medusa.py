@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtMedusa, FtMedusaBlock
@@ -35,7 +35,7 @@ from foretoken.proposers.tree import DepthSteps, TreeSteps
 from foretoken.runtime.batch import Span
 
 
-def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+def find(config: DrafterConfig, target: Target) -> FoundDrafter:
     """The Medusa heads that `config` names; errors as of `find_head`."""
     return find_head(Medusa, config, target)
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.errors import CheckpointError
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtMlp, FtMlpStage
@@ -36,7 +36,7 @@ from foretoken.runtime.batch import Span
 from foretoken.shape.fields import size
 
 
-def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+def find(config: DrafterConfig, target: Target) -> FoundDrafter:
     """The MLP speculator that `config` names; errors as of `find_head`."""
     return find_head(MLPSpeculator, config, target)
 

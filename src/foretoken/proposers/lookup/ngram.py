@@ -8,18 +8,18 @@ Source: prompt lookup decoding (Saxena 2023), as in vLLM's `ngram` and transform
 `prompt_lookup_num_tokens`.
 """
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.method import FoundDrafter, Target
 
 
-def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+def find(config: DrafterConfig, target: Target) -> FoundDrafter:
     """The drafter of these settings; it needs nothing of the engine."""
     return FoundDrafter(
         build=lambda _: NgramProposer(
-            prompt_lookup_min=config.prompt_lookup_min,
-            prompt_lookup_max=config.prompt_lookup_max,
+            prompt_lookup_min=config.own.prompt_lookup_min,
+            prompt_lookup_max=config.own.prompt_lookup_max,
         )
     )
 

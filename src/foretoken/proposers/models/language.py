@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretoken.backend import backend_for
 from foretoken.checkpoint import find_model
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.config.model_memory import ModelMemory
 from foretoken.config.quantization import AUTO
 from foretoken.models.rollout import plan_best
@@ -64,18 +64,18 @@ class DraftLanguageModel(Protocol):
 class ModelOnDisk:
     """The model of a drafter, before it is loaded."""
 
-    config: SpeculativeConfig
+    config: DrafterConfig
     folder: Path
     shape: ModelShape
 
     @classmethod
-    def find(cls, config: SpeculativeConfig) -> Self:
+    def find(cls, config: DrafterConfig) -> Self:
         """The model that `config` names.
 
         Raises:
             ModelError: it is missing or not supported.
         """
-        assert config.model is not None, "checked by SpeculativeConfig"
+        assert config.model is not None, "checked by DrafterConfig"
         folder = find_model(config.model, revision=config.revision)
         return cls(config=config, folder=folder, shape=ModelShape.from_config(folder))
 

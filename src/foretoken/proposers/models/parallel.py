@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.models.tensors import Draft, SpanLayout
 from foretoken.proposers.base import Context, Proposer
@@ -30,7 +30,7 @@ from foretoken.shape.fields import read_json
 from foretoken.text.tokenizer import Tokenizer
 
 
-def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+def find(config: DrafterConfig, target: Target) -> FoundDrafter:
     """The model of `config`.
 
     Raises:

@@ -7,7 +7,7 @@ ways to draft across vocabularies to set.
 import logging
 from dataclasses import dataclass
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.errors import ConfigError
 from foretoken.proposers.vocab.bytes import ByteEncoder, TokenBytes
 from foretoken.proposers.vocab.shared import SharedVocabulary
@@ -38,7 +38,7 @@ class Translation:
     """Through text: the target's encoder and the draft's."""
 
 
-def translation(config: SpeculativeConfig, target: Vocabulary, draft: Vocabulary) -> Translation:
+def translation(config: DrafterConfig, target: Vocabulary, draft: Vocabulary) -> Translation:
     """Choose the way for these two models.
 
     Raises:
@@ -52,7 +52,7 @@ def translation(config: SpeculativeConfig, target: Vocabulary, draft: Vocabulary
         logger.info("The draft has the target's tokenizer, padded to another size")
         padded = SharedVocabulary.padded(target.vocab_size, draft.vocab_size)
         return Translation(shared=padded)
-    if config.use_string_matching:
+    if config.vocabulary.use_string_matching:
         return Translation(encoders=_encoders(target.tokenizer, draft.tokenizer))
     shared = SharedVocabulary.of(
         TokenBytes.of(target.tokenizer),
@@ -62,7 +62,7 @@ def translation(config: SpeculativeConfig, target: Vocabulary, draft: Vocabulary
         draft_tokenizer=draft.tokenizer,
     )
     count = f"{shared.size} of {target.vocab_size} tokens shared with the target"
-    if not config.use_heterogeneous_vocab:
+    if not config.vocabulary.use_heterogeneous_vocab:
         allowed = (
             "a draft with the target's tokenizer; or set use_heterogeneous_vocab (drafts shared "
             "tokens only, exact under sampling) or use_string_matching (drafts any text, greedily)"
@@ -77,11 +77,11 @@ def translation(config: SpeculativeConfig, target: Vocabulary, draft: Vocabulary
 
 
 def _without_tokenizers(
-    config: SpeculativeConfig, target: Vocabulary, draft: Vocabulary
+    config: DrafterConfig, target: Vocabulary, draft: Vocabulary
 ) -> Translation:
     """Without tokenizers to compare, equal sizes are taken for equal vocabularies."""
     for name in ("use_heterogeneous_vocab", "use_string_matching"):
-        if getattr(config, name):
+        if getattr(config.vocabulary, name):
             allowed = "False: the target or the draft has no tokenizer to compare"
             raise ConfigError(_WHERE + name, True, allowed)
     if target.vocab_size != draft.vocab_size:

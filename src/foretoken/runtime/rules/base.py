@@ -20,7 +20,7 @@ from foretoken.runtime.tree import Tree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleSettings:
-    """What the rules with parameters need; see `SpeculativeConfig`."""
+    """What the rules with parameters need; see `RuleConfig`."""
 
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3

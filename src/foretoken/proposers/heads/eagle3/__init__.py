@@ -1,11 +1,11 @@
 """EAGLE-3 and P-EAGLE: the network, its published files, its compiled twin, parallel drafts."""
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.proposers.heads.base import find_head
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.method import FoundDrafter, Target
 
 
-def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+def find(config: DrafterConfig, target: Target) -> FoundDrafter:
     """The EAGLE-3 or P-EAGLE head that `config` names; errors as of `find_head`."""
     return find_head(Eagle3, config, target)

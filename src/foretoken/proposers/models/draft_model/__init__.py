@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from foretoken.config import SpeculativeConfig
+from foretoken.config import DrafterConfig
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
@@ -19,7 +19,7 @@ from foretoken.runtime.sampler import Sampler
 from foretoken.text.tokenizer import Tokenizer
 
 
-def find(config: SpeculativeConfig, target: Target) -> FoundDrafter:
+def find(config: DrafterConfig, target: Target) -> FoundDrafter:
     """The draft model of `config`, and how its vocabulary relates to the target's.
 
     Raises:

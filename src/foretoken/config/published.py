@@ -1,4 +1,4 @@
-"""What a head's config.json says it is, and which drafters ship for which target.
+"""Which method a published drafter is of, and which drafters ship for which target.
 
 Asks the table of methods how published heads name themselves. Reads no weights, only their names
 where a config.json says nothing, and downloads nothing: for a hub id the method is the user's to
@@ -6,15 +6,12 @@ say.
 """
 
 import zipfile
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from foretoken.checkpoint import PACKAGED, packaged_model
 from foretoken.config.methods import (
     DraftingMethod,
-    find_method,
     method_of_config,
     method_of_tensors,
 )
@@ -65,15 +62,15 @@ def _has(names: bytes, name: str) -> bool:
     return f'"{name}"'.encode() in names or pickled in names
 
 
-def shipped_drafter(target: str | None, given: Mapping[str, Any]) -> str | None:
-    """The packaged drafter for `target` and this `speculative_config`, if one is made for it.
+def packaged_drafter(
+    method: DraftingMethod, target: str | None, *, in_parallel: bool
+) -> str | None:
+    """The drafter of this method that ships for `target`, if there is one.
 
-    One drafter ships that guesses all tokens in one pass; it is of one method, PARD (`parallel`)
-    or P-EAGLE (`eagle3` with `parallel_drafting`), and never found under the other.
+    A packaged drafter that guesses all tokens in one pass is of one method, PARD (`parallel`) or
+    P-EAGLE (`eagle3` with `parallel_drafting`), and never found under the other.
     """
-    method = find_method(given["method"])
-    either = (None, given.get("parallel_drafting") is True)
     for drafter in method.packaged:
-        if drafter.target == target and drafter.in_parallel in either:
+        if drafter.target == target and drafter.in_parallel in (None, in_parallel):
             return drafter.model if head_method(drafter.model) in (method.name, None) else None
     return None

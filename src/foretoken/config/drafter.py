@@ -1,0 +1,276 @@
+"""One drafter: its keys in `speculative_config`, or in an entry of `drafters`.
+
+Knows what belongs together, and asks the table of methods what a method can do. Torch-free.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Self
+
+from foretoken.config.methods import (
+    DraftingMethod,
+    built_methods,
+    find_method,
+    method_names,
+)
+from foretoken.config.published import head_method, packaged_drafter
+from foretoken.config.quantization import KVCacheDtype, check_draft_quantization
+from foretoken.config.reader import (
+    Allowed,
+    at_least,
+    between,
+    check_fields,
+    defaults_of,
+    flat,
+    grouped,
+    keys_of,
+    require,
+    words,
+)
+from foretoken.config.trees import MOST_DRAFTS, WHERE, TreeConfig
+from foretoken.errors import ConfigError
+
+logger = logging.getLogger("foretoken")
+
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\.[A-Z_]\w*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopConfig:
+    """Where a chain of drafts ends before its budget is used up."""
+
+    min_speculative_tokens: Annotated[int, at_least(0)] = 0
+    """Shorter drafts are not checked. A draft model is not started where there is no room for as
+    many, and its confidence threshold does not stop it before."""
+    draft_confidence_threshold: Annotated[
+        float, Allowed("a number in [0, 1)", lambda share: 0 <= share < 1)
+    ] = 0.0
+    """Draft no further where the drafter gives its best next token less probability than this
+    (chains of draft models and heads); a token that was drawn is always checked. In [0, 1)."""
+    draft_expected_gain: bool = False
+    """Draft no further where one more draft is expected to take more time than it saves: by the
+    drafter's probabilities so far, and by accepted shares and times as measured (chains of draft
+    models and heads). It may stand beside a threshold."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_fields(self, WHERE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyConfig:
+    """How a draft model with another tokenizer than the target's is put to use."""
+
+    use_heterogeneous_vocab: bool = False
+    """For a draft_model with another tokenizer: it drafts only tokens that both have. Exact under
+    sampling, with any rule."""
+    use_string_matching: bool = False
+    """The same through text, for tokenizers that share too little: the draft continues the text
+    greedily in its own tokens, and the target's tokens of that text are the draft."""
+
+    def __post_init__(self) -> None:
+        """Check that at most one of them is set."""
+        check_fields(self, WHERE)
+        both = self.use_heterogeneous_vocab and self.use_string_matching
+        allowed = "one of use_heterogeneous_vocab and use_string_matching"
+        require(WHERE + "use_string_matching", True, not both, allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterConfig:
+    """One drafter.
+
+    Raises:
+        ConfigError: a value is out of range or two values contradict each other.
+        NotYetError: a method or a value of vLLM that is not built yet.
+    """
+
+    method: str
+    """`draft_model`, `parallel` (PARD), `eagle`, `eagle3`, `mlp`, `medusa`, `ngram`, `suffix`,
+    `custom_class`, or one that was registered; inferred from `model` when left out."""
+    model: str | None = None
+    """The drafter's weights: packaged name, local folder or Hugging Face id (left out: the one that
+    ships for the target, if one does); the dotted path of a `Proposer`, `package.module.Class`
+    (custom_class)."""
+    revision: str | None = None
+    """Branch, tag or commit of the draft's Hugging Face id."""
+    name: str | None = None
+    """What requests, provenance and metrics call this drafter; default: its method."""
+    num_speculative_tokens: Annotated[int, between(1, MOST_DRAFTS)] = 5
+    """Most draft tokens per verification, 1 to 128; for suffix the default is the tree depth."""
+    parallel_drafting: bool = False
+    """All drafts in one pass over mask tokens: of a draft_model that was trained for it (PARD), or
+    of a P-EAGLE head, which does so in any case."""
+    draft_sample_method: Annotated[str, words("auto", "greedy", "probabilistic")] = "auto"
+    """`greedy`: the draft's best token. `probabilistic`: drawn from its distribution. `auto`:
+    greedy at temperature 0; with a seed, drawn with the target's own noise, so that both agree
+    often; otherwise probabilistic."""
+    max_model_len: Annotated[int, at_least(1)] | None = None
+    """No drafts beyond this many tokens; default: the draft model's context."""
+    quantization: str | None = None
+    """`int8` or `int4`: round a drafter's weights while loading. `auto`, draft models:
+    int8 if draft steps, timed at load, are faster with it. It never changes the output."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """`int8`: the drafter's own keys and values (draft models, EAGLE) as LLM keeps the target's."""
+    disable_padded_drafter_batch: bool = True
+    """Before its first draft, a drafter with keys and values of its own feeds of each sequence what
+    it misses: one token, or as many as were accepted. False: equally many of all that decode, by
+    feeding some again, which was never faster. (vLLM pads by default.)"""
+    stop: StopConfig = flat(StopConfig)
+    """Where chains end."""
+    tree: TreeConfig = flat(TreeConfig)
+    """Which trees are drafted."""
+    vocabulary: VocabularyConfig = flat(VocabularyConfig)
+    """What is done about another tokenizer."""
+    own: Any = None
+    """The settings that only this method has, an instance of its record's `settings`."""
+
+    @classmethod
+    def from_keys(
+        cls, given: Mapping[str, Any], *, target: str | None = None, most: int | None = None
+    ) -> Self:
+        """A drafter from keys that are known and not None.
+
+        Args:
+            given: the keys.
+            target: the name of the target; a drafter without a model is the one shipped for it.
+            most: the number of drafts where none is given and no shape of a tree says it.
+        """
+        named = given.get("method") or _method_of(given.get("model"))
+        method = find_method(named)
+        if given.get("parallel_drafting") is True and method.under_parallel_drafting is not None:
+            method = find_method(method.under_parallel_drafting)
+        found = grouped(cls, given)
+        own = _own_settings(method, given)
+        found |= {"method": method.name, "own": own}
+        if found.get("model") is None:
+            in_parallel = given.get("parallel_drafting") is True
+            found["model"] = packaged_drafter(method, target, in_parallel=in_parallel)
+        if "num_speculative_tokens" not in found:
+            nodes = found["tree"].num_nodes
+            found["num_speculative_tokens"] = nodes or most or method.num_drafts(own)
+        return cls(**found)
+
+    def __post_init__(self) -> None:
+        """Check ranges and what belongs together."""
+        method = find_method(self.method)
+        if self.own is None and method.settings is not None:
+            object.__setattr__(self, "own", method.settings())
+        check_fields(self, WHERE)
+        self._check_model(method)
+        self._check_chain(method)
+        self._check_tree(method)
+        for name in keys_of(VocabularyConfig):
+            value = getattr(self.vocabulary, name)
+            allowed = f"False: {method.name} has no tokenizer of its own"
+            require(WHERE + name, value, not value or method.own_tokenizer, allowed)
+        check_draft_quantization(method, self.quantization)
+        kept = self.kv_cache_dtype
+        allowed = f"auto: {method.name} keeps no keys and values of its own"
+        require(WHERE + "kv_cache_dtype", kept, kept == "auto" or method.own_kv, allowed)
+        if self.parallel_drafting and method.under_parallel_drafting is None:
+            can = ", ".join(method_names(lambda one: one.under_parallel_drafting is not None))
+            raise ConfigError(WHERE + "parallel_drafting", True, f"False; only {can} can")
+
+    def _check_model(self, method: DraftingMethod) -> None:
+        where, model = WHERE + "model", self.model
+        if method.drafts_with == "class":
+            path = "the dotted path of a Proposer, such as package.module.Class"
+            require(where, model, _names_a_class(model), path)
+        elif method.has_weights:
+            allowed = f"the name, folder or hub id of a {method.name} drafter"
+            require(where, model, bool(model), allowed)
+        else:
+            ok = model in (None, method.name, f"[{method.name}]")
+            require(where, model, ok, f"nothing: {method.name} has no weights")
+
+    def _check_chain(self, method: DraftingMethod) -> None:
+        stop, most = self.stop, self.num_speculative_tokens
+        least = stop.min_speculative_tokens
+        allowed = f"0 to num_speculative_tokens ({most})"
+        require(WHERE + "min_speculative_tokens", least, least <= most, allowed)
+        if method.has_weights:
+            return
+        threshold = stop.draft_confidence_threshold
+        instead = method.threshold_key or "a method with weights"
+        where = WHERE + "draft_confidence_threshold"
+        require(where, threshold, threshold == 0, f"0; use {instead}")
+        gain = stop.draft_expected_gain
+        allowed = f"False: {method.name} has no weights"
+        require(WHERE + "draft_expected_gain", gain, not gain, allowed)
+
+    def _check_tree(self, method: DraftingMethod) -> None:
+        tree, count = self.tree, self.num_speculative_tokens
+        name = "tree_top_k" if tree.choices is None else "choices"
+        if tree.num_nodes is None:
+            return
+        if not method.trees:
+            allowed = ", ".join(method_names(lambda one: one.trees))
+            raise ConfigError(WHERE + name, getattr(tree, name), f"nothing but for {allowed}")
+        of_chains = {spec.name: getattr(self.stop, spec.name) for spec in fields(StopConfig)}
+        of_chains["use_string_matching"] = self.vocabulary.use_string_matching
+        for key, value in of_chains.items():
+            require(WHERE + key, value, not value, f"nothing beside {name}: it is for chains")
+        if tree.choices is not None:
+            allowed = f"left out, or the number of choices ({tree.num_nodes})"
+            require(WHERE + "num_speculative_tokens", count, count == tree.num_nodes, allowed)
+
+    @property
+    def depth(self) -> int:
+        """Most drafts that can be accepted in one verification."""
+        return self.tree.depth_of(self.num_speculative_tokens)
+
+    @property
+    def padded_to(self) -> int:
+        """As in `DraftLimits`: what verification can add to a sequence, or 0."""
+        return 0 if self.disable_padded_drafter_batch else self.num_speculative_tokens + 1
+
+    @property
+    def label(self) -> str:
+        """What this drafter is called."""
+        return self.name or self.method
+
+
+def drafter_keys() -> dict[str, Any]:
+    """The keys of a dictionary for one drafter, those of single methods included, with the values
+    that they have where they are not given."""
+    found = dict.fromkeys(keys_of(DrafterConfig)) | defaults_of(DrafterConfig)
+    del found["own"]
+    for method in built_methods():
+        if method.settings is not None:
+            found |= defaults_of(method.settings)
+    return found
+
+
+def _own_settings(method: DraftingMethod, given: Mapping[str, Any]) -> Any:
+    """The settings that only `method` has. Those of other methods are checked and not used."""
+    found = None
+    for one in built_methods():
+        own = {key: given[key] for key in one.keys if key in given}
+        if one.name == method.name:
+            found = one.read_own(own)
+        elif not own.keys() <= set(method.keys):
+            one.read_own(own)
+            unused = ", ".join(own.keys() - set(method.keys))
+            logger.info("%s is of method %s: %s does not use it", unused, one.name, method.name)
+    return found
+
+
+def _method_of(model: object) -> str:
+    """The method that a model is for, where nobody named one."""
+    looked_up = method_names(lambda one: one.drafts_with == "text")
+    for name in looked_up:
+        if model in (name, f"[{name}]"):
+            return name
+    if _names_a_class(model):
+        return method_names(lambda one: one.drafts_with == "class")[0]
+    if isinstance(model, str) and model:
+        return head_method(model) or "draft_model"
+    raise ConfigError(WHERE + "method", None, ", ".join(method_names()))
+
+
+def _names_a_class(model: object) -> bool:
+    """Whether `model` looks like the dotted path of a class: `package.module.Class`."""
+    return isinstance(model, str) and _DOTTED.fullmatch(model) is not None
