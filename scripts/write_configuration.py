@@ -12,10 +12,9 @@ from pathlib import Path
 
 from foretoken.config import DrafterConfig, EngineConfig, SpeculativeConfig
 from foretoken.config.aliases import ALIASES, FLAGS
-from foretoken.config.drafter import StopConfig, VocabularyConfig
+from foretoken.config.drafter import StopConfig, TreeConfig, VocabularyConfig
 from foretoken.config.methods import known_methods
 from foretoken.config.speculative import LoadConfig, RuleConfig
-from foretoken.config.trees import TreeConfig
 from foretoken.training.model import LlamaShape
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings

@@ -11,7 +11,7 @@ import gguf
 import pytest
 import torch
 
-from foretoken.config.model_memory import ModelMemory
+from foretoken.config.memory import ModelMemory
 from foretoken.kernels.library import find_library
 from foretoken.models import LoadOptions, load_model
 from foretoken.models.decoder import Decoder

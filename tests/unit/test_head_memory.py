@@ -13,8 +13,7 @@ from torch import nn
 from foretoken import LLM
 from foretoken.checkpoint import packaged_model
 from foretoken.config import SpeculativeConfig
-from foretoken.config.memory import Drafting
-from foretoken.config.model_memory import HeadMemory
+from foretoken.config.memory import Drafting, HeadMemory
 from foretoken.kernels.library import find_library
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.heads.base import DraftHead

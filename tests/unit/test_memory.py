@@ -11,8 +11,14 @@ import pytest
 import torch
 
 from foretoken.checkpoint import packaged_model
-from foretoken.config.memory import Budget, Drafting, MemoryFacts, budget_of
-from foretoken.config.model_memory import HeadMemory, ModelMemory
+from foretoken.config.memory import (
+    Budget,
+    Drafting,
+    HeadMemory,
+    MemoryFacts,
+    ModelMemory,
+    budget_of,
+)
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import find_library
 from foretoken.kernels.linear import Packed

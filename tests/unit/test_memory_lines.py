@@ -12,8 +12,7 @@ import pytest
 from foretoken import LLM
 from foretoken.checkpoint import packaged_model
 from foretoken.config import EngineConfig, resolve
-from foretoken.config.memory import Drafting
-from foretoken.config.model_memory import ModelMemory
+from foretoken.config.memory import Drafting, ModelMemory
 from foretoken.config.resolve import ResolvedConfig
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware

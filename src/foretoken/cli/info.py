@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.checkpoint import find_model
-from foretoken.config.model_memory import ModelMemory
+from foretoken.config.memory import ModelMemory
 from foretoken.config.quantization import QUANTIZATIONS, check_kv_cache
 from foretoken.config.reader import require
 from foretoken.config.resolve import DTYPE_BYTES

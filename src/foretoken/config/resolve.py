@@ -11,10 +11,10 @@ from foretoken.config.memory import (
     Budget,
     Drafting,
     MemoryFacts,
+    ModelMemory,
     budget_of,
     show,
 )
-from foretoken.config.model_memory import ModelMemory
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.shape import ModelShape

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from foretoken.config.aliases import SPECULATIVE_KEYS, with_our_names
-from foretoken.config.drafter import DrafterConfig, drafter_keys
+from foretoken.config.drafter import MOST_DRAFTS, WHERE, DrafterConfig, drafter_keys
 from foretoken.config.reader import (
     Allowed,
     at_least,
@@ -22,7 +22,6 @@ from foretoken.config.reader import (
     require,
     words,
 )
-from foretoken.config.trees import MOST_DRAFTS, WHERE
 from foretoken.errors import ConfigError
 
 RULES = ("auto", "matching", "standard", "block", "traversal", "typical", "synthetic")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretoken.config import DrafterConfig
-from foretoken.config.model_memory import HeadMemory, ModelMemory
+from foretoken.config.memory import HeadMemory, ModelMemory
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
 from foretoken.runtime.runner import Runner

@@ -16,7 +16,7 @@ from torch import nn
 
 from foretoken.checkpoint import find_model
 from foretoken.config import DrafterConfig
-from foretoken.config.model_memory import HeadMemory
+from foretoken.config.memory import HeadMemory
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL, FeatureView
 from foretoken.proposers.base import Proposer

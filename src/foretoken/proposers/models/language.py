@@ -17,7 +17,7 @@ from torch import Tensor
 from foretoken.backend import backend_for
 from foretoken.checkpoint import find_model
 from foretoken.config import DrafterConfig
-from foretoken.config.model_memory import ModelMemory
+from foretoken.config.memory import ModelMemory
 from foretoken.config.quantization import AUTO
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
