@@ -7,8 +7,9 @@ beyond what a plugin can import, and the row is registered by the public call.
 import collections
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, final
+from typing import Annotated, Any, ClassVar, Self, final
 
 import pytest
 import torch
@@ -19,10 +20,12 @@ import foretoken
 from foretoken import LLM, SamplingParams
 from foretoken.config import SpeculativeConfig, methods
 from foretoken.config.methods import DraftingMethod, Marks
+from foretoken.config.reader import between
 from foretoken.errors import ConfigError
 from foretoken.metrics import Counter
+from foretoken.proposers.base import Proposer
 from foretoken.proposers.chain import ChainSteps
-from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
+from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.files import HeadFolder, fill
 from foretoken.proposers.heads.stateless import StatelessHead
 from foretoken.proposers.method import FoundDrafter, Target
@@ -36,6 +39,14 @@ from tests.property.exact import assert_alike
 VOCAB, HIDDEN = int(TINY["vocab_size"]), int(TINY["hidden_size"])
 DEPTH, TOKENS, COUNT = 3, 32, 12
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToySettings:
+    """The keys that only this method has."""
+
+    toy_scale: Annotated[float, between(0.0, 4.0)] = 1.0
+
+
 TOY = DraftingMethod(
     name="toy",
     summary="guesses from one hidden state and the last token, over and over",
@@ -44,6 +55,7 @@ TOY = DraftingMethod(
     code=__name__,
     trees=True,
     quantizations=("int8",),
+    settings=ToySettings,
     marks=Marks(keys=("toy_depth",)),
 )
 
@@ -62,7 +74,7 @@ class Toy(StatelessHead):
 
     def __init__(self, hidden_size: int, vocab_size: int, depth: int) -> None:
         super().__init__()
-        self.depth = depth
+        self.depth, self.scale = depth, 1.0
         self.words = nn.Embedding(vocab_size, hidden_size)
         self.top = nn.Linear(hidden_size, vocab_size, bias=False)
 
@@ -74,6 +86,10 @@ class Toy(StatelessHead):
             net = cls(hidden_size, vocab_size, size(folder.config, "toy_depth"))
         fill(net, folder.tensors)
         return net
+
+    def proposer(self, site: HeadSite) -> Proposer:
+        self.scale = site.config.own.toy_scale
+        return super().proposer(site)
 
     @property
     def most(self) -> int:
@@ -91,7 +107,7 @@ class Toy(StatelessHead):
 
     def advance(self, state_BD: Tensor, tokens: list[int]) -> tuple[Tensor, Tensor]:
         """The next states, and the logits that they give."""
-        state_BD = torch.tanh(state_BD + self.words(torch.tensor(tokens)))
+        state_BD = torch.tanh(self.scale * state_BD + self.words(torch.tensor(tokens)))
         return state_BD, self.top(state_BD).float()
 
 
@@ -183,11 +199,12 @@ def counted(llm: LLM, name: str) -> float:
     "keys",
     [
         {"num_speculative_tokens": 5},
+        {"num_speculative_tokens": 4, "toy_scale": 0.5},
         {"draft_confidence_threshold": 0.02, "num_speculative_tokens": 3},
         {"choices": [[0], [0, 0], [0, 1], [1], [1, 0]]},
         {"quantization": "int8", "num_speculative_tokens": 2},
     ],
-    ids=["chains", "unsure", "trees", "rounded"],
+    ids=["chains", "scaled", "unsure", "trees", "rounded"],
 )
 def test_it_changes_no_token(
     keys: dict[str, Any], pressure: str, model: Path, head: Path, plain: Any
@@ -252,5 +269,9 @@ def test_mistakes_are_explained(model: Path, head: Path) -> None:
         open_llm(model, {"method": "mlp", "model": str(head)})
     with pytest.raises(ConfigError, match="parallel_drafting"):
         open_llm(model, {"method": "toy", "model": str(head), "parallel_drafting": True})
+    with pytest.raises(ConfigError, match=r"toy_scale: got 9; allowed: a number from 0 to 4"):
+        open_llm(model, {"method": "toy", "model": str(head), "toy_scale": 9})
+    with pytest.raises(ConfigError, match="toy_scal.*did you mean 'toy_scale'"):
+        open_llm(model, {"method": "toy", "model": str(head), "toy_scal": 1})
     with pytest.raises(ConfigError, match="kv_cache_dtype"):
         open_llm(model, {"method": "toy", "model": str(head), "kv_cache_dtype": "int8"})

@@ -20,6 +20,7 @@ from foretoken.config.reader import (
     check_fields,
     is_int,
     keys_of,
+    read,
     require,
 )
 from foretoken.errors import ConfigError, NotYetError
@@ -146,10 +147,6 @@ class SuffixSettings:
     suffix_decoding_min_token_prob: Annotated[float, between(0.0, 1.0)] = 0.1
     """Draft no further where the text so far makes the draft less probable than this."""
 
-    def __post_init__(self) -> None:
-        """Check ranges."""
-        check_fields(self, "speculative_config.")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftingMethod:
@@ -179,8 +176,8 @@ class DraftingMethod:
     under_parallel_drafting: str | None = None
     """The method that it is with parallel_drafting; None: it has no such setting."""
     settings: type | None = None
-    """A frozen dataclass of the keys that only it has; `from_keys`, if there, makes one of what
-    was given."""
+    """A frozen dataclass of the keys that only it has, which `config.reader` reads by its
+    annotations; or its own `from_keys(**given)`, if it has one."""
     default_drafts: int = 5
     """Draft tokens per verification where nobody says how many."""
     default_drafts_key: str | None = None
@@ -222,8 +219,8 @@ class DraftingMethod:
         """
         if self.settings is None:
             return None
-        make = getattr(self.settings, "from_keys", self.settings)
-        return make(**given)
+        make = getattr(self.settings, "from_keys", None)
+        return read(self.settings, given, "speculative_config") if make is None else make(**given)
 
     def num_drafts(self, own: Any) -> int:
         """Draft tokens per verification where nobody says how many, with these own settings."""
