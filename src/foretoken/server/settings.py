@@ -4,54 +4,51 @@ Frozen and torch-free. The engine's own settings are in `foretoken.config`.
 """
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from foretoken.config.reader import is_int, require
+from foretoken.config.reader import Allowed, at_least, between, check_fields, require
 
 TOOL_PARSERS = ("hermes", "llama3_json")
 METRICS_LEVELS = ("none", "summary", "detailed")
+
+_COUNT = Annotated[int, at_least(1)]
+_SECONDS = Annotated[float, Allowed("a number > 0", lambda seconds: seconds > 0)]
+_WORD = Allowed("letters, digits and _", str.isidentifier)
+_ADDRESS = Allowed(
+    "an http:// or https:// address", lambda url: url.startswith(("http://", "https://"))
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What one request, and all of them together, may ask for."""
 
-    max_body_bytes: int = 4 << 20
+    max_body_bytes: _COUNT = 4 << 20
     """Larger bodies are answered with 413."""
-    max_prompt_tokens: int | None = None
+    max_prompt_tokens: _COUNT | None = None
     """Longer prompts are refused; None: what the model's context allows."""
-    max_tokens: int | None = None
+    max_tokens: _COUNT | None = None
     """A larger max_tokens is refused; None: what the context leaves."""
-    max_n: int = 128
+    max_n: _COUNT = 128
     """Most outputs of one request, over all of its prompts."""
-    max_prompts: int = 256
+    max_prompts: _COUNT = 256
     """Most prompts of one request."""
-    max_queue: int = 256
+    max_queue: Annotated[int, at_least(0)] = 256
     """Requests that may wait beyond those that can run; more are answered with 429."""
-    timeout_s: float = 600.0
+    timeout_s: _SECONDS = 600.0
     """A request that takes longer is ended and answered with 504."""
-    max_unread_tokens: int = 4096
+    max_unread_tokens: _COUNT = 4096
     """A stream whose client reads so slowly that more tokens than this wait is ended."""
-    drain_s: float = 30.0
+    drain_s: Annotated[float, Allowed("a number >= 0", lambda seconds: seconds >= 0)] = 30.0
     """After SIGTERM, how long running requests may go on."""
-    client_timeout_s: float = 60.0
+    client_timeout_s: _SECONDS = 60.0
     """Most seconds for a request to come whole, and for a client to take what is sent to it."""
-    max_connections: int | None = None
+    max_connections: _COUNT | None = None
     """Connections at once; None: what the descriptors of the process allow, 1,024 at most."""
 
     def __post_init__(self) -> None:
         """Raise a ConfigError for what is out of range."""
-        for name in ("max_body_bytes", "max_n", "max_prompts", "max_unread_tokens"):
-            value = getattr(self, name)
-            require(name, value, is_int(value, 1), "an integer >= 1")
-        for name in ("max_prompt_tokens", "max_tokens", "max_connections"):
-            value = getattr(self, name)
-            require(name, value, value is None or is_int(value, 1), "None or an integer >= 1")
-        require("max_queue", self.max_queue, is_int(self.max_queue, 0), "an integer >= 0")
-        require("timeout_s", self.timeout_s, self.timeout_s > 0, "a number > 0")
-        require(
-            "client_timeout_s", self.client_timeout_s, self.client_timeout_s > 0, "a number > 0"
-        )
-        require("drain_s", self.drain_s, self.drain_s >= 0, "a number >= 0")
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +56,7 @@ class ServerConfig:
     """Everything about serving that is not about the engine."""
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Annotated[int, between(0, 65535)] = 8000
     """0: any free one."""
     served_model_names: tuple[str, ...] = ()
     """Names that requests may give; the first is the one answered. Empty: the model's."""
@@ -72,9 +69,9 @@ class ServerConfig:
     """Opens /admin; None: there is no /admin."""
     per_request_metrics: str = "none"
     """What `metrics.speculative_decoding` of an answer holds: none, summary or detailed."""
-    metrics_prefix: str = "foretoken"
+    metrics_prefix: Annotated[str, _WORD] = "foretoken"
     """Prefix of the metrics that vLLM does not have."""
-    otlp_traces_endpoint: str | None = None
+    otlp_traces_endpoint: Annotated[str, _ADDRESS] | None = None
     """Where OpenTelemetry spans are sent; None: there are none."""
     tool_parser: str = "hermes"
     """How tool calls are read from the text: hermes or llama3_json."""
@@ -82,20 +79,15 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         """Raise a ConfigError for what is out of range."""
-        require("port", self.port, 0 <= self.port <= 65535, "0 to 65535")
+        for key in (*self.api_keys, *((self.admin_key,) if self.admin_key is not None else ())):
+            ok = isinstance(key, str) and bool(key) and key.isascii() and key.isprintable()
+            require("api_key", "...", ok, "printable ASCII, at least one character")
         levels = ", ".join(METRICS_LEVELS)
         level = self.per_request_metrics
         require("per_request_spec_decode_metrics", level, level in METRICS_LEVELS, levels)
         known = ", ".join(TOOL_PARSERS)
         require("tool_call_parser", self.tool_parser, self.tool_parser in TOOL_PARSERS, known)
-        endpoint = self.otlp_traces_endpoint
-        ok = endpoint is None or endpoint.startswith(("http://", "https://"))
-        require("otlp_traces_endpoint", endpoint, ok, "an http:// or https:// address")
-        prefix = self.metrics_prefix
-        require("metrics_prefix", prefix, prefix.isidentifier(), "letters, digits and _")
-        for key in (*self.api_keys, *((self.admin_key,) if self.admin_key is not None else ())):
-            ok = bool(key) and key.isascii() and key.isprintable()
-            require("api_key", "...", ok, "printable ASCII, at least one character")
+        check_fields(self)
 
     def names_of(self, model: str) -> tuple[str, ...]:
         """Names that requests may give for `model`, the answered one first."""
