@@ -22,6 +22,7 @@ from foretoken.cli.comparison import (
     warm_up,
 )
 from foretoken.cli.options import (
+    SPECULATION_EXAMPLE,
     DtypeOption,
     InvariantOption,
     KVCacheOption,
@@ -90,7 +91,7 @@ def compare(
     console = Console(stderr=as_json, highlight=False)
     config = parse_speculation(speculative_config, model)
     if config is None:
-        raise ConfigError("--speculative-config", speculative_config, "a JSON object")
+        raise ConfigError("--speculative-config", speculative_config, SPECULATION_EXAMPLE)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
     workload = Workload(name=prompts.name, prompts=read_prompts(prompts), params=params)
     settings = {

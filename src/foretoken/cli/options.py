@@ -19,6 +19,9 @@ DEMO_SPECULATION = {
 }
 """What was fastest on the packaged pair, `benchmarks/methods.py`."""
 
+SPECULATION_EXAMPLE = """a JSON object such as '{"method": "ngram", "num_speculative_tokens": 5}'"""
+"""How errors say what `--speculative-config` may be."""
+
 SpeculativeOption = Annotated[
     str | None,
     typer.Option(
@@ -62,9 +65,7 @@ def parse_speculation(text: str | None, model: str) -> dict[str, Any] | None:
         return dict(DEMO_SPECULATION) if model == "demo" else None
     if text.strip().lower() == "none":
         return None
-    allowed = (
-        """a JSON object such as '{"method": "ngram", "num_speculative_tokens": 5}', or none"""
-    )
+    allowed = f"{SPECULATION_EXAMPLE}, or none"
     try:
         config = json.loads(text)
     except ValueError as error:

@@ -16,6 +16,7 @@ from foretoken.cli.serve_options import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE, op
 from foretoken.config.reader import KeyTable
 from foretoken.errors import ConfigError
 
+_SHORT = {"method": "method", "model": "model", "num_speculative_tokens": "tokens"}
 _SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 _SERVER = {
     "host": "host",
@@ -169,22 +170,19 @@ def speculation_of(settings: dict[str, Any], model: str) -> dict[str, Any] | Non
         ConfigError: the same thing given twice, or a short flag beside `none`.
     """
     given = settings.get("speculative_config")
-    short = {
-        "method": settings.get("spec_method"),
-        "model": settings.get("spec_model"),
-        "num_speculative_tokens": settings.get("spec_tokens"),
-    }
-    short = {key: value for key, value in short.items() if value is not None}
+    named = {key: settings.get(f"spec_{word}") for key, word in _SHORT.items()}
+    short = {key: value for key, value in named.items() if value is not None}
     if isinstance(given, dict):
         config: dict[str, Any] | None = dict(given)
     else:
-        named = {"method", "model"} & short.keys()
-        config = {} if given is None and named else parse_speculation(given, model)
+        enough = {"method", "model"} & short.keys()
+        config = {} if given is None and enough else parse_speculation(given, model)
     if not short:
         return config
     if config is None:
         raise ConfigError("--speculative-config", given, f"JSON, beside {', '.join(short)}")
     twice = [] if given is None else sorted(config.keys() & short.keys())
     if twice:
-        raise ConfigError(f"--speculative-config {twice[0]}", config[twice[0]], "given once")
+        allowed = f"left out beside --spec-{_SHORT[twice[0]]}"
+        raise ConfigError(f"--speculative-config {twice[0]}", config[twice[0]], allowed)
     return {**config, **short}

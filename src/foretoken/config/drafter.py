@@ -226,7 +226,7 @@ class DrafterConfig:
             path = "the dotted path of a Proposer, such as package.module.Class"
             require(where, model, _names_a_class(model), path)
         elif method.has_weights:
-            allowed = f"the name, folder or hub id of a {method.name} drafter"
+            allowed = f"the name, folder or hub id of a drafter for method {method.name}"
             require(where, model, bool(model), allowed)
         else:
             ok = model in (None, method.name, f"[{method.name}]")
