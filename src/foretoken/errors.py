@@ -81,10 +81,10 @@ class _FieldError(ForetokenError):
 
 
 def one_of(given: str, words: Iterable[str]) -> str:
-    """The words that are allowed, as a message lists them, after the one nearest to `given`."""
+    """The words that are allowed, as a message lists them, and the one nearest to `given`."""
     known = tuple(words)
     close = difflib.get_close_matches(given[:100], known, n=1)
-    return (f"did you mean {close[0]!r}? " if close else "") + ", ".join(known)
+    return ", ".join(known) + (f"; did you mean {close[0]!r}?" if close else "")
 
 
 def _shown(given: object) -> str:
