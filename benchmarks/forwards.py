@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from foretoken import LLM
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.choose.drafters import Drafters
-from foretoken.proposers.models.draft_model.chain import DraftModelProposer
+from foretoken.proposers.models.draft_model.steps import ModelSteps
+from foretoken.proposers.own_kv import KVProposer
 from foretoken.runtime.runner import Runner
 
 
@@ -59,7 +60,9 @@ def draft_probe(llm: LLM, context: int) -> Probe:
     parts = llm._engine.parts
     assert isinstance(parts.proposer, Drafters), parts.proposer.name
     proposer = parts.proposer.members["draft_model"].proposer
-    assert isinstance(proposer, DraftModelProposer), proposer.name
-    probe = Probe(runner=proposer._runner, context=context, vocab=parts.vocab_size)
+    assert isinstance(proposer, KVProposer), proposer.name
+    steps = proposer.make_steps([])
+    assert isinstance(steps, ModelSteps), type(steps)
+    probe = Probe(runner=steps.runner, context=context, vocab=parts.vocab_size)
     probe.prefill()
     return probe

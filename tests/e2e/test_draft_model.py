@@ -13,13 +13,14 @@ from foretoken.metrics import Gauge
 from foretoken.models import LoadOptions
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.models.draft_model.chain import DraftModelProposer
-from foretoken.proposers.progress import DraftLimits
+from foretoken.proposers.models.draft_model.steps import ModelSteps
+from foretoken.proposers.own_kv import DraftLimits, KVProposer
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import Sampler
 from foretoken.testing import write_tiny_llama
 from tests.e2e.lossless import PRESSURES, VOCAB, make_prompts
+from tests.unit.proposing import draft_model
 
 PAGE_SIZE, PAGES = 8, 600
 
@@ -29,7 +30,7 @@ class Audited(Proposer):
 
     name = "audited"
 
-    def __init__(self, kept: DraftModelProposer, fresh: Callable[[], DraftModelProposer]) -> None:
+    def __init__(self, kept: KVProposer, fresh: Callable[[], KVProposer]) -> None:
         self._kept = kept
         self._fresh = fresh
         self.num_compared = 0
@@ -45,7 +46,7 @@ class Audited(Proposer):
         self._kept.release(request_id)
 
 
-def make_proposer(folder: Path, generations: list[int]) -> DraftModelProposer:
+def make_proposer(folder: Path, generations: list[int]) -> KVProposer:
     options = LoadOptions(
         dtype=torch.float32,
         device=torch.device("cpu"),
@@ -55,17 +56,18 @@ def make_proposer(folder: Path, generations: list[int]) -> DraftModelProposer:
     runner = Runner.load(folder, options, num_pages=PAGES)
     sampler = DraftSampler(Sampler(VOCAB), "auto", "auto")
     limits = DraftLimits(max_model_len=256, max_num_batched_tokens=32)
-    return DraftModelProposer(runner, sampler, generations, limits=limits)
+    return draft_model(runner, sampler, generations, limits)
 
 
 def audited(draft: Path, pool: Any) -> Audited:
     kept = make_proposer(draft, pool.generation)
     second = make_proposer(draft, pool.generation)
-    runner, sampler = second._runner, second._sampler
+    steps, sampler = second.make_steps([]), second._sampler
+    assert isinstance(steps, ModelSteps)
     limits = DraftLimits(max_model_len=256, max_num_batched_tokens=10_000)
 
-    def fresh() -> DraftModelProposer:
-        return DraftModelProposer(runner, sampler, pool.generation, limits=limits)
+    def fresh() -> KVProposer:
+        return draft_model(steps.runner, sampler, pool.generation, limits)
 
     return Audited(kept, fresh)
 

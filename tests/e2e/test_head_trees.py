@@ -13,9 +13,8 @@ from foretoken import LLM, SamplingParams
 from foretoken.errors import ConfigError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
-from foretoken.proposers.heads.paged import PagedProposer
 from foretoken.proposers.heads.stateless import StatelessProposer
-from foretoken.proposers.progress import Stretches
+from foretoken.proposers.own_kv import KVProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.tree import tree_of
 from tests.e2e.heads import HEADS, write_head
@@ -72,15 +71,12 @@ def test_trees_change_no_token(
 
 
 def chain_logits(
-    proposer: PagedProposer | StatelessProposer, span: Span, drafted: list[int]
+    proposer: KVProposer | StatelessProposer, span: Span, drafted: list[int]
 ) -> Tensor:
     """What the head's own chain gives after these drafts, [V]."""
     steps: Any
-    if isinstance(proposer, PagedProposer):
-        end = span.sequence.num_tokens - 1
-        fed = Stretches([max(0, end - 1)], [end])
-        wanted = replace(span, draft_budget=len(drafted) + 1)
-        steps = proposer.make_steps(proposer.runner, [wanted], fed)
+    if isinstance(proposer, KVProposer):
+        steps = proposer.make_steps([replace(span, draft_budget=len(drafted) + 1)])
     else:
         steps = proposer.head.chain_steps(proposer.newest_states([span]), [span])
     logits = steps.first()

@@ -14,8 +14,7 @@ from foretoken.errors import CheckpointError, ConfigError
 from foretoken.metrics import Counter
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.heads.paged import PagedProposer
-from foretoken.proposers.progress import DraftProgress
+from foretoken.proposers.own_kv import KVProposer
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
 
@@ -131,19 +130,17 @@ class Audited(Proposer):
 
     name = "audited"
 
-    def __init__(self, kept: PagedProposer, generations: Any, page_size: int) -> None:
+    def __init__(self, kept: KVProposer) -> None:
         self._kept = kept
         self._book = kept.progress
-        self._generations, self._page_size = generations, page_size
         self.num_compared = 0
 
     def propose(self, context: Context) -> Draft:
-        self._kept.progress = self._book
         found = self._kept.propose(context)
-        self._kept.progress = DraftProgress(
-            self._generations, self._page_size, self._book.limits, joins_next=True
-        )
+        known, self._book._reaches = self._book._reaches, {}
+        filled, self._book._filled = self._book._filled, {}
         expected = self._kept.propose(context)
+        self._book._reaches, self._book._filled = known, filled
         assert found.ids == expected.ids
         self.num_compared += sum(bool(ids) for ids in found.ids)
         return replace(found)
@@ -162,11 +159,10 @@ def test_kept_kv_equals_kv_computed_anew(
     settings = {**PRESSURES[pressure], "block_size": 8}
     with _open(model, HEADS[name], folders[name], **settings) as llm:
         parts = llm._engine.parts
-        pool = parts.scheduler._pages.pool
         [member] = parts.proposer.members.values()  # type: ignore[attr-defined]
         kept = member.proposer
-        assert isinstance(kept, PagedProposer)
-        audited = Audited(kept, pool.generation, 8)
+        assert isinstance(kept, KVProposer)
+        audited = Audited(kept)
         object.__setattr__(parts, "proposer", audited)
         cycle = (4, 0, 0, 1, 3, 2, 0)
         calls = iter(range(10**9))

@@ -11,8 +11,7 @@ from foretoken.models import LoadOptions
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Context
-from foretoken.proposers.models.draft_model.chain import DraftModelProposer
-from foretoken.proposers.progress import DraftLimits
+from foretoken.proposers.own_kv import DraftLimits, KVProposer
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
@@ -20,6 +19,7 @@ from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.sequence import Sequence
 from foretoken.testing import write_tiny_llama
 from foretoken.types import Request, SamplingParams
+from tests.unit.proposing import draft_model
 
 PAGE, PAGES, STEPS, BEFORE = 8, 20, 12, 4
 pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
@@ -97,13 +97,9 @@ class _OneByOne:
 
 def _proposer(
     runner: Runner | _OneByOne, vocab: int, rule: str, generations: list[int]
-) -> DraftModelProposer:
-    return DraftModelProposer(
-        runner,
-        DraftSampler(Sampler(vocab), rule),
-        generations,
-        limits=DraftLimits(max_model_len=64, max_num_batched_tokens=64),
-    )
+) -> KVProposer:
+    limits = DraftLimits(max_model_len=64, max_num_batched_tokens=64)
+    return draft_model(runner, DraftSampler(Sampler(vocab), rule), generations, limits)
 
 
 PARAMS: dict[str, dict[str, Any]] = {

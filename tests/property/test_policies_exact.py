@@ -9,6 +9,8 @@ from collections.abc import Sequence as Seq
 
 import pytest
 import torch
+from foretoken.proposers.gain import Gain
+from foretoken.proposers.progress import DraftLimits
 from torch import Tensor
 
 from foretoken.control.gain import Gain
@@ -18,9 +20,8 @@ from foretoken.proposers.best import BestPolicy
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.models.draft_model.chain import DraftModelProposer
+from foretoken.proposers.own_kv import DraftLimits
 from foretoken.proposers.policy import FirstPolicy, Policy
-from foretoken.proposers.progress import DraftLimits
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
@@ -28,6 +29,7 @@ from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request, SamplingParams, StepStats
 from tests.property.exact import LENGTH, VOCAB, assert_fits, chain_probs
 from tests.property.verifying import TableModel, sequence_of
+from tests.unit.proposing import draft_model
 
 SAMPLES, AT_ONCE, BUDGET = 3000, 40, 3
 DEAR_ROW = 0.03
@@ -80,12 +82,12 @@ class Successor(Proposer):
 
 
 def make_drafters(policy: Policy, confidence: Confidence) -> Drafters:
-    model = DraftModelProposer(
+    model = draft_model(
         TableRunner(TableModel(2, VOCAB)),
         DraftSampler(Sampler(VOCAB)),
         [0] * SAMPLES,
-        limits=DraftLimits(max_model_len=64, max_num_batched_tokens=10 * SAMPLES),
-        confidence=confidence,
+        DraftLimits(max_model_len=64, max_num_batched_tokens=10 * SAMPLES),
+        confidence,
     )
     return Drafters(
         {

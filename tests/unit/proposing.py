@@ -1,10 +1,16 @@
 """What the tests of drafters share: sequences that need no engine, and contexts of them."""
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 from foretoken.proposers.base import Context
+from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.models.draft_model.steps import ModelSteps
+from foretoken.proposers.models.language import DraftLanguageModel
+from foretoken.proposers.own_kv import DraftLimits, DraftProgress, KVProposer
 from foretoken.runtime.batch import Span
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import Request, SamplingParams
 
@@ -30,3 +36,16 @@ def make_span(sequence: Sequence, budget: int) -> Span:
 def make_context(*pairs: tuple[Sequence, int]) -> Context:
     """Sequences with their budgets."""
     return Context(tuple(make_span(sequence, budget) for sequence, budget in pairs))
+
+
+def draft_model(
+    runner: DraftLanguageModel,
+    sampler: DraftSampler,
+    generations: list[int],
+    limits: DraftLimits,
+    confidence: Confidence | None = None,
+) -> KVProposer:
+    """A drafter of chains over `runner`."""
+    progress = DraftProgress(generations, runner.page_size, limits)
+    make_steps = partial(ModelSteps, runner, progress)
+    return KVProposer("draft_model", make_steps, sampler, progress, confidence=confidence)

@@ -5,6 +5,7 @@ stays mapped, rounded heads that are planned as 16 bit.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,8 @@ from foretoken.kernels.library import find_library
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.paged import PagedProposer
 from foretoken.proposers.method import Target
+from foretoken.proposers.own_kv import KVProposer
 from foretoken.proposers.registry import find_drafters
 from foretoken.shape import ModelShape
 from foretoken.shape.memory import Packs
@@ -71,8 +72,9 @@ def test_matrices_are_there_once(model: str, quantization: str | None) -> None:
         drafters = llm._engine.parts.proposer
         assert isinstance(drafters, Drafters)
         proposer = drafters.members["eagle3"].proposer
-        assert isinstance(proposer, PagedProposer)
-        net = proposer.runner.net
+        assert isinstance(proposer, KVProposer)
+        steps: Any = proposer.make_steps([])
+        net = steps.runner.net
         assert isinstance(net, Eagle3)
         assert not [one for one in net.modules() if isinstance(one, nn.Linear)]
         mapped = Path("/proc/self/maps")

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from foretoken.config import DrafterConfig
 from foretoken.layers.rope import Rotation
+from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.files import HeadFolder, fill
-from foretoken.proposers.heads.paged import PagedProposer, build_paged
+from foretoken.proposers.heads.paged import build_paged
 from foretoken.proposers.heads.parts import (
     Attend,
     HeadAttention,
@@ -98,7 +99,7 @@ class Eagle(PagedHead):
         """Sizes of its decoder layers."""
         return self.shape
 
-    def proposer(self, site: HeadSite) -> PagedProposer:
+    def proposer(self, site: HeadSite) -> Proposer:
         """Drafts from its own guesses, one slot a draft."""
         return build_paged(self, site)
 

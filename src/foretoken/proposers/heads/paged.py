@@ -4,40 +4,32 @@ Slot i of the head pairs the target's features at position i with the token at i
 the target's page tables. A call feeds every slot whose features came since the last one (after a
 pause all that were missed, after a prefix hit those that no request filled), which gives the first
 draft; further drafts continue from the head's own outputs and are overwritten when true features
-come. What further drafts continue from is the business of `PagedSteps`: here from the outputs,
+come. What further drafts continue from is the business of the head's steps: here from the outputs,
 one slot a draft; P-EAGLE has a way of its own.
 
 Source: Li et al. 2024, 2025 (EAGLE to EAGLE-3).
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
-import torch
 from torch import Tensor
 
-from foretoken.models.tensors import Draft, RolledOut, RolloutPlan, SpanLayout
+from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.stored_kv import kept_dtype
-from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainSteps, draft_chain
-from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.heads.base import HeadSite
 from foretoken.proposers.heads.runner import HeadPages, HeadRunner, PagedHead
-from foretoken.proposers.progress import DraftLimits, DraftProgress, Stretches
-from foretoken.proposers.tree import (
-    LevelRows,
-    SpanTree,
-    TreeShape,
-    TreeSteps,
-    draft_trees,
-    newest_tokens,
-    planted,
-    spread,
+from foretoken.proposers.own_kv import (
+    DraftLimits,
+    DraftProgress,
+    KVProposer,
+    KVSteps,
+    Stretches,
 )
+from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
 from foretoken.runtime.batch import Span
-from foretoken.runtime.draft_sampler import DraftSampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,87 +62,13 @@ class SlotFeed:
         return rows
 
 
-class PagedSteps(ChainSteps, ABC):
-    """How a head drafts in one step, after what did not fit one pass was fed."""
-
-    @abstractmethod
-    def trees(self) -> TreeSteps:
-        """The steps of a draft of trees, with nothing run yet."""
-
-
-MakeSteps = Callable[[HeadRunner, list[Span], Stretches], PagedSteps]
+MakeHeadSteps = Callable[[HeadRunner, list[Span], Stretches], KVSteps]
 """(runner, spans, what is still to be fed of each) -> the steps of one draft."""
 
 
-class PagedProposer(Proposer):
-    """Drafts with a head that keeps keys and values under the target's page tables."""
-
-    def __init__(
-        self,
-        runner: HeadRunner,
-        make_steps: MakeSteps,
-        sampler: DraftSampler,
-        progress: DraftProgress,
-        *,
-        trees: TreeShape | None = None,
-        confidence: Confidence | None = None,
-    ) -> None:
-        """Draft with `runner`.
-
-        Args:
-            runner: the network over its own KV store.
-            make_steps: how further drafts are had.
-            sampler: turns logits into tokens and, under rejection, distributions.
-            progress: the book of the head's keys and values, in slots, and how far they may reach.
-            trees: the shape of trees; None: chains.
-            confidence: where chains stop before their budget; default: nowhere.
-        """
-        self.name = runner.net.method
-        self.runner = runner
-        self.make_steps = make_steps
-        self.progress = progress
-        self._sampler = sampler
-        self._trees, self._confidence = trees, confidence
-        self.gain = None if confidence is None else confidence.gain
-
-    @torch.inference_mode()
-    def propose(self, context: Context) -> Draft:
-        """Drafts of the spans that want one."""
-        wanted = [i for i in context.wanted if self.progress.fits(context.spans[i])]
-        if not wanted:
-            return Draft.empty(len(context.spans))
-        spans, count = [context.spans[i] for i in wanted], len(context.spans)
-        steps = self.make_steps(self.runner, spans, self._caught_up(spans))
-        if self._trees is None:
-            drafted = draft_chain(steps, self._sampler, spans, self._confidence)
-            draft = drafted.spread(wanted, count, self.name)
-        else:
-            found = draft_trees(steps.trees(), self._sampler, planted(self._trees, spans))
-            draft = spread(found, wanted, count, self.name)
-        # Slots behind the true ones hold guesses: the next step feeds them again.
-        for span in spans:
-            self.progress.record(span.sequence, span.sequence.num_tokens - 1)
-        return draft
-
-    def release(self, request_id: str) -> None:
-        """Forget how far a request's slots reached."""
-        self.progress.release(request_id)
-        self._sampler.release(request_id)
-
-    def _caught_up(self, spans: list[Span]) -> Stretches:
-        """Feed what does not fit one pass; what is still to be fed of each span."""
-
-        def feed(index: int, start: int, end: int) -> None:
-            slots = SlotFeed.of([spans[index]], Stretches([start], [end]))
-            hidden_TD = self.runner.mixed_features(slots.layouts)
-            self.runner.forward(slots.layouts, slots.tokens, hidden_TD)
-
-        return self.progress.caught_up(spans, feed)
-
-
 def build_paged(
-    head: PagedHead, site: HeadSite, make_steps: MakeSteps | None = None
-) -> PagedProposer:
+    head: PagedHead, site: HeadSite, make_steps: MakeHeadSteps | None = None
+) -> KVProposer:
     """The drafter over a head; by default further drafts continue from its own outputs."""
     config, engine = site.config, site.engine
     target = engine.target.model
@@ -175,38 +93,53 @@ def build_paged(
         max_num_batched_tokens=engine.max_num_batched_tokens,
         padded_to=config.padded_to,
     )
-    return PagedProposer(
-        runner,
-        make_steps or RecurrentSteps,
+    page_size = engine.target.page_size
+    progress = DraftProgress(engine.pool.generation, page_size, limits, joins_next=True)
+    return KVProposer(
+        head.method,
+        partial(_caught_up_steps, runner, progress, make_steps or RecurrentSteps),
         site.sampler,
-        DraftProgress(engine.pool.generation, engine.target.page_size, limits, joins_next=True),
+        progress,
         trees=site.trees,
         confidence=site.confidence,
     )
 
 
+def _caught_up_steps(
+    runner: HeadRunner, progress: DraftProgress, make_steps: MakeHeadSteps, spans: list[Span]
+) -> KVSteps:
+    """Feed what does not fit one pass; the steps of what is left."""
+
+    def feed(index: int, start: int, end: int) -> None:
+        slots = SlotFeed.of([spans[index]], Stretches([start], [end]))
+        hidden_TD = runner.mixed_features(slots.layouts)
+        runner.forward(slots.layouts, slots.tokens, hidden_TD)
+
+    return make_steps(runner, spans, progress.caught_up(spans, feed))
+
+
 @final
-class RecurrentSteps(PagedSteps):
+class RecurrentSteps(KVSteps):
     """One pass over the true features, then one slot a token from the head's own outputs."""
 
     rolls_out = True
 
     def __init__(self, runner: HeadRunner, spans: list[Span], fed: Stretches) -> None:
         """Nothing is run yet."""
-        self._runner, self._spans, self._fed = runner, spans, fed
+        self.runner, self._spans, self._fed = runner, spans, fed
         self._rows = list(range(len(spans)))
         self._output_BD: Tensor | None = None
 
     def feed(self) -> Tensor:
         """The outputs at the newest true slot of each span, [B, D]."""
         feed = SlotFeed.of(self._spans, self._fed)
-        hidden_TD = self._runner.mixed_features(feed.layouts)
-        outputs_TD = self._runner.forward(feed.layouts, feed.tokens, hidden_TD)
+        hidden_TD = self.runner.mixed_features(feed.layouts)
+        outputs_TD = self.runner.forward(feed.layouts, feed.tokens, hidden_TD)
         return outputs_TD[feed.last_rows]
 
     def trees(self) -> TreeSteps:
         """A slot a node."""
-        return _RecurrentTrees(self._runner, self._spans, self.feed)
+        return _RecurrentTrees(self.runner, self._spans, self.feed)
 
     def roll_out(
         self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
@@ -218,7 +151,7 @@ class RecurrentSteps(PagedSteps):
         else:
             feed = SlotFeed.of(self._spans, self._fed)
             layouts, tokens = feed.layouts, feed.tokens
-        found = self._runner.roll_out(layouts, [tokens], plan, stream_BD)
+        found = self.runner.roll_out(layouts, [tokens], plan, stream_BD)
         if found is not None:
             self._output_BD, self._rows = found.stream_BD, active
         return found
@@ -226,13 +159,13 @@ class RecurrentSteps(PagedSteps):
     def first(self) -> Tensor:
         """Logits after the pass over the true features."""
         self._output_BD = self.feed()
-        return self._runner.logits(self._output_BD)
+        return self.runner.logits(self._output_BD)
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
         """Logits after a pass over one slot of each span, from the newest outputs."""
         layouts, newest, stream_BD = self._newest(active, drafted)
-        self._output_BD, self._rows = self._runner.forward(layouts, newest, stream_BD), active
-        return self._runner.logits(self._output_BD)
+        self._output_BD, self._rows = self.runner.forward(layouts, newest, stream_BD), active
+        return self.runner.logits(self._output_BD)
 
     def _newest(
         self, active: list[int], drafted: list[list[int]]

@@ -22,7 +22,7 @@ from foretoken.config.quantization import AUTO
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.proposers.method import BuildContext
-from foretoken.proposers.progress import DraftLimits
+from foretoken.proposers.own_kv import DraftLimits
 from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape
 

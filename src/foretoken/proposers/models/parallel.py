@@ -9,19 +9,19 @@ Source: An et al. 2025 (arXiv 2504.18583); checkpoints name the mask as `pard_to
 
 from collections.abc import Sequence
 from functools import partial
+from typing import final
 
-import torch
 from torch import Tensor
 
 from foretoken.config import DrafterConfig
 from foretoken.errors import CheckpointError, ConfigError
-from foretoken.models.tensors import Draft, SpanLayout
-from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.models.tensors import SpanLayout
+from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.method import BuildContext, FoundDrafter, Target
 from foretoken.proposers.models.language import ModelOnDisk
-from foretoken.proposers.progress import DraftProgress, Stretches
+from foretoken.proposers.own_kv import DraftProgress, KVProposer, KVSteps, Stretches
+from foretoken.proposers.tree import TreeSteps
 from foretoken.proposers.vocab.compare import Vocabulary, translation
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
@@ -49,15 +49,13 @@ def find(config: DrafterConfig, target: Target) -> FoundDrafter:
 
 def _build(disk: ModelOnDisk, mask_token_id: int, context: BuildContext) -> Proposer:
     config, verifier, runner = disk.config, context.verifier, disk.load(context)
-    return ParallelProposer(
-        runner,
+    limits = disk.limits(context.max_num_batched_tokens)
+    progress = DraftProgress(context.pool.generation, runner.page_size, limits)
+    return KVProposer(
+        "parallel",
+        lambda spans: MaskSteps(runner, progress, mask_token_id, spans),
         DraftSampler(verifier.sampler, verifier.rule, config.draft_sample_method),
-        DraftProgress(
-            context.pool.generation,
-            runner.page_size,
-            disk.limits(context.max_num_batched_tokens),
-        ),
-        mask_token_id=mask_token_id,
+        progress,
         confidence=Confidence.of(config),
     )
 
@@ -71,62 +69,46 @@ def _mask_token(disk: ModelOnDisk) -> int:
     return token
 
 
-class ParallelProposer(Proposer):
-    """Drafts with a masked language model that shares the target's vocabulary and page tables."""
-
-    name = "parallel"
+@final
+class MaskSteps(KVSteps):
+    """Reads rows of logits that one pass gave."""
 
     def __init__(
-        self,
-        runner: Runner,
-        sampler: DraftSampler,
-        progress: DraftProgress,
-        *,
-        mask_token_id: int,
-        confidence: Confidence | None = None,
+        self, runner: Runner, progress: DraftProgress, mask_token_id: int, spans: list[Span]
     ) -> None:
-        """Draft with `runner`.
+        """Nothing is run yet.
 
         Args:
             runner: the draft model over its own KV store.
-            sampler: turns logits into tokens and, under rejection, distributions.
-            progress: the book of the draft's keys and values, and how far they may reach.
+            progress: says what it has not seen.
             mask_token_id: fed where a token is to be guessed.
-            confidence: when to stop before the budget; default: never.
+            spans: to be drafted for.
         """
-        self._runner = runner
-        self._sampler = sampler
-        self._progress = progress
-        self._mask = mask_token_id
-        self._confidence = confidence
-        self.gain = None if confidence is None else confidence.gain
+        self._runner, self._progress, self._mask = runner, progress, mask_token_id
+        self._spans = spans
+        budgets = [span.draft_budget for span in spans]
+        self._starts = [sum(budgets[:i]) for i in range(len(budgets))]
+        self._logits_KV: Tensor
 
-    @torch.inference_mode()
-    def propose(self, context: Context) -> Draft:
-        """Drafts of the spans that want one."""
-        wanted = [i for i in context.wanted if self._progress.fits(context.spans[i])]
-        if not wanted:
-            return Draft.empty(len(context.spans))
-        spans = [context.spans[i] for i in wanted]
-        steps = _MaskSteps(self._pass(spans), [span.draft_budget for span in spans])
-        drafted = draft_chain(steps, self._sampler, spans, self._confidence)
-        for span in spans:
-            self._progress.record(span.sequence, span.sequence.num_tokens)
-        return drafted.spread(wanted, len(context.spans), self.name)
+    def trees(self) -> TreeSteps:
+        """It drafts none: the table of methods says so, and settings that ask are refused."""
+        raise AssertionError("trees are refused by the settings")
 
-    def release(self, request_id: str) -> None:
-        """Forget how far a request's draft KV reached."""
-        self._progress.release(request_id)
-        self._sampler.release(request_id)
-
-    def _pass(self, spans: list[Span]) -> Tensor:
-        """Logits of all drafts, span after span, [sum of budgets, V]."""
+    def first(self) -> Tensor:
+        """Run the pass; logits after the newest tokens."""
 
         def feed(index: int, start: int, end: int) -> None:
-            self._feed([spans[index]], Stretches([start], [end]), masks=[0])
+            self._feed([self._spans[index]], Stretches([start], [end]), masks=[0])
 
-        fed = self._progress.caught_up(spans, feed)
-        return self._feed(spans, fed, masks=[span.draft_budget - 1 for span in spans])
+        fed = self._progress.caught_up(self._spans, feed)
+        masks = [span.draft_budget - 1 for span in self._spans]
+        self._logits_KV = self._feed(self._spans, fed, masks)
+        return self._logits_KV[self._starts]
+
+    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
+        """Logits at the next mask, whatever was drafted before."""
+        rows = [self._starts[i] + len(tokens) for i, tokens in zip(active, drafted, strict=True)]
+        return self._logits_KV[rows]
 
     def _feed(self, spans: Sequence[Span], fed: Stretches, masks: Sequence[int]) -> Tensor:
         """Feed a stretch of each span and its masks; logits from its last token on."""
@@ -141,18 +123,3 @@ class ParallelProposer(Proposer):
             at += count
             rows.extend(range(at - extra - 1, at))
         return self._runner.forward(layouts, ids, rows).logits_RV
-
-
-class _MaskSteps(ChainSteps):
-    """Reads rows of logits that are all there."""
-
-    def __init__(self, logits_KV: Tensor, budgets: list[int]) -> None:
-        self._logits_KV = logits_KV
-        self._starts = [sum(budgets[:i]) for i in range(len(budgets))]
-
-    def first(self) -> Tensor:
-        return self._logits_KV[self._starts]
-
-    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
-        rows = [self._starts[i] + len(tokens) for i, tokens in zip(active, drafted, strict=True)]
-        return self._logits_KV[rows]

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from foretoken.kv.features import FINAL
 from foretoken.layers.rope import Rotation
+from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadSite, TargetFacts
 from foretoken.proposers.heads.eagle3.compiled import compile_eagle3
 from foretoken.proposers.heads.eagle3.files import check_ids, describe
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer, Eagle3Shape
 from foretoken.proposers.heads.eagle3.parallel import MaskedDrafts
 from foretoken.proposers.heads.files import HeadFolder
-from foretoken.proposers.heads.paged import PagedProposer, build_paged
+from foretoken.proposers.heads.paged import build_paged
 from foretoken.proposers.heads.parts import Attend, HeadShape, RMSNorm
 from foretoken.proposers.heads.runner import CompiledHead, PagedHead, RunnerParts
 
@@ -98,7 +99,7 @@ class Eagle3(PagedHead):
         """The token embeddings: its own, or the target's."""
         return self.embed_tokens.weight if self.shape.own_embedding else self.embedding_VD
 
-    def proposer(self, site: HeadSite) -> PagedProposer:
+    def proposer(self, site: HeadSite) -> Proposer:
         """Drafts from its own outputs, one slot a draft, or all at once from masks."""
         if not self.parallel:
             return build_paged(self, site)

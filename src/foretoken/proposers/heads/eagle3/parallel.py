@@ -14,9 +14,9 @@ from torch import Tensor
 
 from foretoken.models.rollout import MaskSlots
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
-from foretoken.proposers.heads.paged import PagedSteps, SlotFeed
+from foretoken.proposers.heads.paged import SlotFeed
 from foretoken.proposers.heads.runner import HeadRunner
-from foretoken.proposers.progress import Stretches
+from foretoken.proposers.own_kv import KVSteps, Stretches
 from foretoken.proposers.tree import DepthSteps, TreeSteps
 from foretoken.runtime.batch import Span
 
@@ -53,7 +53,7 @@ class MaskedDrafts:
 
 
 @final
-class ParallelSteps(PagedSteps):
+class ParallelSteps(KVSteps):
     """Reads rows of logits that are all there, or has the tokens at once."""
 
     rolls_out = True
@@ -71,7 +71,7 @@ class ParallelSteps(PagedSteps):
             known: the slots that are to be fed first.
             counts: the drafts wanted of each span.
         """
-        self._runner, self._masks = runner, masks
+        self.runner, self._masks = runner, masks
         self._known, self._counts = known, counts
         self._fed = _with_masks(known, [count - 1 for count in counts], masks.mask_token_id)
         self._starts = [sum(counts[:i]) for i in range(len(counts))]
@@ -92,9 +92,9 @@ class ParallelSteps(PagedSteps):
         """All drafts; asked with nothing drafted and equal numbers wanted."""
 
         def masks(count: int) -> MaskSlots:
-            return MaskSlots(self._masks.rows(self._runner, count), self._masks.anchored)
+            return MaskSlots(self._masks.rows(self.runner, count), self._masks.anchored)
 
-        return self._runner.draft_at_once(self._fed.layouts, self._fed.tokens, plan, masks)
+        return self.runner.draft_at_once(self._fed.layouts, self._fed.tokens, plan, masks)
 
     def first(self) -> Tensor:
         """Logits after the newest tokens."""
@@ -116,7 +116,7 @@ class ParallelSteps(PagedSteps):
         return self._logits_KV
 
     def _run(self) -> Tensor:
-        counts, runner = self._counts, self._runner
+        counts, runner = self._counts, self.runner
         sizes = [layout.num_tokens for layout in self._known.layouts]
         masks_KD = self._masks.rows(runner, max(counts) - 1)
         parts, wanted, row = [], list[int](), 0

@@ -7,10 +7,10 @@ from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.method import BuildContext, FoundDrafter, Target
-from foretoken.proposers.models.draft_model.chain import DraftModelProposer
+from foretoken.proposers.models.draft_model.steps import ModelSteps
 from foretoken.proposers.models.draft_model.strings import StringDraftProposer
-from foretoken.proposers.models.draft_model.tree import TreeDraftProposer
 from foretoken.proposers.models.language import DraftLanguageModel, ModelOnDisk
+from foretoken.proposers.own_kv import DraftProgress, KVProposer
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.proposers.vocab.compare import Translation, Vocabulary, translation
 from foretoken.proposers.vocab.shared import SharedVocabularyRunner
@@ -45,16 +45,16 @@ def _build(disk: ModelOnDisk, words: Translation, context: BuildContext) -> Prop
         sampler = Sampler(disk.shape.vocab_size, context.device)
         pool = PagePool(pool.num_pages, pool.page_size)
     drafts = DraftSampler(sampler, context.verifier.rule, config.draft_sample_method)
-    chain = DraftModelProposer(
-        runner,
+    limits = disk.limits(context.max_num_batched_tokens)
+    progress = DraftProgress(pool.generation, runner.page_size, limits)
+    proposer = KVProposer(
+        "draft_model",
+        partial(ModelSteps, runner, progress),
         drafts,
-        pool.generation,
-        limits=disk.limits(context.max_num_batched_tokens),
+        progress,
+        trees=tree_shape(config),
         confidence=Confidence.of(config),
     )
-    shape = tree_shape(config)
-    if shape is not None:
-        return TreeDraftProposer(chain, runner, drafts, shape)
     if words.encoders is not None:
-        return StringDraftProposer(chain, pool, *words.encoders)
-    return chain
+        return StringDraftProposer(proposer, pool, *words.encoders)
+    return proposer

@@ -15,7 +15,7 @@ from foretoken.kv import table as tables
 from foretoken.kv.pool import PagePool
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.models.draft_model.chain import DraftModelProposer
+from foretoken.proposers.own_kv import KVProposer
 from foretoken.proposers.vocab.bytes import ByteEncoder, ByteText, complete
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
@@ -45,7 +45,7 @@ class StringDraftProposer(Proposer):
     name = "draft_model"
 
     def __init__(
-        self, inner: DraftModelProposer, pool: PagePool, target: ByteEncoder, draft: ByteEncoder
+        self, inner: KVProposer, pool: PagePool, target: ByteEncoder, draft: ByteEncoder
     ) -> None:
         """Draft with `inner`.
 
@@ -126,7 +126,7 @@ class StringDraftProposer(Proposer):
         kept = shadow.text.extend(self._target.table.join(fresh))
         shadow.num_seen = sequence.num_tokens
         shadow.sequence.token_ids = shadow.text.ids
-        self._inner.rewind(shadow.sequence, kept)
+        self._inner.progress.rewind(shadow.sequence, kept)
         return shadow
 
     def _new_shadow(self, request: Request) -> _Shadow:

@@ -1,6 +1,6 @@
 """Which slots a drafter feeds before its first draft, ragged and padded."""
 
-from foretoken.proposers.progress import DraftLimits
+from foretoken.proposers.own_kv import DraftLimits
 
 
 def limits(padded_to: int) -> DraftLimits:

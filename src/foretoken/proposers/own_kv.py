@@ -1,17 +1,34 @@
-"""How far a drafter's own keys and values reach, for drafters that share the target's pages.
+"""Drafters with keys and values of their own, under the target's page tables.
 
-Their KV lies in their own tensors but under the target's page tables, so allocation, preemption
-and prefix hits need no second book. What is kept here: per request how many positions are valid
-and which drafted tokens stand after them, and per page whether it was filled for what it holds
-now (so that a prefix hit finds the drafter's KV too). From this follows what a drafter has to be
-fed before it drafts. Knows nothing of models.
+Their KV lies in their own tensors but under the target's pages, so allocation, preemption and
+prefix hits need no second book. `DraftProgress` keeps per request how many positions are valid and
+which drafted tokens stand after them, and per page whether it was filled for what it holds now (so
+that a prefix hit finds the drafter's KV too). From this follows what a drafter has to be fed before
+it drafts. `KVProposer` is a step of any such drafter; what is run is the business of its steps.
+Pitfalls of such KV after partial acceptance are in docs/losslessness.md.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import torch
+
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context, Proposer
+from foretoken.proposers.chain import ChainSteps, draft_chain
+from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.tree import (
+    SpanTree,
+    TreeShape,
+    TreeSteps,
+    draft_trees,
+    planted,
+    spread,
+)
 from foretoken.runtime.batch import Span
+from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
 
 
@@ -143,8 +160,9 @@ class DraftProgress:
             valid += 1
         return valid
 
-    def record(self, sequence: Sequence, num_valid: int, drafted: Seq[int] = ()) -> None:
-        """From now on `num_valid` positions are valid, and `drafted` tokens after them."""
+    def record(self, sequence: Sequence, drafted: Seq[int] = ()) -> None:
+        """All committed tokens were fed, and `drafted` ones after them."""
+        num_valid = sequence.num_tokens - self._joins_next
         before = self._reach(sequence)
         first = 0 if before is None else before.num_valid // self._page_size
         for page in sequence.page_table[first : num_valid // self._page_size]:
@@ -176,3 +194,88 @@ class DraftProgress:
             if self._filled.get(page) != self._generations[page]:
                 return count
         return len(page_table)
+
+
+class KVSteps(ChainSteps, ABC):
+    """What a drafter with KV of its own runs in one step, for some spans."""
+
+    keeps_drafts: bool = False
+    """Whether the KV of a draft that was fed is that of the token, should it be accepted. It is not
+    where guesses stand in the place of features or tokens."""
+
+    @abstractmethod
+    def trees(self) -> TreeSteps:
+        """The steps of a draft of trees; asked with nothing run yet, and then nothing else."""
+
+
+MakeSteps = Callable[[list[Span]], KVSteps]
+"""The steps of one draft of these spans."""
+
+
+class KVProposer(Proposer):
+    """Drafts chains or trees with a model or a head that keeps keys and values."""
+
+    def __init__(
+        self,
+        name: str,
+        make_steps: MakeSteps,
+        sampler: DraftSampler,
+        progress: DraftProgress,
+        *,
+        trees: TreeShape | None = None,
+        confidence: Confidence | None = None,
+    ) -> None:
+        """Nothing is fed yet.
+
+        Args:
+            name: the word the user typed.
+            make_steps: what is run in a step.
+            sampler: turns logits into tokens and, under rejection, distributions.
+            progress: the book of the drafter's keys and values, and how far they may reach.
+            trees: the shape of trees; None: chains.
+            confidence: where chains stop before their budget; default: nowhere.
+        """
+        self.name = name
+        self.make_steps = make_steps
+        self.progress = progress
+        self._sampler = sampler
+        self._trees, self._confidence = trees, confidence
+        self.gain = None if confidence is None else confidence.gain
+
+    @torch.inference_mode()
+    def propose(self, context: Context) -> Draft:
+        """Drafts of the spans that want one and still fit the drafter's context."""
+        wanted = [i for i in context.wanted if self.progress.fits(context.spans[i])]
+        if not wanted:
+            return Draft.empty(len(context.spans))
+        spans, count = [context.spans[i] for i in wanted], len(context.spans)
+        steps = self.make_steps(spans)
+        if self._trees is None:
+            drafted = draft_chain(steps, self._sampler, spans, self._confidence)
+            draft = drafted.spread(wanted, count, self.name)
+            # The last draft of a chain was chosen and never fed.
+            fed = [tokens[:-1] for tokens in drafted.ids]
+        else:
+            trees = planted(self._trees, spans)
+            found = draft_trees(steps.trees(), self._sampler, trees)
+            draft = spread(found, wanted, count, self.name)
+            fed = [_first_branch(tree) for tree in trees]
+        for span, tokens in zip(spans, fed, strict=True):
+            self.progress.record(span.sequence, tokens if steps.keeps_drafts else ())
+        return draft
+
+    def release(self, request_id: str) -> None:
+        """Forget how far a request's KV reached; its pages keep their marks."""
+        self.progress.release(request_id)
+        self._sampler.release(request_id)
+
+
+def _first_branch(tree: SpanTree) -> list[int]:
+    """Tokens of the first branch that were fed. They lie where those of a chain would; an accepted
+    branch beside it is fed again."""
+    found: list[int] = []
+    for place, node in enumerate(tree.growth.inner):
+        if len(tree.growth.path(node)) != place + 1:
+            break
+        found.append(tree.growth.tokens[node])
+    return found

@@ -1,0 +1,126 @@
+"""A smaller language model drafts, token by token or level by level, on the target's page tables.
+
+It feeds every committed token it has not seen in one pass (the newest one, after full acceptance
+two, after a pause all that were missed, after a prefix hit only pages it never filled), then one
+token per further draft. Of a tree, each pass feeds all nodes so far that have children, each on its
+own branch, and takes the logits of the newest level: as many passes as for a chain of the tree's
+depth.
+
+Source: Leviathan et al. 2023 and Chen et al. 2023.
+"""
+
+from collections.abc import Sequence as Seq
+from typing import final
+
+from torch import Tensor
+
+from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.proposers.models.language import DraftLanguageModel
+from foretoken.proposers.own_kv import DraftProgress, KVSteps, Stretches
+from foretoken.proposers.tree import SpanTree, TreeSteps
+from foretoken.runtime.batch import Span
+
+
+@final
+class ModelSteps(KVSteps):
+    """One pass over what the draft has not seen, then one token of each sequence a pass."""
+
+    rolls_out = True
+    keeps_drafts = True
+
+    def __init__(
+        self, runner: DraftLanguageModel, progress: DraftProgress, spans: list[Span]
+    ) -> None:
+        """Nothing is run yet.
+
+        Args:
+            runner: the draft model over its own KV store.
+            progress: says what it has not seen.
+            spans: to be drafted for.
+        """
+        self.runner, self._progress, self._spans = runner, progress, spans
+
+    def first(self) -> Tensor:
+        """Feed every committed token without draft KV; logits after the newest of each span."""
+
+        def feed(index: int, start: int, end: int) -> None:
+            part = _places([self._spans[index]], Stretches([start], [end]))
+            self.runner.forward_last(*part)
+
+        rest = self._progress.caught_up(self._spans, feed)
+        return self.runner.forward_last(*_places(self._spans, rest))
+
+    def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
+        """Feed the newest draft of each span; the logits after it."""
+        return self.runner.forward_last(*self._newest(active, drafted))
+
+    def roll_out(
+        self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
+    ) -> RolledOut | None:
+        """The first call also feeds what the draft has not seen: mostly one or two tokens."""
+        if drafted[0]:
+            return self.runner.roll_out(*self._newest(active, drafted), plan)
+        missing = self._progress.missing(self._spans)
+        return self.runner.roll_out(*_places(self._spans, missing), plan)
+
+    def trees(self) -> TreeSteps:
+        """A pass a level."""
+        return _ModelTrees(self)
+
+    def _newest(
+        self, active: list[int], drafted: list[list[int]]
+    ) -> tuple[list[SpanLayout], list[list[int]]]:
+        """Where the newest drafted token of each span stands, and what it is."""
+        sequences = [self._spans[i].sequence for i in active]
+        layouts = [
+            SpanLayout(
+                start=sequence.num_tokens + len(tokens) - 1,
+                num_tokens=1,
+                page_table=sequence.page_table,
+            )
+            for sequence, tokens in zip(sequences, drafted, strict=True)
+        ]
+        return layouts, [tokens[-1:] for tokens in drafted]
+
+
+@final
+class _ModelTrees(TreeSteps):
+    """Feeds what is missing, then inner nodes again and again."""
+
+    def __init__(self, steps: ModelSteps) -> None:
+        self._steps, self._runner = steps, steps.runner
+
+    def first(self) -> Tensor:
+        return self._steps.first()
+
+    def after(self, trees: Seq[SpanTree]) -> Tensor:
+        layouts, ids = [], []
+        rows: list[int] = []
+        at = 0
+        for tree in trees:
+            growth, inner = tree.growth, tree.growth.inner
+            place = {node: i for i, node in enumerate(inner)}
+            layouts.append(
+                SpanLayout(
+                    start=tree.span.sequence.num_tokens,
+                    num_tokens=len(inner),
+                    page_table=tree.span.sequence.page_table,
+                    paths=tuple(tuple(place[n] for n in growth.path(node)) for node in inner),
+                )
+            )
+            ids.append([growth.tokens[node] for node in inner])
+            rows.extend(at + place[node] for node in growth.frontier)
+            at += len(inner)
+        return self._runner.logits_at(layouts, ids, rows)
+
+
+def _places(spans: Seq[Span], fed: Stretches) -> tuple[list[SpanLayout], list[list[int]]]:
+    """Where the tokens of a stretch of each sequence lie, and what they are."""
+    layouts, ids = [], []
+    for span, start, end in zip(spans, fed.starts, fed.ends, strict=True):
+        sequence = span.sequence
+        layouts.append(
+            SpanLayout(start=start, num_tokens=end - start, page_table=sequence.page_table)
+        )
+        ids.append(sequence.token_ids[start:end])
+    return layouts, ids
