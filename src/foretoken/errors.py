@@ -80,10 +80,10 @@ class _FieldError(ForetokenError):
         super().__init__(f"{field}: got {_shown(given)}; allowed: {allowed}")
 
 
-def one_of(given: str, words: Iterable[str]) -> str:
+def one_of(given: object, words: Iterable[str]) -> str:
     """The words that are allowed, as a message lists them, and the one nearest to `given`."""
     known = tuple(words)
-    close = difflib.get_close_matches(given[:100], known, n=1)
+    close = difflib.get_close_matches(given[:100], known, n=1) if isinstance(given, str) else []
     return ", ".join(known) + (f"; did you mean {close[0]!r}?" if close else "")
 
 

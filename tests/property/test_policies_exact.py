@@ -9,8 +9,6 @@ from collections.abc import Sequence as Seq
 
 import pytest
 import torch
-from foretoken.proposers.gain import Gain
-from foretoken.proposers.progress import DraftLimits
 from torch import Tensor
 
 from foretoken.control.gain import Gain

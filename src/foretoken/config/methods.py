@@ -119,7 +119,8 @@ class NgramSettings:
     @classmethod
     def from_keys(cls, **given: Any) -> Self:
         """The bounds from those that were given."""
-        low, high = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
+        low: Any = given.get("prompt_lookup_min")
+        high: Any = given.get("prompt_lookup_max")
         if high is None and is_int(low, 1):
             given["prompt_lookup_max"] = max(low, cls().prompt_lookup_max)
         if low is None and is_int(high, 1):

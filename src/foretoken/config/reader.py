@@ -146,7 +146,8 @@ def check_fields(settings: Any, where: str = "") -> None:
         ConfigError: a value is not allowed. `where` stands before the names of fields.
         NotYetError: a word whose part is not built.
     """
-    kinds = _kinds(type(settings))
+    kind: type = type(settings)
+    kinds = _kinds(kind)
     for spec in fields(settings):
         value = getattr(settings, spec.name)
         read_as = _Reader().value(kinds[spec.name], value, where + spec.name)

@@ -11,8 +11,7 @@ import typing
 from enum import Enum
 from typing import Any, TypeVar
 
-from foretoken.config.keys import one_of
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, one_of
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from foretoken.config.keys import one_of, require
-from foretoken.errors import ConfigError
+from foretoken.config.reader import require
+from foretoken.errors import ConfigError, one_of
 from foretoken.training.model import LlamaShape
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings

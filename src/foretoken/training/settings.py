@@ -7,9 +7,9 @@ is usable as it is.
 from dataclasses import dataclass
 from itertools import pairwise
 
-from foretoken.config.keys import one_of, require
 from foretoken.config.methods import trained_kinds
-from foretoken.errors import ConfigError
+from foretoken.config.reader import require
+from foretoken.errors import ConfigError, one_of
 from foretoken.training.model import LlamaShape
 from foretoken.training.schedule import Cosine, RunLength, Stage, Staged, Wsd
 

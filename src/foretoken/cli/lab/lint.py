@@ -38,7 +38,7 @@ def lint(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Find what will not work: removed names, impossible combinations, refused requests."""
-    from foretoken.config.keys import one_of
+    from foretoken.errors import one_of
     from foretoken.lab.findings import worst_level
     from foretoken.lab.lint.checks import Machine
     from foretoken.lab.lint.checks import lint as check

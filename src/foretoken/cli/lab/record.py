@@ -30,7 +30,7 @@ def record(
     on until Ctrl-C or SIGTERM. Exit code 0: all is written; 1: some requests are not, as when the
     disk is full; 2: wrong settings.
     """
-    from foretoken.config.keys import one_of
+    from foretoken.errors import one_of
     from foretoken.lab.http.timed import Origin
     from foretoken.lab.mock.server import bind, serve
     from foretoken.lab.records.proxy import PROMPTS, RecordConfig, RecordingProxy

@@ -13,9 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from foretoken.config.keys import one_of
 from foretoken.control.cost import LineCost, StepShape, speculative_step
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, one_of
 from foretoken.lab.analysis.lookups import METHODS, Written, look_up
 from foretoken.lab.measure.bench import load_items
 from foretoken.lab.measure.experiment import WorkloadConfig

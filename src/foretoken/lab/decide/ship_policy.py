@@ -10,8 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from foretoken.config.keys import one_of
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, one_of
 from foretoken.lab.decide.evidence import WEIGHTS, RuleKind
 from foretoken.lab.decide.rules.break_even import ACCEPTANCE_RULES
 from foretoken.lab.decide.rules.safety import SAFETY_RULES

@@ -13,8 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from foretoken.config.keys import one_of
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, one_of
 from foretoken.lab.measure.workload import Item
 from foretoken.lab.mock.generation import WORDS
 

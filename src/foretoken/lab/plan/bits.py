@@ -6,8 +6,7 @@ nothing about which layers a scheme leaves alone beyond one flag.
 
 from dataclasses import dataclass
 
-from foretoken.config.keys import one_of
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, one_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from foretoken.config.keys import one_of
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, one_of
 from foretoken.hardware import Hardware
 
 

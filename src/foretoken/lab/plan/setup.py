@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from foretoken.config.keys import one_of, require
 from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.quantization import check_kv_cache
-from foretoken.errors import ConfigError
+from foretoken.config.reader import require
+from foretoken.errors import ConfigError, one_of
 from foretoken.lab.plain import from_plain
 from foretoken.lab.plan.bits import Quantization, find_quantization, kv_element_bytes
 from foretoken.lab.plan.devices import Device, find_device

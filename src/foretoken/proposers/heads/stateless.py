@@ -54,7 +54,7 @@ class StatelessHead(DraftHead, ABC):
         """Exchange its linear maps for those that serve."""
         serve_linears(self, self.tops, site.linears)
 
-    def proposer(self, site: HeadSite) -> "StatelessProposer":
+    def proposer(self, site: HeadSite) -> Proposer:
         """Chains or trees from the newest hidden states.
 
         Raises:
