@@ -102,7 +102,8 @@ class _PlainTypes(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """`str` for the words of keys and values."""
-        return ast.Name("str") if node.id == "KVCacheDtype" else node
+        named = {"KVCacheDtype": "str", "Quantization": "str | None"}
+        return ast.parse(named[node.id], mode="eval").body if node.id in named else node
 
 
 def type_names(source: type) -> dict[str, str]:

@@ -185,7 +185,7 @@ def test_wrong_heads_are_refused(model: Path, draft: Path, folders: dict[str, Pa
         _open(model, HEADS["pard"], draft)
     with pytest.raises(ConfigError, match="parallel_drafting"):
         _open(model, {"method": "mlp", "parallel_drafting": True}, folders["mlp"])
-    with pytest.raises(ConfigError, match="of a mlp drafter"):
+    with pytest.raises(ConfigError, match="drafter for method mlp"):
         LLM(str(model), speculative_config={"method": "mlp", "num_speculative_tokens": 3})
 
 

@@ -186,7 +186,7 @@ def test_kept_kv_of_the_draft_equals_kv_computed_anew(
         def audited(context: Any) -> Any:
             found = propose(context)
             for span in context.spans:
-                proposer._chain.rewind(span.sequence, 0)
+                proposer.progress.rewind(span.sequence, 0)
             again = propose(context)
             assert (again.ids, again.parents) == (found.ids, found.parents)
             compared.append(sum(map(len, found.ids)))

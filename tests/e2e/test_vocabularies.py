@@ -141,7 +141,7 @@ def test_shadow_kv_equals_kv_computed_anew(target: Path, foreign: Path) -> None:
         def audited(context: Any) -> Any:
             found = propose(context)
             for shadow in proposer._shadows.values():
-                inner.rewind(shadow.sequence, 0)
+                inner.progress.rewind(shadow.sequence, 0)
             again = propose(context)
             compared.append(sum(map(len, found.ids)))
             assert again.ids == found.ids

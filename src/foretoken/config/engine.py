@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Self
 
 from foretoken.config.aliases import ENGINE_KEYS, with_flags_gathered
-from foretoken.config.quantization import KVCacheDtype, check_quantization
+from foretoken.config.quantization import KVCacheDtype, Quantization, check_quantization
 from foretoken.config.reader import Allowed, at_least, check_fields, require, words
 from foretoken.config.speculative import SpeculativeConfig
 
@@ -33,7 +33,7 @@ class EngineConfig:
     dtype: Annotated[str, words("auto", "bfloat16", "float16", "float32")] = "auto"
     """`auto`, `bfloat16`, `float16` or `float32`. Auto: the checkpoint's 16-bit type where the
     machine multiplies it in hardware, else float32."""
-    quantization: str | None = None
+    quantization: Quantization = None
     """`int8` or `int4`: round the weights while loading, as docs/quantization.md says; of a
     checkpoint that is quantized already, those that it holds as floats. Such a checkpoint needs
     no setting; naming its format (`gptq`, ...) only checks it. Activations keep the type of

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from foretoken.config.methods import DraftingMethod
-from foretoken.config.reader import read, require, words
+from foretoken.config.reader import Allowed, read, require, words
 from foretoken.errors import ConfigError, NotYetError
 
 QUANTIZATIONS = ("int8", "int4")
@@ -12,6 +12,8 @@ AUTO = "auto"
 _KV_NOT_YET = ("bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla")
 KVCacheDtype = Annotated[str, words("auto", "int8", later=_KV_NOT_YET)]
 """How keys and values are kept; for vLLM's other types NotYetError."""
+Quantization = Annotated[str | None, Allowed("None, " + ", ".join(QUANTIZATIONS), lambda _: True)]
+"""How weights are rounded; `check_quantization` says which words may be given."""
 _READY_MADE = ("compressed-tensors", "fp8", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin")
 _FROM_16_BIT = (
     "marlin aqlm squeezellm bitblas gptq_bitblas modelopt modelopt_fp4 mxfp4 nvfp4 petit_nvfp4 "
