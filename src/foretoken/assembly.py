@@ -26,9 +26,9 @@ from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
+from foretoken.proposers.choose.policy import FirstPolicy
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.method import BuildContext, Target
-from foretoken.proposers.policy import FirstPolicy
 from foretoken.proposers.registry import create_drafters, feature_points, find_drafters
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.grammar import Grammars

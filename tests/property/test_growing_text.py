@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
 
-from foretoken.text.tokenizer import StreamOptions, Tokenizer
+from foretoken.text.tokenizer import TextOptions, Tokenizer
 
 WORDS = ["a", "b", "\u2581a", "\u2581", "\u00e9", "\ufffd", "\u2581the", "."]
 SPECIAL = ["<s>", "</s>"]
@@ -61,7 +61,7 @@ def tokenizer(
 
 def streamed(tokenizer: Tokenizer, ids: list[int], *, skip: bool = True) -> list[str]:
     """What had been given out after each id, and at the end."""
-    stream = tokenizer.stream(StreamOptions(skip_special_tokens=skip))
+    stream = tokenizer.stream(TextOptions(skip_special_tokens=skip))
     given_out = []
     for token in ids:
         assert stream.feed([token]) is None
@@ -134,7 +134,7 @@ def test_characters_of_several_bytes_come_at_once(llama: Tokenizer) -> None:
 
 
 def test_a_newline_of_one_byte_is_found_as_stop_string_at_once(llama: Tokenizer) -> None:
-    stream = llama.stream(StreamOptions(stop=("\n",)))
+    stream = llama.stream(TextOptions(stop=("\n",)))
     match = stream.feed([A, NEWLINE, E2, A])
     assert match is not None
     assert match.num_keep == 2
@@ -154,7 +154,7 @@ def test_a_long_run_without_text_is_not_decoded_again_and_again(
     lengths = []
     decode = llama.decode
     ids = [A, *(repeated * 400), *EURO, A + 6, *FACE, A]
-    stream = llama.stream(StreamOptions(skip_special_tokens=skip))
+    stream = llama.stream(TextOptions(skip_special_tokens=skip))
     growing = stream._growing._decode
 
     def counted(some: list[int]) -> str:

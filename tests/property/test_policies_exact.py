@@ -14,12 +14,12 @@ from torch import Tensor
 from foretoken.control.gain import Gain
 from foretoken.models.tensors import Draft, ModelOutput, SpanLayout
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.best import BestPolicy
+from foretoken.proposers.choose.best import BestPolicy
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
+from foretoken.proposers.choose.policy import FirstPolicy, Policy
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.own_kv import DraftLimits
-from foretoken.proposers.policy import FirstPolicy, Policy
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler

@@ -4,7 +4,7 @@ from foretoken.control.cost import PassCost
 from foretoken.control.plan import DraftOutcome
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.best import BestPolicy
+from foretoken.proposers.choose.best import BestPolicy
 from foretoken.proposers.choose.offers import Desk, Member
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import StepStats

@@ -8,7 +8,7 @@ from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
-from foretoken.proposers.policy import FirstPolicy
+from foretoken.proposers.choose.policy import FirstPolicy
 from foretoken.runtime.sequence import Sequence
 from tests.unit.proposing import make_context, make_sequence
 

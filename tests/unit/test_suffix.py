@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.proposers.lookup.suffix.path import Limits, Place, Window, best_path
+from foretoken.proposers.lookup.suffix.path import PathLimits, Place, RecentTokens, best_path
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
 from foretoken.proposers.lookup.suffix.texts import (
     OWN_LENGTHS,
@@ -17,7 +17,7 @@ from foretoken.proposers.lookup.suffix.texts import (
 from foretoken.runtime.sequence import Sequence
 from tests.unit.proposing import make_context, make_sequence
 
-EASY = Limits(per_match=1.0, least_probability=0.1)
+EASY = PathLimits(per_match=1.0, least_probability=0.1)
 TEXTS = st.lists(st.integers(0, 3), min_size=2, max_size=60)
 
 
@@ -55,7 +55,7 @@ def test_a_window_counts_matching_tokens(
     text: list[int], context: list[int], data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(1, len(text)))
-    found = Window(context[-24:]).match(array("I", text), at)
+    found = RecentTokens(context[-24:]).match(array("I", text), at)
     assert found == min(matching(text, at, context), 24)
 
 
@@ -70,7 +70,7 @@ def test_local_places_are_real_and_none_is_longer(text: list[int], cuts: list[in
         rest = rest[cut:]
     local.extend(rest)
     assert local.tokens.tolist() == text
-    found = local.places(Window(text[-24:]))
+    found = local.places(RecentTokens(text[-24:]))
     for one in found:
         assert one.match == min(matching(text, one.at, text), 24)
     best = max((min(matching(text, at, text), 24) for at in range(1, len(text))), default=0)
@@ -91,15 +91,15 @@ def test_a_draft_is_as_long_as_its_context_matches() -> None:
     following = list(range(20))
     assert best_path([place(5, following)], 24, EASY).tokens == following[:5]
     assert best_path([place(5, following)], 3, EASY).tokens == following[:3]
-    twice = Limits(per_match=2.0, least_probability=0.1)
+    twice = PathLimits(per_match=2.0, least_probability=0.1)
     assert best_path([place(5, following)], 24, twice).tokens == following[:10]
-    none = Limits(per_match=0.0, least_probability=0.1)
+    none = PathLimits(per_match=0.0, least_probability=0.1)
     assert best_path([place(5, following)], 24, none).tokens == []
 
 
 def test_an_improbable_token_ends_the_draft() -> None:
     places = [place(6, [1, 2, token]) for token in range(10, 14)]
-    strict = Limits(per_match=1.0, least_probability=0.5)
+    strict = PathLimits(per_match=1.0, least_probability=0.5)
     assert best_path(places, 6, strict).tokens == [1, 2]
 
 
@@ -149,9 +149,9 @@ def test_a_collision_of_salts_shows_nothing() -> None:
     one, other = cache.open("a"), cache.open("b")
     other = other._replace(salt_hash=one.salt_hash)
     cache.extend(one, [5, 6, 7, 8, 9])
-    assert cache.places(Window([5, 6, 7]), other) == []
+    assert cache.places(RecentTokens([5, 6, 7]), other) == []
     friend = cache.open("a")
-    assert [p.match for p in cache.places(Window([5, 6, 7]), friend)] == [3]
+    assert [p.match for p in cache.places(RecentTokens([5, 6, 7]), friend)] == [3]
 
 
 def test_the_oldest_output_is_forgotten_first() -> None:
@@ -192,7 +192,7 @@ def test_shared_places_are_real(past: list[tuple[str, list[int]]], output: list[
     alive = [list(text.tokens) for text in cache._texts.values() if text.salt == "a"]
     own = cache.open("a")
     cache.extend(own, output)
-    for found in cache.places(Window(output[-24:]), own):
+    for found in cache.places(RecentTokens(output[-24:]), own):
         there = found.text.tolist()
         assert there in alive
         assert found.match == min(matching(there, found.at, output), 24)

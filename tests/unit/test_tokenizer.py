@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from foretoken.checkpoint import packaged_model
 from foretoken.errors import TokenizerError
-from foretoken.text.tokenizer import StopMatch, StreamOptions, Tokenizer
+from foretoken.text.tokenizer import StopMatch, TextOptions, Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_special_ids(tokenizer: Tokenizer) -> None:
 @given(st.text(max_size=30))
 def test_growing_text_equals_decoding_at_once(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
-    stream = tokenizer.stream(StreamOptions())
+    stream = tokenizer.stream(TextOptions())
     given_out = ""
     for token in ids:
         assert stream.feed([token]) is None
@@ -54,20 +54,20 @@ def test_growing_text_equals_decoding_at_once(tokenizer: Tokenizer, text: str) -
 
 def test_stop_string_across_tokens_is_cut(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("abc STOP xyz")
-    options = StreamOptions(stop=("OP x", "zzz"))
+    options = TextOptions(stop=("OP x", "zzz"))
     stream = tokenizer.stream(options)
     match = stream.feed(ids)
     assert match is not None
     assert match.stop == "OP x"
     assert tokenizer.decode(ids[: match.num_keep]).endswith("STOP x")
     assert stream.text == "abc ST"
-    kept = tokenizer.stream(StreamOptions(stop=("OP x",), include_stop_str=True))
+    kept = tokenizer.stream(TextOptions(stop=("OP x",), include_stop_str=True))
     assert kept.feed(ids) == StopMatch(match.num_keep, "OP x")
     assert kept.text == "abc STOP x"
 
 
 def test_text_that_may_become_a_stop_string_is_held_back(tokenizer: Tokenizer) -> None:
-    stream = tokenizer.stream(StreamOptions(stop=("end",)))
+    stream = tokenizer.stream(TextOptions(stop=("end",)))
     stream.feed(tokenizer.encode("the en"))
     assert stream.text[: stream.stable_length()] == "the "
     stream.finish()
@@ -75,7 +75,7 @@ def test_text_that_may_become_a_stop_string_is_held_back(tokenizer: Tokenizer) -
 
 
 def test_the_earliest_stop_string_wins(tokenizer: Tokenizer) -> None:
-    stream = tokenizer.stream(StreamOptions(stop=("c", "b")))
+    stream = tokenizer.stream(TextOptions(stop=("c", "b")))
     match = stream.feed(tokenizer.encode("abc"))
     assert match is not None
     assert match.stop == "b"
@@ -83,7 +83,7 @@ def test_the_earliest_stop_string_wins(tokenizer: Tokenizer) -> None:
 
 def test_stop_strings_wait_for_min_tokens(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("ab ab")
-    stream = tokenizer.stream(StreamOptions(stop=("b",), min_tokens=2))
+    stream = tokenizer.stream(TextOptions(stop=("b",), min_tokens=2))
     match = stream.feed(ids)
     assert match is not None
     assert match.num_keep > 2

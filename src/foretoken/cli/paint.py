@@ -43,9 +43,9 @@ class Painter:
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         """Start with nothing written."""
-        from foretoken.text.tokenizer import StreamOptions
+        from foretoken.text.tokenizer import TextOptions
 
-        self._stream = tokenizer.stream(StreamOptions())
+        self._stream = tokenizer.stream(TextOptions())
         self._num_seen = 0
         self._waiting: list[tuple[str, TokenSource]] = []
 

@@ -69,7 +69,7 @@ class PackagedDrafter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MethodPlan:
     """What the planner assumes of a method until somebody has measured it."""
 
     usual_drafts: int
@@ -197,7 +197,7 @@ class DraftingMethod:
     """Drafters of it that ship with the package."""
     demo: Mapping[str, object] | None = None
     """The speculative_config that `foretoken demo` measures; None: it does not."""
-    plan: Plan | None = None
+    plan: MethodPlan | None = None
     """None: the planner does not plan it."""
     trained: tuple[Trained, ...] = ()
     """The kinds of runs that train it."""
@@ -286,7 +286,7 @@ ROWS = (
             "num_speculative_tokens": 4,
             "quantization": "int8",
         },
-        plan=Plan(
+        plan=MethodPlan(
             usual_drafts=5,
             effort=2,
             needs="a second model of the same tokenizer to find and load",
@@ -378,7 +378,7 @@ ROWS = (
             PackagedDrafter(target="demo", model="demo-parallel", in_parallel=True),
         ),
         demo={"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 5},
-        plan=Plan(
+        plan=MethodPlan(
             usual_drafts=3,
             effort=3,
             needs="a head trained for exactly this target",
@@ -459,7 +459,7 @@ ROWS = (
         settings=NgramSettings,
         tensorrt=("NGram",),
         demo={"method": "ngram", "num_speculative_tokens": 10},
-        plan=Plan(
+        plan=MethodPlan(
             usual_drafts=5,
             effort=0,
             needs="nothing to load or train",
@@ -480,7 +480,7 @@ ROWS = (
         threshold_key="suffix_decoding_min_token_prob",
         vllm_needs_length=False,
         tensorrt=("SA",),
-        plan=Plan(
+        plan=MethodPlan(
             usual_drafts=4,
             effort=1,
             needs="nothing to load, but a package of its own on some engines",
@@ -506,7 +506,7 @@ ROWS = (
         vllm_needs_length=False,
         tensorrt=("MTP",),
         marks=Marks(values=(("speculators_model_type", "mtp"),)),
-        plan=Plan(
+        plan=MethodPlan(
             usual_drafts=1,
             effort=1,
             needs="the checkpoint brings its own draft layers",

@@ -7,9 +7,9 @@ from foretoken.config.methods import find_method
 from foretoken.errors import ConfigError
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
+from foretoken.proposers.choose.policy import FirstPolicy, Policy
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.method import BuildContext, FindDrafter, FoundDrafter, Target
-from foretoken.proposers.policy import FirstPolicy, Policy
 
 
 def find_drafters(config: SpeculativeConfig | None, target: Target) -> dict[str, FoundDrafter]:
@@ -69,7 +69,7 @@ def create_policy(name: str) -> Policy:
     if name == "first":
         return FirstPolicy()
     if name == "best":
-        from foretoken.proposers.best import BestPolicy
+        from foretoken.proposers.choose.best import BestPolicy
 
         return BestPolicy()
     raise ConfigError("speculative_config.policy", name, "first, best")

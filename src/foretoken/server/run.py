@@ -19,7 +19,7 @@ from foretoken.server.app import build_app, build_state
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.server.transport.drain import Drain
-from foretoken.server.transport.runner import Runner
+from foretoken.server.transport.runner import DrainingServer
 from foretoken.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]
         logger.debug("a token covers at most %s characters", engine.parts.tokenizer.reach)
     drain = Drain(server.limits.drain_s)
     state = build_state(engine, server, drain, spans)
-    runner = Runner(build_app(state), state, drain)
+    runner = DrainingServer(build_app(state), state, drain)
     state.engine.on_lost = drain.begin
     listening.listen()  # who reads the URL may connect at once
     for line in banner(state, listening):
@@ -95,7 +95,7 @@ def _listen(server: ServerConfig) -> socket.socket:
     return listening
 
 
-def _run(runner: Runner, listening: socket.socket, state: ServerState) -> int:
+def _run(runner: DrainingServer, listening: socket.socket, state: ServerState) -> int:
     """Signals beside those that the runner hears, at its beginning and its end, are harmless."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

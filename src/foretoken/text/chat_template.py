@@ -186,7 +186,7 @@ def _environment() -> "SandboxedEnvironment":
     from jinja2.utils import Namespace
 
     @final
-    class Generation(Extension):
+    class GenerationBlock(Extension):
         """`{% generation %}`: marks the answers for training, and prints what is in it."""
 
         tags = {"generation"}
@@ -221,7 +221,7 @@ def _environment() -> "SandboxedEnvironment":
         raise TemplateError(message)
 
     made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
     )
     made.filters["tojson"] = _to_json
     made.globals["raise_exception"] = fail

@@ -17,7 +17,7 @@ class StopMatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
+class TextOptions:
     """How one output becomes text."""
 
     skip_special_tokens: bool = True
@@ -30,7 +30,7 @@ class StreamOptions:
 class Detokenizer:
     """Text of one growing output; never gives out half a character or part of a stop string."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, options: StreamOptions) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, options: TextOptions) -> None:
         """Start with an empty output."""
         self._tokenizer = tokenizer
         self._options = options

@@ -6,7 +6,7 @@ final. Knows nothing about steps.
 
 from dataclasses import dataclass, replace
 
-from foretoken.text.tokenizer import Detokenizer, StopMatch, StreamOptions, Tokenizer
+from foretoken.text.tokenizer import Detokenizer, StopMatch, TextOptions, Tokenizer
 from foretoken.types import FinishReason, Output, Request
 
 
@@ -44,7 +44,7 @@ class TextStreams:
         params = request.params
         if self._tokenizer is None or not (params.detokenize or params.stop):
             return
-        options = StreamOptions(
+        options = TextOptions(
             skip_special_tokens=params.skip_special_tokens,
             stop=tuple(params.stop or ()),
             include_stop_str=params.include_stop_str_in_output,

@@ -15,10 +15,10 @@ import tokenizers
 
 from foretoken.errors import PromptError, TokenizerError
 from foretoken.text.chat_template import ChatTemplate
-from foretoken.text.detokenizer import Detokenizer, StopMatch, StreamOptions
+from foretoken.text.detokenizer import Detokenizer, StopMatch, TextOptions
 from foretoken.text.reach import token_reach
 
-__all__ = ["Detokenizer", "StopMatch", "StreamOptions", "Tokenizer"]
+__all__ = ["Detokenizer", "StopMatch", "TextOptions", "Tokenizer"]
 
 _LONG = 2000
 """Characters of a text, or tokens, beyond which others may run while they are translated."""
@@ -106,7 +106,7 @@ class Tokenizer:
         """The tokenizer as the text of a tokenizer.json."""
         return self._tokenizer.to_str()
 
-    def stream(self, params: StreamOptions) -> Detokenizer:
+    def stream(self, params: TextOptions) -> Detokenizer:
         """Incremental decoding of one output."""
         return Detokenizer(self._tokenizer, params)
 

@@ -3,8 +3,7 @@
 import pytest
 
 from foretoken.config import methods
-from foretoken.config.methods import DraftingMethod
-from foretoken.config.methods import Plan as MethodPlan
+from foretoken.config.methods import DraftingMethod, MethodPlan
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings, planned_methods

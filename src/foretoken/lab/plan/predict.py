@@ -45,7 +45,7 @@ class LoadPrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class PlannedSpeed:
     """One method over all loads."""
 
     method: str
@@ -65,7 +65,7 @@ class Prediction:
         return min(self.loads, key=lambda load: abs(math.log(load.requests / requests)))
 
 
-def predict(setup: Setup) -> Prediction:
+def predict(setup: Setup) -> PlannedSpeed:
     """The speed-up of the method of `setup` by load."""
     settings = setup.settings
     own = assume_acceptance(
@@ -77,7 +77,7 @@ def predict(setup: Setup) -> Prediction:
         _at_load(setup, own, (target, drafter), requests, max(1.0, context)) for requests in LOADS
     )
     crossings = [_crossing([getattr(load, name) for load in loads]) for name in _BOUNDS]
-    return Prediction(
+    return PlannedSpeed(
         method=setup.method,
         k=setup.k,
         acceptance=own,

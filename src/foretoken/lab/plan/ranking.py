@@ -7,10 +7,9 @@ this target on this device, not from the method's reputation.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from foretoken.config.methods import DraftingMethod
-from foretoken.config.methods import Plan as MethodPlan
+from foretoken.config.methods import DraftingMethod, MethodPlan
 from foretoken.lab.plan.memory_plan import draft_load
-from foretoken.lab.plan.predict import Prediction, predict
+from foretoken.lab.plan.predict import PlannedSpeed, predict
 from foretoken.lab.plan.setup import Setup, planned_methods, usual_drafts
 
 
@@ -36,7 +35,7 @@ class MethodOutlook:
     """Rank of the work to set it up, 0 is none."""
     memory_bytes: float
     """Weights it puts beside the target."""
-    prediction: Prediction
+    prediction: PlannedSpeed
 
 
 def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:

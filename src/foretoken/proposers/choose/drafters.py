@@ -12,9 +12,9 @@ from foretoken.control.plan import DraftOutcome
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose.offers import GRAMMAR, OWN, PREDICTION, Desk, Member
+from foretoken.proposers.choose.policy import Policy
 from foretoken.proposers.lookup.forced import ForcedProposer
 from foretoken.proposers.lookup.prediction import PredictionProposer
-from foretoken.proposers.policy import Policy
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.verifier import Verification

@@ -24,8 +24,8 @@ from foretoken.proposers.heads.parts import (
     Attend,
     HeadAttention,
     HeadMLP,
+    HeadNorm,
     HeadShape,
-    RMSNorm,
     num_layers,
     read_layer_shape,
 )
@@ -45,9 +45,9 @@ class EagleLayer(nn.Module):
         """Sizes from `shape`."""
         super().__init__()
         size, eps = shape.hidden_size, shape.rms_norm_eps
-        self.input_layernorm = None if first else RMSNorm(size, eps)
+        self.input_layernorm = None if first else HeadNorm(size, eps)
         self.self_attn = HeadAttention(shape, size, bias=attention_bias)
-        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.post_attention_layernorm = HeadNorm(size, eps)
         self.mlp = HeadMLP(shape)
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:

@@ -66,7 +66,7 @@ def num_layers(names: Iterable[str]) -> int:
     return len(found) or 1
 
 
-class RMSNorm(nn.Module):
+class HeadNorm(nn.Module):
     """x / rms(x) * weight (Zhang and Sennrich 2019), normalised in float32."""
 
     def __init__(self, size: int, eps: float) -> None:

@@ -33,7 +33,7 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @final
-class Runner(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """Serves one app until it is drained."""
 
     def __init__(self, app: ASGIApp, state: ServerState, drain: Drain) -> None:

@@ -26,8 +26,7 @@ from foretoken.ops.attention.compiled import CompiledAttention
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.linears import HeadLinears
-from foretoken.proposers.heads.parts import HeadShape
-from foretoken.proposers.heads.parts import RMSNorm as HeadNorm
+from foretoken.proposers.heads.parts import HeadNorm, HeadShape
 from foretoken.proposers.heads.runner import RunnerParts
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ TOKEN_BITS = 32
 TOKEN_BYTES = 4
 
 
-class Window:
+class RecentTokens:
     """The newest tokens of a text."""
 
     __slots__ = ("_number", "data", "last", "size")
@@ -77,7 +77,7 @@ NO_PATH = Path([], 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PathLimits:
     """How far a draft may go."""
 
     per_match: float
@@ -86,7 +86,7 @@ class Limits:
     """suffix_decoding_min_token_prob."""
 
 
-def best_path(places: list[Place], budget: int, limits: Limits) -> Path:
+def best_path(places: list[Place], budget: int, limits: PathLimits) -> Path:
     """The path with the best score over match lengths, the longest of equals.
 
     Args:

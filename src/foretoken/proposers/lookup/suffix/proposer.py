@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from foretoken.errors import ParameterError
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.lookup.suffix.path import NO_PATH, Limits, Path, Window, best_path
+from foretoken.proposers.lookup.suffix.path import (
+    NO_PATH,
+    Path,
+    PathLimits,
+    RecentTokens,
+    best_path,
+)
 from foretoken.proposers.lookup.suffix.texts import CachedText, LocalText, SuffixCache
 from foretoken.runtime.sequence import Sequence
 
@@ -55,7 +61,7 @@ class SuffixProposer(Proposer):
             min_token_prob: stop where the draft's frequency falls below it.
         """
         self._depth = max_tree_depth
-        self._limits = Limits(per_match=max_spec_factor, least_probability=min_token_prob)
+        self._limits = PathLimits(per_match=max_spec_factor, least_probability=min_token_prob)
         self._cache = SuffixCache(max_cached_requests) if max_cached_requests else None
         self._states: dict[str, _State] = {}
         self._corpora: dict[str, CachedText] = {}
@@ -127,7 +133,7 @@ class SuffixProposer(Proposer):
 
     def _draft(self, sequence: Sequence, budget: int) -> Path:
         state = self._state(sequence)
-        window = Window(sequence.token_ids[-self._depth :])
+        window = RecentTokens(sequence.token_ids[-self._depth :])
         path = best_path(state.local.places(window), budget, self._limits)
         if self._cache is not None and state.shared is not None and path.score < budget:
             places = self._cache.places(window, state.shared)

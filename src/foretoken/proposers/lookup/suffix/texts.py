@@ -15,7 +15,7 @@ from array import array
 from collections import deque
 from typing import NamedTuple
 
-from foretoken.proposers.lookup.suffix.path import TOKEN_BYTES, Place, Window
+from foretoken.proposers.lookup.suffix.path import TOKEN_BYTES, Place, RecentTokens
 
 OWN_LENGTHS = (1, 3, 8)
 """Lengths of the n-grams that lead into the sequence's own text."""
@@ -62,7 +62,7 @@ class LocalText:
                 previous.append(latest.get(key, 0))
                 latest[key] = at
 
-    def places(self, window: Window) -> list[Place]:
+    def places(self, window: RecentTokens) -> list[Place]:
         """Earlier places of the newest tokens, the latest first."""
         for index in range(len(OWN_LENGTHS) - 1, -1, -1):
             length = OWN_LENGTHS[index]
@@ -184,7 +184,7 @@ class SuffixCache:
         ):
             self._forget(self._finished.popleft())
 
-    def places(self, window: Window, own: CachedText) -> list[Place]:
+    def places(self, window: RecentTokens, own: CachedText) -> list[Place]:
         """Places of the newest tokens in other outputs of the same salt, the latest first.
 
         Those of the longest n-gram that is known.
@@ -196,7 +196,7 @@ class SuffixCache:
                     return found
         return []
 
-    def _walk(self, index: int, window: Window, own: CachedText) -> list[Place]:
+    def _walk(self, index: int, window: RecentTokens, own: CachedText) -> list[Place]:
         length, last, found = PAST_LENGTHS[index], window.last, []
         slot = (hash(window.newest(length)) ^ own.salt_hash) & self._table_mask
         place = self._latest[index][slot]

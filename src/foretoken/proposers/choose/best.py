@@ -20,7 +20,7 @@ from foretoken.control.acceptance import PromisedAcceptance
 from foretoken.control.cost import PassCost, RowCost, StepShape
 from foretoken.control.plan import DraftOutcome
 from foretoken.proposers.choose.offers import Desk, Offer
-from foretoken.proposers.policy import Policy
+from foretoken.proposers.choose.policy import Policy
 from foretoken.types import StepStats
 
 _ROUNDS = 3
