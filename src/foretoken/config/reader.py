@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from foretoken.errors import ConfigError, NotYetError, one_of
 
@@ -209,48 +209,50 @@ def _text(kind: Any) -> str:
 class _Reader:
     null_is_nan: bool = False
 
-    def value(self, kind: Any, given: Any, field: str, allowed: str | None = None) -> Any:
-        """Read one value; `allowed` is what errors say about the whole field, if more than this."""
-        allowed = _text(kind) if allowed is None else allowed
+    def value(self, kind: Any, given: Any, field: str, whole: Any = None) -> Any:
+        """Read one value; errors say what `whole`, the annotation that `kind` is a part of, is."""
+        if type(given) is kind:  # most values of a large file: nothing to look up
+            return given
+        whole = kind if whole is None else whole
         origin, args = typing.get_origin(kind), typing.get_args(kind)
         if kind is Any:
             return given
         if origin is Annotated:
-            return self._annotated(args, given, field, allowed)
+            return self._annotated(args, given, field, whole)
         if origin in (types.UnionType, typing.Union):
-            return self._union(args, given, field, allowed)
+            return self._union(args, given, field, whole)
         if origin is Literal:
-            require(field, given, given in args, allowed)
-            return given
+            return given if given in args else _refuse(field, given, whole)
         if origin in (list, tuple, Sequence):
             return self._listed(origin, args, given, field)
         if origin in (dict, Mapping):
-            require(field, given, isinstance(given, Mapping), allowed)
+            if not isinstance(given, Mapping):
+                _refuse(field, given, whole)
             return {str(k): self.value(args[1], v, f"{field}.{k}") for k, v in given.items()}
         if is_dataclass(kind):
             return self._dataclass(kind, given, field)
-        return self._scalar(kind, given, field, allowed)
+        return self._scalar(kind, given, field, whole)
 
-    def _annotated(self, args: tuple[Any, ...], given: Any, field: str, allowed: str) -> Any:
-        found = self.value(args[0], given, field, allowed)
+    def _annotated(self, args: tuple[Any, ...], given: Any, field: str, whole: Any) -> Any:
+        found = self.value(args[0], given, field, whole)
         for rule in args[1:]:
             if not isinstance(rule, Allowed) or rule.holds(found):
                 continue
             if found in rule.later:
                 raise NotYetError(field, given, f"{rule.text} ({found!r} is not yet built)")
-            raise ConfigError(field, given, allowed)
+            _refuse(field, given, whole)
         return found
 
-    def _union(self, kinds: tuple[Any, ...], given: Any, field: str, allowed: str) -> Any:
+    def _union(self, kinds: tuple[Any, ...], given: Any, field: str, whole: Any) -> Any:
         if given is None and types.NoneType in kinds:
             return None
         rest = [kind for kind in kinds if kind is not types.NoneType]
         for kind in rest[:-1]:
             try:
-                return self.value(kind, given, field, allowed)
+                return self.value(kind, given, field, whole)
             except ConfigError:
                 continue
-        return self.value(rest[-1], given, field, allowed)
+        return self.value(rest[-1], given, field, whole)
 
     def _listed(self, origin: Any, args: tuple[Any, ...], given: Any, field: str) -> Any:
         listed = isinstance(given, Sequence) and not isinstance(given, str | bytes)
@@ -264,14 +266,13 @@ class _Reader:
         return found if origin is list else tuple(found)
 
     def _dataclass(self, kind: Any, given: Any, field: str) -> Any:
-        if isinstance(given, kind):
-            return given
         require(field, given, isinstance(given, Mapping), "a mapping")
         own = _key_kinds(kind)
         found: dict[str, Any] = {}
         for key, one in given.items():
             name = str(key).replace("-", "_")
-            require(f"{field}.{key}", one, name in own, one_of(name, own))
+            if name not in own:
+                raise ConfigError(f"{field}.{key}", one, one_of(name, own))
             found[name] = self.value(own[name], one, f"{field}.{name}")
         for spec in fields(kind):
             default = spec.default is not MISSING or spec.default_factory is not MISSING
@@ -280,19 +281,20 @@ class _Reader:
                 raise ConfigError(f"{field}.{spec.name}", None, text)
         return kind(**grouped(kind, found))
 
-    def _scalar(self, kind: Any, given: Any, field: str, allowed: str) -> Any:
+    def _scalar(self, kind: Any, given: Any, field: str, whole: Any) -> Any:
         if kind is float and given is None and self.null_is_nan:
             return math.nan
         if isinstance(kind, type) and issubclass(kind, Enum):
-            if isinstance(given, kind):
-                return given
-            choices = {member.value: member for member in kind}
-            require(field, given, given in choices, allowed)
-            return choices[given]
+            found = next((member for member in kind if member.value == given), None)
+            return _refuse(field, given, whole) if found is None else found
         is_bool = isinstance(given, bool)
-        if kind is float:
-            require(field, given, isinstance(given, int | float) and not is_bool, allowed)
-            return given if isinstance(given, float) else float(given)
-        ok = isinstance(given, kind) and not (is_bool and kind is int)
-        require(field, given, ok, allowed)
+        if kind is float and isinstance(given, int | float) and not is_bool:
+            return float(given)
+        if kind is float or not isinstance(given, kind) or (is_bool and kind is int):
+            _refuse(field, given, whole)
         return given
+
+
+def _refuse(field: str, given: object, kind: Any) -> NoReturn:
+    """Raise a ConfigError that says what may be given for an annotation."""
+    raise ConfigError(field, given, _text(kind))

@@ -4,27 +4,15 @@ Owns what a mistake is called: the table and key, what was given, what is allowe
 """
 
 import tomllib
-from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from foretoken.config.reader import require
-from foretoken.errors import ConfigError, one_of
+from foretoken.config.reader import read, require
+from foretoken.errors import ConfigError
 from foretoken.training.model import LlamaShape
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings
 
-Table = TypeVar("Table")
-WANTED = {
-    "bool_type": "true or false",
-    "float_type": "a number",
-    "int_type": "an integer",
-    "string_type": "a text",
-    "tuple_type": "a list",
-}
-"""What is allowed, by pydantic's name of a mistake."""
 CONFIG = (
     "a TOML file, as docs/training.md shows one (the packaged models are made in the root of the "
     "sources: python -m tools.demo_models train NAME)"
@@ -59,50 +47,27 @@ def build_settings(table: dict[str, Any]) -> Settings:
 
     Raises ConfigError for an unknown key or a value that cannot be.
     """
-    table["shape"] = _build(LlamaShape, table.get("shape", {}), "shape")
+    tables = [name for name in ("shape", "head", "data", "states") if name in table]
+    for name in tables:
+        require(name, table[name], isinstance(table[name], dict), f"a table, [{name}]")
+    table["shape"] = read(LlamaShape, table.get("shape", {}), "shape")
     if "head" in table:
-        table["head"] = _build(HeadSettings, table["head"], "head")
+        table["head"] = read(HeadSettings, table["head"], "head")
     if "data" in table:
         require("data", table["data"], "head" in table, "a table beside [head] only")
-        table["data"] = _build(DataSettings, table["data"], "data")
+        table["data"] = read(DataSettings, table["data"], "data")
     if "states" in table:
         require("states", table["states"], "data" in table, "a table beside [data] only")
-        table["states"] = _build(StateSettings, table["states"], "states")
+        table["states"] = read(StateSettings, table["states"], "states")
     stages = table.get("stages", [{"until": 1.0, "length": 512}])
     require("stages", stages, isinstance(stages, list), "tables, each under [[stages]]")
-    table["stages"] = tuple(_build(Stage, stage, "stages") for stage in stages)
+    table["stages"] = tuple(read(Stage, stage, "stages") for stage in stages)
     given = table.get("decay_share")
     fine = given is None or table.get("schedule", "wsd") == "wsd"
     require("decay_share", given, fine, "no key: only schedule wsd decays over a share")
-    settings = _build(Settings, table, "config")
+    settings: Settings = read(Settings, table, "config")
     _check_text(settings)
     return settings
-
-
-def _build(cls: type[Table], table: Any, where: str) -> Table:
-    """A settings class of a table of TOML; only its own keys, each of its type."""
-    require(where, table, isinstance(table, dict), f"a table, [{where}]")
-    known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-    for key in table:
-        require(f"{where}.{key}", table[key], key in known, one_of(key, known))
-    given = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
-    types = get_type_hints(cls)
-    for field in fields(cls):  # type: ignore[arg-type]
-        key = field.name
-        there = key in given or field.default is not MISSING
-        require(f"{where}.{key}", None, there, "a value: it has no default")
-        if key in given:
-            _require_type(f"{where}.{key}", given[key], types[key])
-    return cls(**given)
-
-
-def _require_type(where: str, value: Any, wanted: Any) -> None:
-    try:
-        TypeAdapter(wanted).validate_python(value, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        allowed = WANTED.get(first["type"], first["msg"])
-        raise ConfigError(where, value, allowed) from error
 
 
 def _check_text(settings: Settings) -> None:
