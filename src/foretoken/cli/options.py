@@ -9,15 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from foretoken.config.methods import find_method
 from foretoken.errors import ConfigError
 
-DEMO_SPECULATION = {
-    "method": "draft_model",
-    "model": "demo-draft",
-    "num_speculative_tokens": 4,
-    "quantization": "int8",
-}
-"""What was fastest on the packaged pair, `benchmarks/methods.py`."""
+DEMO_SPECULATION: dict[str, Any] = dict(find_method("draft_model").demo or {})
+"""What `demo` drafts with where nobody says how."""
 
 SPECULATION_EXAMPLE = """a JSON object such as '{"method": "ngram", "num_speculative_tokens": 5}'"""
 """How errors say what `--speculative-config` may be."""

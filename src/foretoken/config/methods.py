@@ -280,6 +280,7 @@ ROWS = (
         under_parallel_drafting="parallel",
         tensorrt=("Draft_Target",),
         packaged=(PackagedDrafter(target="demo", model="demo-draft"),),
+        # What was fastest on the packaged pair, by benchmarks/methods.py.
         demo={
             "method": "draft_model",
             "model": "demo-draft",
