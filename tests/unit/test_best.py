@@ -5,7 +5,7 @@ from foretoken.control.plan import DraftOutcome
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose.best import BestPolicy
-from foretoken.proposers.choose.offers import Desk, Member
+from foretoken.proposers.choose.offers import Member, StepOffers
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import StepStats
 from tests.unit.proposing import make_context, make_sequence
@@ -65,10 +65,10 @@ class World:
     def step(self, *sequences: Sequence) -> list[str]:
         """One step; whose drafts were taken."""
         context = make_context(*[(sequence, 8) for sequence in sequences])
-        desk = Desk(self.members, context.spans)
-        self.policy.fill(desk, NAMES)
+        step = StepOffers(self.members, context.spans)
+        self.policy.fill(step, NAMES)
         self.policy._drafting["model"] = PassCost(self.draft_s)
-        draft = desk.draft()
+        draft = step.draft()
         rows = len(sequences) + sum(len(ids) for ids in draft.ids)
         assert draft.promises is not None
         each = zip(sequences, draft.names, draft.ids, draft.promises, strict=True)

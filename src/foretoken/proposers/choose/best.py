@@ -19,7 +19,7 @@ from typing import NamedTuple, final
 from foretoken.control.acceptance import PromisedAcceptance
 from foretoken.control.cost import PassCost, RowCost, StepShape
 from foretoken.control.plan import DraftOutcome
-from foretoken.proposers.choose.offers import Desk, Offer
+from foretoken.proposers.choose.offers import Offer, StepOffers
 from foretoken.proposers.choose.policy import Policy
 from foretoken.types import StepStats
 
@@ -58,30 +58,30 @@ class BestPolicy(Policy):
         """Drafts of others since each drafter was last used where it could have been."""
         self._looks_up: dict[str, bool] = {}
 
-    def fill(self, desk: Desk, names: tuple[str, ...]) -> None:
+    def fill(self, step: StepOffers, names: tuple[str, ...]) -> None:
         """Look up first, then run the models that win."""
-        indices = desk.open
+        indices = step.open
         if not indices:
             return
         options: dict[int, list[_Option]] = {i: [] for i in indices}
         models, row_s = [], self._cost.row_seconds()
         for name in names:
-            looks_up = self._looks_up[name] = desk.members[name].proposer.looks_up
+            looks_up = self._looks_up[name] = step.members[name].proposer.looks_up
             if looks_up:
-                for i, offer in desk.ask(name, indices).items():
-                    options[i].append(self._looked_up(name, offer, row_s, desk.request_id(i)))
+                for i, offer in step.ask(name, indices).items():
+                    options[i].append(self._looked_up(name, offer, row_s, step.request_id(i)))
             else:
                 models.append(name)
                 for i in indices:
-                    if desk.allowed(name, i):
-                        options[i].append(self._modelled(name, row_s, desk, i))
-        chosen = self._choose(options, len(desk.spans))
-        chosen = {i: self._varied(i, one, options, desk) for i, one in chosen.items()}
+                    if step.allowed(name, i):
+                        options[i].append(self._modelled(name, row_s, step, i))
+        chosen = self._choose(options, len(step.spans))
+        chosen = {i: self._varied(i, one, options, step) for i, one in chosen.items()}
         for name in models:
-            self._run(name, desk, chosen, options)
+            self._run(name, step, chosen, options)
         for i, one in chosen.items():
             if one.offer is not None and one.offer.ids:
-                desk.take({i: one.offer})
+                step.take({i: one.offer})
 
     def observe(self, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         """Learn what a step took and what was accepted."""
@@ -108,9 +108,9 @@ class BestPolicy(Policy):
         tokens = self._acceptance.expected(request_id, name, promise, rows)
         return _Option(name, tokens, row_s * rows, offer)
 
-    def _modelled(self, name: str, row_s: float, desk: Desk, index: int) -> _Option:
-        rows = min(desk.spans[index].draft_budget, desk.members[name].most)
-        request_id = desk.request_id(index)
+    def _modelled(self, name: str, row_s: float, step: StepOffers, index: int) -> _Option:
+        rows = min(step.spans[index].draft_budget, step.members[name].most)
+        request_id = step.request_id(index)
         tokens = self._acceptance.expected(request_id, name, float(rows), rows)
         return _Option(name, tokens, row_s * rows + self._drafting[name].seconds, None)
 
@@ -134,10 +134,10 @@ class BestPolicy(Policy):
         return chosen
 
     def _varied(
-        self, index: int, best: _Option, options: Mapping[int, list[_Option]], desk: Desk
+        self, index: int, best: _Option, options: Mapping[int, list[_Option]], step: StepOffers
     ) -> _Option:
         """The best option, or one that was not tried for long."""
-        self._acceptance.begin(desk.request_id(index))
+        self._acceptance.begin(step.request_id(index))
         found, most = best, -1.0
         for one in options[index]:
             if self._idle[one.name] >= _TRY_AGAIN and one.tokens > most:
@@ -149,7 +149,7 @@ class BestPolicy(Policy):
     def _run(
         self,
         name: str,
-        desk: Desk,
+        step: StepOffers,
         chosen: dict[int, _Option],
         options: Mapping[int, list[_Option]],
     ) -> None:
@@ -157,14 +157,14 @@ class BestPolicy(Policy):
         won = [i for i, one in chosen.items() if one.name == name]
         if not won:
             return
-        usual = all(self._acceptance.knows(desk.request_id(i), name) for i in won)
-        before = desk.seconds.get(name, 0.0)
-        offers = desk.ask(name, won)
+        usual = all(self._acceptance.knows(step.request_id(i), name) for i in won)
+        before = step.seconds.get(name, 0.0)
+        offers = step.ask(name, won)
         if usual:  # else it also had to read a prompt, which happens once
-            self._drafting[name].observe((desk.seconds.get(name, 0.0) - before) / len(won))
+            self._drafting[name].observe((step.seconds.get(name, 0.0) - before) / len(won))
         for i in won:
             if i in offers:
-                desk.take({i: offers[i]})
+                step.take({i: offers[i]})
                 chosen[i] = _NOTHING
             else:
                 rest = [one for one in options[i] if one.offer is not None]

@@ -11,7 +11,7 @@ from typing import final
 from foretoken.control.plan import DraftOutcome
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.choose.offers import GRAMMAR, OWN, PREDICTION, Desk, Member
+from foretoken.proposers.choose.offers import GRAMMAR, OWN, PREDICTION, Member, StepOffers
 from foretoken.proposers.choose.policy import Policy
 from foretoken.proposers.lookup.forced import ForcedProposer
 from foretoken.proposers.lookup.prediction import PredictionProposer
@@ -59,17 +59,17 @@ class Drafters(Proposer):
             return Draft.empty(len(context.spans))
         if len(self._names) == 1 and not any(_is_particular(span) for span in wanted):
             return self._ask_only(context)
-        desk = Desk(self._everyone, context.spans)
+        step = StepOffers(self._everyone, context.spans)
         if GRAMMAR in self._everyone:
-            forced = [i for i in desk.open if context.spans[i].sequence.request.params.structured]
+            forced = [i for i in step.open if context.spans[i].sequence.request.params.structured]
             if forced:
-                desk.take(desk.ask(GRAMMAR, forced))
-        predicted = [i for i in desk.open if context.spans[i].sequence.request.prediction_ids]
+                step.take(step.ask(GRAMMAR, forced))
+        predicted = [i for i in step.open if context.spans[i].sequence.request.prediction_ids]
         if predicted:
-            desk.take(desk.ask(PREDICTION, predicted))
+            step.take(step.ask(PREDICTION, predicted))
         if not context.plan.rests:
-            self._policy.fill(desk, self._names)
-        return desk.draft()
+            self._policy.fill(step, self._names)
+        return step.draft()
 
     @property
     def num_bytes(self) -> int:
@@ -98,9 +98,9 @@ class Drafters(Proposer):
         [name] = self._names
         member = self.members[name]
         if member.least or any(span.draft_budget > member.most for span in context.spans):
-            desk = Desk(self._everyone, context.spans)
-            desk.take(desk.ask(name, desk.open))
-            return desk.draft()
+            step = StepOffers(self._everyone, context.spans)
+            step.take(step.ask(name, step.open))
+            return step.draft()
         return replace(member.propose(context), drafter=name)
 
 

@@ -71,7 +71,7 @@ class Offer(NamedTuple):
     """The nodes that those of a tree come after, as in `Draft.parents`; None: a chain."""
 
 
-class Desk:
+class StepOffers:
     """Where the offers of a step are collected."""
 
     def __init__(self, members: Mapping[str, Member], spans: tuple[Span, ...]) -> None:

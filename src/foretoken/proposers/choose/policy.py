@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from typing import final
 
 from foretoken.control.plan import DraftOutcome
-from foretoken.proposers.choose.offers import Desk
+from foretoken.proposers.choose.offers import StepOffers
 from foretoken.types import StepStats
 
 
@@ -13,7 +13,7 @@ class Policy(ABC):
     """Which of several drafters serves each span; decides on what is known before any draw."""
 
     @abstractmethod
-    def fill(self, desk: Desk, names: tuple[str, ...]) -> None:
+    def fill(self, step: StepOffers, names: tuple[str, ...]) -> None:
         """Ask drafters of `names` for the spans that are open, and take what is best."""
 
     @abstractmethod
@@ -29,13 +29,13 @@ class Policy(ABC):
 class FirstPolicy(Policy):
     """The first drafter in the list that has something to offer."""
 
-    def fill(self, desk: Desk, names: tuple[str, ...]) -> None:
+    def fill(self, step: StepOffers, names: tuple[str, ...]) -> None:
         """Ask one after the other for what is still open."""
         for name in names:
-            still_open = desk.open
+            still_open = step.open
             if not still_open:
                 return
-            desk.take(desk.ask(name, still_open))
+            step.take(step.ask(name, still_open))
 
     def observe(self, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         """Nothing is learnt."""
