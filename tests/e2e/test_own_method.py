@@ -26,7 +26,7 @@ from foretoken.metrics import Counter
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
-from foretoken.proposers.heads.files import HeadFolder, fill
+from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.stateless import StatelessHead
 from foretoken.proposers.method import FoundDrafter, Target
 from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens

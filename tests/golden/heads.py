@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from foretoken.proposers.heads.base import DraftHead, TargetFacts
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.files import method_of, read_head
+from foretoken.proposers.heads.folder import method_of, read_head
 from foretoken.proposers.heads.medusa import Medusa
 from foretoken.proposers.heads.mlp import MLPSpeculator
 

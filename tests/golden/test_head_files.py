@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from foretoken.config.published import head_method
 from foretoken.errors import CheckpointError
-from foretoken.proposers.heads.files import read_head
+from foretoken.proposers.heads.folder import read_head
 from foretoken.proposers.heads.medusa import Medusa
 from foretoken.proposers.heads.parts import HeadShape
 from tests.golden import heads as ref

@@ -14,7 +14,7 @@ from foretoken.kv.features import FINAL
 from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.files import read_head
+from foretoken.proposers.heads.folder import read_head
 from foretoken.proposers.heads.medusa import Medusa
 from foretoken.proposers.heads.mlp import MLPSpeculator
 from foretoken.proposers.heads.parts import HeadShape

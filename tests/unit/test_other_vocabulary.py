@@ -11,8 +11,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from foretoken.config import DrafterConfig, SpeculativeConfig
 from foretoken.errors import ConfigError
 from foretoken.proposers.vocab.bytes import ByteEncoder, ByteText, TokenBytes, complete
-from foretoken.proposers.vocab.compare import Translation, Vocabulary, translation
 from foretoken.proposers.vocab.shared import SharedVocabulary
+from foretoken.proposers.vocab.translation import Translation, Vocabulary, translation
 from foretoken.text.tokenizer import Tokenizer
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

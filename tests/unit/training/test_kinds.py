@@ -7,7 +7,7 @@ import pytest
 from foretoken.config import methods
 from foretoken.config.methods import DraftingMethod, Trained, register_method, trained_kinds
 from foretoken.errors import ConfigError
-from foretoken.proposers.heads.files import method_of, read_head
+from foretoken.proposers.heads.folder import method_of, read_head
 from foretoken.testing import write_tiny_llama
 from foretoken.training.heads import mlp
 from foretoken.training.heads.kind import HeadKind, find_kind

@@ -21,7 +21,7 @@ from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL, FeatureView
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.heads.files import HeadFolder, method_of, read_head
+from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
 from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.proposers.method import BuildContext, FoundDrafter, Target
 from foretoken.proposers.tree import TreeShape

@@ -18,7 +18,7 @@ from foretoken.config import DrafterConfig
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
-from foretoken.proposers.heads.files import HeadFolder, fill
+from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.paged import build_paged
 from foretoken.proposers.heads.parts import (
     Attend,

@@ -27,7 +27,7 @@ from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
-from foretoken.proposers.heads.files import HeadFolder, fill
+from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
 from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, draft_function
 from foretoken.proposers.method import FoundDrafter, Target

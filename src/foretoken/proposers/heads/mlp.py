@@ -27,7 +27,7 @@ from foretoken.kernels.structures import FtMlp, FtMlpStage
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import TargetFacts, check_fits, find_head
-from foretoken.proposers.heads.files import HeadFolder, fill
+from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.linears import kernel_of
 from foretoken.proposers.heads.stateless import StatelessCall, StatelessHead, draft_function
 from foretoken.proposers.method import FoundDrafter, Target

@@ -22,7 +22,7 @@ from foretoken.proposers.method import BuildContext, FoundDrafter, Target
 from foretoken.proposers.models.language import ModelOnDisk
 from foretoken.proposers.own_kv import DraftProgress, KVProposer, KVSteps, Stretches
 from foretoken.proposers.tree import TreeSteps
-from foretoken.proposers.vocab.compare import Vocabulary, translation
+from foretoken.proposers.vocab.translation import Vocabulary, translation
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner

@@ -21,7 +21,7 @@ from foretoken.errors import ConfigError
 from foretoken.proposers.heads.base import TargetFacts
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.files import method_of, read_head
+from foretoken.proposers.heads.folder import method_of, read_head
 from foretoken.training.heads.eagle3 import (
     default_points,
     eagle3_net,

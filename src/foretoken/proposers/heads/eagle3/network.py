@@ -21,10 +21,10 @@ from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadSite, TargetFacts
 from foretoken.proposers.heads.eagle3.compiled import compile_eagle3
-from foretoken.proposers.heads.eagle3.files import check_ids, describe
+from foretoken.proposers.heads.eagle3.formats import check_ids, describe
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer, Eagle3Shape
-from foretoken.proposers.heads.eagle3.parallel import MaskedDrafts
-from foretoken.proposers.heads.files import HeadFolder
+from foretoken.proposers.heads.eagle3.peagle import MaskedDrafts
+from foretoken.proposers.heads.folder import HeadFolder
 from foretoken.proposers.heads.paged import build_paged
 from foretoken.proposers.heads.parts import Attend, HeadNorm, HeadShape
 from foretoken.proposers.heads.runner import CompiledHead, PagedHead, RunnerParts

@@ -12,8 +12,8 @@ from foretoken.proposers.models.draft_model.strings import StringDraftProposer
 from foretoken.proposers.models.language import DraftLanguageModel, ModelOnDisk
 from foretoken.proposers.own_kv import DraftProgress, KVProposer
 from foretoken.proposers.tree_shapes import tree_shape
-from foretoken.proposers.vocab.compare import Translation, Vocabulary, translation
 from foretoken.proposers.vocab.shared import SharedVocabularyRunner
+from foretoken.proposers.vocab.translation import Translation, Vocabulary, translation
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from foretoken.text.tokenizer import Tokenizer

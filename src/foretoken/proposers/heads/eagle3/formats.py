@@ -15,7 +15,7 @@ from foretoken.config.methods import ANCHORED
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.proposers.heads.base import TargetFacts, check_fits
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
-from foretoken.proposers.heads.files import HeadFolder, fill
+from foretoken.proposers.heads.folder import HeadFolder, fill
 from foretoken.proposers.heads.parts import num_layers, read_layer_shape
 
 
