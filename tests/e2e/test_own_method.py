@@ -19,9 +19,11 @@ from torch import Tensor, nn
 import foretoken
 from foretoken import LLM, SamplingParams
 from foretoken.config import SpeculativeConfig, methods
-from foretoken.config.methods import DraftingMethod, Marks
+from foretoken.config.methods import DraftingMethod, Marks, Plan
 from foretoken.config.reader import between
 from foretoken.errors import ConfigError
+from foretoken.lab.plan.planner import build_plan
+from foretoken.lab.plan.setup import PlanSettings
 from foretoken.metrics import Counter
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.chain import ChainSteps
@@ -57,6 +59,7 @@ TOY = DraftingMethod(
     quantizations=("int8",),
     settings=ToySettings,
     marks=Marks(keys=("toy_depth",)),
+    plan=Plan(usual_drafts=DEPTH, effort=3, needs="a toy", acceptance={"": (0.1, 0.2)}, features=1),
 )
 
 
@@ -255,6 +258,15 @@ def test_its_memory_is_budgeted(model: Path, head: Path) -> None:
         need = llm._engine.parts.config.budget.need
     assert need.draft_weights == 4 * 2 * VOCAB * HIDDEN
     assert need.draft_kv_per_token == 4 * HIDDEN
+
+
+def test_it_is_planned() -> None:
+    """With what its row says, by a planner that has no list of methods."""
+    plan = build_plan(PlanSettings(target="llama-3.1-8b", method="toy"))
+    assert plan.setup.k == DEPTH and plan.setup.has_weights
+    assert (plan.prediction.acceptance.low, plan.prediction.acceptance.high) == (0.1, 0.2)
+    assert "toy" in [outlook.method for outlook in plan.outlooks]
+    assert '"method": "toy"' in plan.commands["vllm"]
 
 
 def test_the_method_follows_from_the_folder(head: Path) -> None:

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.proposers.lookup.suffix.path import PathLimits, Place, RecentTokens, best_path
+from foretoken.proposers.lookup.suffix.path import (
+    PathLimits,
+    Place,
+    RecentTokens,
+    best_path,
+)
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
 from foretoken.proposers.lookup.suffix.texts import (
     OWN_LENGTHS,

@@ -73,7 +73,7 @@ class ChainDraft:
     promises: list[float] | None = None
     """How many drafts of each span are expected to be accepted; None: nobody asked."""
 
-    def spread(self, places: Seq[int], count: int, drafter: str) -> Draft:
+    def as_draft(self, places: Seq[int], count: int, drafter: str) -> Draft:
         """The draft of a step of `count` spans: these tokens at `places`, none elsewhere."""
         ids: list[tuple[int, ...]] = [()] * count
         for place, tokens in zip(places, self.ids, strict=True):

@@ -23,9 +23,9 @@ from foretoken.proposers.tree import (
     SpanTree,
     TreeShape,
     TreeSteps,
+    draft_of_trees,
     draft_trees,
-    planted,
-    spread,
+    start_trees,
 )
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
@@ -252,13 +252,13 @@ class KVProposer(Proposer):
         steps = self.make_steps(spans)
         if self._trees is None:
             drafted = draft_chain(steps, self._sampler, spans, self._confidence)
-            draft = drafted.spread(wanted, count, self.name)
+            draft = drafted.as_draft(wanted, count, self.name)
             # The last draft of a chain was chosen and never fed.
             fed = [tokens[:-1] for tokens in drafted.ids]
         else:
-            trees = planted(self._trees, spans)
+            trees = start_trees(self._trees, spans)
             found = draft_trees(steps.trees(), self._sampler, trees)
-            draft = spread(found, wanted, count, self.name)
+            draft = draft_of_trees(found, wanted, count, self.name)
             fed = [_first_branch(tree) for tree in trees]
         for span, tokens in zip(spans, fed, strict=True):
             self.progress.record(span.sequence, tokens if steps.keeps_drafts else ())

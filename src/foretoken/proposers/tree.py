@@ -186,12 +186,14 @@ def draft_trees(steps: TreeSteps, sampler: DraftSampler, trees: Sequence[SpanTre
         logits_NV = steps.after(growing)
 
 
-def planted(shape: TreeShape, spans: Sequence[Span]) -> list[SpanTree]:
+def start_trees(shape: TreeShape, spans: Sequence[Span]) -> list[SpanTree]:
     """A tree of this shape for each span, with nothing but its root."""
     return [SpanTree(i, span, shape.start(span.draft_budget)) for i, span in enumerate(spans)]
 
 
-def spread(found: Sequence[Grown], places: Sequence[int], count: int, drafter: str) -> Draft:
+def draft_of_trees(
+    found: Sequence[Grown], places: Sequence[int], count: int, drafter: str
+) -> Draft:
     """The draft of a step of `count` spans: these tokens at `places`, none elsewhere."""
     ids: list[tuple[int, ...]] = [()] * count
     parents: list[tuple[int, ...] | None] = [None] * count

@@ -23,7 +23,7 @@ from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.heads.base import DraftHead, HeadSite
 from foretoken.proposers.heads.linears import serve_linears
-from foretoken.proposers.tree import TreeSteps, draft_trees, planted, spread
+from foretoken.proposers.tree import TreeSteps, draft_of_trees, draft_trees, start_trees
 from foretoken.runtime.batch import Span
 
 
@@ -92,12 +92,12 @@ class StatelessProposer(Proposer):
         spans = [context.spans[i] for i in wanted]
         site, count = self._site, len(context.spans)
         if site.trees is not None:
-            trees = planted(site.trees, spans)
+            trees = start_trees(site.trees, spans)
             steps = self.head.tree_steps(self.newest_states(spans), spans)
-            return spread(draft_trees(steps, site.sampler, trees), wanted, count, self.name)
+            return draft_of_trees(draft_trees(steps, site.sampler, trees), wanted, count, self.name)
         spans = [span.clipped(self.head.most) for span in spans]
-        drafted = draft_chain(_Chains(self, spans), site.sampler, spans, site.confidence)
-        return drafted.spread(wanted, count, self.name)
+        drafted = draft_chain(_StatelessChains(self, spans), site.sampler, spans, site.confidence)
+        return drafted.as_draft(wanted, count, self.name)
 
     def release(self, request_id: str) -> None:
         """Forget the request's sampling state; nothing else is kept."""
@@ -119,7 +119,7 @@ class StatelessProposer(Proposer):
 
 
 @final
-class _Chains(ChainSteps):
+class _StatelessChains(ChainSteps):
     """All drafts in one call into C where it can; else the head's own steps, token by token."""
 
     all_or_none = True
