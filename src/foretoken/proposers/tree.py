@@ -156,6 +156,7 @@ class LevelRows:
     def advance(self, trees: Sequence[SpanTree]) -> list[int]:
         """Go to the level of the frontiers; for each node there, the row of the node before."""
         nodes = [(tree.index, node) for tree in trees for node in tree.growth.frontier]
+        # Siblings begin from the same row; nodes that were dropped leave theirs unused.
         before = [self._row[t.index, t.parent(node)] for t in trees for node in t.growth.frontier]
         self._row = {node: row for row, node in enumerate(nodes)}
         return before
@@ -177,6 +178,7 @@ def draft_trees(steps: TreeSteps, sampler: DraftSampler, trees: Sequence[SpanTre
         nodes = [tree.open_nodes() for tree in growing]
         flat = [node for some in nodes for node in some]
         found = choose_candidates(sampler, logits_NV, flat, with_probs=draws)
+        # What a tree keeps of its candidates is its own business; one without a new level is done.
         for tree, some in zip(growing, nodes, strict=True):
             tree.growth.grow(found[: len(some)])
             found = found[len(some) :]

@@ -110,6 +110,8 @@ class StepOffers:
         began = time.perf_counter()
         draft = member.propose(Context(tuple(asked.values())))
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+        # Only a draft that follows from known text may be set aside for being short. A drawn one
+        # is taken whole: dropping it for what it turned out to be would bias the output.
         least = member.least if member.proposer.looks_up else 0
         offers = dict(zip(asked, _offers(name, draft), strict=True))
         return {i: offer for i, offer in offers.items() if len(offer.ids) >= max(least, 1)}

@@ -152,6 +152,7 @@ class RecurrentSteps(KVSteps):
             feed = SlotFeed.of(self._spans, self._fed)
             layouts, tokens = feed.layouts, feed.tokens
         found = self.runner.roll_out(layouts, [tokens], plan, stream_BD)
+        # A call that left a choice open goes on later from its newest outputs.
         if found is not None:
             self._output_BD, self._rows = found.stream_BD, active
         return found
@@ -173,6 +174,7 @@ class RecurrentSteps(KVSteps):
         """Slots of the newest drafts, these, and the outputs that they came from."""
         assert self._output_BD is not None, "the first slots were fed before"
         stream_BD = self._output_BD
+        # Spans that ended have rows in the newest outputs, which no one continues.
         if len(active) < len(self._rows):
             stream_BD = stream_BD[[self._rows.index(i) for i in active]]
         layouts = [

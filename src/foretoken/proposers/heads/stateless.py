@@ -201,6 +201,7 @@ class StatelessCall:
             plan: how many tokens, and how each is chosen.
         """
         call, count, steps, widest = self._call, len(slots), plan.steps, self._widest
+        # Buffers only grow: a step allocates nothing once the largest batch was seen.
         rows = count * steps if self.one_pass or plan.keeps_logits else count
         if rows > self._logits_KV.shape[0]:
             self._logits_KV = torch.empty(rows, self._vocabulary)

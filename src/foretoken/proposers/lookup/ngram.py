@@ -37,6 +37,7 @@ class _Index:
     def extend(self, token_ids: list[int]) -> None:
         """Index every n-gram that is followed by a token of `token_ids`."""
         places = self.places
+        # Each table holds the latest place only, so that the most recent one wins without a search.
         for end in range(max(self.num_indexed, 1), len(token_ids)):
             for length in self.lengths:
                 if length > end:

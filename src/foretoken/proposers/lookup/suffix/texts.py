@@ -48,6 +48,8 @@ class LocalText:
         """Append committed tokens: every n-gram before one of them has a place there."""
         first = max(len(self.tokens), 1)
         self.tokens.extend(tokens)
+        # N-grams are slices of one bytes object: a key is one copy of a few bytes, not a tuple of
+        # integers.
         start = max(first - OWN_LENGTHS[-1], 0)
         data = self.tokens[start:].tobytes()
         for at in range(first, len(self.tokens)):
@@ -68,6 +70,7 @@ class LocalText:
             length = OWN_LENGTHS[index]
             if length > window.size:
                 continue
+            # Place 0 is never one: no n-gram stands before the first token. So 0 ends a chain.
             at = self._latest[index].get(window.newest(length), 0)
             found = []
             for _ in range(_MOST_OWN_PLACES):
@@ -157,6 +160,8 @@ class SuffixCache:
                 if length > at:
                     previous.append(0)
                     continue
+                # Texts and places share one integer, and n-grams that collide share a chain: the
+                # table has a fixed size, and a look-up compares tokens before it believes a place.
                 slot = (hash(data[end - TOKEN_BYTES * length : end]) ^ salt) & mask
                 previous.append(latest[slot])
                 latest[slot] = base | at
@@ -187,7 +192,7 @@ class SuffixCache:
     def places(self, window: RecentTokens, own: CachedText) -> list[Place]:
         """Places of the newest tokens in other outputs of the same salt, the latest first.
 
-        Those of the longest n-gram that is known.
+        They are those of the longest n-gram that is known.
         """
         for index in range(len(PAST_LENGTHS) - 1, -1, -1):
             if PAST_LENGTHS[index] <= window.size:
@@ -201,10 +206,12 @@ class SuffixCache:
         slot = (hash(window.newest(length)) ^ own.salt_hash) & self._table_mask
         place = self._latest[index][slot]
         for _ in range(_MOST_STEPS):
+            # A text that was forgotten took its links with it: the chain ends there.
             text = self._texts.get(place >> _BITS)
             if text is None:
                 break
             at = place & _MASK
+            # One token is compared before all: most places of a collision end here.
             if text.tokens[at - 1] == last and text.salt == own.salt and text is not own:
                 match = window.match(text.tokens, at)
                 if match >= length:
