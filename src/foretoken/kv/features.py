@@ -45,11 +45,6 @@ class FeatureStore:
         size = (num_slots, len(points) * hidden_size)
         self.slots_SF = untouched_zeros(size, dtype=dtype, device=device)
 
-    @property
-    def bytes_per_token(self) -> int:
-        """What a token's features cost."""
-        return self.slots_SF.shape[1] * self.slots_SF.element_size()
-
     def write(self, point: int, slots_T: Tensor | slice, x_TD: Tensor) -> None:
         """Keep the hidden states of a step's tokens, if this point is wanted."""
         columns = self.columns.get(point)

@@ -1,1 +1,1 @@
-"""Building blocks that model files put together: attention, MLP, rotary positions."""
+"""The parts that a decoder is built of: attention, MLP, norms, rotary positions."""

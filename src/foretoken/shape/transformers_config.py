@@ -1,4 +1,4 @@
-"""Sizes of architectures without a model file of ours, as transformers' config classes name them.
+"""Sizes of architectures whose family has no record, as transformers' config classes name them.
 
 Only dense decoders with plain causal attention are let through; what else there is, is refused
 here by what its config says, and at load by what its modules do (models/through_transformers).
