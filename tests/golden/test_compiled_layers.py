@@ -13,6 +13,7 @@ import torch
 
 from foretoken.kernels.library import find_library
 from foretoken.kv.features import FINAL, FeatureStore
+from foretoken.kv.store import KVStore
 from foretoken.models.decoder import Decoder
 from foretoken.runtime.runner import Runner
 from tests.golden.families import OWN, VOCAB, write_checkpoint
@@ -68,3 +69,24 @@ def test_bits_are_those_of_the_parts(
         assert torch.equal(*kept) and kept[0].count_nonzero() > 0
         for compiled_SKh, parts_SKh in zip(*stores, strict=True):
             assert torch.equal(compiled_SKh, parts_SKh)
+
+
+def test_a_store_of_other_heads_is_refused(tmp_path: Path) -> None:
+    """Layers and store each know which of the model's key heads they own."""
+    if find_library() is None:
+        pytest.skip("no kernels here")
+    write_checkpoint(tmp_path, *OWN["llama grouped tied"])
+    runner = open_runner(tmp_path)
+    model, shape = runner.model, runner.model.shape
+    assert isinstance(model, Decoder) and model.compiled is not None
+    assert model.compiled.kv_heads == range(shape.num_key_value_heads)
+    partial = KVStore(
+        shape,
+        num_pages=4,
+        page_size=PAGE,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        kv_heads=range(1),
+    )
+    with pytest.raises(AssertionError, match=r"range\(0, 1\), range\(0, 2\)"):
+        model.compiled.stores_of(partial)
