@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.lab.decide.verdict import DO_NOT_SHIP, NOT_YET, SHIP
-from foretoken.lab.mock.generation import MockLaw
+from foretoken.lab.mock.generator import MockLaw
 from foretoken.lab.mock.server import MockServer, mock_running
 
 SLOW = MockLaw(step_s=0.004, prefill_s=0.004, seed=1)

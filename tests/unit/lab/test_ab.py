@@ -32,7 +32,7 @@ from foretoken.lab.measure.experiment import (
 from foretoken.lab.measure.segments import Segment
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Load
-from foretoken.lab.mock.generation import MockLaw
+from foretoken.lab.mock.generator import MockLaw
 from foretoken.lab.mock.server import MockFaults, MockServer, mock_running
 from foretoken.lab.records.results import AbSummary, ArmGain, Diagnosis, RequestRecord
 from foretoken.lab.records.run_files import read_requests, read_scrapes, read_summary

@@ -16,7 +16,7 @@ from foretoken.lab.http.client import Client, EndpointConfig, connect
 from foretoken.lab.http.timed import HttpPool, Origin, now
 from foretoken.lab.measure.driving import LoadRun, drive, instants
 from foretoken.lab.measure.workload import Item, Load, take
-from foretoken.lab.mock.generation import MockLaw
+from foretoken.lab.mock.generator import MockLaw
 from foretoken.lab.mock.server import MockFaults, MockServer, mock_running
 from foretoken.lab.records.results import RequestRecord
 

@@ -9,12 +9,13 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.analysis.fit import fit_arms
-from foretoken.lab.analysis.lookups import LookedUp, Written, look_up
-from foretoken.lab.analysis.steps import merge_chunks, step_times, without_prompts
+from foretoken.lab.analysis.fit import fit_arms, merge_chunks, step_times, without_prompts
 from foretoken.lab.analysis.whatif import (
     Costs,
     Gate,
+    LookedUp,
+    Written,
+    look_up,
     replay,
     streams_of,
     what_if,

@@ -27,7 +27,7 @@ from foretoken.lab.measure.watch import (
     render_page,
     watch,
 )
-from foretoken.lab.mock.generation import MockLaw
+from foretoken.lab.mock.generator import MockLaw
 from foretoken.lab.mock.server import MockServer, mock_running
 
 LAW = MockLaw(step_s=0.002, prefill_s=0.002, k=3, alpha=0.7, seed=1)

@@ -19,7 +19,7 @@ def mock(
     seed: Annotated[int | None, typer.Option(help="Of its luck.", show_default=False)] = None,
 ) -> None:
     """Serve made-up words at a known pace and with known acceptance."""
-    from foretoken.lab.mock.generation import MockLaw, MockModel
+    from foretoken.lab.mock.generator import MockLaw, MockModel
     from foretoken.lab.mock.server import MockServer, bind, serve
 
     law = MockLaw(

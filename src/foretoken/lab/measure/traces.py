@@ -15,7 +15,7 @@ from typing import Any
 
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.measure.workload import Item
-from foretoken.lab.mock.generation import WORDS
+from foretoken.lab.mock.generator import WORDS
 
 FORMATS = ("jsonl", "lines", "sharegpt", "spec-bench", "mooncake", "azure", "burstgpt")
 _KNOWN = {"index", "prompt", "messages", "max_tokens", "temperature", "seed", "parameters",

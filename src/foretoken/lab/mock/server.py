@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foretoken.lab.http.timed import now
-from foretoken.lab.mock.generation import WORDS, MockEngine, MockJob, MockLaw, MockModel, Timing
+from foretoken.lab.mock.generator import WORDS, MockEngine, MockJob, MockLaw, MockModel, Timing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,10 @@
 """Predicted speed-up by load: the roofline's costs with the assumed acceptance.
 
-A prediction is only as good as its assumptions, which travel with it. Crossover is the number of
-requests in flight beyond which speculation is slower than plain decoding.
+What is assumed are ranges of alpha, the chance that a draft is accepted given that all before it
+were, and for look-up methods the share of steps in which they find anything to draft, from the
+table of methods. They are wide on purpose, travel with the prediction and are shown as assumptions;
+`--acceptance` replaces them. Crossover is the number of requests in flight beyond which speculation
+is slower than plain decoding.
 """
 
 import math
@@ -11,12 +14,67 @@ from functools import partial
 
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.control.cost import CostModel, StepShape, speculative_step
+from foretoken.errors import ConfigError
 from foretoken.lab.plan.bits import QUANTIZATIONS
-from foretoken.lab.plan.priors import Acceptance, assume_acceptance
 from foretoken.lab.plan.roofline import roofline
-from foretoken.lab.plan.setup import Setup
+from foretoken.lab.plan.setup import Setup, planned_methods
 from foretoken.lab.plan.sizes import PlanModel
 from foretoken.lab.plan.speedup import MOST_K, best_k, break_even_rate
+
+ONE_HOT_LOSS_PER_T = 0.25
+"""Share of alpha lost at temperature 1 when drafts are greedy: an assumption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumedAcceptance:
+    """What is assumed about the drafts of one method."""
+
+    low: float
+    high: float
+    """Bounds of alpha."""
+    hits: float
+    """Share of steps with a draft."""
+    source: str
+
+    @property
+    def middle(self) -> float:
+        """Half way between the bounds."""
+        return (self.low + self.high) / 2
+
+
+def assume_acceptance(
+    method: str, workload: str, temperature: float, given: str
+) -> AssumedAcceptance:
+    """The range for a method on a workload; `given` is LOW:HIGH, one number, or empty.
+
+    Raises:
+        ConfigError: `given` is not a range within 0 and 1.
+    """
+    plan = (planned_methods().get(method) or planned_methods()["draft_model"]).plan
+    assert plan is not None, method
+    hits = plan.hits.get(workload, 1.0)
+    if given:
+        low, high = _parse(given)
+        return AssumedAcceptance(low=low, high=high, hits=hits, source="given")
+    low, high = plan.acceptance[workload if workload in plan.acceptance else ""]
+    kept = 1.0 - ONE_HOT_LOSS_PER_T * min(temperature, 1.0)
+    return AssumedAcceptance(
+        low=low * kept,
+        high=high * kept,
+        hits=hits,
+        source=f"assumed for {workload} at temperature {temperature:g}, not measured",
+    )
+
+
+def _parse(given: str) -> tuple[float, float]:
+    try:
+        parts = [float(part) for part in given.split(":")]
+    except ValueError:
+        parts = []
+    if len(parts) not in (1, 2) or not all(0 <= p <= 1 for p in parts) or parts[0] > parts[-1]:
+        raise ConfigError("plan.acceptance", given, "LOW:HIGH within 0 and 1, such as 0.6:0.8")
+    return parts[0], parts[-1]
+
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LOOKUP_COST = 0.01
@@ -45,12 +103,12 @@ class LoadPrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedSpeed:
+class SpeedPrediction:
     """One method over all loads."""
 
     method: str
     k: int
-    acceptance: Acceptance
+    acceptance: AssumedAcceptance
     loads: tuple[LoadPrediction, ...]
     crossover_low: float
     crossover: float
@@ -65,7 +123,7 @@ class PlannedSpeed:
         return min(self.loads, key=lambda load: abs(math.log(load.requests / requests)))
 
 
-def predict(setup: Setup) -> PlannedSpeed:
+def predict(setup: Setup) -> SpeedPrediction:
     """The speed-up of the method of `setup` by load."""
     settings = setup.settings
     own = assume_acceptance(
@@ -77,7 +135,7 @@ def predict(setup: Setup) -> PlannedSpeed:
         _at_load(setup, own, (target, drafter), requests, max(1.0, context)) for requests in LOADS
     )
     crossings = [_crossing([getattr(load, name) for load in loads]) for name in _BOUNDS]
-    return PlannedSpeed(
+    return SpeedPrediction(
         method=setup.method,
         k=setup.k,
         acceptance=own,
@@ -98,7 +156,8 @@ def step_models(setup: Setup) -> tuple[CostModel, CostModel | None]:
     device = replace(setup.device, bandwidth=bandwidth)
     bound = partial(roofline, device=device, kv_bytes=setup.kv_bytes)
     target = bound(setup.target, setup.quantization, ranks=setup.tp)
-    if setup.method == "draft_model" and setup.draft is not None:
+    drafting = setup.drafting
+    if setup.drafts_with == "model" and setup.draft is not None:
         drafter = roofline(
             setup.draft,
             setup.draft_quantization,
@@ -108,8 +167,8 @@ def step_models(setup: Setup) -> tuple[CostModel, CostModel | None]:
             eager=setup.settings.eager_draft,
         )
         return target, drafter
-    if setup.method in ("eagle3", "mtp"):
-        quantization = setup.quantization if setup.method == "mtp" else QUANTIZATIONS["bf16"]
+    if drafting is not None and drafting.drafts_with == "head":
+        quantization = QUANTIZATIONS["bf16"] if drafting.own_file else setup.quantization
         return target, bound(_one_layer(setup.target), quantization, ranks=setup.tp)
     return target, None
 
@@ -131,7 +190,7 @@ def _one_layer(model: PlanModel) -> PlanModel:
 
 def _at_load(
     setup: Setup,
-    acceptance: Acceptance,
+    acceptance: AssumedAcceptance,
     steps: tuple[CostModel, CostModel | None],
     requests: int,
     context: float,

@@ -12,13 +12,13 @@ from foretoken.lab.plan.memory_plan import kv_per_token
 from foretoken.lab.plan.sizes import PlanModel
 
 BANDWIDTH_SHARE = 0.80
-"""Of the peak bandwidth, reached when reading weights: an assumption."""
+"""Share of the peak bandwidth that reading weights reaches: an assumption."""
 COMPUTE_SHARE = 0.60
-"""Of the peak throughput, reached by matrix products: an assumption."""
+"""Share of the peak throughput that matrix products reach: an assumption."""
 EAGER_STEP_S_PER_LAYER = 90e-6
 """Launch time per layer without captured graphs: an assumption."""
 EXCHANGE_LATENCY_S = 10e-6
-"""Of one all-reduce between ranks; there are two per layer: an assumption."""
+"""Latency of one all-reduce between ranks; there are two per layer: an assumption."""
 _SLOW_LINK = 16e9
 """Bytes per second between devices without a link of their own: an assumption."""
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from foretoken.lab.plain import to_plain
 from foretoken.lab.plan.memory_plan import MemoryPlan
 from foretoken.lab.plan.planner import SpeculationPlan
-from foretoken.lab.plan.priors import ONE_HOT_LOSS_PER_T
+from foretoken.lab.plan.predict import ONE_HOT_LOSS_PER_T
 from foretoken.lab.plan.roofline import (
     BANDWIDTH_SHARE,
     COMPUTE_SHARE,

@@ -189,7 +189,7 @@ class _Reader:
         return bool(self.config.get("tie_word_embeddings", usual))
 
     def dense_params(self) -> int:
-        """Of all layers but their routed experts, and of the last norm."""
+        """Weights of all layers but their routed experts, and of the last norm."""
         if self.shape is not None:
             return self.shape.step_bytes(1) - self.shape.vocab_size * self.shape.hidden_size
         hidden, layers = self.size("hidden_size"), self.size("num_hidden_layers")

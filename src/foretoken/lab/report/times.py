@@ -7,8 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from foretoken.lab.analysis.fit import least_steps
-from foretoken.lab.analysis.steps import StepTimes, step_times, without_prompts
+from foretoken.lab.analysis.fit import StepTimes, least_steps, step_times, without_prompts
 from foretoken.lab.records.results import ArmGain, RequestRecord, Scrape
 from foretoken.lab.report.canvas import (
     BAD,

@@ -27,7 +27,7 @@ class DraftLaw:
     k: int = 4
     alpha: float = 0.7
     concentration: float = 20.0
-    """Of the beta distribution of requests' chances; large is homogeneous."""
+    """Concentration of the beta distribution of requests' chances; large is homogeneous."""
     verify_cost: float = 1.1
     """V: a verification over a plain step."""
     draft_cost: float = 0.1
@@ -39,13 +39,13 @@ class AbLaw:
     """What is true of two arms; times in plain decoding steps."""
 
     speedup: float = 1.3
-    """Of median and mean alike, unless `draft` says otherwise."""
+    """True speed-up of median and mean alike, unless `draft` says otherwise."""
     restart_sd: float = 0.07
     """Standard deviation of the logarithm of a start's speed."""
     prompt_sd: float = 0.2
-    """Of what both arms share of a prompt."""
+    """Standard deviation of the logarithm of what both arms share of a prompt."""
     noise_sd: float = 0.1
-    """Of what they do not."""
+    """Standard deviation of the logarithm of what the arms do not share."""
     noise_memory: float = 0.0
     """Correlation of the noise of one request with the next."""
     stall_chance: float = 0.0
@@ -153,7 +153,7 @@ class Coverage:
     replications: int
     share: float
     median_width: float
-    """Of high / low - 1."""
+    """Median of high / low - 1."""
 
 
 def measure_coverage(
