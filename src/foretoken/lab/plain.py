@@ -1,6 +1,7 @@
-"""Dataclasses to plain JSON values and back. A number that is none is null there.
+"""Dataclasses to plain JSON values and back, for files of settings and of results.
 
-Knows no particular class. A YAML file and a results file are read, and fail, as settings do.
+Values are read by `foretoken.config.reader`, so that a YAML file and a results file fail the same
+way. JSON has no NaN: numbers that are not finite are written as null and read as NaN.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ def from_plain(kind: type[T], value: Any, field: str = "") -> T:
     """An instance of `kind` from JSON values; `field` names the place in messages.
 
     Raises:
-        ConfigError: a field is unknown, missing or of another type.
+        ConfigError: a field is unknown, missing, of another type or not allowed.
     """
-    built: T = read(kind, value, field or kind.__name__, null_is_nan=True)
-    return built
+    found: T = read(kind, value, field or kind.__name__, null_is_nan=True)
+    return found

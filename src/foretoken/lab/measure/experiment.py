@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from foretoken.config.reader import at_least, check_fields
 from foretoken.errors import ConfigError
 from foretoken.lab.measure.workload import Load
 from foretoken.lab.plain import from_plain
@@ -82,17 +83,15 @@ class ServiceLevels:
 class Sizes:
     """How much is measured."""
 
-    blocks: int = 8
+    blocks: Annotated[int, at_least(1)] = 8
     """Starts of each server, at least 3 for an interval."""
-    requests_per_block: int = 30
-    warm_up: int = 4
+    requests_per_block: Annotated[int, at_least(1)] = 30
+    warm_up: Annotated[int, at_least(0)] = 4
     """Requests before each block that do not count."""
 
     def __post_init__(self) -> None:
         """Raise a ConfigError for what is out of range."""
-        for name, least in (("blocks", 1), ("requests_per_block", 1), ("warm_up", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"sizes.{name}", getattr(self, name), f"an integer >= {least}")
+        check_fields(self, "sizes.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

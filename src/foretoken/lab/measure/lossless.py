@@ -12,9 +12,9 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from foretoken.errors import ConfigError
+from foretoken.config.reader import Allowed, at_least, check_fields
 from foretoken.lab.http.client import Client
 from foretoken.lab.http.read_answer import ReadingOptions
 from foretoken.lab.http.timed import TransportError, now
@@ -25,19 +25,23 @@ from foretoken.lab.stats.permutation import compare_samples, holm_rejects
 KINDS = ("greedy", "seeded")
 
 
+def _is_chance(value: float) -> bool:
+    return 0.0 < value < 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyPlan:
     """How much is asked."""
 
-    prompts: int = 20
+    prompts: Annotated[int, at_least(1)] = 20
     """Whose texts are compared."""
-    max_tokens: int = 48
-    samples: int = 200
+    max_tokens: Annotated[int, at_least(1)] = 48
+    samples: Annotated[int, at_least(1)] = 200
     """Per prompt, arm and set of parameters."""
-    sample_tokens: int = 3
-    sample_prompts: int = 2
-    concurrency: int = 8
-    error: float = 0.01
+    sample_tokens: Annotated[int, at_least(1)] = 3
+    sample_prompts: Annotated[int, at_least(1)] = 2
+    concurrency: Annotated[int, at_least(1)] = 8
+    error: Annotated[float, Allowed("a chance between 0 and 1", _is_chance)] = 0.01
     """Chance of a false alarm over all distribution tests together."""
     parameters: tuple[dict[str, Any], ...] = (
         {"temperature": 1.0},
@@ -49,12 +53,7 @@ class VerifyPlan:
 
     def __post_init__(self) -> None:
         """Raise a ConfigError for what is out of range."""
-        names = ("prompts", "max_tokens", "samples", "sample_tokens", "sample_prompts")
-        for name in (*names, "concurrency"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"plan.{name}", getattr(self, name), "an integer >= 1")
-        if not 0 < self.error < 1:
-            raise ConfigError("plan.error", self.error, "a chance between 0 and 1")
+        check_fields(self, "plan.")
 
     def checks(self) -> list[tuple[str, int]]:
         """Every check in its order, and how many answers it asks for."""

@@ -6,11 +6,11 @@ line's options over it), where an unknown key is an error.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.quantization import check_kv_cache
-from foretoken.config.reader import require
+from foretoken.config.reader import at_least, between, check_fields, require, words
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.plain import from_plain
 from foretoken.lab.plan.bits import Quantization, find_quantization, kv_element_bytes
@@ -37,7 +37,7 @@ class PlanSettings:
     """The draft model; None: only methods without one can be planned."""
     method: str = "auto"
     """A planned method or `none`; `auto`: draft_model if there is a draft, else ngram."""
-    engine: str = "vllm"
+    engine: Annotated[str, words(*ENGINES)] = "vllm"
     """Whose defaults and limits count."""
     quantization: str = "auto"
     """How the target's weights are stored; `auto`: as its checkpoint."""
@@ -49,36 +49,36 @@ class PlanSettings:
     """Type of the draft's keys and values."""
     device: str = "h100-sxm"
     """A row of the table of devices, or `this`."""
-    count: int = 1
+    count: Annotated[int, at_least(1)] = 1
     """How many of them."""
     tensor_parallel_size: int = 0
     """Ranks the target is split over; 0: all devices."""
     draft_tensor_parallel_size: int = 0
     """Ranks the draft is split over; 0: as the target."""
-    utilization: float = 0.0
+    utilization: Annotated[float, between(0.0, 1.0)] = 0.0
     """Share of the memory the server may use; 0: the engine's default."""
     overhead_gb: float = -1.0
     """Memory per device for activations, graphs and the runtime; negative: estimated."""
     max_num_batched_tokens: int = 8192
     """Most tokens of one step."""
-    num_speculative_tokens: int = 0
+    num_speculative_tokens: Annotated[int, between(0, 128)] = 0
     """Drafts per verification; 0: the method's usual start."""
-    context: int = 4096
+    context: Annotated[int, at_least(1)] = 4096
     """Tokens of a typical request when it ends, prompt included."""
-    output_tokens: int = 256
+    output_tokens: Annotated[int, at_least(1)] = 256
     """Tokens of that request which the model writes."""
-    concurrency: int = 8
+    concurrency: Annotated[int, at_least(1)] = 8
     """Requests in flight on an ordinary day."""
-    peak_concurrency: int = 64
+    peak_concurrency: Annotated[int, at_least(1)] = 64
     """Requests in flight at the peak."""
-    workload: str = "chat"
+    workload: Annotated[str, words(*WORKLOADS)] = "chat"
     """One of WORKLOADS; decides which acceptance is assumed."""
     temperature: float = 0.0
     """Temperature of the median request in production."""
     acceptance: str = ""
     """Share of drafts accepted given that all before were, as LOW:HIGH; empty: assumed from
     method, workload and temperature."""
-    slo: str = "tpot"
+    slo: Annotated[str, words("tpot", "ttft", "throughput")] = "tpot"
     """What the service promises: `tpot`, `ttft` or `throughput`."""
     bandwidth_gb_s: float = 0.0
     """Measured memory bandwidth per device; 0: the data sheet's."""
@@ -98,22 +98,10 @@ class PlanSettings:
         return from_plain(cls, named, "plan")
 
     def __post_init__(self) -> None:
-        """Check choices and ranges."""
-        choices = {
-            "method": ("auto", *planned_methods(), "none"),
-            "engine": ENGINES,
-            "workload": WORKLOADS,
-            "slo": ("tpot", "ttft", "throughput"),
-        }
-        for name, allowed in choices.items():
-            given = getattr(self, name)
-            require(f"plan.{name}", given, given in allowed, one_of(given, allowed))
-        for name in ("count", "context", "output_tokens", "concurrency", "peak_concurrency"):
-            given = getattr(self, name)
-            require(f"plan.{name}", given, given >= 1, "at least 1")
-        share, drafts = self.utilization, self.num_speculative_tokens
-        require("plan.utilization", share, 0 <= share <= 1, "0 to 1")
-        require("plan.num_speculative_tokens", drafts, 0 <= drafts <= 128, "0 to 128")
+        """Check every field, and that the method can be planned."""
+        check_fields(self, "plan.")
+        methods = ("auto", *planned_methods(), "none")
+        require("plan.method", self.method, self.method in methods, one_of(self.method, methods))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
