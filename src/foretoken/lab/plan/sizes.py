@@ -107,7 +107,7 @@ def read_config(name: str, config: Mapping[str, Any], *, family: str, tokenizer:
         CheckpointError: a size is missing.
     """
     config = config.get("text_config", config)
-    reader = _Reader(config, _engine_shape(config))
+    reader = _SizeReader(config, _engine_shape(config))
     hidden, layers = reader.size("hidden_size"), reader.size("num_hidden_layers")
     full, window_layers = reader.attention_layers()
     return PlanModel(
@@ -154,7 +154,7 @@ def _engine_shape(config: Mapping[str, Any]) -> ModelShape | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _SizeReader:
     """Names of fields differ between families; this is the only place that knows them."""
 
     config: Mapping[str, Any]
