@@ -5,7 +5,7 @@ Owns what a mistake is called: the table and key, what was given, what is allowe
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from foretoken.config.reader import read, require
 from foretoken.errors import ConfigError
@@ -13,6 +13,7 @@ from foretoken.training.model import LlamaShape
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings
 
+Table = TypeVar("Table")
 CONFIG = (
     "a TOML file, as docs/training.md shows one (the packaged models are made in the root of the "
     "sources: python -m tools.demo_models train NAME)"
@@ -47,27 +48,31 @@ def build_settings(table: dict[str, Any]) -> Settings:
 
     Raises ConfigError for an unknown key or a value that cannot be.
     """
-    tables = [name for name in ("shape", "head", "data", "states") if name in table]
-    for name in tables:
-        require(name, table[name], isinstance(table[name], dict), f"a table, [{name}]")
-    table["shape"] = read(LlamaShape, table.get("shape", {}), "shape")
+    table["shape"] = _table(LlamaShape, table.get("shape", {}), "shape")
     if "head" in table:
-        table["head"] = read(HeadSettings, table["head"], "head")
+        table["head"] = _table(HeadSettings, table["head"], "head")
     if "data" in table:
         require("data", table["data"], "head" in table, "a table beside [head] only")
-        table["data"] = read(DataSettings, table["data"], "data")
+        table["data"] = _table(DataSettings, table["data"], "data")
     if "states" in table:
         require("states", table["states"], "data" in table, "a table beside [data] only")
-        table["states"] = read(StateSettings, table["states"], "states")
+        table["states"] = _table(StateSettings, table["states"], "states")
     stages = table.get("stages", [{"until": 1.0, "length": 512}])
     require("stages", stages, isinstance(stages, list), "tables, each under [[stages]]")
-    table["stages"] = tuple(read(Stage, stage, "stages") for stage in stages)
+    table["stages"] = tuple(_table(Stage, stage, "stages") for stage in stages)
     given = table.get("decay_share")
     fine = given is None or table.get("schedule", "wsd") == "wsd"
     require("decay_share", given, fine, "no key: only schedule wsd decays over a share")
-    settings: Settings = read(Settings, table, "config")
+    settings = _table(Settings, table, "config")
     _check_text(settings)
     return settings
+
+
+def _table(kind: type[Table], table: Any, where: str) -> Table:
+    """A table of TOML as its class of settings."""
+    require(where, table, isinstance(table, dict), f"a table, [{where}]")
+    found: Table = read(kind, table, where)
+    return found
 
 
 def _check_text(settings: Settings) -> None:

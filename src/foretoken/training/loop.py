@@ -126,11 +126,11 @@ class Trainer:
             self._restore(state)
         self._losses: nn.Module = _Losses(job)
         if self.ranks.size > 1:
-            # Gives every rank the weights of rank 0, and sums gradients as they become known.
-            # Not every kind of head has a gradient for every parameter in every stage.
-            self._losses = DistributedDataParallel(
-                self._losses, broadcast_buffers=False, find_unused_parameters=True
-            )
+            # Gives every rank the weights and buffers of rank 0, and sums gradients as they become
+            # known. Not every kind of head has a gradient for every parameter in every stage.
+            parallel = DistributedDataParallel(self._losses, find_unused_parameters=True)
+            parallel.broadcast_buffers = False  # none changes after the start
+            self._losses = parallel
 
     def _restore(self, state: dict[str, Any]) -> None:
         made = {"kind": self.settings.kind, "shape": asdict(self.model.shape)}  # type: ignore[call-overload]

@@ -6,10 +6,11 @@ is usable as it is.
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 from foretoken.config.methods import trained_kinds
-from foretoken.config.reader import require
-from foretoken.errors import ConfigError, one_of
+from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
+from foretoken.errors import one_of
 from foretoken.training.model import LlamaShape
 from foretoken.training.schedule import Cosine, RunLength, Stage, Staged, Wsd
 
@@ -17,6 +18,9 @@ SCHEDULES = ("wsd", "cosine", "stages")
 ROWS = (None, "text", "answers")
 LOSSES = ("distributions", "tokens")
 DTYPES = ("bfloat16", "float16", "float32")
+_PART = Allowed("a number above 0, at most 1", lambda value: bool(0 < value <= 1))
+_POSITIVE = Allowed("a number above 0", lambda value: bool(value > 0))
+_TEMPERATURES = Allowed("a list of numbers >= 0", lambda value: bool(value) and min(value) >= 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,19 +33,19 @@ class HeadSettings:
 
     kind: str
     """`eagle`, `eagle3`, `peagle`, `mlp`, `medusa`, `parallel` (PARD) or `draft` (a model)."""
-    depth: int = 5
+    depth: Annotated[int, between(1, 16)] = 5
     """Tokens ahead that are guessed in training: test-time steps, stages, heads or masks."""
-    depth_decay: float = 0.8
+    depth_decay: Annotated[float, _PART] = 0.8
     """What each further token counts in the loss."""
-    inner_size: int = 512
+    inner_size: Annotated[int, at_least(1)] = 512
     """Inner width of the gated MLP (eagle, eagle3, peagle), state width (mlp), or rank (medusa)."""
-    num_layers: int = 1
+    num_layers: Annotated[int, at_least(1)] = 1
     """medusa: residual blocks a head; peagle: decoder layers."""
-    draft_vocab_size: int | None = None
+    draft_vocab_size: Annotated[int, at_least(1)] | None = None
     """eagle3, peagle: how many of the most frequent tokens it can draft; None: all."""
-    mask_token_id: int = 1
+    mask_token_id: Annotated[int, at_least(0)] = 1
     """parallel, peagle: the token that stands for one to be guessed."""
-    keep_share: float = 0.7
+    keep_share: Annotated[float, _PART] = 0.7
     """parallel, peagle: the share of a depth's chains that the next goes on with in training."""
     anchored: bool = False
     """peagle: mask slots repeat the newest token and features and add a mask of their depth, a
@@ -52,23 +56,9 @@ class HeadSettings:
 
     def __post_init__(self) -> None:
         """Check each field."""
+        check_fields(self, "head.")
         kinds = tuple(trained_kinds())
-        fine = {
-            "kind": (self.kind in kinds, one_of(self.kind, kinds)),
-            "depth": (1 <= self.depth <= 16, "1..16"),
-            "depth_decay": (0 < self.depth_decay <= 1, "above 0, at most 1"),
-            "inner_size": (self.inner_size >= 1, "an integer >= 1"),
-            "num_layers": (self.num_layers >= 1, "an integer >= 1"),
-            "draft_vocab_size": (
-                self.draft_vocab_size is None or self.draft_vocab_size >= 1,
-                "an integer >= 1",
-            ),
-            "keep_share": (0 < self.keep_share <= 1, "above 0, at most 1"),
-            "mask_token_id": (self.mask_token_id >= 0, "a token id"),
-        }
-        for name, (ok, allowed) in fine.items():
-            if not ok:
-                raise ConfigError(f"head.{name}", getattr(self, name), allowed)
+        require("head.kind", self.kind, self.kind in kinds, one_of(self.kind, kinds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,44 +69,28 @@ class DataSettings:
         ConfigError: a number out of range.
     """
 
-    prompts: str
+    prompts: Annotated[str, Allowed("a file or hf:NAME", bool)]
     """A `.jsonl` or text file, or `hf:NAME` or `hf:NAME:SPLIT` for a Hugging Face data set."""
     skip_broken: bool = False
     """Leave out lines that cannot be read, and say how many; else they are an error."""
-    most_prompts: int | None = None
+    most_prompts: Annotated[int, at_least(2)] | None = None
     """Use the first so many; None: all."""
     text: str | None = None
     """Where text comes from, as `prompts`, for stages of rows = "text"; conversations whole."""
-    most_texts: int | None = None
+    most_texts: Annotated[int, at_least(1)] | None = None
     """Use the first so many; None: all."""
-    answer_tokens: int = 256
+    answer_tokens: Annotated[int, at_least(1)] = 256
     """Most tokens of an answer."""
-    temperatures: tuple[float, ...] = (0.0, 0.8, 1.0)
+    temperatures: Annotated[tuple[float, ...], _TEMPERATURES] = (0.0, 0.8, 1.0)
     """Answers take turns among them."""
-    held_out: int = 16
+    held_out: Annotated[int, at_least(1)] = 16
     """Prompts for measurement only: answered greedily, never trained on."""
-    batch: int = 32
+    batch: Annotated[int, at_least(1)] = 32
     """Prompts answered at once; a killed run loses at most one such batch."""
 
     def __post_init__(self) -> None:
         """Check each field."""
-        object.__setattr__(self, "temperatures", tuple(self.temperatures))
-        most, texts = self.most_prompts, self.most_texts
-        fine = {
-            "prompts": (isinstance(self.prompts, str) and bool(self.prompts), "a file or hf:NAME"),
-            "most_prompts": (most is None or most >= 2, "an integer >= 2"),
-            "most_texts": (texts is None or texts >= 1, "an integer >= 1"),
-            "answer_tokens": (self.answer_tokens >= 1, "an integer >= 1"),
-            "temperatures": (
-                len(self.temperatures) > 0 and min(self.temperatures) >= 0,
-                "a list of numbers >= 0",
-            ),
-            "held_out": (self.held_out >= 1, "an integer >= 1"),
-            "batch": (self.batch >= 1, "an integer >= 1"),
-        }
-        for name, (ok, allowed) in fine.items():
-            if not ok:
-                raise ConfigError(f"data.{name}", getattr(self, name), allowed)
+        check_fields(self, "data.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,18 +103,14 @@ class StateSettings:
 
     folder: str | None = None
     """Where; None: `states` in the run's folder. Runs over the same answers may share one."""
-    dtype: str = "auto"
+    dtype: Annotated[str, words("auto", *DTYPES)] = "auto"
     """`auto`: as the target computes them, so that nothing is lost; or one of DTYPES."""
-    shard_megabytes: int = 512
+    shard_megabytes: Annotated[int, at_least(1)] = 512
     """Size of a shard; a killed run loses at most the one that it was writing."""
 
     def __post_init__(self) -> None:
         """Check each field."""
-        known = ("auto", *DTYPES)
-        if self.dtype not in known:
-            raise ConfigError("states.dtype", self.dtype, ", ".join(known))
-        if self.shard_megabytes < 1:
-            raise ConfigError("states.shard_megabytes", self.shard_megabytes, "an integer >= 1")
+        check_fields(self, "states.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,21 +133,21 @@ class Settings:
     """Folder, packaged name or hub id of the target; `--target` comes before it."""
     out: str | None = None
     """The run's folder; `--out` comes before it; None: `runs/NAME`."""
-    max_steps: int = 2000
+    max_steps: Annotated[int, at_least(1)] = 2000
     """The run ends after so many steps,"""
-    max_minutes: float | None = None
+    max_minutes: Annotated[float, _POSITIVE] | None = None
     """or minutes of work, whichever comes first."""
-    batch_tokens: int = 8192
+    batch_tokens: Annotated[int, at_least(1)] = 8192
     """Tokens of a step and process; gradients of its parts add up to it."""
-    micro_tokens: int = 1024
+    micro_tokens: Annotated[int, at_least(1)] = 1024
     """Tokens of a part, which must fit the memory; a row at least."""
-    helpers: int = 0
+    helpers: Annotated[int, at_least(0)] = 0
     """Further processes on this machine that share each step; torchrun takes their place."""
-    tv_share: float = 0.5
+    tv_share: Annotated[float, between(0.0, 1.0)] = 0.5
     """The share of total variation in the distance of distributions; the rest is KL divergence."""
-    warmup_steps: int = 40
+    warmup_steps: Annotated[int, at_least(1)] = 40
     """Steps over which the rates rise."""
-    decay_share: float = 0.3
+    decay_share: Annotated[float, between(0.0, 1.0)] = 0.3
     """Schedule wsd: the share of the run over which they fall to zero."""
     matrix_rate: float = 0.02
     """Peak rate of hidden matrices, which Muon trains."""
@@ -187,29 +157,22 @@ class Settings:
     """Weight decay of hidden matrices."""
     checkpoint_minutes: float = 3.0
     """Between checkpoints, which is what a killed run loses at most."""
-    evaluate_steps: int = 100
+    evaluate_steps: Annotated[int, at_least(1)] = 100
     """Between held-out measurements."""
     compile: bool = True
     """Whether draft models are compiled."""
-    precision: str = "bfloat16"
+    precision: Annotated[str, words("bfloat16", "float32")] = "bfloat16"
     """The type of products, `bfloat16` or `float32`; weights are float32."""
-    schedule: str = "wsd"
+    schedule: Annotated[str, words(*SCHEDULES)] = "wsd"
     """`wsd` (rise, stay, fall), `cosine`, or `stages`: rise and fall within each."""
-    clip_norm: float = 1.0
+    clip_norm: Annotated[float, _POSITIVE] = 1.0
     """Most norm of the gradient of what AdamW trains; Muon's steps have a norm of their own."""
     seed: int = 0
     """Decides first weights and the order of data."""
 
     def __post_init__(self) -> None:
-        """Check every number that can be wrong."""
-        for name in ("max_steps", "batch_tokens", "micro_tokens", "warmup_steps", "evaluate_steps"):
-            require(name, getattr(self, name), getattr(self, name) >= 1, "an integer >= 1")
-        require("schedule", self.schedule, self.schedule in SCHEDULES, ", ".join(SCHEDULES))
-        require("clip_norm", self.clip_norm, self.clip_norm > 0, "a number above 0")
-        known = ("bfloat16", "float32")
-        require("precision", self.precision, self.precision in known, " or ".join(known))
-        for name in ("tv_share", "decay_share"):
-            require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0..1")
+        """Check each field, and the stages one after another."""
+        check_fields(self)
         require("stages", self.stages, len(self.stages) > 0, "at least one stage")
         for stage in self.stages:
             # The context of a target of one's own is known when it is loaded.
