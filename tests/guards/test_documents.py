@@ -83,6 +83,18 @@ def test_architecture_shows_the_layers() -> None:
     assert "\n".join(["```", *plain, "```"]) in text, "\n".join(plain)
 
 
+def test_architecture_names_what_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    where = text.split("## Where things are")[1].split("Outside the package")[0]
+    named = re.findall(r"^\| `(\w+)/` \|", where, re.MULTILINE)
+    folders = [path.name for path in PACKAGE.iterdir() if any(path.glob("[!_]*"))]
+    assert sorted(named) == sorted(folders), "the table of folders"
+    answers = where.split("| question |")[1].split("\n\n")[0]
+    paths = re.findall(r"`(\w+(?:/\w+)*(?:\.py|/))`", answers)
+    assert len(paths) >= 10
+    assert [path for path in paths if not (PACKAGE / path).exists()] == []
+
+
 def test_imports_only_point_down() -> None:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
