@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 
 from foretoken.config.aliases import SPECULATIVE_KEYS, with_our_names
 from foretoken.config.drafter import MOST_DRAFTS, WHERE, DrafterConfig, drafter_keys
+from foretoken.config.methods import find_method
 from foretoken.config.reader import (
     Allowed,
     at_least,
@@ -170,6 +171,8 @@ class SpeculativeConfig:
             NotYetError: a key whose part is not built, at other than its neutral value.
         """
         named = with_our_names(given)
+        if named.get("drafters") is None and named.get("method") is not None:
+            find_method(named["method"])  # before its keys: they may be unknown for that reason
         common, own = keys_of(cls), drafter_keys()
         kept = SPECULATIVE_KEYS.accept(named, (*common, *own))
         kept = {key: value for key, value in kept.items() if value is not None}
