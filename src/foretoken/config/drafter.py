@@ -38,6 +38,7 @@ logger = logging.getLogger("foretoken")
 WHERE = "speculative_config."
 MOST_DRAFTS = 128
 TREE_DEPTH = 5
+_RESERVED = ("prediction", "grammar")
 _PATHS = f"1 to {MOST_DRAFTS} different paths such as [[0], [0, 0], [1]], each beginning too"
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\.[A-Z_]\w*")
 
@@ -205,6 +206,8 @@ class DrafterConfig:
         if self.own is None and method.settings is not None:
             object.__setattr__(self, "own", method.settings())
         check_fields(self, WHERE)
+        allowed = f"a name of its own: {' and '.join(_RESERVED)} are drafted without a drafter"
+        require(WHERE + "name", self.name, self.name not in _RESERVED, allowed)
         self._check_model(method)
         self._check_chain(method)
         self._check_tree(method)

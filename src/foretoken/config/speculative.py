@@ -27,8 +27,6 @@ from foretoken.errors import ConfigError
 
 RULES = ("auto", "matching", "standard", "block", "traversal", "typical", "synthetic")
 THRESHOLD, ALPHA = 0.09, 0.3
-_RESERVED = ("prediction", "grammar")
-"""Names of what is drafted without a drafter."""
 _SHARE = Allowed("a number in (0, 1]", lambda share: 0 < share <= 1)
 _LIST = "a list of at least one dictionary, each with its method"
 
@@ -193,9 +191,8 @@ class SpeculativeConfig:
         require(WHERE + "drafters", self.drafters, len(self.drafters) > 0, _LIST)
         names = [drafter.label for drafter in self.drafters]
         for index, name in enumerate(names):
-            taken = name in names[:index] or name in _RESERVED
-            allowed = f"a name that no other drafter has (nor {' or '.join(_RESERVED)})"
-            require(f"{WHERE}drafters[{index}].name", name, not taken, allowed)
+            where = f"{WHERE}drafters[{index}].name"
+            require(where, name, name not in names[:index], "a name that no other drafter has")
         schedule = self.load.num_speculative_tokens_per_batch_size
         if schedule is not None:
             _read_schedule(schedule, self.num_speculative_tokens)
