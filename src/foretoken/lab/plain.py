@@ -1,7 +1,6 @@
-"""Dataclasses to plain JSON values and back, for files of settings and of results.
+"""Dataclasses to plain JSON values and back. A number that is none is null there.
 
-Values are read by `foretoken.config.reader`, so that a YAML file and a results file fail the same
-way. JSON has no NaN: numbers that are not finite are written as null and read as NaN.
+Knows no particular class. A YAML file and a results file are read, and fail, as settings do.
 """
 
 import dataclasses
@@ -33,7 +32,7 @@ def from_plain(kind: type[T], value: Any, field: str = "") -> T:
     """An instance of `kind` from JSON values; `field` names the place in messages.
 
     Raises:
-        ConfigError: a field is unknown, missing, of another type or not allowed.
+        ConfigError: a field is unknown, missing or of another type.
     """
-    found: T = read(kind, value, field or kind.__name__, null_is_nan=True)
-    return found
+    built: T = read(kind, value, field or kind.__name__, null_is_nan=True)
+    return built

@@ -20,7 +20,7 @@ from foretoken.lab.plan.memory_plan import (
     overhead_bytes,
     plan_memory,
 )
-from foretoken.lab.plan.predict import SpeedPrediction, predict
+from foretoken.lab.plan.predict import PlannedSpeed, predict
 from foretoken.lab.plan.ranking import Choice, MethodOutlook, method_outlooks, rank_methods
 from foretoken.lab.plan.setup import PlanSettings, Setup, resolve_setup
 
@@ -38,7 +38,7 @@ class SpeculationPlan:
     speculating: MemoryPlan
     nominal: tuple[NominalRow, ...]
     """Empty without a draft model."""
-    prediction: SpeedPrediction
+    prediction: PlannedSpeed
     outlooks: tuple[MethodOutlook, ...]
     choices: tuple[Choice, ...]
     schedule: tuple[tuple[int, int], ...]

@@ -103,7 +103,7 @@ class LoadPrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedPrediction:
+class PlannedSpeed:
     """One method over all loads."""
 
     method: str
@@ -123,7 +123,7 @@ class SpeedPrediction:
         return min(self.loads, key=lambda load: abs(math.log(load.requests / requests)))
 
 
-def predict(setup: Setup) -> SpeedPrediction:
+def predict(setup: Setup) -> PlannedSpeed:
     """The speed-up of the method of `setup` by load."""
     settings = setup.settings
     own = assume_acceptance(
@@ -135,7 +135,7 @@ def predict(setup: Setup) -> SpeedPrediction:
         _at_load(setup, own, (target, drafter), requests, max(1.0, context)) for requests in LOADS
     )
     crossings = [_crossing([getattr(load, name) for load in loads]) for name in _BOUNDS]
-    return SpeedPrediction(
+    return PlannedSpeed(
         method=setup.method,
         k=setup.k,
         acceptance=own,

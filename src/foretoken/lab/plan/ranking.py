@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from foretoken.config.methods import DraftingMethod, MethodPlan
 from foretoken.lab.plan.memory_plan import draft_load
-from foretoken.lab.plan.predict import SpeedPrediction, predict
+from foretoken.lab.plan.predict import PlannedSpeed, predict
 from foretoken.lab.plan.setup import Setup, planned_methods, usual_drafts
 
 
@@ -35,7 +35,7 @@ class MethodOutlook:
     """Rank of the work to set it up, 0 is none."""
     memory_bytes: float
     """Weights it puts beside the target."""
-    prediction: SpeedPrediction
+    prediction: PlannedSpeed
 
 
 def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:

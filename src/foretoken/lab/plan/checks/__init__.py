@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from foretoken.lab.findings import Finding
 from foretoken.lab.plan.memory_plan import MemoryPlan, NominalRow
-from foretoken.lab.plan.predict import SpeedPrediction
+from foretoken.lab.plan.predict import PlannedSpeed
 from foretoken.lab.plan.ranking import Choice, MethodOutlook
 from foretoken.lab.plan.setup import Setup
 
@@ -20,7 +20,7 @@ class PlanContext:
     setup: Setup
     plain: MemoryPlan
     speculating: MemoryPlan
-    prediction: SpeedPrediction
+    prediction: PlannedSpeed
     outlooks: tuple[MethodOutlook, ...]
     choices: tuple[Choice, ...]
     nominal: tuple[NominalRow, ...]
