@@ -15,7 +15,7 @@ from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.parts import HeadShape
-from foretoken.training import checkpoints
+from foretoken.training import run_folder
 from foretoken.training.heads.export import export_head
 from tests.golden import paged_runner
 from tests.golden.heads import HIDDEN, LAYER, VOCAB, Weights, load_head
@@ -202,7 +202,7 @@ def test_the_package_loads_what_we_export(
         "head": {"mask_token_id": MASK},
     }
     (tmp_path / "run").mkdir()
-    checkpoints.save(tmp_path / "run", 1, state)
+    run_folder.save(tmp_path / "run", 1, state)
     export_head(
         tmp_path / "run", folder, verifier=str(verifier), dtype=torch.float32, embedding=True
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretoken.errors import ConfigError
-from foretoken.training import checkpoints
+from foretoken.training import run_folder
 from tools.demo_models.card import CardInput, draft_card, target_card, thin
 from tools.demo_models.head_card import head_card
 
@@ -28,7 +28,7 @@ RECORD = {
 
 def test_cards(tmp_path: Path) -> None:
     progress = {"step": 100, "tokens": 819200, "seconds": 240.0, "history": [RECORD]}
-    checkpoints.save(tmp_path, 100, {"progress": progress})
+    run_folder.save(tmp_path, 100, {"progress": progress})
     card = CardInput(run=tmp_path, measured=MEASURED, notes=("resumed twice",))
     target, draft = target_card(card), draft_card(card)
     for piece in ("| 1.234 |", "| 25.0% |", "4.321", "- resumed twice", "`textwrap.py`"):
@@ -50,7 +50,7 @@ def test_cards_of_heads(tmp_path: Path, kind: str) -> None:
     progress = {"step": 100, "tokens": 819200, "seconds": 240.0, "history": [record]}
     head = {"kind": kind, "depth": 2, "depth_decay": 0.8}
     state = {"progress": progress, "kind": kind, "head": head, "model": {"w": torch.zeros(1000, 9)}}
-    checkpoints.save(tmp_path, 100, state)
+    run_folder.save(tmp_path, 100, state)
     found = {"by_position": [0.61, 0.42], "lengths": [1.61, 2.03], "num_verifications": 50}
     costs = [
         {"drafts": k, "total_s": 0.004, "drafting_s": 0.001, "verifying_s": 0.003} for k in range(3)

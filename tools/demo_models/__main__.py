@@ -59,7 +59,7 @@ def card(
     name: Annotated[str | None, typer.Option(help="A head's name; default: the run's.")] = None,
 ) -> None:
     """Write a model card from a run and its measurements."""
-    from foretoken.training.checkpoints import newest_state
+    from foretoken.training.run_folder import newest_state
     from tools.demo_models.card import CardInput, draft_card, target_card
     from tools.demo_models.head_card import head_card
 

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 import torch
 
-from foretoken.training import checkpoints
+from foretoken.training import run_folder
 from foretoken.training.python_text.stdlib import load_corpus
 
 Record = dict[str, float]
@@ -92,7 +92,7 @@ def notes_of(notes: tuple[str, ...]) -> str:
 
 def target_card(card: CardInput) -> str:
     """The card of `demo`, as Markdown."""
-    progress, measured = checkpoints.newest_state(card.run)["progress"], card.measured
+    progress, measured = run_folder.newest_state(card.run)["progress"], card.measured
     bits = measured["target_bits_per_byte"]
     columns = {
         "loss": "training loss",
@@ -139,7 +139,7 @@ other model and no other data took part. License of the weights: Apache-2.0, as 
 
 def draft_card(card: CardInput) -> str:
     """The card of `demo-draft`, as Markdown."""
-    progress, measured = checkpoints.newest_state(card.run)["progress"], card.measured
+    progress, measured = run_folder.newest_state(card.run)["progress"], card.measured
     plain, edits, cost = measured["functions"], measured["edits"], measured["step_milliseconds"]
     columns = {
         "loss": "divergence",

@@ -7,7 +7,7 @@ Owns the text around the numbers. They come from a run's newest checkpoint and f
 from typing import Any
 
 from foretoken.errors import ConfigError
-from foretoken.training.checkpoints import newest_state
+from foretoken.training.run_folder import newest_state
 from tools.demo_models.card import (
     CardInput,
     data_section,

@@ -18,13 +18,12 @@ from foretoken.training.loop import (
     autocast,
     pick_device,
     prepare,
-    run_folder,
     tell_compiling,
 )
 from foretoken.training.model import Llama, LlamaShape
-from foretoken.training.provenance import write_provenance
 from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.ranks import Ranks
+from foretoken.training.run_folder import folder_of, write_provenance
 from foretoken.training.schedule import Stage
 from tools.demo_models.batches import Batch, TrainingData, bytes_per_token, held_out_rows
 from tools.demo_models.manifest import corpus_digest, difference
@@ -91,7 +90,7 @@ def train_language_model(
 ) -> Progress:
     """Train from the run's newest checkpoint, or from nothing, until the budget ends."""
     settings = recipe.settings
-    folder = run_folder(settings, out)
+    folder = folder_of(settings, out)
 
     def begin() -> None:
         make_tokenizer(folder, settings.shape)

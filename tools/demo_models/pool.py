@@ -16,11 +16,11 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.training.llama_folder import copy_tokenizer, read_llama
-from foretoken.training.loop import Job, Progress, Trainer, pick_device, run_folder, tell_compiling
+from foretoken.training.loop import Job, Progress, Trainer, pick_device, tell_compiling
 from foretoken.training.model import Llama
-from foretoken.training.provenance import write_provenance
 from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.ranks import Ranks
+from foretoken.training.run_folder import folder_of, write_provenance
 from tools.demo_models.batches import TrainingData
 from tools.demo_models.manifest import corpus_digest
 from tools.demo_models.recipe import Recipe
@@ -123,7 +123,7 @@ def train_on_target(
     if settings.target is None:
         raise ConfigError("target", None, "the folder of the target that the drafter is for")
     source = Path(settings.target).expanduser()
-    folder = run_folder(settings, out)
+    folder = folder_of(settings, out)
 
     def begin() -> None:
         copy_tokenizer(source, folder)

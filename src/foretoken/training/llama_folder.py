@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foretoken.training import checkpoints
+from foretoken.training import run_folder
 from foretoken.training.model import Llama, LlamaShape
 
 OUTER = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
@@ -101,7 +101,7 @@ def llama_config(shape: LlamaShape) -> dict[str, Any]:
 
 def read_checkpoint(folder: Path) -> Llama:
     """The newest model of a run's folder, in float32. Raises ConfigError where there is none."""
-    state = checkpoints.newest_state(folder)
+    state = run_folder.newest_state(folder)
     model = Llama(LlamaShape(**state["shape"]))
     model.load_state_dict(state["model"])
     return model

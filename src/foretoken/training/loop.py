@@ -6,7 +6,6 @@ steps as one that was never stopped (with a budget in steps; minutes depend on t
 """
 
 import math
-import os
 import sys
 import time
 import warnings
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from foretoken.errors import ConfigError, TrainingError
-from foretoken.training import checkpoints
+from foretoken.training import run_folder
 from foretoken.training.model import Llama
 from foretoken.training.optimizer import Optimizer
 from foretoken.training.progress import Display, Standing, terminal_of
@@ -121,7 +120,7 @@ class Trainer:
         self.optimizer = Optimizer(job.model, settings)
         self.progress = Progress(history=[])
         folder.mkdir(parents=True, exist_ok=True)
-        state = self.ranks.lead(lambda: checkpoints.load_newest(folder))
+        state = self.ranks.lead(lambda: run_folder.load_newest(folder))
         if state is not None:
             self._restore(state)
         self._losses: nn.Module = _Losses(job)
@@ -160,7 +159,7 @@ class Trainer:
                 "history": done.history,
             },
         }
-        checkpoints.save(self.folder, done.step, state)
+        run_folder.save(self.folder, done.step, state)
 
     def share(self) -> float:
         """How much of the budget is used up, 0..1."""
@@ -221,7 +220,7 @@ class Trainer:
             raise self._failed("out of memory", remedy) from error
 
     def _failed(self, what: str, remedy: str) -> TrainingError:
-        kept = next(iter(checkpoints.newest(self.folder)), None)
+        kept = next(iter(run_folder.newest(self.folder)), None)
         last = "there is no checkpoint yet" if kept is None else f"{kept.name} is intact"
         return TrainingError(f"step {self.progress.step}: {what}; {last}. Try {remedy}.")
 
@@ -288,13 +287,3 @@ class Trainer:
             speed=self.ranks.size * self.settings.batch_tokens / seconds,
             scale=self.settings.rates.scale(done.step, share),
         )
-
-
-def run_folder(settings: Settings, out: Path | None) -> Path:
-    """Where a run's files go: `out`, or the settings' own folder, or runs/NAME here."""
-    return Path(os.path.expanduser(out or settings.out or Path("runs") / settings.name))
-
-
-def count_parameters(model: nn.Module) -> int:
-    """The number of trained values."""
-    return sum(parameter.numel() for parameter in model.parameters())

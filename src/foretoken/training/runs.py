@@ -29,9 +29,9 @@ from foretoken.training.heads.export import export_run
 from foretoken.training.heads.kind import find_kind, fresh_head, require_fit, require_form
 from foretoken.training.heads.task import HeadTraining
 from foretoken.training.llama_folder import copy_tokenizer, keep_special_ids
-from foretoken.training.loop import Job, Progress, Trainer, pick_device, run_folder, tell_compiling
-from foretoken.training.provenance import write_provenance
+from foretoken.training.loop import Job, Progress, Trainer, pick_device, tell_compiling
 from foretoken.training.ranks import is_alone, joined, launch, shared_out
+from foretoken.training.run_folder import folder_of, write_provenance
 from foretoken.training.settings import Settings, StateSettings
 
 Report = Callable[[str], None]
@@ -59,7 +59,7 @@ def train(
     if kind is not None and settings.kind != kind:
         raise ConfigError("CONFIG", f"{config} trains {settings.kind!r}", f"a config of {kind!r}")
     require_form(settings.kind, export)
-    folder = run_folder(settings, out)
+    folder = folder_of(settings, out)
     if settings.helpers and is_alone():
         shared = shared_out(settings)
         return launch(settings.helpers + 1, _run, shared, folder, report, export)
@@ -83,7 +83,7 @@ def store_states(
         ModelError: as `train`.
     """
     settings = _read(config, target)
-    folder = run_folder(settings, out)
+    folder = folder_of(settings, out)
     if only_estimate:
         loaded = open_target(settings)
         prompts = read_prompts(settings, loaded, report)
@@ -188,7 +188,7 @@ def _run(settings: Settings, folder: Path, report: Report, export: str | None) -
         data = ranks.lead(lambda: prepare_data(settings, folder, told))
         if ranks.leads:
             write_provenance(folder, asdict(settings), data, ranks.size)
-        if settings.kind == "draft":
+        if find_kind(settings.kind).compiles:
             tell_compiling(settings, told)
         done = Trainer(build_job(settings, folder), settings, folder, ranks).run(told)
         if export is not None and ranks.leads:

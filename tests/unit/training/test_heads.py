@@ -13,7 +13,7 @@ from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.runner import HeadPages, HeadRunner
-from foretoken.training import checkpoints
+from foretoken.training import run_folder
 from foretoken.training.heads.export import export_head
 from foretoken.training.heads.guesses import DepthAttention, Guess, rotary_of
 from foretoken.training.heads.kind import fresh_head
@@ -78,7 +78,7 @@ def _save(folder: Path, kind: str, net: object) -> None:
         "head": asdict(_settings(kind).head),  # type: ignore[arg-type]
     }
     (folder / "run").mkdir()
-    checkpoints.save(folder / "run", 1, state)
+    run_folder.save(folder / "run", 1, state)
     export_head(folder / "run", folder / "head", verifier="demo", dtype=torch.float32)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretoken.errors import ConfigError
-from foretoken.training import checkpoints
+from foretoken.training import run_folder
 from foretoken.training.config_file import read_settings
 from foretoken.training.loop import Trainer
 from tests.unit.training import tiny
@@ -43,14 +43,14 @@ def test_loss_falls_and_history_is_kept(tmp_path: Path) -> None:
 
 def test_two_checkpoints_are_kept_and_parts_ignored(tmp_path: Path) -> None:
     for step in (1, 2, 3):
-        checkpoints.save(tmp_path, step, {"step": step})
+        run_folder.save(tmp_path, step, {"step": step})
     (tmp_path / "step-0000009.part").write_bytes(b"cut off")
-    assert [path.name for path in checkpoints.newest(tmp_path)] == [
+    assert [path.name for path in run_folder.newest(tmp_path)] == [
         "step-0000003.pt",
         "step-0000002.pt",
     ]
-    assert checkpoints.load_newest(tmp_path) == {"step": 3}
-    assert checkpoints.load_newest(tmp_path / "none") is None
+    assert run_folder.load_newest(tmp_path) == {"step": 3}
+    assert run_folder.load_newest(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from foretoken.errors import ConfigError, TrainingError
 from foretoken.kv.features import FINAL
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.testing import write_tiny_llama
-from foretoken.training import checkpoints
+from foretoken.training import run_folder
 from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import FILE, read_answers
 from foretoken.training.data.loaded_target import LoadedTarget
@@ -106,7 +106,7 @@ def test_a_killed_run_loses_one_interval_at_most(target: Path, tmp_path: Path) -
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    state = checkpoints.load_newest(run)
+    state = run_folder.load_newest(run)
     assert state is not None
     step = state["progress"]["step"]
     assert step >= 1
@@ -185,7 +185,7 @@ def test_a_run_that_cannot_go_on_keeps_its_checkpoint(failure: str, tmp_path: Pa
     with pytest.raises(TrainingError, match=f"step 1: .*{wanted}.*step-0000001.pt is intact"):
         trainer.step()
     assert all(torch.equal(kept[n], v) for n, v in trainer.model.state_dict().items())
-    state = checkpoints.load_newest(tmp_path)
+    state = run_folder.load_newest(tmp_path)
     assert state is not None and state["progress"]["step"] == 1
 
 

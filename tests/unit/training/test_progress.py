@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from foretoken.errors import ConfigError, TrainingError
-from foretoken.training import checkpoints
+from foretoken.training import run_folder
 from foretoken.training.loop import Trainer, tell_compiling
 from foretoken.training.progress import Display, Standing, brief, terminal_of
 from foretoken.training.schedule import Stage
@@ -119,13 +119,13 @@ def test_a_full_disk_leaves_the_checkpoints_before(
 def test_a_broken_or_foreign_checkpoint_is_named(tmp_path: Path) -> None:
     """Cut off by a copy; or of a model of other sizes."""
     _trainer(tmp_path)
-    [path] = checkpoints.newest(tmp_path)
-    state = checkpoints.newest_state(tmp_path)
+    [path] = run_folder.newest(tmp_path)
+    state = run_folder.newest_state(tmp_path)
     other = {**state, "shape": {**state["shape"], "layers": 3}}
-    checkpoints.save(tmp_path, 2, other)
+    run_folder.save(tmp_path, 2, other)
     with pytest.raises(ConfigError, match="shape in .*another --out"):
         Trainer(tiny.tiny_job(), tiny.tiny_settings(), tmp_path)
-    newest = next(checkpoints.newest(tmp_path))
+    newest = next(run_folder.newest(tmp_path))
     newest.write_bytes(newest.read_bytes()[:100])
     with pytest.raises(ConfigError, match=r"step-0000002\.pt: .*delete it"):
         Trainer(tiny.tiny_job(), tiny.tiny_settings(), tmp_path)

@@ -13,7 +13,7 @@ import torch
 
 from foretoken.errors import ConfigError, TrainingError
 from foretoken.testing import write_tiny_llama
-from foretoken.training import checkpoints
+from foretoken.training import run_folder
 from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import read_answers
 from foretoken.training.ranks import Ranks, joined
@@ -40,7 +40,7 @@ def _torchrun(*words: str) -> str:
 
 def _require_close(one: Path, two: Path, start: torch.nn.Module, share: float) -> None:
     """Both moved the same way from `start`, but for the order of sums (Muon rounds to bfloat16)."""
-    first, second = (checkpoints.newest_state(folder)["model"] for folder in (one, two))
+    first, second = (run_folder.newest_state(folder)["model"] for folder in (one, two))
     for name, begun in start.named_parameters():
         if begun.requires_grad:
             moved, apart = (first[name] - begun).norm(), (first[name] - second[name]).norm()
@@ -58,7 +58,7 @@ def test_two_ranks_are_one_with_the_doubled_batch(tmp_path: Path) -> None:
     }
     ends = sorted(re.findall(r"rank (\d) of 2: (\d+) (\d+)", printed))
     assert ends == [("0", "4", "512"), ("0", "8", "1024"), ("1", "4", "512"), ("1", "8", "1024")]
-    states = [checkpoints.newest_state(tmp_path / name)["progress"] for name in ("one", "two")]
+    states = [run_folder.newest_state(tmp_path / name)["progress"] for name in ("one", "two")]
     losses = [[record["loss"] for record in state["history"]] for state in states]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from foretoken.errors import ConfigError, TrainingError
 from foretoken.testing import write_tiny_llama
-from foretoken.training import checkpoints, runs
+from foretoken.training import run_folder, runs
 from foretoken.training.config_file import read_settings
 from foretoken.training.data.shards import (
     RowSet,
@@ -62,7 +62,7 @@ def test_stored_states_give_the_losses_of_computed_ones(
     offline = train(config, tmp_path / "offline", target, silent)
     for mine, theirs in zip(offline.history, online.history, strict=True):
         assert {**mine, "minutes": 0.0} == {**theirs, "minutes": 0.0}
-    weights = [checkpoints.newest_state(tmp_path / name)["model"] for name in ("online", "offline")]
+    weights = [run_folder.newest_state(tmp_path / name)["model"] for name in ("online", "offline")]
     assert all(torch.equal(weights[1][name], value) for name, value in weights[0].items())
 
 

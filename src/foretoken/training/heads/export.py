@@ -15,7 +15,7 @@ from foretoken.checkpoint import find_model
 from foretoken.config.methods import trained_kinds
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.models.checkpoint import open_files
-from foretoken.training import checkpoints
+from foretoken.training import run_folder
 from foretoken.training.heads.kind import find_kind, require_form
 from foretoken.training.llama_folder import export, read_checkpoint
 
@@ -30,7 +30,7 @@ def export_run(
     Raises:
         ConfigError: there is no checkpoint, or no such format of it.
     """
-    state = checkpoints.load_newest(run)
+    state = run_folder.load_newest(run)
     if state is not None and state.get("head") is not None:
         export_head(run, folder, verifier=verifier, embedding=embedding, form=form)
     else:
@@ -62,7 +62,7 @@ def export_head(
         ConfigError: no checkpoint, or not one of a head; an embedding for another kind.
         ModelError: the verifier, whose embedding is wanted, cannot be read.
     """
-    state = checkpoints.newest_state(run)
+    state = run_folder.newest_state(run)
     word = str(state.get("kind"))
     if word not in trained_kinds() or state.get("head") is None:
         raise ConfigError("run folder", word, "a run of a head")

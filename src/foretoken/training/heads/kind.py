@@ -63,6 +63,8 @@ class HeadKind:
     """Where it reads a target's hidden states; a ConfigError if the target has too few layers."""
     require_fit: Callable[[TargetParts, Settings], None] = fits_any
     """Raise ConfigError for settings that a target cannot have."""
+    compiles: bool = False
+    """Whether its network is compiled before the first step, which takes minutes."""
     may_embed: bool = False
     """Whether its file may bring the target's token embedding."""
 

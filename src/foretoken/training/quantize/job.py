@@ -22,12 +22,12 @@ from foretoken.quant import IntWeights, round_weights
 from foretoken.quant.formats.packing import packed_config, packed_tensors
 from foretoken.shape import ModelShape
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.training.provenance import versions
 from foretoken.training.quantize.calibration_text import CalibrationText, read_text_rows
 from foretoken.training.quantize.folder import Shards, copy_beside, new_folder
 from foretoken.training.quantize.gptq import SeenInputs, gptq, output_error
 from foretoken.training.quantize.layers import Calibration
 from foretoken.training.quantize.settings import QuantizeSettings, check_fits
+from foretoken.training.run_folder import versions
 
 PROVENANCE = "quantization.json"
 _MATRIX = re.compile(r"(model\.layers\.(\d+)\..*_proj)\.weight")

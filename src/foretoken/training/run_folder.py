@@ -1,20 +1,34 @@
-"""A run's checkpoints: written whole or not at all, the last two kept.
+"""A run's folder: its checkpoints, written whole or not at all, and where the run comes from.
 
-Owns the run folder's `step-*.pt` files. Invariant: a file with that name is complete, because it
-is renamed into place after it is on disk.
+Owns the `step-*.pt` files, of which the last two are kept, and `provenance.json`, one record for
+each start. It knows nothing of what is trained. Invariant: a checkpoint with its final name is
+complete, because it is renamed into place after it is on disk.
 """
 
+import json
 import os
+import platform
+import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import tokenizers
 import torch
 
+import foretoken
 from foretoken.errors import ConfigError, TrainingError
+from foretoken.training.settings import Settings
 
+PROVENANCE = "provenance.json"
 KEPT = 2
+
+
+def folder_of(settings: Settings, out: Path | None) -> Path:
+    """Where a run's files go: `out`, or the settings' own folder, or runs/NAME here."""
+    return Path(os.path.expanduser(out or settings.out or Path("runs") / settings.name))
 
 
 def _all(folder: Path) -> list[Path]:
@@ -70,3 +84,35 @@ def newest_state(run: Path) -> dict[str, Any]:
     if state is None:
         raise ConfigError("run folder", str(run), "a folder that holds step-*.pt checkpoints")
     return state
+
+
+def versions() -> dict[str, str]:
+    """The versions of what decides the numbers."""
+    return {
+        "foretoken": foretoken.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "tokenizers": tokenizers.__version__,
+    }
+
+
+def write_provenance(
+    folder: Path, settings: dict[str, Any], data_digest: str | None, processes: int = 1
+) -> None:
+    """Add this start: time, command, versions, settings, data's digest, processes."""
+    path = folder / PROVENANCE
+    starts: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    starts.append(
+        {
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": sys.argv,
+            "versions": versions(),
+            "seed": settings["seed"],
+            "processes": processes,
+            "data": data_digest,
+            "settings": settings,
+        }
+    )
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(starts, indent=2) + "\n")
+    os.replace(part, path)
