@@ -20,7 +20,7 @@ from foretoken.server.observing.tracing import RequestSpans
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.server.transport.drain import Drain
-from foretoken.server.transport.runner import Runner
+from foretoken.server.transport.runner import DrainingServer
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Serving:
 
     url: str
     state: ServerState
-    runner: Runner
+    runner: DrainingServer
 
     def wait_idle(self, seconds: float = 20.0) -> None:
         """Wait until no request is open and every page is free."""
@@ -49,7 +49,7 @@ def serving(
     config = config or ServerConfig()
     drain = Drain(config.limits.drain_s)
     state = build_state(engine, config, drain, spans)
-    runner = Runner(build_app(state), state, drain)
+    runner = DrainingServer(build_app(state), state, drain)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]})
     thread.start()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import foretoken
 from foretoken import LLM, SamplingParams
 from foretoken.config import SpeculativeConfig, methods
-from foretoken.config.methods import DraftingMethod, Marks, Plan
+from foretoken.config.methods import DraftingMethod, Marks, MethodPlan
 from foretoken.config.reader import between
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.planner import build_plan
@@ -59,7 +59,9 @@ TOY = DraftingMethod(
     quantizations=("int8",),
     settings=ToySettings,
     marks=Marks(keys=("toy_depth",)),
-    plan=Plan(usual_drafts=DEPTH, effort=3, needs="a toy", acceptance={"": (0.1, 0.2)}, features=1),
+    plan=MethodPlan(
+        usual_drafts=DEPTH, effort=3, needs="a toy", acceptance={"": (0.1, 0.2)}, features=1
+    ),
 )
 
 
