@@ -17,7 +17,7 @@ WHERE_METHODS_ARE_NAMED = {
     "cli/options.py": "the default of the demo's commands",
     "config/aliases.py": "how vLLM's old flags for look-up begin",
     "config/drafter.py": "what a model without a method is",
-    "lab/analysis/lookups.py": "replays the two look-ups over recorded texts",
+    "lab/analysis/whatif.py": "replays the two look-ups over recorded texts",
     "lab/lint/checks.py": "what a launch without a method means to vLLM",
     "lab/lint/names.py": "vLLM's word for what it renamed",
     "lab/lint/vllm.py": "vLLM's own rules about its methods",
