@@ -24,7 +24,6 @@ WHERE_METHODS_ARE_NAMED = {
     "lab/records/proxy.py": "a field of OpenAI's completions has the same name",
     "lab/plan/commands.py": "keys that other engines want with a method",
     "lab/plan/predict.py": "formulas for a draft model, for heads and for layers of the target",
-    "lab/plan/priors.py": "what stands in for methods that nobody measured",
     "lab/plan/setup.py": "what a plan without a method is",
 }
 """Files that name a method though they are not its own, with the reason."""
