@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, final
 
 import uvicorn
 from starlette.applications import Starlette
@@ -241,6 +241,18 @@ def _error(status: int, message: str) -> Response:
     return JSONResponse({"error": {"message": message}}, status)
 
 
+@final
+class _Serving(uvicorn.Server):
+    """uvicorn's server with an end that leaves no connection open."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End as uvicorn does, then cut clients whose requests had to be cancelled."""
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # in which the transports give their sockets back
+
+
 def _server(app: ASGIApp) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
@@ -254,7 +266,7 @@ def _server(app: ASGIApp) -> uvicorn.Server:
         log_level="critical",
         timeout_graceful_shutdown=1,
     )
-    return uvicorn.Server(config)
+    return _Serving(config)
 
 
 def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
