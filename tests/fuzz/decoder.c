@@ -113,16 +113,5 @@ static void one(void) {
 }
 
 int main(int count, char **arguments) {
-    const int rounds = count > 1 ? atoi(arguments[1]) : 100;
-    begin_making(count > 2 ? strtoull(arguments[2], NULL, 10) : 0);
-    for (int level = FT_PORTABLE; level <= ft_cpu_level(); level++) {
-        ft_set_level(level);
-        for (int i = 0; i < rounds; i++) {
-            ft_set_threads(pick(1, 3));
-            one();
-            free_made();
-        }
-    }
-    printf("decoder: ok\n");
-    return 0;
+    return at_every_level("decoder", count, arguments, one);
 }

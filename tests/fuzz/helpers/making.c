@@ -169,3 +169,18 @@ void check_drafted(int64_t done, int64_t steps, int64_t spans, const int64_t *to
         wanted(stop->lengths[r] >= 0 && stop->lengths[r] <= counted, "drafts of steps that were done");
     }
 }
+
+int at_every_level(const char *name, int count, char **arguments, void (*one)(void)) {
+    const int rounds = count > 1 ? atoi(arguments[1]) : 100;
+    begin_making(count > 2 ? strtoull(arguments[2], NULL, 10) : 0);
+    for (int level = FT_PORTABLE; level <= ft_cpu_level(); level++) {
+        ft_set_level(level);
+        for (int i = 0; i < rounds; i++) {
+            ft_set_threads(pick(1, 3));
+            one();
+            free_made();
+        }
+    }
+    printf("%s: ok\n", name);
+    return 0;
+}

@@ -31,6 +31,10 @@ ft_draw_row make_draw(int greedy);
 // A rule that begins, over its own buffers.
 ft_stop make_stop(int64_t steps, int64_t spans);
 
+// The main of a program that runs `one` on every instruction set, with one to three threads. The
+// arguments are the number of rounds and the seed.
+int at_every_level(const char *name, int count, char **arguments, void (*one)(void));
+
 // End the program unless it holds.
 void wanted(int holds, const char *what);
 void same_bytes(const void *a, const void *b, size_t bytes, const char *what);
