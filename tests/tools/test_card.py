@@ -72,5 +72,5 @@ def test_cards_of_heads(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_card_needs_a_run_of_a_head(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="run folder"):
+    with pytest.raises(ConfigError, match="RUN: "):
         head_card(CardInput(run=tmp_path, measured={}), "x")

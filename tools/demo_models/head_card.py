@@ -45,7 +45,7 @@ def head_card(card: CardInput, name: str) -> str:
     state = newest_state(card.run)
     kind, progress = state.get("kind"), state["progress"]
     if kind not in ABOUT:
-        raise ConfigError("run folder", kind, f"a run of {', '.join(ABOUT)}")
+        raise ConfigError("RUN", kind, f"a run of {', '.join(ABOUT)}")
     parameters = sum(t.numel() for t in state["model"].values() if t.is_floating_point())
     depth, config = state["head"]["depth"], CONFIGS.get(kind, kind)
     about = ABOUT[kind] + (ANCHORED if state["head"].get("anchored") else "")

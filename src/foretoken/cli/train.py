@@ -133,6 +133,8 @@ def eval_drafter(
     from foretoken.training.evaluation import EvalPlan, measure_worth, open_pair
     from foretoken.training.python_text.heldout import heldout_prompts
 
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise ConfigError("--out", str(out), "a file to write, in a folder that is there")
     texts = [p.text for p in heldout_prompts(count)] if prompts is None else read_prompts(prompts)
     plan = EvalPlan(max_tokens=max_tokens)
     if temperature:
@@ -140,7 +142,7 @@ def eval_drafter(
     engine = open_pair(target, drafter, method, plan)
     tokenizer = engine.parts.tokenizer
     if tokenizer is None:
-        raise ConfigError("TARGET", target, "a model with a tokenizer")
+        raise ConfigError("TARGET", target, "a model with a tokenizer.json")
     told = partial(typer.echo, err=as_json)
     found = measure_worth(engine, [tokenizer.encode(t) for t in texts], plan, told)
     text = json.dumps(found.as_record(), indent=2)

@@ -36,8 +36,8 @@ def read_table(path: str | Path) -> dict[str, Any]:
     file = Path(path)
     require("CONFIG", str(path), file.is_file(), CONFIG)
     try:
-        table = tomllib.loads(file.read_text())
-    except tomllib.TOMLDecodeError as error:
+        table = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError("CONFIG", str(file), f"a valid TOML file ({error})") from error
     table.setdefault("name", file.stem)
     return table

@@ -40,9 +40,9 @@ class EvalPlan:
     def __post_init__(self) -> None:
         """Check that there is something to run."""
         if not self.temperatures or min(self.temperatures) < 0:
-            raise ConfigError("temperatures", self.temperatures, "one or more numbers >= 0")
+            raise ConfigError("--temperature", self.temperatures, "one or more numbers >= 0")
         if self.max_tokens < 2:
-            raise ConfigError("max_tokens", self.max_tokens, "an integer >= 2")
+            raise ConfigError("--max-tokens", self.max_tokens, "an integer >= 2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def measure_worth(
 ) -> Worth:
     """Accepted at every temperature, then the cost of steps, on prompts of token ids."""
     if not prompts:
-        raise ConfigError("prompts", 0, "at least one prompt")
+        raise ConfigError("--prompts or --count", 0, "at least one prompt")
     found = {}
     for temperature in plan.temperatures:
         params = SamplingParams(

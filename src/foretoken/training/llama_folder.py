@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from foretoken.errors import CheckpointError
 from foretoken.training import run_folder
 from foretoken.training.model import Llama, LlamaShape
 
@@ -101,27 +103,35 @@ def llama_config(shape: LlamaShape) -> dict[str, Any]:
 
 def read_checkpoint(folder: Path) -> Llama:
     """The newest model of a run's folder, in float32. Raises ConfigError where there is none."""
-    state = run_folder.newest_state(folder)
+    state = run_folder.newest_state(folder, "model", "shape")
     model = Llama(LlamaShape(**state["shape"]))
     model.load_state_dict(state["model"])
     return model
 
 
 def read_exported(folder: Path) -> Llama:
-    """A model from an exported folder, in float32."""
-    config = json.loads((folder / "config.json").read_text())
-    shape = LlamaShape(
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        kv_heads=config["num_key_value_heads"],
-        ffn_size=config["intermediate_size"],
-        max_positions=config["max_position_embeddings"],
-        rope_theta=config["rope_theta"],
-        norm_eps=config["rms_norm_eps"],
-    )
-    return from_llama_names(shape, load_file(folder / "model.safetensors"))
+    """A model from an exported folder, in float32.
+
+    Raises:
+        CheckpointError: the folder was not written by `export`, or is broken.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        shape = LlamaShape(
+            vocab_size=config["vocab_size"],
+            hidden_size=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=config["num_attention_heads"],
+            kv_heads=config["num_key_value_heads"],
+            ffn_size=config["intermediate_size"],
+            max_positions=config["max_position_embeddings"],
+            rope_theta=config["rope_theta"],
+            norm_eps=config["rms_norm_eps"],
+        )
+        return from_llama_names(shape, load_file(folder / "model.safetensors"))
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, RuntimeError) as error:
+        allowed = f"a model that `foretoken train export` wrote ({error!r})"
+        raise CheckpointError("model", str(folder), allowed) from error
 
 
 def read_llama(folder: Path) -> Llama:
@@ -142,7 +152,7 @@ def export(
 
     `more` are keys of config.json beside Llama's own.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    run_folder.make(folder, "TO")
     tensors = {name: value.to(dtype) for name, value in to_llama_names(model).items()}
     part = folder / "model.safetensors.part"
     save_file(tensors, part, metadata={"format": "pt"})

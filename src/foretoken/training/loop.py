@@ -135,7 +135,7 @@ class Trainer:
         made = {"kind": self.settings.kind, "shape": asdict(self.model.shape)}  # type: ignore[call-overload]
         for name, wanted in made.items():
             if state.get(name) != wanted:
-                allowed = f"{wanted}, as this config says; name another --out"
+                allowed = f"{wanted}, as this config says; or another --out, for a new run"
                 raise ConfigError(f"{name} in {self.folder}", state.get(name), allowed)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

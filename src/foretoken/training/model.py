@@ -7,12 +7,13 @@ Hugging Face's Llama names. Invariant: with equal weights its logits equal Llama
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foretoken.config.reader import at_least, check_fields, require
 from foretoken.training.losses import head_loss
 
 QUERY_BLOCK = 128
@@ -23,24 +24,34 @@ LONGEST_BLOCKED = 1024
 class LlamaShape:
     """Sizes of a Llama model; the embedding is tied to the output head."""
 
-    vocab_size: int = 8000
+    vocab_size: Annotated[int, at_least(1)] = 8000
     """Tokens of the vocabulary; a draft has its target's."""
-    hidden_size: int = 192
+    hidden_size: Annotated[int, at_least(1)] = 192
     """Width of the residual stream."""
-    layers: int = 24
+    layers: Annotated[int, at_least(1)] = 24
     """Decoder layers."""
-    heads: int = 6
+    heads: Annotated[int, at_least(1)] = 6
     """Attention heads, which divide the width."""
-    kv_heads: int = 2
+    kv_heads: Annotated[int, at_least(1)] = 2
     """Heads of keys and values, which divide the heads."""
-    ffn_size: int = 512
+    ffn_size: Annotated[int, at_least(1)] = 512
     """Inner width of the gated MLP."""
-    max_positions: int = 2048
+    max_positions: Annotated[int, at_least(1)] = 2048
     """Longest sequence."""
     rope_theta: float = 10000.0
     """Base of the rotary frequencies."""
     norm_eps: float = 1e-5
     """Added to the mean square in RMSNorm."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for sizes that no model has."""
+        check_fields(self, "shape.")
+        even = self.hidden_size % (2 * self.heads) == 0
+        allowed = f"a divisor of half of shape.hidden_size {self.hidden_size}"
+        require("shape.heads", self.heads, even, allowed)
+        shared = self.heads % self.kv_heads == 0
+        allowed = f"a divisor of shape.heads {self.heads}"
+        require("shape.kv_heads", self.kv_heads, shared, allowed)
 
     @property
     def head_dim(self) -> int:

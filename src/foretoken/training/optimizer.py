@@ -21,7 +21,8 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:
         if not hasattr(torch.optim, "Muon"):
-            raise ConfigError("torch", torch.__version__, "2.9 or later, for torch.optim.Muon")
+            allowed = "2.9 or later, which has Muon: pip install --upgrade torch"
+            raise ConfigError("torch", torch.__version__, allowed)
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         matrices = [p for name, p in trained if p.dim() == 2 and not name.startswith(TABLES)]
         tables = [p for name, p in trained if p.dim() == 2 and name.startswith(TABLES)]

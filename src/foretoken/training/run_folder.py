@@ -31,6 +31,14 @@ def folder_of(settings: Settings, out: Path | None) -> Path:
     return Path(os.path.expanduser(out or settings.out or Path("runs") / settings.name))
 
 
+def make(folder: Path, option: str = "--out") -> None:
+    """Make a folder that is to be written to. Raises ConfigError where there can be none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(option, str(folder), f"a folder to write to ({error})") from error
+
+
 def _all(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.pt"))
 
@@ -73,16 +81,22 @@ def load_newest(folder: Path) -> dict[str, Any] | None:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except (RuntimeError, EOFError, OSError, UnpicklingError) as error:
             allowed = "a whole checkpoint; delete it to go on from the one before"
-            raise ConfigError(str(path), str(error), allowed) from error
+            wrong = " ".join(str(error).split()).split(". ")[0]
+            raise ConfigError(str(path), wrong, allowed) from error
         return state
     return None
 
 
-def newest_state(run: Path) -> dict[str, Any]:
-    """The newest checkpoint of a run's folder. Raises ConfigError where there is none."""
+def newest_state(run: Path, *keys: str) -> dict[str, Any]:
+    """The newest checkpoint of a run's folder.
+
+    Raises:
+        ConfigError: there is none, or it lacks one of `keys`.
+    """
     state = load_newest(run)
-    if state is None:
-        raise ConfigError("run folder", str(run), "a folder that holds step-*.pt checkpoints")
+    if state is None or not set(keys) <= set(state):
+        allowed = "a folder with step-*.pt checkpoints, as `foretoken train` writes it to --out"
+        raise ConfigError("RUN", str(run), allowed)
     return state
 
 

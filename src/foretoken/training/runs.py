@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from foretoken.checkpoint import find_model
+from foretoken.config.methods import trained_kinds
 from foretoken.errors import ConfigError
 from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import write_answers
@@ -57,8 +58,10 @@ def train(
     """
     settings = _read(config, target)
     if kind is not None and settings.kind != kind:
-        raise ConfigError("CONFIG", f"{config} trains {settings.kind!r}", f"a config of {kind!r}")
-    require_form(settings.kind, export)
+        command = trained_kinds()[settings.kind].command
+        allowed = f"a config of {kind!r}; this one is for `foretoken train {command} {config}`"
+        raise ConfigError("CONFIG", f"{config}, which trains {settings.kind!r}", allowed)
+    require_form(settings.kind, export, "--export")
     folder = folder_of(settings, out)
     if settings.helpers and is_alone():
         shared = shared_out(settings)
@@ -100,14 +103,17 @@ def open_target(settings: Settings) -> LoadedTarget:
         ModelError: it cannot be run, or not by a family of our own.
     """
     if settings.target is None:
-        raise ConfigError("target", None, "the folder, packaged name or hub id of the target")
+        allowed = "the folder, packaged name or hub id of the target; --target gives it, too"
+        raise ConfigError("config.target", None, allowed)
     assert settings.data is not None, "checked when the config was read"
     target = LoadedTarget(find_model(settings.target))
     longest = max(stage.length for stage in settings.stages)
     if longest > target.max_length:
-        raise ConfigError("stages.length", longest, f"at most the target's {target.max_length}")
+        allowed = f"at most {target.max_length}, the longest context of the target"
+        raise ConfigError("stages.length", longest, allowed)
     if settings.data.answer_tokens >= target.max_length:
-        given, allowed = settings.data.answer_tokens, f"below the target's {target.max_length}"
+        given = settings.data.answer_tokens
+        allowed = f"below {target.max_length}, the longest context of the target"
         raise ConfigError("data.answer_tokens", given, allowed)
     require_fit(target.parts, settings)
     return target

@@ -177,7 +177,7 @@ class Settings:
         for stage in self.stages:
             # The context of a target of one's own is known when it is loaded.
             most = self.shape.max_positions if self.data is None else self.batch_tokens
-            allowed = f"2..{most}, dividing batch_tokens"
+            allowed = f"2 to {most}, a divisor of batch_tokens {self.batch_tokens}"
             fits = 2 <= stage.length <= most
             fits = fits and self.batch_tokens % stage.length == 0
             require("stages.length", stage.length, fits, allowed)
@@ -188,8 +188,8 @@ class Settings:
 
     def _check_stage(self, stage: Stage) -> None:
         """What a stage of a head may ask for, and others may not."""
-        require("stages.rows", stage.rows, stage.rows in ROWS, "text or answers")
-        require("stages.loss", stage.loss, stage.loss in LOSSES, " or ".join(LOSSES))
+        require("stages.rows", stage.rows, stage.rows in ROWS, "text, answers")
+        require("stages.loss", stage.loss, stage.loss in LOSSES, ", ".join(LOSSES))
         require("stages.rate", stage.rate, 0 < stage.rate <= 1, "above 0, at most 1")
         if self.head is None:
             require(

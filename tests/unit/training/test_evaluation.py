@@ -74,7 +74,7 @@ def test_a_pair_is_measured(name: str, tmp_path: Path) -> None:
 
 
 def test_plans_are_checked() -> None:
-    with pytest.raises(ConfigError, match="temperatures"):
+    with pytest.raises(ConfigError, match="--temperature"):
         EvalPlan(temperatures=())
-    with pytest.raises(ConfigError, match="max_tokens"):
+    with pytest.raises(ConfigError, match="--max-tokens"):
         EvalPlan(max_tokens=1)

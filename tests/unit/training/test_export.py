@@ -83,7 +83,7 @@ def test_a_format_that_a_kind_has_not_is_refused(kind: str) -> None:
         if form in ("own", *trained_kinds()[kind].formats):
             require_form(kind, form)
         else:
-            with pytest.raises(ConfigError, match=f"export: .*for {kind}"):
+            with pytest.raises(ConfigError, match=f"--format: .*for {kind}"):
                 require_form(kind, form)
 
 

@@ -278,7 +278,7 @@ def test_wrong_settings_name_the_field() -> None:
         HeadSettings(kind="transformer")
     with pytest.raises(ConfigError, match=r"head\.depth"):
         HeadSettings(kind="mlp", depth=0)
-    with pytest.raises(ConfigError, match="run folder"):
+    with pytest.raises(ConfigError, match="RUN: "):
         export_head(Path("nowhere"), Path("out"), verifier="demo")
 
 

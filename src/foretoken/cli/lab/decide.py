@@ -50,7 +50,8 @@ def decide(
         print(default_text(), end="")
         raise typer.Exit()
     if not runs:
-        raise ConfigError("RUNS", None, "at least one folder of `foretoken lab ab`")
+        allowed = "at least one folder that `foretoken lab ab --out FOLDER` wrote"
+        raise ConfigError("RUNS", None, allowed)
     rules = load_policy(policy, tuple(changes or ()))
     other = _reference(reference) if reference else None
     decisions = [judge(read_ab(run), rules, run=str(run), reference=other) for run in runs]
@@ -66,7 +67,7 @@ def _reference(run: Path) -> "ArmSummary":
     from foretoken.lab.records.results import AbSummary
     from foretoken.lab.records.run_files import read_summary
 
-    summary = read_summary(run)
+    summary = read_summary(run, "--reference")
     return summary.arm(summary.candidate) if isinstance(summary, AbSummary) else summary.arm
 
 

@@ -88,7 +88,7 @@ def whatif(
     """
     from rich.table import Table
 
-    from foretoken.cli.lab.options import parse_numbers
+    from foretoken.cli.lab.options import parse_whole
     from foretoken.cli.lab.run_tables import console
     from foretoken.lab.analysis.summary import counted
     from foretoken.lab.analysis.whatif import Costs, WhatIf, what_if, what_if_looked_up
@@ -100,7 +100,7 @@ def whatif(
     costs = None
     if verify_per_draft is not None:
         costs = Costs(verify_per_draft=verify_per_draft, draft=draft_cost)
-    lengths = [int(value) for value in parse_numbers(k, "-k")]
+    lengths = parse_whole(k, "-k")
     found: tuple[WhatIf, ...] = ()
     if not methods or any(r.acceptance and r.acceptance.per_step_accepted for r in records):
         found = what_if(records, lengths, _gates(gate), costs=costs, depth_free=depth_free)
@@ -121,13 +121,15 @@ def whatif(
 
 def _gates(text: str | None) -> "list[Gate]":
     """No gate, and the one that `--gate` means."""
-    from foretoken.cli.lab.options import parse_numbers
     from foretoken.lab.analysis.whatif import Gate
 
     if text is None:
         return [Gate()]
     misses, _, pause = text.partition(":")
-    numbers = parse_numbers(f"{misses},{pause}", "--gate")
-    if len(numbers) != 2 or min(numbers) < 1:
+    try:
+        gate = Gate(misses=int(misses), pause=int(pause))
+    except ValueError:
+        gate = Gate()
+    if min(gate.misses, gate.pause) < 1:
         raise ConfigError("--gate", text, "MISSES:PAUSE, whole numbers above 0, such as 2:8")
-    return [Gate(), Gate(misses=int(numbers[0]), pause=int(numbers[1]))]
+    return [Gate(), gate]

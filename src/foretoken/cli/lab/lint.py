@@ -51,8 +51,11 @@ def lint(
     for name in inputs:
         source = read_source(_text(name), engine)
         if not (source.launches or source.requests or source.metrics):
-            allowed = "a server's command line or settings, requests, or a dashboard"
-            raise ConfigError("input", name, allowed)
+            allowed = (
+                "a server's command line or settings, requests, or a dashboard; such as "
+                "'vllm serve MODEL', in quotes"
+            )
+            raise ConfigError("INPUTS", name, allowed)
         results[name] = check(source, Machine(device=device, count=count), engine)
     found = [finding for findings in results.values() for finding in findings]
     if as_json:
@@ -72,7 +75,8 @@ def _text(name: str) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("input", name, f"a readable text file ({error})") from error
+        allowed = f"a readable text file, or a command line in one pair of quotes ({error})"
+        raise ConfigError("INPUTS", name, allowed) from error
 
 
 def _print(results: dict[str, tuple["Finding", ...]]) -> None:

@@ -8,6 +8,7 @@ and where its results go by default, is all that it says about them.
 import functools
 import inspect
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, one_of
 
 ConfigArgument = Annotated[
     Path | None, typer.Argument(help="Settings as YAML; options override them.")
@@ -46,7 +47,9 @@ BlocksOption = Annotated[int | None, typer.Option(help="Starts of each server.",
 RequestsOption = Annotated[
     int | None, typer.Option("--requests", help="Requests per block.", min=1)
 ]
-TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Length of every output.")]
+TokensOption = Annotated[
+    int | None, typer.Option("--max-tokens", help="Length of every output.", min=1)
+]
 TemperatureOption = Annotated[
     str | None,
     typer.Option("--temperatures", metavar="LIST", help="Such as 0,0.4,0.8; dealt out in turn."),
@@ -127,11 +130,26 @@ def parse_numbers(text: str, option: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",") if part]
     except ValueError as error:
-        raise ConfigError(option, text, "numbers between commas") from error
+        raise ConfigError(option, text, "numbers between commas, such as 0,0.5") from error
 
 
-def parse_load(text: str) -> dict[str, Any]:
-    """The mapping of `--load`.
+def parse_whole(text: str, option: str) -> list[int]:
+    """Whole numbers above 0 between commas.
+
+    Raises:
+        ConfigError: there is something else, or nothing.
+    """
+    try:
+        found = [int(part) for part in text.split(",") if part]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ConfigError(option, text, "whole numbers above 0 between commas, such as 1,3,5")
+    return found
+
+
+def parse_load(text: str, option: str = "--load") -> dict[str, Any]:
+    """The mapping of `--load`, or of another option of that form.
 
     Raises:
         ConfigError: it is none of the forms.
@@ -139,7 +157,9 @@ def parse_load(text: str) -> dict[str, Any]:
     kind, *rest = text.split(":")
     try:
         numbers = [float(part) for part in rest]
-        if kind == "closed":
+        if not all(0 < number < math.inf for number in numbers):
+            raise ValueError(numbers)
+        if kind == "closed" and len(numbers) <= 1 and all(map(float.is_integer, numbers)):
             return {"kind": kind, "concurrency": int(numbers[0]) if numbers else 1}
         if kind in ("constant", "poisson") and len(numbers) == 1:
             return {"kind": kind, "rate": numbers[0]}
@@ -149,8 +169,8 @@ def parse_load(text: str) -> dict[str, Any]:
             return {"kind": kind, "speed": numbers[0] if numbers else 1.0}
     except ValueError:
         pass
-    allowed = "closed:N, constant:R, poisson:R, gamma:R:B or trace[:SPEED]"
-    raise ConfigError("--load", text, allowed)
+    forms = "closed:N, constant:R, poisson:R, gamma:R:B or trace[:SPEED]"
+    raise ConfigError(option, text, f"{forms}, numbers above 0, such as closed:8")
 
 
 def parse_levels(text: str) -> dict[str, float]:
@@ -162,11 +182,17 @@ def parse_levels(text: str) -> dict[str, float]:
     found = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
+        if name not in _LEVELS:
+            raise ConfigError("--slo", name, one_of(name, _LEVELS))
         try:
-            found[{"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}[name]] = float(value)
-        except (KeyError, ValueError) as error:
-            raise ConfigError("--slo", part, "ttft=, tpot= or e2e= and seconds") from error
+            found[f"{name}_s"] = float(value)
+        except ValueError as error:
+            allowed = f"{name}= and seconds, such as {name}=0.2"
+            raise ConfigError("--slo", part, allowed) from error
     return found
+
+
+_LEVELS = ("ttft", "tpot", "e2e")
 
 
 def parse_prices(text: str) -> dict[str, float]:
@@ -181,7 +207,7 @@ def parse_prices(text: str) -> dict[str, float]:
     except ValueError:
         prices = {}
     if not prices or min(prices.values()) <= 0 or ("" in prices and len(pairs) > 1):
-        raise ConfigError("--price", text, "a price above 0, or off=2.5,on=3")
+        raise ConfigError("--price", text, "a number above 0, or one for each arm: off=2.5,on=3")
     return prices if "" not in prices else dict.fromkeys(("off", "on"), prices[""])
 
 
@@ -189,11 +215,12 @@ def resolve_workload(text: str, out: Path) -> str:
     """The file of `--workload`; `demo` is written into the results' folder first."""
     if text != "demo":
         return text
+    from foretoken.lab.records.run_files import make_folder
     from foretoken.training.python_text.heldout import heldout_prompts
 
     path = out / "workload.jsonl"
     if not path.is_file():
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         prompts = heldout_prompts(120)
         lines = [json.dumps({"prompt": p.text, "cluster": p.name, "max_tokens": 64,
                              "category": "code"}) for p in prompts]  # fmt: skip
@@ -249,10 +276,23 @@ class Measuring:
         Raises:
             ConfigError: something in them is wrong.
         """
-        from foretoken.lab.measure.experiment import load_settings
+        from foretoken.lab.measure.experiment import SERVER, load_settings
 
         overrides = [*self.short.overrides(self.out), *arms, *self.setting]
-        return load_settings(kind, self.config, overrides, defaults)
+        try:
+            return load_settings(kind, self.config, overrides, defaults)
+        except ConfigError as error:
+            name = error.field.removeprefix("settings.").removesuffix(".file")
+            if name not in _NEEDED or error.given is not None:
+                raise
+            allowed = SERVER if name != "workload" else "a file of prompts or a trace, or demo"
+            raise ConfigError(_NEEDED[name], None, allowed) from error
+
+
+_NEEDED = {name: f"--{name}" for name in ("workload", "baseline", "candidate")} | {
+    "arm": "--server"
+}
+"""Settings without a default, and the options that give them."""
 
 
 _FIRST: dict[str, Any] = {"config": ConfigArgument}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, ModelNotFoundError
 
 if TYPE_CHECKING:
     from foretoken.lab.plan.speedup import MeasuredCost
@@ -94,15 +94,27 @@ def _run(given: dict[str, Any], measured: str | None, config: Path | None, as_js
     from foretoken.lab.plan.show import plan_document, print_plan
     from foretoken.lab.plan.speedup import next_step
 
-    written = read_yaml(config) if config is not None else {}
+    written = read_yaml(config, "--config") if config is not None else {}
     options = {key: value for key, value in given.items() if value is not None}
-    found = build_plan(PlanSettings.from_mapping({**written, **options}))
+    try:
+        found = build_plan(PlanSettings.from_mapping({**written, **options}))
+    except (ConfigError, ModelNotFoundError) as error:
+        name = error.field.removeprefix("plan.")
+        if name in given and name not in written:
+            raise type(error)(_typed(name), error.given, error.allowed) from error
+        raise
     step = next_step(parse_measured(measured, found.setup.k)) if measured else None
     if as_json:
         print(json.dumps(plan_document(found, step)))
     else:
         print_plan(Console(highlight=False), found, step)
     return EXIT_DOES_NOT_FIT if worst_level(found.findings) == "error" else 0
+
+
+def _typed(name: str) -> str:
+    """How a setting is given on the command line."""
+    own = {"target": "TARGET", "num_speculative_tokens": "-k"}
+    return own.get(name, f"--{name.replace('_', '-')}")
 
 
 def parse_measured(text: str, k: int) -> "MeasuredCost":
@@ -141,7 +153,6 @@ def _read_fit(path: Path) -> tuple[float, float, float, int]:
         verify, draft = (float(fit[name]["estimate"]) for name in ("verify_cost", "draft_cost"))
         length = 1.0 + k * float(fit["acceptance_rate"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            "--measured", str(path), f"what `foretoken lab fit` wrote ({error!r})"
-        ) from error
+        allowed = f"a file that `foretoken lab fit RUN --out FILE` wrote ({error!r})"
+        raise ConfigError("--measured", str(path), allowed) from error
     return max(1.0, verify), max(0.0, draft), length, max(1, math.ceil(k))

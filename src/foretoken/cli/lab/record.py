@@ -41,9 +41,13 @@ def record(
     url = Origin.parse(upstream).url
     try:
         writer = LineWriter(out)
-        listener = bind(port, host)
     except OSError as error:
-        raise ConfigError("--out or --port", f"{out}, {port}", f"usable ({error})") from error
+        raise ConfigError("--out", str(out), f"a file to append to ({error})") from error
+    try:
+        listener = bind(port, host)
+    except ConfigError:
+        writer.close()
+        raise
     config = RecordConfig(upstream=url, prompts=prompts)  # type: ignore[arg-type]
     proxy = RecordingProxy(config, writer)
     typer.echo(f"http://{host}:{listener.getsockname()[1]} -> {url}, writing {out}", err=True)

@@ -94,7 +94,7 @@ def dial(
     settings = shared.settings(AbConfig, arms_of(baseline, candidate))
     plan = DialPlan(
         rates=tuple(parse_numbers(rates, "--rates")),
-        loads=tuple(parse_load(text) for text in loads or ["closed:1"]),
+        loads=tuple(parse_load(text, "--at") for text in loads or ["closed:1"]),
         metric=metric,
     )
     if shared.dry_run:
@@ -130,7 +130,7 @@ def parse_grid(texts: list[str]) -> dict[str, list[Any]]:
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not values:
-            raise ConfigError("--grid", text, "such as k=1,3,5")
+            raise ConfigError("--grid", text, "NAME=VALUES, such as k=1,3,5")
         whole = parse_yaml(values, f"--grid {name}") if values.startswith("[") else None
         axes[name] = whole if isinstance(whole, list) else [
             parse_yaml(value, f"--grid {name}") for value in values.split(",")

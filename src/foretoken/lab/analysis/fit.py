@@ -168,7 +168,8 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
     """
     off, on = without_prompts(step_times(base), step_times(other))
     if off.seconds_N.size == 0 or on.seconds_N.size == 0:
-        raise ConfigError("run", "no chunk times", "a streamed A/B of both arms")
+        allowed = "an A/B whose arms both gave streamed answers; see its errors, and measure again"
+        raise ConfigError("RUN", "no chunk times", allowed)
     k, rate = _drafting(other)
     common = np.intersect1d(np.unique(off.batch_N), np.unique(on.batch_N))
     points = [_point(int(b), off, on, k, rate) for b in common]
@@ -198,7 +199,11 @@ def _drafting(records: Sequence[RequestRecord]) -> tuple[float, float]:
     drafted, accepted = sum(a.num_drafted for a in found), sum(a.num_accepted for a in found)
     steps = sum(a.num_steps or 0 for a in found)
     if not steps or not drafted:
-        raise ConfigError("run", "no acceptance", "a candidate whose answers tell about its drafts")
+        allowed = (
+            "a candidate whose answers tell about its drafts, as with "
+            "--per-request-spec-decode-metrics detailed; or measure with --set candidate.k=K"
+        )
+        raise ConfigError("RUN", "no acceptance", allowed)
     return drafted / steps, accepted / drafted
 
 

@@ -39,6 +39,11 @@ _TIMES: dict[str, Value] = {
     "e2e": lambda r: r.e2e_s,
 }
 _STATISTICS: dict[str, float | None] = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "mean": None}
+GAINS = (
+    *(f"{name}_{suffix}" for name in _TIMES for suffix in _STATISTICS),
+    *("tokens_per_s", "goodput", "cost"),
+)
+"""The name of every gain; `goodput` needs service levels, and `cost` prices."""
 
 
 def pair(

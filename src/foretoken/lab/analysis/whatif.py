@@ -178,8 +178,8 @@ def streams_of(records: Sequence[RequestRecord]) -> tuple[list[list[int]], bool]
         streams.append(_stream(found.per_step_accepted, drafted))
         greedy = greedy and record.temperature == 0.0 and found.exact
     if not streams:
-        allowed = "answers with per-step counts (detailed per-request metrics)"
-        raise ConfigError("run", "no accept stream", allowed)
+        allowed = "a candidate started with --per-request-spec-decode-metrics detailed"
+        raise ConfigError("RUN", "no accept stream", allowed)
     return streams, greedy
 
 
@@ -299,7 +299,8 @@ def what_if_looked_up(
 def _written(summary: AbSummary, records: Sequence[RequestRecord]) -> list[Written]:
     texts = {record.index: record.text for record in records if record.text}
     if not texts:
-        raise ConfigError("run", "no texts", "an A/B measured with --set keep_text=true")
+        allowed = "an A/B that `foretoken lab ab --set keep_text=true` measured"
+        raise ConfigError("RUN", "no texts", allowed)
     items = load_items(from_plain(WorkloadConfig, summary.config["workload"], "workload"))[0]
     prompts: dict[str, str] = {}
     for index, text in texts.items():

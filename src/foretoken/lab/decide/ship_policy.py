@@ -55,7 +55,8 @@ def load_policy(name: str | None, changes: tuple[str, ...] = ()) -> ShipPolicy:
         raise ConfigError("policy.slo", slo, one_of(slo, SLOS))
     rules = content.get("rules")
     if not isinstance(rules, dict) or not any(rules.values()):
-        raise ConfigError("policy.rules", rules, f"rules such as {', '.join(RULE_KINDS)}")
+        allowed = f"rules such as {', '.join(RULE_KINDS)}; `foretoken lab decide --show-policy`"
+        raise ConfigError("policy.rules", rules, allowed)
     return ShipPolicy(
         name=str(content.get("name", name or "default")),
         slo=slo,
@@ -72,43 +73,49 @@ def default_text() -> str:
 def _read(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     """A file's content over that of what it extends."""
     if name in seen:
-        raise ConfigError("policy.extends", name, "a policy that does not extend itself")
+        allowed = "default, or another file: a policy cannot extend itself"
+        raise ConfigError("policy.extends", name, allowed)
     if name == "default":
-        content: Any = parse_yaml(default_text(), "policy")
+        content: dict[str, Any] = parse_yaml(default_text(), "policy")
     else:
-        content = read_yaml(Path(name))
-    if not isinstance(content, dict):
-        raise ConfigError("--policy", name, "a file with `rules:`")
+        content = read_yaml(Path(name), "--policy")
     unknown = set(content) - set(_KEYS)
     if unknown:
         key = sorted(map(str, unknown))[0]
-        raise ConfigError(f"policy.{key}", name, one_of(key, _KEYS))
+        raise ConfigError(f"--policy {name}: {key}", content.get(key), one_of(key, _KEYS))
+    rules = content.get("rules") or {}
+    if not isinstance(rules, Mapping):
+        raise ConfigError(f"--policy {name}: rules", rules, "rules, each with keys and values")
     parent = content.get("extends")
     if parent is None:
         return content
     path = parent if parent == "default" else str(Path(name).parent / str(parent))
     base = _read(path, (*seen, name))
-    rules = dict(base["rules"])
-    for key, value in (content.get("rules") or {}).items():
-        keep = isinstance(value, Mapping) and isinstance(rules.get(key), Mapping)
-        rules[key] = {**rules[key], **value} if keep else value
-    return {**base, **content, "rules": rules}
+    merged = dict(base.get("rules") or {})
+    for key, value in rules.items():
+        keep = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = {**merged[key], **value} if keep else value
+    return {**base, **content, "rules": merged}
 
 
 def _apply(content: dict[str, Any], change: str) -> None:
     """`speedup.least=1.2`, `slo=ttft`, or `cost=null`."""
     path, equals, text = change.partition("=")
     if not equals:
-        raise ConfigError("--set", change, "rule.key=value, such as speedup.least=1.2")
+        raise ConfigError("--set", change, "RULE.KEY=VALUE, such as speedup.least=1.2")
+    rules = content.get("rules") or {}
     value = parse_yaml(text, "--set")
     rule, dot, key = path.partition(".")
     if path == "slo":
         content["slo"] = value
     elif dot:
-        own = content["rules"].get(rule)
-        content["rules"][rule] = {**(own if isinstance(own, Mapping) else {}), key: value}
+        own = rules.get(rule)
+        content["rules"] = {
+            **rules,
+            rule: {**(own if isinstance(own, Mapping) else {}), key: value},
+        }
     else:
-        content["rules"][rule] = value
+        content["rules"] = {**rules, rule: value}
 
 
 def _rule(name: str, value: object) -> ShipRule:

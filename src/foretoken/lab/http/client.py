@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foretoken.errors import ConfigError, EndpointError, ForetokenError
+from foretoken.errors import ConfigError, EndpointError, ForetokenError, one_of
 from foretoken.lab.http.read_answer import ReadingOptions, failed, read_answer
 from foretoken.lab.http.timed import HttpPool, TransportError, now
 from foretoken.lab.measure.workload import Item
@@ -23,6 +23,11 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "sglang": {"return_spec_tokens_details": True},
 }
 _OWNERS = {"llamacpp": "llama.cpp"}
+_REMEDIES = {
+    401: "; set api_key_env of the arm to the name of the variable that holds the key",
+    404: "; is that the URL of an OpenAI-style server?",
+}
+"""What to do about an answer's HTTP status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +119,12 @@ async def _identify(config: EndpointConfig, pool: HttpPool) -> ServerInfo:
     listed = await get_json(pool, "/v1/models", timeout_s=patience)
     entries = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
-        raise EndpointError(f"{config.url}: /v1/models lists no model")
+        said = "/v1/models lists no model, which an OpenAI-style server does"
+        raise EndpointError(f"{config.url}: {said}; is that the server's URL?")
     names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
     if config.model is not None and config.model not in names:
-        raise ConfigError(
-            "model", config.model, f"one the server has: {', '.join(map(str, names))}"
-        )
+        allowed = f"one the server has: {one_of(config.model, map(str, names))}"
+        raise ConfigError("model", config.model, allowed)
     owner = str(entries[0].get("owned_by", "unknown"))
     info = ServerInfo(
         url=pool.origin.url,
@@ -138,13 +143,15 @@ async def get_json(pool: HttpPool, path: str, *, timeout_s: float = 10.0) -> Any
     try:
         answer = await pool.send("GET", path, timeout_s=timeout_s)
     except TransportError as error:
-        raise EndpointError(f"{pool.origin.url}{path}: {error}") from error
+        why = "start the server first, or give another URL"
+        raise EndpointError(f"{pool.origin.url}{path}: {error}; {why}") from error
     if answer.broken is not None or answer.status != 200:
-        raise EndpointError(f"{pool.origin.url}{path}: {answer.broken or f'HTTP {answer.status}'}")
+        said = answer.broken or f"HTTP {answer.status}"
+        raise EndpointError(f"{pool.origin.url}{path}: {said}{_REMEDIES.get(answer.status, '')}")
     try:
         return json.loads(answer.body)
     except ValueError as error:
-        raise EndpointError(f"{pool.origin.url}{path}: not JSON") from error
+        raise EndpointError(f"{pool.origin.url}{path}: not JSON{_REMEDIES[404]}") from error
 
 
 async def _version(pool: HttpPool, engine: str) -> str | None:

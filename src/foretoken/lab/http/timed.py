@@ -34,13 +34,17 @@ class Origin:
         Raises:
             ConfigError: it is not an http or https URL with a host.
         """
-        parts = urlsplit(url if "://" in url else f"http://{url}")
+        example = "a URL such as http://127.0.0.1:8000"
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+        except ValueError as error:
+            raise ConfigError("url", url, f"{example} ({error})") from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError("url", url, "such as http://127.0.0.1:8000")
+            raise ConfigError("url", url, example)
         try:
             port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError as error:
-            raise ConfigError("url", url, "a port from 1 to 65535") from error
+            raise ConfigError("url", url, f"{example}, with a port from 1 to 65535") from error
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         return cls(parts.hostname, port, parts.scheme == "https", prefix)
 
@@ -327,6 +331,6 @@ class HttpPool:
                 _, connection = await making
         except TimeoutError as error:
             raise TransportError("timeout", f"no connection to {self.origin.url}") from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the second: no name that a host can have
             raise TransportError("connection", f"{self.origin.url}: {error}") from error
         return connection

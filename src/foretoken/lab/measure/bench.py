@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, one_of
 from foretoken.lab.analysis.summary import ArmData, summarize_arm
 from foretoken.lab.http.timed import now
 from foretoken.lab.measure.experiment import ArmConfig, RunConfig, Sizes, WorkloadConfig
@@ -42,8 +42,9 @@ def load_items(config: WorkloadConfig) -> tuple[list[Item], tuple[str, ...]]:
     if config.category is not None:
         items = only(items, config.category)
         if not items:
-            have = ", ".join(sorted({item.category for item in loaded.items}))
-            raise ConfigError("workload.category", config.category, f"one of {have}")
+            have = sorted({item.category for item in loaded.items if item.category})
+            allowed = one_of(config.category, have) if have else "none: no request has a class"
+            raise ConfigError("workload.category", config.category, allowed)
     notes: tuple[str, ...] = ()
     if loaded.skipped:
         notes = (f"{loaded.skipped} broken lines were skipped: {loaded.first_problem}",)

@@ -61,7 +61,8 @@ def instants(items: Sequence[Item], load_run: LoadRun) -> Floats:
         return draw_arrivals(load_run.load, len(items), load_run.arrival_seed)
     given = [item.arrival_s for item in items if item.arrival_s is not None]
     if len(given) != len(items):
-        raise ConfigError("load.kind", "trace", "a workload whose items all have arrivals")
+        allowed = "a workload whose requests all say when they arrive, or another --load: closed:8"
+        raise ConfigError("--load", "trace", allowed)
     gaps_N = np.diff(np.asarray(given, np.float64))
     # A workload that goes round begins again, a usual gap after its last request.
     usual = float(np.mean(gaps_N[gaps_N >= 0])) if (gaps_N >= 0).any() else 0.0

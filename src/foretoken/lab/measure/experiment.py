@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from foretoken.config.reader import at_least, check_fields
-from foretoken.errors import ConfigError
+from foretoken.config.reader import Allowed, at_least, check_fields
+from foretoken.errors import ConfigError, one_of
 from foretoken.lab.measure.workload import Load
 from foretoken.lab.plain import from_plain
 
 T = TypeVar("T")
+SERVER = "a URL such as http://127.0.0.1:8000, or a command with {port} that starts a server"
+"""How errors say what an arm may be."""
+_TEMPERATURES = Allowed("numbers >= 0", lambda found: all(value >= 0 for value in found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class ArmConfig:
         """Raise a ConfigError unless there is exactly one of `url` and `command`."""
         if (self.url is None) == (self.command is None):
             given = f"url={self.url!r}, command={self.command!r}"
-            raise ConfigError(f"arm {self.name}", given, "exactly one of url and command")
+            raise ConfigError(f"arm {self.name!r}", given, f"exactly one of the two: {SERVER}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +57,19 @@ class WorkloadConfig:
     """A file, see docs/deciding.md for formats; `demo`: held-out Python, for the packaged model."""
     format: str = "auto"
     strict: bool = False
-    max_tokens: int | None = None
+    max_tokens: Annotated[int, at_least(1)] | None = None
     """None: as the file has it."""
-    temperatures: tuple[float, ...] = (0.0,)
+    temperatures: Annotated[tuple[float, ...], _TEMPERATURES] = (0.0,)
     """Dealt out in turn over requests without one; empty: the server's default."""
     seed: int | None = None
     """Sent with requests, counted up; None: not sent."""
     parameters: dict[str, Any] = field(default_factory=dict)
     category: str | None = None
     """Only requests of this class."""
+
+    def __post_init__(self) -> None:
+        """Raise a ConfigError for what is out of range."""
+        check_fields(self, "workload.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +136,11 @@ class AbConfig:
     def __post_init__(self) -> None:
         """Raise a ConfigError if the arms cannot be told apart."""
         if self.baseline.name == self.candidate.name:
-            raise ConfigError("candidate.name", self.candidate.name, "another than the baseline's")
+            raise ConfigError("candidate.name", self.candidate.name, "another than baseline.name")
+        names = (self.baseline.name, self.candidate.name)
         for name in self.price_per_hour:
-            if name not in (self.baseline.name, self.candidate.name):
-                raise ConfigError("price_per_hour", name, "the name of an arm")
+            if name not in names:
+                raise ConfigError("price_per_hour", name, f"an arm's name: {one_of(name, names)}")
 
 
 def load_settings(
@@ -160,8 +168,8 @@ def load_settings(
     return from_plain(kind, value, "settings")
 
 
-def read_yaml(path: Path) -> Any:
-    """The YAML (or JSON) mapping of a file.
+def read_yaml(path: Path, field: str = "CONFIG") -> Any:
+    """The YAML (or JSON) mapping of a file; errors call it `field`.
 
     Raises:
         ConfigError: it cannot be read, or is not a mapping.
@@ -169,10 +177,10 @@ def read_yaml(path: Path) -> Any:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("config", str(path), f"a readable YAML file ({error})") from error
-    value = parse_yaml(text, f"config {path.name}")
+        raise ConfigError(field, str(path), f"a readable YAML file ({error})") from error
+    value = parse_yaml(text, f"{field} {path}")
     if not isinstance(value, dict):
-        raise ConfigError("config", str(path), "a mapping of settings")
+        raise ConfigError(field, str(path), "a YAML file of keys and values")
     return value
 
 
@@ -196,19 +204,20 @@ def parse_yaml(text: str, field: str) -> Any:
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(field, text[:80], f"YAML ({error})") from error
+        why = " ".join(str(error).split())
+        raise ConfigError(field, text[:80], f"YAML ({why})") from error
 
 
 def _override(value: dict[str, Any], text: str) -> None:
     key, equals, given = text.partition("=")
     if not equals or not key:
-        raise ConfigError("--set", text, "such as load.concurrency=8")
+        raise ConfigError("--set", text, "KEY=VALUE, such as load.concurrency=8")
     parsed = parse_yaml(given, f"--set {key}")
     *path, last = key.split(".")
     for part in path:
         value = value.setdefault(part, {})
         if not isinstance(value, dict):
-            raise ConfigError(f"--set {key}", given, f"a mapping at {part}")
+            raise ConfigError(f"--set {key}", given, f"no key below {part}, which has a value")
     value[last] = parsed
 
 
@@ -218,6 +227,6 @@ def arm_of(text: str, name: str) -> dict[str, Any]:
         try:
             return {"name": name, **json.loads(text)}
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"--{name}", text, "a URL, a command or a JSON object") from error
+            raise ConfigError(f"arm {name!r}", text, f"{SERVER}, or a JSON object") from error
     key = "url" if text.startswith(("http://", "https://")) else "command"
     return {"name": name, key: text}

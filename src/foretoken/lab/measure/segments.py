@@ -7,9 +7,10 @@ segments.jsonl; records of one that was cut short are dropped when the run is re
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from foretoken.errors import ConfigError
 from foretoken.lab.http.client import Client, key_headers
@@ -19,11 +20,19 @@ from foretoken.lab.measure.driving import LoadRun, drive
 from foretoken.lab.measure.experiment import ArmConfig
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Item, Load
-from foretoken.lab.plain import from_plain
+from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.records.results import RequestRecord, Scrape, ServerInfo
-from foretoken.lab.records.run_files import REQUESTS, SCRAPES, LineWriter, read_requests, write_json
+from foretoken.lab.records.run_files import (
+    REQUESTS,
+    SCRAPES,
+    LineWriter,
+    read_lines,
+    read_requests,
+    write_json,
+)
 
 SEGMENTS = "segments.jsonl"
+TAKEN = "a new folder, or --resume, which goes on with the run that is there"
 CONFIG = "config.json"
 _JUMP_S = 1.0
 
@@ -70,15 +79,17 @@ class RunFolder:
         self.folder = folder
         self.finished: list[SegmentEnd] = []
         self._problem: OSError | None = None
-        there = (folder / CONFIG).is_file()
+        files = [folder / name for name in (REQUESTS, SCRAPES, SEGMENTS)]
+        # Where nothing was measured, as for want of a server, there is nothing to lose.
+        there = any(file.is_file() and file.stat().st_size for file in files)
         if there and not resume:
-            raise ConfigError("--out", str(folder), "a new folder, or --resume")
+            raise ConfigError("--out", str(folder), TAKEN)
         if there:
             self._check_settings(settings)
             self.finished = read_segments(folder)
             _keep_finished(folder, self.finished)
+        write_json(folder / CONFIG, settings)
         try:
-            write_json(folder / CONFIG, settings)
             self._requests = LineWriter(folder / REQUESTS)
             self._scrapes = LineWriter(folder / SCRAPES)
             self._segments = LineWriter(folder / SEGMENTS)
@@ -87,13 +98,13 @@ class RunFolder:
 
     def _check_settings(self, settings: object) -> None:
         """Raise a ConfigError if more than how much is measured differs from before."""
-        before = json.loads((self.folder / CONFIG).read_text("utf-8"))
-        from foretoken.lab.plain import to_plain
-
-        after = to_plain(settings)
-        for name in before.keys() | after.keys():
-            if name != "sizes" and before.get(name) != after.get(name):
-                raise ConfigError(f"--resume: {name}", after.get(name), f"{before.get(name)!r}")
+        path = self.folder / CONFIG
+        try:
+            before = dict(json.loads(path.read_text("utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            allowed = f"what a run wrote ({error}); name another --out"
+            raise ConfigError("--resume", str(path), allowed) from error
+        require_same_settings(before, to_plain(settings), but=("sizes",))
 
     def is_finished(self, segment: Segment) -> bool:
         """Whether the segment was measured before."""
@@ -135,13 +146,24 @@ class RunFolder:
             writer.close()
 
 
+def require_same_settings(
+    before: Mapping[str, Any], after: Mapping[str, Any], but: tuple[str, ...] = ()
+) -> None:
+    """Raise a ConfigError if a run is gone on with, and settings `but` these differ."""
+    for name in sorted(before.keys() | after.keys()):
+        if name not in but and before.get(name) != after.get(name):
+            allowed = f"{before.get(name)!r}, as the run had it; or another --out, without --resume"
+            raise ConfigError(f"--resume: {name}", after.get(name), allowed)
+
+
 def read_segments(folder: Path) -> list[SegmentEnd]:
-    """The finished segments of a folder."""
+    """The finished segments of a folder.
+
+    Raises:
+        ConfigError: a line is broken.
+    """
     path = folder / SEGMENTS
-    if not path.is_file():
-        return []
-    lines = [line for line in path.read_text("utf-8").split("\n")[:-1] if line]
-    return [from_plain(SegmentEnd, json.loads(line), SEGMENTS) for line in lines]
+    return [from_plain(SegmentEnd, v, f"{path}:{n}") for n, v in read_lines(path)]
 
 
 def _keep_finished(folder: Path, finished: Sequence[SegmentEnd]) -> None:

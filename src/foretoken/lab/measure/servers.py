@@ -17,7 +17,7 @@ from pathlib import Path
 from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.client import Client, EndpointConfig, connect, key_headers
 from foretoken.lab.http.timed import HttpPool, TransportError, now
-from foretoken.lab.measure.experiment import ArmConfig
+from foretoken.lab.measure.experiment import SERVER, ArmConfig
 
 _PATIENCE_S = 15.0
 _PORTS = (20_000, 32_000)
@@ -51,7 +51,8 @@ async def serving(arm: ArmConfig, log: Path) -> AsyncIterator[Client]:
     """
     key = os.environ.get(arm.api_key_env) if arm.api_key_env else None
     if arm.api_key_env and key is None:
-        raise ConfigError("api_key_env", arm.api_key_env, "a variable that is set")
+        allowed = f"an environment variable that is set: export {arm.api_key_env}=KEY"
+        raise ConfigError(f"arm {arm.name!r}: api_key_env", arm.api_key_env, allowed)
 
     def endpoint(url: str) -> EndpointConfig:
         return EndpointConfig(
@@ -92,11 +93,10 @@ async def serving(arm: ArmConfig, log: Path) -> AsyncIterator[Client]:
 
 
 async def _start(command: str, arm: ArmConfig, log: Path) -> asyncio.subprocess.Process:
-    log.parent.mkdir(parents=True, exist_ok=True)
     if "{port}" not in (arm.command or ""):
-        allowed = "a command with {port} where the port belongs"
-        raise ConfigError(f"arm {arm.name}: command", arm.command, allowed)
+        raise ConfigError(f"arm {arm.name!r}", arm.command, SERVER)
     try:
+        log.parent.mkdir(parents=True, exist_ok=True)
         words = shlex.split(command)
         with log.open("ab") as out:
             return await asyncio.create_subprocess_exec(
@@ -108,7 +108,10 @@ async def _start(command: str, arm: ArmConfig, log: Path) -> asyncio.subprocess.
                 start_new_session=True,
             )
     except (OSError, ValueError) as error:
-        raise EndpointError(f"cannot start `{command}`: {error}") from error
+        allowed = "try the command line in a shell first"
+        raise EndpointError(
+            f"arm {arm.name!r}: cannot start `{command}`: {error}; {allowed}"
+        ) from error
 
 
 async def _wait_ready(
@@ -118,7 +121,8 @@ async def _wait_ready(
     while now() < until:
         if process.returncode is not None:
             raise EndpointError(
-                f"the server ended with code {process.returncode} while starting:\n{_tail(log)}"
+                f"the server ended with code {process.returncode} while starting; the end of "
+                f"{log}:\n{_tail(log)}"
             )
         try:
             answer = await pool.send("GET", "/v1/models", timeout_s=5.0)
@@ -128,11 +132,14 @@ async def _wait_ready(
         except TransportError:
             pass
         await asyncio.sleep(0.2)
-    raise EndpointError(f"the server was not ready after {timeout_s:g} s:\n{_tail(log)}")
+    raise EndpointError(
+        f"the server was not ready after {timeout_s:g} s (ready_timeout_s of the arm); the end of "
+        f"{log}:\n{_tail(log)}"
+    )
 
 
 def _tail(log: Path, lines: int = 15) -> str:
-    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-lines:])
+    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-lines:]) or "(empty)"
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, one_of
+from foretoken.lab.analysis.gains import GAINS
 from foretoken.lab.measure.ab import run_or_read
 from foretoken.lab.measure.bench import Watch, silent
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig
@@ -91,7 +92,7 @@ def cells_of(grid: Grid) -> list[Values]:
     """
     for name, values in grid.items():
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            raise ConfigError(f"grid.{name}", values, "a list of values")
+            raise ConfigError(f"--grid {name}", values, f"a list of values, such as {name}=0,1")
     names = list(grid)
     rows = itertools.product(*(grid[name] for name in names))
     return [dict(zip(names, row, strict=True)) for row in rows]
@@ -110,8 +111,8 @@ def apply(config: AbConfig, values: Values) -> AbConfig:
         elif "." in name:
             _set(plain, name, value)
         elif not _fill(plain, name, value):
-            allowed = f"a setting such as load.rate, or {{{name}}} in a command"
-            raise ConfigError(f"grid.{name}", value, allowed)
+            allowed = f"a setting such as load.rate, or {{{name}}} in the candidate's command"
+            raise ConfigError(f"--grid {name}", value, allowed)
     return from_plain(AbConfig, plain, "settings")
 
 
@@ -119,7 +120,9 @@ def _set(plain: dict[str, Any], name: str, value: Any) -> None:
     *path, last = name.split(".")
     for part in path:
         if not isinstance(plain.get(part), dict):
-            raise ConfigError(f"grid.{name}", value, f"a setting; there is no {part}")
+            groups = [key for key, own in plain.items() if isinstance(own, dict)]
+            allowed = f"a setting; of {part!r} there is none: {one_of(part, groups)}"
+            raise ConfigError(f"--grid {name}", value, allowed)
         plain = plain[part]
     plain[last] = value
 
@@ -236,8 +239,11 @@ def levels_of(config: AbConfig, plan: "DialPlan") -> list[list[tuple[float, AbCo
     Raises:
         ConfigError: the candidate has nothing to turn, or there is no level.
     """
-    if not plan.rates:
-        raise ConfigError("rates", plan.rates, "chances of a draft token")
+    if not plan.rates or not all(0 <= rate <= 1 for rate in plan.rates):
+        allowed = "chances of a draft token from 0 to 1, such as 0,0.5,0.9"
+        raise ConfigError("--rates", plan.rates, allowed)
+    if plan.metric not in GAINS:
+        raise ConfigError("--metric", plan.metric, one_of(plan.metric, GAINS))
     found = []
     for load in plan.loads:
         own = from_plain(AbConfig, {**to_plain(dial_config(config)), "load": dict(load)}, "dial")
@@ -260,12 +266,9 @@ def turned(arm: ArmConfig, rate: float) -> ArmConfig:
         command = command.replace(f"{{rates:{k}}}", json.dumps(powers))
         command = command.replace(f"{{length:{k}}}", f"{1 + sum(powers):.6g}")
     command = command.replace("{rate}", f"{rate:g}").replace("{percent}", f"{100 * rate:.0f}")
-    if command == arm.command:
-        raise ConfigError(
-            "candidate.command",
-            arm.command,
-            "a command with {rate}, {rates:K}, {length:K} or {percent}",
-        )
+    if command == (arm.command or ""):
+        allowed = "a command with {rate}, {rates:K}, {length:K} or {percent}, which sets acceptance"
+        raise ConfigError("--candidate", arm.command or arm.url, allowed)
     return replace(arm, command=command)
 
 

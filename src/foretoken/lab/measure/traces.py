@@ -45,7 +45,8 @@ def load_workload(path: Path, *, format: str = "auto", strict: bool = False) -> 
     try:
         text = path.read_text("utf-8", errors="replace" if not strict else "strict")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("workload.file", str(path), f"a readable file ({error})") from error
+        allowed = f"a readable file, or demo for held-out Python ({error})"
+        raise ConfigError("--workload", str(path), allowed) from error
     kind = _detect(path, text) if format == "auto" else format
     if kind not in FORMATS:
         raise ConfigError("workload.format", format, one_of(format, ("auto", *FORMATS)))
@@ -54,13 +55,15 @@ def load_workload(path: Path, *, format: str = "auto", strict: bool = False) -> 
     for number, row in _rows(kind, text):
         try:
             items.append(_READERS[kind](len(items), row))
-        except (KeyError, ValueError, TypeError, IndexError) as error:
+        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
             problems.append(f"{path.name} line {number}: {type(error).__name__}: {error}")
             if strict:
-                raise ConfigError("workload.file", problems[0], f"{kind} lines") from error
+                allowed = f"{kind} lines that can be read; without --strict others are left out"
+                raise ConfigError("--workload", problems[0], allowed) from error
     if not items:
-        why = f" ({problems[0]})" if problems else ""
-        raise ConfigError("workload.file", str(path), f"at least one {kind} request{why}")
+        why = f", read as {kind}: {problems[0]}" if problems else ""
+        allowed = "a file with at least one request (--set workload.format= says how it is read)"
+        raise ConfigError("--workload", f"{path}{why}", allowed)
     if all(item.arrival_s is not None for item in items):
         items.sort(key=lambda item: item.arrival_s or 0.0)
     return Loaded(tuple(items), kind, len(problems), problems[0] if problems else "")
@@ -84,9 +87,10 @@ def _detect(path: Path, text: str) -> str:
 def _rows(kind: str, text: str) -> Iterator[tuple[int, Any]]:
     if kind == "sharegpt":
         try:
-            rows = json.loads(text)
-        except ValueError as error:
-            raise ConfigError("workload.file", "broken JSON", f"ShareGPT ({error})") from error
+            rows = list(json.loads(text))
+        except (ValueError, TypeError) as error:
+            allowed = f"ShareGPT, a JSON list of conversations ({error})"
+            raise ConfigError("--workload", text[:80], allowed) from error
         yield from enumerate(rows, start=1)
     elif kind in ("azure", "burstgpt"):
         yield from enumerate(csv.DictReader(text.splitlines()), start=2)
@@ -135,7 +139,10 @@ def _line(index: int, line: str) -> Item:
 
 def _sharegpt(index: int, row: dict[str, Any]) -> Item:
     turns = row["conversations"]
-    first = next(i for i, turn in enumerate(turns) if turn["from"] in ("human", "user"))
+    asked = [i for i, turn in enumerate(turns) if turn["from"] in ("human", "user")]
+    if not asked:
+        raise ValueError("no turn of a human")
+    first = asked[0]
     reply = turns[first + 1]["value"] if len(turns) > first + 1 else ""
     # About four characters per token, as in English text.
     length = max(4, len(reply) // 4) if reply else 128

@@ -8,15 +8,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from foretoken.errors import ConfigError
 from foretoken.lab.measure.bench import load_items
 from foretoken.lab.measure.experiment import ArmConfig, WorkloadConfig
 from foretoken.lab.measure.lossless import KINDS, Verified, VerifyFollower, VerifyPlan, verify
+from foretoken.lab.measure.segments import TAKEN, require_same_settings
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.plain import from_plain, to_plain
-from foretoken.lab.records.run_files import describe_client, write_json
+from foretoken.lab.records.run_files import describe_client, make_folder, write_json
 
 RESULT = "verify.json"
 
@@ -46,7 +46,7 @@ def prompts_of(config: VerifyConfig) -> list[str]:
     items = load_items(config.workload)[0]
     found = [item.prompt for item in items if item.prompt][: config.plan.prompts]
     if not found:
-        raise ConfigError("workload.file", config.workload.file, "prompts, not conversations")
+        raise ConfigError("--workload", config.workload.file, "prompts, not conversations")
     return found
 
 
@@ -59,6 +59,7 @@ def run_verify(
         ConfigError: wrong settings, or no room. EndpointError: a server is not there.
     """
     prompts, done = prompts_of(config), _before(config, out, resume)
+    make_folder(out)
     told = follow or VerifyFollower()
 
     def checked(found: Verified) -> None:
@@ -88,23 +89,18 @@ def _before(config: VerifyConfig, out: Path, resume: bool) -> Verified:
     if not path.is_file():
         return Verified()
     if not resume:
-        raise ConfigError("--out", str(out), "a new folder, or --resume")
+        raise ConfigError("--out", str(out), TAKEN)
     try:
         value = json.loads(path.read_text("utf-8"))
         before, found = value["config"], value["found"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError("--resume", str(path), f"what verify wrote ({error!r})") from error
-    after: dict[str, Any] = to_plain(asdict(config))
-    for name in before.keys() | after.keys():
-        if before.get(name) != after.get(name):
-            raise ConfigError(f"--resume: {name}", after.get(name), f"{before.get(name)!r}")
+        allowed = f"what verify wrote ({error!r}); delete it to begin anew"
+        raise ConfigError("--resume", str(path), allowed) from error
+    require_same_settings(before, to_plain(asdict(config)))
     return from_plain(Verified, found, RESULT)
 
 
 def _save(config: VerifyConfig, found: Verified, out: Path) -> None:
     value = {"kind": "verify", "schema": 1, "config": asdict(config), "found": found,
              "lossless": found.lossless, "environment": describe_client()}  # fmt: skip
-    try:
-        write_json(out / RESULT, value)
-    except OSError as error:
-        raise ConfigError("--out", str(out), f"a disk with room ({error})") from error
+    write_json(out / RESULT, value)

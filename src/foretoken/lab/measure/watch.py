@@ -193,7 +193,8 @@ async def _follow(config: WatchConfig, pool: HttpPool, show: Shown) -> list[Alar
     start = now()
     text = await fetch_metrics(pool)
     if text is None:
-        raise EndpointError(f"{config.url}/metrics: no metrics to watch")
+        why = "no metrics to watch: start the server first (llama.cpp with --metrics)"
+        raise EndpointError(f"{config.url}/metrics: {why}, or give another URL")
     before, buckets = Scrape(time_s=0.0, values=parse_metrics(text)), parse_buckets(text)
     ticks = 0
     while config.ticks is None or ticks < config.ticks:

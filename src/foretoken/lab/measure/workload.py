@@ -71,7 +71,7 @@ def with_settings(
 def take(items: Sequence[Item], count: int, start: int = 0) -> list[Item]:
     """`count` items from `start`, going round when they run out, indices counted on."""
     if not items:
-        raise ConfigError("workload", "no prompts", "at least one prompt")
+        raise ConfigError("--workload", "no prompts", "a file with at least one prompt, or demo")
     return [
         replace(items[i % len(items)], index=i, cluster=items[i % len(items)].cluster or str(i))
         for i in range(start, start + count)
@@ -113,7 +113,8 @@ class Load:
     def __post_init__(self) -> None:
         """Raise a ConfigError for what is out of range."""
         if self.kind in ("constant", "poisson", "gamma") and not (self.rate and self.rate > 0):
-            raise ConfigError("load.rate", self.rate, f"requests per second > 0 ({self.kind})")
+            allowed = f"requests per second > 0, as in --load {self.kind}:2"
+            raise ConfigError("load.rate", self.rate, allowed)
         if self.concurrency < 1:
             raise ConfigError("load.concurrency", self.concurrency, "an integer >= 1")
         if self.burstiness <= 0:

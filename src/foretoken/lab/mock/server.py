@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from foretoken.errors import ConfigError
 from foretoken.lab.http.timed import now
 from foretoken.lab.mock.generator import WORDS, MockEngine, MockJob, MockLaw, MockModel, Timing
 
@@ -270,13 +271,22 @@ def _server(app: ASGIApp) -> uvicorn.Server:
 
 
 def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
-    """A listening socket; port 0 takes any free one."""
+    """A listening socket; port 0 takes any free one.
+
+    Raises:
+        ConfigError: the port is taken, or there is no such address here.
+    """
     # asyncio turns Nagle's algorithm off only where a socket says that it is TCP; with it on, the
     # chunks of a stream wait for each other.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        allowed = f"a port that is free here, or 0 for any ({error})"
+        raise ConfigError("--port", f"{host}:{port}", allowed) from error
     listener.listen(2048)
     return listener
 

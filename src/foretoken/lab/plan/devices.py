@@ -74,9 +74,7 @@ def find_device(name: str) -> Device:
     close = [known for known in found if wanted in known or known in wanted]
     if len(close) == 1:
         return found[close[0]]
-    raise ConfigError(
-        "device", name, ", ".join((*close, "...")) if close else one_of(wanted, (*found, "this"))
-    )
+    raise ConfigError("--device", name, one_of(wanted, close or (*found, "this")))
 
 
 def _this_machine() -> Device:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.quantization import check_kv_cache
-from foretoken.config.reader import at_least, between, check_fields, require, words
+from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.plain import from_plain
 from foretoken.lab.plan.bits import Quantization, find_quantization, kv_element_bytes
@@ -19,6 +19,7 @@ from foretoken.lab.plan.sizes import PlanModel, load_plan_model
 from foretoken.shape import memory as formula
 
 ENGINES = ("vllm", "llama.cpp", "foretoken")
+_FROM_ZERO = Allowed("a number >= 0", lambda value: bool(value >= 0))
 WORKLOADS = ("chat", "code", "summarize", "rag", "edit", "json", "creative", "mixed")
 
 
@@ -73,14 +74,14 @@ class PlanSettings:
     """Requests in flight at the peak."""
     workload: Annotated[str, words(*WORKLOADS)] = "chat"
     """One of WORKLOADS; decides which acceptance is assumed."""
-    temperature: float = 0.0
+    temperature: Annotated[float, _FROM_ZERO] = 0.0
     """Temperature of the median request in production."""
     acceptance: str = ""
     """Share of drafts accepted given that all before were, as LOW:HIGH; empty: assumed from
     method, workload and temperature."""
     slo: Annotated[str, words("tpot", "ttft", "throughput")] = "tpot"
     """What the service promises: `tpot`, `ttft` or `throughput`."""
-    bandwidth_gb_s: float = 0.0
+    bandwidth_gb_s: Annotated[float, _FROM_ZERO] = 0.0
     """Measured memory bandwidth per device; 0: the data sheet's."""
     eager_draft: bool = False
     """Whether the draft runs without captured graphs."""
@@ -94,7 +95,8 @@ class PlanSettings:
         """
         named = {str(key).replace("-", "_"): value for key, value in given.items()}
         if named.get("target") is None:
-            raise ConfigError("plan.target", None, "the model to serve")
+            allowed = "the model to serve, as in `foretoken lab plan qwen3-8b`"
+            raise ConfigError("plan.target", None, allowed)
         return from_plain(cls, named, "plan")
 
     def __post_init__(self) -> None:
@@ -160,12 +162,14 @@ def resolve_setup(settings: PlanSettings) -> Setup:
         method = "draft_model" if settings.draft else "ngram"
     drafting = planned_methods().get(method)
     if drafting is not None and drafting.drafts_with == "model" and not settings.draft:
-        raise ConfigError("plan.draft", None, "a draft model, or another method")
+        others = ", ".join(name for name in planned_methods() if name != method)
+        allowed = f"a draft model for method {method}, or another method: {others}"
+        raise ConfigError("plan.draft", None, allowed)
     target = load_plan_model(settings.target, "plan.target")
     draft = load_plan_model(settings.draft, "plan.draft") if settings.draft else None
     tp = settings.tensor_parallel_size or settings.count
     if not 1 <= tp <= settings.count:
-        raise ConfigError("plan.tensor_parallel_size", tp, f"1 to count ({settings.count})")
+        raise ConfigError("plan.tensor_parallel_size", tp, f"1 to plan.count ({settings.count})")
     own = target.quantization if settings.quantization == "auto" else settings.quantization
     drafts = settings.draft_quantization
     if drafts == "auto":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.checkpoint import PACKAGED, find_model
-from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError, one_of
 from foretoken.shape import ModelShape, token_flops
 from foretoken.shape.families import ModelFamily, family_alike, find_family
 
@@ -166,7 +166,7 @@ class _SizeReader:
         if value is None:
             value = default
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise CheckpointError(f"config.json {name}", value, "a positive integer")
+            raise CheckpointError(f"config.json: {name}", value, "a whole number, as the model has")
         return value
 
     def first(self, *names: str) -> int:
@@ -360,7 +360,8 @@ def _from_file(name: str, file: Path) -> PlanModel:
     try:
         config = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError("config.json", str(file), f"valid JSON ({error})") from error
+        allowed = f"valid JSON ({error}); fetch the model's config.json again"
+        raise CheckpointError("config.json", str(file), allowed) from error
     if not isinstance(config, dict):
         raise CheckpointError("config.json", str(file), "a JSON object")
     return read_config(name, config, family="", tokenizer=_fingerprint(file.parent))
@@ -374,7 +375,8 @@ def _fingerprint(folder: Path) -> str:
     try:
         model = json.loads(file.read_text("utf-8")).get("model", {})
     except (OSError, ValueError) as error:
-        raise CheckpointError("tokenizer.json", str(file), f"valid JSON ({error})") from error
+        allowed = f"valid JSON ({error}); fetch the model's tokenizer.json again"
+        raise CheckpointError("tokenizer.json", str(file), allowed) from error
     vocabulary = json.dumps(model.get("vocab"), sort_keys=True).encode()
     return hashlib.sha256(vocabulary).hexdigest()[:12]
 
@@ -383,9 +385,8 @@ def _from_hub(name: str, field: str) -> PlanModel:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    allowed = "a config.json, its folder, a hub id that can be reached, or one of: " + ", ".join(
-        row["short"] for row in known_models().values()
-    )
+    short = one_of(name.lower(), (row["short"] for row in known_models().values()))
+    allowed = f"a config.json, its folder, a hub id that can be reached, or one of: {short}"
     try:
         file = hf_hub_download(name, "config.json")
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:

@@ -23,6 +23,8 @@ from foretoken.lab.records.run_files import (
     write_json,
 )
 
+_TOOLS = "AIPerf's profile_export.jsonl or guidellm's JSON"
+
 
 @dataclass(frozen=True, slots=True)
 class ImportedRun:
@@ -41,7 +43,8 @@ def read_other_tool(path: Path, arm: str, *, strict: bool = False) -> ImportedRu
     """
     found = _read(path, arm)
     if strict and found.skipped:
-        raise ConfigError("file", f"{found.skipped} broken entries", f"whole ones ({path})")
+        allowed = "a file without broken entries; without --strict they are left out"
+        raise ConfigError("--read", f"{path} with {found.skipped} broken entries", allowed)
     return found
 
 
@@ -49,16 +52,21 @@ def _read(path: Path, arm: str) -> ImportedRun:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("file", str(path), f"a readable file ({error})") from error
+        raise ConfigError("--read", str(path), f"a readable file ({error})") from error
     if path.suffix == ".jsonl":
-        return _read_aiperf(text, arm)
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError("file", str(path), f"JSON ({error})") from error
-    if isinstance(value, dict) and isinstance(value.get("benchmarks"), list):
-        return _read_guidellm(value["benchmarks"], arm)
-    raise ConfigError("file", str(path), "AIPerf's profile_export.jsonl or guidellm's JSON")
+        found = _read_aiperf(text, arm)
+    else:
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise ConfigError("--read", str(path), f"{_TOOLS} ({error})") from error
+        if not isinstance(value, dict) or not isinstance(value.get("benchmarks"), list):
+            raise ConfigError("--read", str(path), _TOOLS)
+        found = _read_guidellm(value["benchmarks"], arm)
+    if not found.records:
+        given = f"{path} without a request of {found.tool} ({found.skipped} broken entries)"
+        raise ConfigError("--read", given, f"{_TOOLS}, with at least one request")
+    return found
 
 
 def summarize_imported(
@@ -91,14 +99,14 @@ def write_imported(found: ImportedRun, summary: RunSummary, out: Path) -> None:
         ConfigError: there is a run already, or no room.
     """
     if (out / REQUESTS).exists() or (out / SUMMARY).exists():
-        raise ConfigError("--out", str(out), "a new folder")
+        raise ConfigError("--out", str(out), "a new folder: in this one there is a run already")
     try:
         with LineWriter(out / REQUESTS) as writer:
             for record in found.records:
                 writer.write(record)
-        write_json(out / SUMMARY, summary)
     except OSError as error:
         raise ConfigError("--out", str(out), f"a folder to write to ({error})") from error
+    write_json(out / SUMMARY, summary)
 
 
 def _read_aiperf(text: str, arm: str) -> ImportedRun:
@@ -115,8 +123,6 @@ def _read_aiperf(text: str, arm: str) -> ImportedRun:
             records.append(_aiperf_record(len(records), row, arm, start - zero))
         except (ValueError, KeyError, TypeError, AttributeError):
             skipped += 1
-    if not records:
-        raise ConfigError("file", "no request", "AIPerf's profile_export.jsonl")
     return ImportedRun(tuple(records), "aiperf", skipped)
 
 
@@ -173,6 +179,9 @@ def _read_guidellm(benchmarks: list[Any], arm: str) -> ImportedRun:
     records: list[RequestRecord] = []
     skipped = 0
     for block, benchmark in enumerate(benchmarks):
+        if not isinstance(benchmark, dict):
+            skipped += 1
+            continue
         groups = benchmark.get("requests") or {}
         pairs: list[tuple[Any, str | None]] = [
             (row, None) for row in groups.get("successful") or ()
@@ -182,15 +191,13 @@ def _read_guidellm(benchmarks: list[Any], arm: str) -> ImportedRun:
         for row, error in pairs:
             try:
                 records.append(_guidellm_record(len(records), row, arm, (block, zero, error)))
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, AttributeError):
                 skipped += 1
-    if not records:
-        raise ConfigError("file", "no request", "guidellm's JSON with its requests")
     return ImportedRun(tuple(records), "guidellm", skipped)
 
 
 def _has_start(row: Mapping[str, Any]) -> bool:
-    return isinstance(row.get("request_start_time"), int | float)
+    return isinstance(row, dict) and isinstance(row.get("request_start_time"), int | float)
 
 
 def _guidellm_record(

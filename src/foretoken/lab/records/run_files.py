@@ -77,15 +77,23 @@ def _drop_broken_end(path: Path) -> None:
             file.truncate(whole)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Any]]:
-    with path.open(encoding="utf-8") as file:
+def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Number and value of every JSON line; none without a file, nor for a last line cut short.
+
+    Raises:
+        ConfigError: a line is not JSON.
+    """
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith("\n"):
                 return  # the run was killed while writing it
             try:
                 yield number, json.loads(line)
             except ValueError as error:
-                raise ConfigError(f"{path.name} line {number}", line, "JSON") from error
+                allowed = "JSON, as a run wrote it; delete the line, or measure again"
+                raise ConfigError(f"{path} line {number}", line, allowed) from error
 
 
 def read_requests(folder: Path) -> list[RequestRecord]:
@@ -96,45 +104,73 @@ def read_requests(folder: Path) -> list[RequestRecord]:
     """
     path = folder / REQUESTS
     if not path.is_file():
-        raise ConfigError("folder", str(folder), f"a run's folder, with {REQUESTS}")
-    return [from_plain(RequestRecord, v, f"{REQUESTS}:{n}") for n, v in _lines(path)]
+        allowed = f"a folder with {REQUESTS}, as `foretoken lab ab --out FOLDER` writes it"
+        raise ConfigError("RUN", str(folder), allowed)
+    return [from_plain(RequestRecord, v, f"{path}:{n}") for n, v in read_lines(path)]
 
 
 def read_scrapes(folder: Path) -> list[Scrape]:
     """Every scrape of a run's folder; none if the server had no metrics."""
     path = folder / SCRAPES
-    if not path.is_file():
-        return []
-    return [from_plain(Scrape, v, f"{SCRAPES}:{n}") for n, v in _lines(path)]
+    return [from_plain(Scrape, v, f"{path}:{n}") for n, v in read_lines(path)]
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of `--out`. Raises ConfigError where there can be none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("--out", str(folder), f"a folder to write to ({error})") from error
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by the JSON of `value`, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".partial")
-    temporary.write_text(json.dumps(to_plain(value), indent=2) + "\n", "utf-8")
-    os.replace(temporary, path)
+    """Replace `path` by the JSON of `value`, whole or not at all.
+
+    Raises:
+        ConfigError: the disk is full, or there is no writing to that place.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".partial")
+        temporary.write_text(json.dumps(to_plain(value), indent=2) + "\n", "utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError("--out", str(path), f"a place to write to ({error})") from error
 
 
-def read_summary(folder: Path) -> RunSummary | AbSummary:
-    """The summary of a run's folder.
+def read_summary(folder: Path, field: str = "RUNS") -> RunSummary | AbSummary:
+    """The summary of a run's folder; errors call the folder `field`.
 
     Raises:
         ConfigError: there is none, or it is of another kind or schema.
     """
     path = folder / SUMMARY if folder.is_dir() else folder
     if not path.is_file():
-        raise ConfigError("folder", str(folder), f"a folder with {SUMMARY}")
+        raise ConfigError(field, str(folder), _no_summary(folder))
+    again = "`foretoken lab ab` with the settings of that run, --out and --resume writes it anew"
     try:
         value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ConfigError(str(path), "broken JSON", f"what a run wrote ({error})") from error
-    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
-        given = value.get("schema") if isinstance(value, dict) else None
-        raise ConfigError(f"{path.name}: schema", given, f"{SCHEMA}")
-    if value.get("kind") == "ab":
-        return from_plain(AbSummary, value, path.name)
-    return from_plain(RunSummary, value, path.name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(field, str(path), f"a whole summary ({error}); {again}") from error
+    if not isinstance(value, dict) or value.get("kind") not in ("ab", "run"):
+        raise ConfigError(field, str(path), "a summary that `foretoken lab ab` or `bench` wrote")
+    if value.get("schema") != SCHEMA:
+        given = f"{path} of schema {value.get('schema')}"
+        allowed = f"schema {SCHEMA}, of this version of Foretoken; measure again"
+        raise ConfigError(field, given, allowed)
+    kind: type[AbSummary | RunSummary] = AbSummary if value["kind"] == "ab" else RunSummary
+    try:
+        return from_plain(kind, value, str(path))
+    except ConfigError as error:
+        allowed = f"{error.allowed} (is it of another version of Foretoken? Then measure again)"
+        raise ConfigError(error.field, error.given, allowed) from error
+
+
+def _no_summary(folder: Path) -> str:
+    """What to do about a folder without a summary."""
+    if (folder / REQUESTS).is_file():
+        return f"a finished run; this has no {SUMMARY} yet: measure it to its end with --resume"
+    return f"a folder with {SUMMARY}, as `foretoken lab ab --out FOLDER` writes it"
 
 
 def read_ab(folder: Path, field: str = "RUNS") -> AbSummary:
@@ -143,7 +179,7 @@ def read_ab(folder: Path, field: str = "RUNS") -> AbSummary:
     Raises:
         ConfigError: there is none, or it is a run of one arm.
     """
-    found = read_summary(folder)
+    found = read_summary(folder, field)
     if not isinstance(found, AbSummary):
         allowed = "the folder of an A/B (`foretoken lab ab`); this is a run of one arm"
         raise ConfigError(field, str(folder), allowed)

@@ -12,6 +12,7 @@ from foretoken.lab.decide.evidence import show
 from foretoken.lab.decide.verdict import Decision, best_decision, measure_more
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import ArmSummary, Quantiles
+from foretoken.lab.records.run_files import make_folder
 from foretoken.lab.report.figures import Plot, load_plots, run_plots
 from foretoken.lab.report.judged import ReportRun, gains_csv, report_lines, requests_csv, rules_csv
 
@@ -51,7 +52,12 @@ class Stamp:
 
 
 def write_report(folder: Path, runs: Sequence[ReportRun], stamp: Stamp) -> tuple[Path, ...]:
-    """report.html, plots/*.png, *.csv and report.jsonl; the paths written."""
+    """Write report.html, plots/*.png, *.csv and report.jsonl; returns the paths.
+
+    Raises:
+        ConfigError: `folder` cannot be written to.
+    """
+    make_folder(folder)
     views = [_view(run) for run in runs]
     over_load = load_plots(runs)
     files: dict[str, str | bytes] = {

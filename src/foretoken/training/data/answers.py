@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from foretoken.engine import Engine
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, TrainingError
 from foretoken.output_builder import GrowingOutput
 from foretoken.training.data.prompts import PromptSet
+from foretoken.training.run_folder import make
 from foretoken.training.settings import DataSettings
 from foretoken.types import CompletionOutput, SamplingParams
 
@@ -58,8 +59,9 @@ def write_answers(
 
     Raises:
         ConfigError: `folder` holds answers to other prompts, or a broken line.
+        TrainingError: the disk is full.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make(folder)
     done = _count_done(folder, prompts)
     while done < len(prompts.ids):
         end = min(done + settings.batch, len(prompts.ids))
@@ -73,13 +75,23 @@ def write_answers(
         )
         asked = prompts.ids[done:end]
         found = answer_all(engine, asked, params)
-        with (folder / FILE).open("a", encoding="ascii") as file:
-            for ids, answer in zip(asked, found, strict=True):
-                file.write(json.dumps({"ids": [*ids, *answer.token_ids]}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        lines = [
+            json.dumps({"ids": [*ids, *answer.token_ids]}) + "\n"
+            for ids, answer in zip(asked, found, strict=True)
+        ]
+        _append(folder / FILE, lines)
         done = end
         report(f"answered {done} prompts of {len(prompts.ids)}")
+
+
+def _append(path: Path, lines: Sequence[str]) -> None:
+    try:
+        with path.open("a", encoding="ascii") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise TrainingError(f"{path}: {error}; start again to go on with the answers") from error
 
 
 def answer_all(

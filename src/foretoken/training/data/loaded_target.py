@@ -16,6 +16,7 @@ from foretoken.kv.features import FINAL, FeatureView
 from foretoken.kv.store import KVStore
 from foretoken.models.tensors import SpanLayout
 from foretoken.runtime.runner import Runner
+from foretoken.shape.families import family_names
 from foretoken.training.heads.target import Captured, TargetParts
 
 
@@ -34,9 +35,11 @@ class LoadedTarget:
         model = self.engine.parts.runner.model
         shape = model.shape
         if shape.rope is None:
-            raise UnsupportedModelError("target", shape.model_type, "a family of our own")
+            raise UnsupportedModelError("config.target", shape.model_type, family_names())
         if shape.logit_softcap is not None:
-            raise UnsupportedModelError("final_logit_softcapping", shape.logit_softcap, "none")
+            given = f"a model with final_logit_softcapping {shape.logit_softcap}"
+            allowed = "one without it: heads draft from logits that are not capped"
+            raise UnsupportedModelError("config.target", given, allowed)
         embedding = model.embedding_VD
         identity = torch.eye(shape.hidden_size, dtype=embedding.dtype, device=embedding.device)
         with torch.no_grad():

@@ -23,6 +23,14 @@ FORMS = (
 HUB = "hf:"
 
 
+SKIP = "; or leave broken lines out with data.skip_broken = true"
+
+
+def forms(tokenizer: Tokenizer | None) -> str:
+    """What a line may be, for errors."""
+    return FORMS if tokenizer is not None else "prompt_token_ids: the model has no tokenizer"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSet:
     """Prompts as token ids, and what they were read from."""
@@ -47,8 +55,7 @@ def read_prompt_set(settings: DataSettings, tokenizer: Tokenizer | None, limit: 
     for where, record in records(settings.prompts, "data.prompts"):
         ids = token_ids(record, tokenizer)
         if ids is None and not settings.skip_broken:
-            form = FORMS if tokenizer is not None else "prompt_token_ids: there is no tokenizer"
-            raise ConfigError(f"{settings.prompts} {where}", record, form)
+            raise ConfigError(f"{settings.prompts} {where}", record, forms(tokenizer) + SKIP)
         if ids is None:
             skipped += 1
             continue
@@ -56,8 +63,9 @@ def read_prompt_set(settings: DataSettings, tokenizer: Tokenizer | None, limit: 
         if len(found) == settings.most_prompts:
             break
     if len(found) <= settings.held_out:
-        allowed = f"more than the {settings.held_out} that are held out"
-        raise ConfigError("data.prompts", f"{len(found)} prompts", allowed)
+        given = f"{settings.prompts} with {len(found)} prompts"
+        allowed = f"more than the {settings.held_out} that are held out (data.held_out)"
+        raise ConfigError("data.prompts", given, allowed)
     digest = hashlib.sha256(repr(found).encode()).hexdigest()[:16]
     return PromptSet(ids=tuple(found), skipped=skipped, digest=digest)
 
@@ -69,7 +77,7 @@ def records(source: str, field: str) -> Iterator[tuple[str, Any]]:
         return
     path = Path(source).expanduser()
     if not path.is_file():
-        raise ConfigError(field, source, "a file that is there, or hf:NAME")
+        raise ConfigError(field, source, "a file that is there, or hf:NAME:SPLIT")
     with path.open("rb") as file:
         yield from json_lines(file, is_json=path.suffix == ".jsonl")
 
@@ -100,7 +108,8 @@ def _hub_records(source: str, field: str) -> Iterator[tuple[str, Any]]:
     try:
         rows = load_dataset(name, split=split or "train", streaming=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(field, source, f"a data set and split ({error})") from error
+        allowed = f"a data set of the hub as hf:NAME or hf:NAME:SPLIT ({error})"
+        raise ConfigError(field, source, allowed) from error
     for number, row in enumerate(rows, start=1):
         yield f"row {number}", row
 

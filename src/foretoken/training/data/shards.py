@@ -137,7 +137,9 @@ def agree(wanted: StatePlan, folder: Path) -> StatePlan:
     }
     for name, fine in facts.items():
         if not fine:
-            allowed = f"{name} {getattr(wanted, name)}; name another folder, or delete this one"
+            allowed = (
+                f"{name} {getattr(wanted, name)}; set another states.folder, or delete this one"
+            )
             raise ConfigError(f"states in {folder}", f"{name} {getattr(found, name)}", allowed)
     return found
 

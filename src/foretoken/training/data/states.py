@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL
 from foretoken.training.data.answers import FILE as ANSWERS_FILE
 from foretoken.training.data.answers import read_answers
@@ -43,6 +44,7 @@ from foretoken.training.data.shards import (
 from foretoken.training.data.text import text_tokens
 from foretoken.training.heads.kind import find_kind
 from foretoken.training.heads.target import TargetParts
+from foretoken.training.run_folder import make
 from foretoken.training.settings import Settings, StateSettings
 
 TARGET_FILE = "target.safetensors"
@@ -101,7 +103,7 @@ def keep_states(
         TrainingError: a shard cannot be written.
     """
     rows, kept = packed_rows(settings, folder), states_folder(settings, folder)
-    kept.mkdir(parents=True, exist_ok=True)
+    make(kept, "states.folder")
     read = f"{settings.target} {text_digest}".encode() + (folder / ANSWERS_FILE).read_bytes()
     digest = hashlib.sha256(read).hexdigest()[:16]
     tokens = {name: packed.tokens for name, packed in rows.items()}
@@ -176,11 +178,16 @@ def stored_tensors(parts: TargetParts) -> dict[str, Tensor]:
 
 
 def read_parts(folder: Path, device: torch.device) -> TargetParts:
-    """What `save_parts` kept, in float32."""
+    """What `save_parts` kept, in float32. Raises ConfigError where the file is broken."""
     path = folder / TARGET_FILE
-    with safe_open(path, framework="pt") as file:
-        sizes = json.loads(file.metadata()["sizes"])
-    tensors = {name: t.float().to(device) for name, t in load_file(path).items()}
+    try:
+        with safe_open(path, framework="pt") as file:
+            sizes = json.loads(file.metadata()["sizes"])
+        tensors = {name: t.float().to(device) for name, t in load_file(path).items()}
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            str(path), str(error), "a whole file; delete it and start again"
+        ) from error
     embedding_VD = tensors["embedding_VD"]
     head_VD = tensors.get("head_VD", embedding_VD)
     return TargetParts(embedding_VD=embedding_VD, head_VD=head_VD, **sizes)

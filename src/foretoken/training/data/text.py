@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from foretoken.errors import ConfigError
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.training.data.prompts import FORMS, records, token_ids
+from foretoken.training.data.prompts import SKIP, forms, records, token_ids
 from foretoken.training.data.shards import write_whole
+from foretoken.training.run_folder import make
 from foretoken.training.settings import DataSettings
 
 FILE, ABOUT = "text.npy", "text.json"
@@ -48,7 +49,7 @@ def keep_text(
     if skipped:
         report(f"left out {skipped} broken lines of {settings.text}")
     digest = hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
+    make(folder)
     write_whole(folder / FILE, lambda part: _save(part, tokens))
     record = json.dumps({**about, "digest": digest, "tokens": len(tokens)}, indent=2)
     write_whole(folder / ABOUT, lambda part: part.write_text(record + "\n"))
@@ -66,8 +67,7 @@ def text_tokens(
     for where, record in records(settings.text, "data.text"):
         ids = token_ids(record, tokenizer, whole=True)
         if ids is None and not settings.skip_broken:
-            form = FORMS if tokenizer is not None else "prompt_token_ids: there is no tokenizer"
-            raise ConfigError(f"{settings.text} {where}", record, form)
+            raise ConfigError(f"{settings.text} {where}", record, forms(tokenizer) + SKIP)
         if ids is None:
             skipped += 1
             continue

@@ -60,7 +60,7 @@ def draft_net(target: TargetParts, settings: Settings) -> Llama:
 def require_draft_fits(target: TargetParts, settings: Settings) -> None:
     """Raise ConfigError unless the draft has the target's vocabulary and room for the rows."""
     if settings.shape.vocab_size != target.vocab_size:
-        given, allowed = settings.shape.vocab_size, f"the target's {target.vocab_size}"
+        given, allowed = settings.shape.vocab_size, f"{target.vocab_size}, as the target has"
         raise ConfigError("shape.vocab_size", given, allowed)
     assert settings.head is not None, "a run of a head"
     longest = max(stage.length for stage in settings.stages) + settings.head.depth
@@ -78,7 +78,11 @@ def begin_with(draft: Llama, start: Llama) -> None:
     """
     known, wanted = start.shape.layers, draft.shape.layers
     if known > wanted or replace(start.shape, layers=wanted) != draft.shape:
-        raise ConfigError("head.start", start.shape, f"{draft.shape}, or fewer layers")
+        ours, theirs = draft.shape.as_dict(), start.shape.as_dict()
+        wrong = [name for name in ours if ours[name] != theirs[name]]
+        given = ", ".join(f"{name} {theirs[name]}" for name in wrong)
+        allowed = ", ".join(f"{name} {ours[name]}" for name in wrong)
+        raise ConfigError("head.start", given, f"{allowed}, as [shape] says, or fewer layers")
     draft.embed.load_state_dict(start.embed.state_dict())
     draft.norm.load_state_dict(start.norm.state_dict())
     for block, source in zip(draft.blocks, start.blocks, strict=False):

@@ -59,7 +59,8 @@ def _layout(state: Mapping[str, Any], _: str, form: str | None) -> Layout:
     layer = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
     bias = "fc.bias" in state["model"]
     if bias and form == "vllm":
-        raise ConfigError("export", form, "eagle: vLLM has no place for the bias of this head")
+        allowed = "eagle or own: vLLM has no place for the bias of this head"
+        raise ConfigError("--format", form, allowed)
     return Layout(state["model"], {**layer, **state["shape"], "bias": bias})
 
 

@@ -51,7 +51,8 @@ def default_points(target: TargetParts) -> tuple[int, ...]:
     layers = target.layers
     points = (2, layers // 2, layers - 3)
     if len(set(points)) < 3 or min(points) < 0:
-        raise ConfigError("target", f"{layers} layers", "a target of 7 layers or more for eagle3")
+        allowed = "7 layers or more for eagle3 and peagle; an eagle, mlp or medusa head needs fewer"
+        raise ConfigError("config.target", f"a model of {layers} layers", allowed)
     return points
 
 
@@ -139,7 +140,7 @@ def _authors_layout(shape: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
     variants = [name for name in NORMS if shape[name]]
     if variants or layer["num_hidden_layers"] > 1:
         given = ", ".join(variants) or f"{layer['num_hidden_layers']} layers"
-        raise ConfigError("export", f"eagle, of a head with {given}", "speculators")
+        raise ConfigError("--format", f"eagle, of a head with {given}", "own, speculators")
     named = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],

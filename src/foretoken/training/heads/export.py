@@ -30,11 +30,11 @@ def export_run(
     Raises:
         ConfigError: there is no checkpoint, or no such format of it.
     """
-    state = run_folder.load_newest(run)
-    if state is not None and state.get("head") is not None:
+    state = run_folder.newest_state(run, "model", "kind", "shape")
+    if state.get("head") is not None:
         export_head(run, folder, verifier=verifier, embedding=embedding, form=form)
     else:
-        require_form("lm" if state is None else str(state.get("kind")), form)
+        require_form(str(state["kind"]), form)
         export(read_checkpoint(run), run, folder)
 
 
@@ -62,10 +62,11 @@ def export_head(
         ConfigError: no checkpoint, or not one of a head; an embedding for another kind.
         ModelError: the verifier, whose embedding is wanted, cannot be read.
     """
-    state = run_folder.newest_state(run)
+    state = run_folder.newest_state(run, "model", "kind", "shape")
     word = str(state.get("kind"))
     if word not in trained_kinds() or state.get("head") is None:
-        raise ConfigError("run folder", word, "a run of a head")
+        allowed = f"a run of a head, one of {', '.join(trained_kinds())}"
+        raise ConfigError("RUN", f"{run}, a run of {word}", allowed)
     require_form(word, form)
     kind = find_kind(word)
     if kind.layout is None:
@@ -74,7 +75,8 @@ def export_head(
     tensors, config = kind.layout(state, verifier, form)
     if embedding or form == "speculators":
         if not kind.may_embed:
-            raise ConfigError("embedding", True, f"False: {word} heads always use the target's")
+            allowed = f"left out: {word} heads always use the target's"
+            raise ConfigError("--embedding", True, allowed)
         tensors = {**tensors, EMBEDDING: _embedding_of(verifier)}
     _write(folder, tensors, config, dtype)
 
@@ -82,7 +84,7 @@ def export_head(
 def _write(
     folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    run_folder.make(folder, "TO")
     converted = {
         name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in tensors.items()
@@ -100,4 +102,5 @@ def _embedding_of(verifier: str) -> Tensor:
     for file in open_files(find_model(verifier)).values():
         if name in file.keys():
             return file.get_tensor(name)
-    raise CheckpointError("missing tensors", name, f"the embedding of {verifier}")
+    allowed = f"a target whose files hold {name}: --verifier names it"
+    raise CheckpointError("--verifier", verifier, allowed)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from foretoken.config.methods import trained_kinds
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, one_of
 from foretoken.kv.features import FINAL
 from foretoken.training.heads.guesses import Guesser
 from foretoken.training.heads.target import TargetParts
@@ -101,7 +101,7 @@ def require_fit(target: TargetParts, settings: Settings) -> None:
     kind.points(target)
     kind.require_fit(target, settings)
     if (head.draft_vocab_size or 0) > target.vocab_size:
-        allowed = f"at most the target's {target.vocab_size}"
+        allowed = f"at most {target.vocab_size}, the target's tokens"
         raise ConfigError("head.draft_vocab_size", head.draft_vocab_size, allowed)
 
 
@@ -110,12 +110,13 @@ def require_mask(target: TargetParts, settings: Settings) -> None:
     assert settings.head is not None, "a run of a head"
     given = settings.head.mask_token_id
     if given >= target.vocab_size:
-        raise ConfigError("head.mask_token_id", given, f"below the target's {target.vocab_size}")
+        allowed = f"below {target.vocab_size}, the target's tokens"
+        raise ConfigError("head.mask_token_id", given, allowed)
 
 
-def require_form(kind: str, form: str | None) -> None:
+def require_form(kind: str, form: str | None, option: str = "--format") -> None:
     """Raise ConfigError for a kind that has no such format; None is a kind's own, too."""
     known = trained_kinds()
     allowed = (OWN, *(known[kind].formats if kind in known else ()))
     if form is not None and form not in allowed:
-        raise ConfigError("export", form, f"for {kind}: {', '.join(allowed)}")
+        raise ConfigError(option, form, f"for {kind}: {one_of(form, allowed)}")

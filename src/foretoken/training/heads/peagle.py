@@ -110,7 +110,8 @@ def begin_with_eagle3(
     start = Eagle3.load(read, target)
     _require_same(net, start)
     if start.points != points:
-        raise ConfigError("head.start", f"a head of layers {start.points}", f"{points}")
+        allowed = f"one that reads the layers {points}, as this config's does"
+        raise ConfigError("head.start", f"a head that reads the layers {start.points}", allowed)
     missing = net.load_state_dict(start.state_dict(), strict=False)
     assert not missing.unexpected_keys, missing.unexpected_keys
     for layer in list(net.layers)[len(start.layers) :]:
@@ -142,7 +143,7 @@ def _layout(state: Mapping[str, Any], verifier: str, form: str | None) -> Layout
     shape = state["shape"]
     config = speculators_config(shape, verifier)
     if shape["anchored"] and form not in (None, OWN):
-        raise ConfigError("export", form, "none: anchored P-EAGLE is a variant of our own")
+        raise ConfigError("--format", form, "own: anchored P-EAGLE is a variant of Foretoken")
     if shape["anchored"]:
         config["speculators_config"]["algorithm"] = ANCHORED
         config |= {"architectures": ["PEagleAnchored"], "speculators_model_type": ANCHORED}

@@ -71,6 +71,10 @@ class Prompt:
     reference: str
 
 
+SOURCES = "a Python with the sources of its standard library; or give a file of prompts instead"
+"""What errors say where the sources are not there."""
+
+
 def stdlib_path() -> Path:
     """Where this interpreter keeps the standard library's sources."""
     return Path(sysconfig.get_paths()["stdlib"])
@@ -129,7 +133,7 @@ def held_out_files(root: Path | None = None) -> tuple[SourceFile, ...]:
         if (root / path).is_file()
     )
     if not found:
-        raise ConfigError("corpus", str(root), "a standard library with a held-out module")
+        raise ConfigError("corpus", str(root), SOURCES)
     return found
 
 
@@ -144,5 +148,5 @@ def load_corpus(root: Path | None = None) -> Corpus:
     rest = (file for file in _read(root) if file.path not in HELD_OUT)
     training = tuple(_without_copies(rest, held_out))
     if not training:
-        raise ConfigError("corpus", str(root), "a standard library with more than held-out modules")
+        raise ConfigError("corpus", str(root), SOURCES)
     return Corpus(training=training, held_out=held_out)

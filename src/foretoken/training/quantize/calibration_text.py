@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.training.data.prompts import FORMS, json_lines, token_ids
+from foretoken.training.data.prompts import forms, json_lines, token_ids
 from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.quantize.settings import PYTHON_TEXT, CalibrationSettings
 
@@ -81,7 +81,6 @@ def _json_ids(path: Path, tokenizer: Tokenizer | None) -> list[int]:
         for where, record in json_lines(file):
             ids = token_ids(record, tokenizer, whole=True)
             if ids is None:
-                form = FORMS if tokenizer is not None else "prompt_token_ids: there is no tokenizer"
-                raise ConfigError(f"{_OPTION} {path} {where}", record, form)
+                raise ConfigError(f"{_OPTION} {path} {where}", record, forms(tokenizer))
             found += ids
     return found

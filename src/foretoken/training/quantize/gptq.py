@@ -42,7 +42,10 @@ class Moments:
         """
         assert self.rows > 0, name
         if not bool(self.total_KK.diagonal().isfinite().all()):
-            raise CheckpointError("calibration", f"the inputs of {name}", "finite numbers only")
+            given = f"infinite inputs, or no numbers, of {name}"
+            raise CheckpointError(
+                "--calibrate", given, "another text, or a checkpoint without faults"
+            )
         return self.total_KK / self.rows
 
 

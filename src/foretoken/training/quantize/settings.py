@@ -7,7 +7,7 @@ model; whether they fit a given one is `check_fits`' affair.
 from dataclasses import dataclass
 
 from foretoken.config.quantization import QUANTIZATIONS
-from foretoken.errors import ConfigError, UnsupportedModelError
+from foretoken.errors import ConfigError, UnsupportedModelError, one_of
 from foretoken.quant.weights import Scheme
 from foretoken.shape import ModelShape
 from foretoken.shape.families import family_names
@@ -67,7 +67,7 @@ class QuantizeSettings:
     def __post_init__(self) -> None:
         """Check the names and numbers."""
         if self.scheme not in QUANTIZATIONS:
-            names = ", ".join(QUANTIZATIONS)
+            names = one_of(self.scheme, QUANTIZATIONS)
             allowed = f"{names} (--calibrate gives them what GPTQ and AWQ are for)"
             raise ConfigError("--scheme", self.scheme, allowed)
         if self.group_size is not None and self.group_size not in GROUPS:
