@@ -44,6 +44,8 @@ class StepShape(NamedTuple):
     """Sequences that these rows belong to."""
     context: float = 0.0
     """Tokens with keys and values that a sequence attends to, on average."""
+    prompt_rows: int = 0
+    """How many of the rows are a prompt's, which have no logits."""
 
 
 class StepTime(NamedTuple):

@@ -1,0 +1,247 @@
+"""Seconds as a sum of features with coefficients that are never negative, learnt while running.
+
+Knows neither models nor drafters. A Bayesian linear regression in relative noise: a prior of
+shapes with known seconds, to which whatever is not measured again slowly returns. How fast the
+whole machine is at the moment (`level`) is kept apart from the coefficients: a neighbour that
+halves the speed of everything changes one number within eight steps and no ratio of costs.
+
+Runs inside steps of half a millisecond: an observation is a few Python operations, and NumPy works
+only once every `LEAST_BATCH` to `MOST_BATCH` of them.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+LEAST_BATCH, MOST_BATCH = 16, 128
+"""Observations between two fits: few while something is new, many while nothing is."""
+_KEEPS = 0.998
+"""Share of what is known that remains at each observation; the rest returns to the prior."""
+_NOISE = 0.1
+"""Relative noise of a measurement, before it is known."""
+_LEAST_NOISE, _MOST_NOISE = 0.02, 0.5
+_OUTLIER = 3.0
+"""Standard deviations from which on a measurement counts less (Huber)."""
+_WINDOW = 15
+"""Measurements whose median is the level."""
+_MOST_LEVEL = math.log(16.0)
+_TRUSTED_SD = 0.15
+"""A prior at least so good tells a slow machine from a wrong coefficient at once."""
+_ERRORS = 256
+"""Errors kept to report them."""
+_RIDGE = 1e-5
+"""Weight of "a coefficient is zero", as a share of what the prior knows of it."""
+_SMOOTH_SD = 20.0
+"""How weakly neighbouring slopes are held together, in standard deviations of the prior."""
+
+
+@final
+class Learner:
+    """Coefficients, level and noise, from a prior and from what was measured.
+
+    `covariance` is that of the coefficients, in seconds squared. All of it at level 1, i.e. at the
+    speed that the machine had when the prior was measured.
+    """
+
+    __slots__ = (
+        "_before", "_buffer", "_due", "_errors", "_features", "_free", "_interval", "_known",
+        "_log_level", "_moments", "_new", "_precision", "_prior", "_ratios", "_residuals",
+        "coefficients", "count", "covariance", "noise", "trusted",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        features: Callable[[Floats], Floats],
+        prior: Sequence[tuple[tuple[float, ...], float]],
+        *,
+        sd: float,
+        slopes: range,
+        knots: Sequence[float],
+    ) -> None:
+        """Know that the shapes of `prior` take so many seconds, each give or take the share `sd`.
+
+        `features` makes columns [N, P] of shapes [N, F]. The columns `slopes` belong to segments
+        that begin at `knots`; where nothing is known of one, it has its neighbour's slope.
+        """
+        assert prior, "a prior needs at least one shape"
+        self._features = features
+        seconds_N = np.array([seconds for _, seconds in prior], dtype=np.float64)
+        assert (seconds_N > 0.0).all(), f"seconds of a prior must be above 0: {seconds_N.min()}"
+        columns_NP = features(np.array([shape for shape, _ in prior], dtype=np.float64))
+        self._prior = _prior_of(columns_NP, seconds_N, sd, slopes, knots)
+        self._precision, self._moments = self._prior[0].copy(), self._prior[1].copy()
+        self._free = np.ones(len(self._moments), dtype=np.bool_)
+        self.noise = _NOISE
+        self.count = 0
+        self._buffer: list[tuple[float, ...]] = []
+        self._interval = self._due = LEAST_BATCH
+        self._before = self._log_level = 0.0
+        self._ratios: deque[float] = deque(maxlen=_WINDOW)
+        self._residuals: deque[float] = deque(maxlen=_ERRORS)
+        self._errors: deque[float] = deque(maxlen=_ERRORS)
+        self.trusted = sd <= _TRUSTED_SD
+        self._known: set[Hashable] = set()
+        self._new: set[Hashable] = set()
+        self._solve()
+
+    @property
+    def level(self) -> float:
+        """How many times as long as at the prior everything takes at the moment."""
+        return math.exp(self._log_level)
+
+    @property
+    def error(self) -> tuple[float, float]:
+        """Median and ninth decile of |log(measured / predicted)| of the last steps."""
+        ordered = sorted(self._errors)
+        if not ordered:
+            return math.nan, math.nan
+        return ordered[len(ordered) // 2], ordered[len(ordered) * 9 // 10]
+
+    @property
+    def usual_level(self) -> float:
+        """The level over many more steps than `level`: what to keep beyond this process."""
+        ordered = sorted(self._residuals)
+        return math.exp(ordered[len(ordered) // 2]) if len(ordered) >= _WINDOW else 1.0
+
+    def observe(
+        self, shape: tuple[float, ...], seconds: float, expected: float, region: Hashable
+    ) -> bool:
+        """A shape took `seconds`, `expected` by the coefficients; whether these are new now.
+
+        `region` names shapes that are alike: the level learns from those only that were fitted.
+        None where the prior is good enough (`trusted`).
+        """
+        if not 0.0 < seconds < math.inf:  # a clock that was set back
+            return False
+        ratio = math.log(seconds / max(expected, 1e-12))
+        error = abs(ratio - self._log_level)
+        self.count += 1
+        self._buffer.append((*shape, seconds))
+        self._residuals.append(ratio)
+        self._errors.append(error)
+        if region is None or region in self._known:
+            self._ratios.append(ratio)
+            # Sorting takes as long as all the rest: it waits unless something seems to change.
+            if error > _OUTLIER * self.noise:
+                # Soon it is known whether the machine changed or this shape: then is the time to
+                # fit, and not before.
+                self._due = min(len(self._buffer) + _WINDOW // 2 + 1, 2 * MOST_BATCH)
+                self._follow()
+            elif not self.count % (_WINDOW // 2):
+                self._follow()
+        elif region not in self._new:
+            self._new.add(region)
+            self._due = min(self._due, len(self._buffer) + LEAST_BATCH - 1)
+        if len(self._buffer) < self._due:
+            return False
+        self._fit()
+        return True
+
+    def shift_level(self, times: float) -> None:
+        """Everything takes `times` as long as when it was measured last, as others showed."""
+        step = math.log(times)
+        self._log_level += step
+        self._ratios = deque((ratio + step for ratio in self._ratios), maxlen=_WINDOW)
+
+    def variance(self, columns_P: Floats) -> float:
+        """Squared seconds of doubt about a sum of columns, at level 1."""
+        return float(columns_P @ self.covariance @ columns_P)
+
+    def _follow(self) -> None:
+        """The level is the median ratio, and 1 where that may be chance."""
+        num = len(self._ratios)
+        if num <= _WINDOW // 2:
+            return
+        median = sorted(self._ratios)[num // 2]
+        if abs(median) < _OUTLIER * 1.25 * self.noise / math.sqrt(num):
+            median = 0.0
+        self._log_level = min(max(median, -_MOST_LEVEL), _MOST_LEVEL)
+
+    def _fit(self) -> None:
+        """Take in the buffer: fade towards the prior, weigh, solve."""
+        raw = np.array(self._buffer)
+        columns_NP, seconds_N = self._features(raw[:, :-1]), raw[:, -1]
+        expected_N = np.maximum(columns_NP @ self.coefficients, 1e-12)
+        ratios_N = np.log(seconds_N / expected_N)
+        # The level may have changed inside the buffer. A step belongs to the nearer of the two.
+        now = self._log_level
+        nearer_N = np.abs(ratios_N - now) <= np.abs(ratios_N - self._before)
+        levels_N = np.where(nearer_N, now, self._before)
+        off_N = np.abs(ratios_N - levels_N)
+        doubt_N = ((columns_NP @ self.covariance) * columns_NP).sum(axis=1) / expected_N**2
+        allowed_N = _OUTLIER * np.sqrt(doubt_N + self.noise**2)
+        # Of a step that takes a hundred times as long, the logarithm alone would let 99 / log(100)
+        # pass; what a step adds to the sums is bounded on both sides.
+        far_N = np.maximum(off_N, np.expm1(np.minimum(ratios_N - levels_N, 50.0)))
+        weights_N = np.minimum(1.0, allowed_N / np.maximum(far_N, 1e-9))
+        weights_N /= (self.noise * expected_N) ** 2
+        kept = _KEEPS ** len(raw)
+        weighted_PN = columns_NP.T * weights_N
+        self._precision *= kept
+        self._precision += (1.0 - kept) * self._prior[0] + weighted_PN @ columns_NP
+        self._moments *= kept
+        self._moments += (1.0 - kept) * self._prior[1]
+        self._moments += weighted_PN @ (seconds_N * np.exp(-levels_N))
+        measured = 1.48 * float(np.sort(off_N)[len(raw) // 2])
+        share = min(0.25, len(raw) / 64)
+        self.noise += share * (min(max(measured, _LEAST_NOISE), _MOST_NOISE) - self.noise)
+        self._solve()
+        self._known |= self._new
+        self._interval = LEAST_BATCH if self._new else min(2 * self._interval, MOST_BATCH)
+        self._new.clear()
+        self._before = now
+        self._buffer.clear()
+        self._due = self._interval
+
+    def _solve(self) -> None:
+        """The most likely coefficients that are not negative.
+
+        Block principal pivoting (Portugal, Judice and Vicente 1994): those that came out negative
+        are held at zero, those that would rather not be zero are let go, until none is wrong. It
+        starts from the last answer, so that it mostly ends at once.
+        """
+        precision, moments = self._precision, self._moments
+        free, least_wrong = self._free, len(moments) + 1
+        patience = 3
+        for _ in range(3 * len(moments)):
+            at = np.flatnonzero(free)
+            found = np.zeros_like(moments)
+            found[at] = np.linalg.solve(precision[np.ix_(at, at)], moments[at])
+            slope = precision @ found - moments
+            wrong = np.flatnonzero(np.where(free, found < 0.0, slope < -1e-9 * np.abs(moments)))
+            if not len(wrong):
+                break
+            # All at once is fast, one at a time is sure to end.
+            patience = 3 if len(wrong) < least_wrong else patience - 1
+            least_wrong = min(least_wrong, len(wrong))
+            if patience <= 0:
+                wrong = wrong[-1:]
+            free[wrong] = ~free[wrong]
+        self.coefficients: Floats = np.maximum(found, 0.0)
+        self.covariance: Floats = np.linalg.inv(precision).astype(np.float64, copy=False)
+
+
+def _prior_of(
+    columns_NP: Floats, seconds_N: Floats, sd: float, slopes: range, knots: Sequence[float]
+) -> tuple[Floats, Floats]:
+    """Precision [P, P] and moments [P] of what is known before anything is measured."""
+    weighted_NP = columns_NP / (sd * seconds_N)[:, None]
+    precision = weighted_NP.T @ weighted_NP
+    moments = weighted_NP.T @ np.full(len(seconds_N), 1.0 / sd)
+    slow = sd * float(seconds_N.max())
+    # Columns that no shape of the prior has are left to what will be measured.
+    diagonal = np.diagonal(precision)
+    precision += np.diag(_RIDGE * np.where(diagonal > 0.0, diagonal, 1.0 / slow**2))
+    for first, knot in zip(slopes[:-1], knots[1:], strict=False):
+        weight = (knot / (_SMOOTH_SD * slow)) ** 2
+        precision[first, first] += weight
+        precision[first + 1, first + 1] += weight
+        precision[first, first + 1] -= weight
+        precision[first + 1, first] -= weight
+    return precision, moments
