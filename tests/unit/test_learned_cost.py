@@ -277,7 +277,7 @@ def test_coefficients_are_the_best_that_are_not_negative() -> None:
         points = [((float(index),), 1.0) for index in range(30)]
 
         def features(shapes: Floats, columns: Floats = columns) -> Floats:
-            return columns[shapes[:, 0].astype(int)]
+            return np.take(columns, shapes[:, 0].astype(int), axis=0)
 
         learner = Learner(
             features, points, sd=0.1, slopes=range(0), knots=(),

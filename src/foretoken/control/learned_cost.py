@@ -160,12 +160,9 @@ class LearnedCost(CostModel):
         if rows >= len(self._by_rows):
             self._tabulate(2 * rows)
         each, keys, product, logits = self._tail
-        return (
-            float(self._by_rows[rows])
-            + each * sequences
-            + (keys * sequences + product * rows) * context
-            + logits * (rows - prompt_rows)
-        )
+        seconds: float = self._by_rows.item(rows)
+        seconds += each * sequences + (keys * sequences + product * rows) * context
+        return seconds + logits * (rows - prompt_rows)
 
     def _time(self, expected: float, columns_P: Floats) -> StepTime:
         learner = self._learner
