@@ -183,7 +183,7 @@ class LearnedCost(CostModel):
             self._by_rows[last:] += values[_SEQUENCES - 1] * (rows_R[last:] - last)
         self._ramp: Floats = rows_R
         each, keys, product, logits = values[_SEQUENCES:].tolist()
-        self._tail = (each, _THOUSAND * keys, _THOUSAND * product, logits)
+        self._tail: tuple[float, ...] = (each, _THOUSAND * keys, _THOUSAND * product, logits)
 
 
 class DraftShape(NamedTuple):
