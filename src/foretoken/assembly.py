@@ -14,6 +14,11 @@ from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.config.memory import Drafting
 from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
+from foretoken.control.controller import AdaptiveControl
+from foretoken.control.cost import StepShape
+from foretoken.control.drafter import DrafterFacts
+from foretoken.control.learned.acceptance import LearnedAcceptance
+from foretoken.control.learned.cost import DrafterCost, LearnedCost
 from foretoken.control.measured import MeasuredLimit
 from foretoken.engine import Engine, EngineParts, StepObserver
 from foretoken.errors import ConfigError
@@ -24,8 +29,9 @@ from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
 from foretoken.proposers.choose.offers import Member
+from foretoken.proposers.choose.planned import PlannedPolicy
 from foretoken.proposers.choose.policy import FirstPolicy
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.method import BuildContext, Target
@@ -45,6 +51,7 @@ from foretoken.types import StepStats
 logger = logging.getLogger("foretoken")
 
 _DEFAULT_DRAFTS = 5
+_USUAL_CHANCE = 0.7
 _NO_LIMIT = 1 << 30
 
 
@@ -117,11 +124,14 @@ class _Assembly:
         else:
             drafters = self._given(proposer, grammars)
         limits = {name: member.most for name, member in drafters.members.items()}
-        live, measured = LivePolicy(), None
-        if config.user.adaptive_speculation and limits:
+        live, measured, control = LivePolicy(), None, None
+        decided = config.user.control if limits else "fixed"
+        if decided == "measured":
             measured = MeasuredLimit(max(limits.values()))
         limit = measured or _load_limit(self.speculative)
         budget = RequestBudget(limits, limit, live, limits_free=measured is None)
+        if decided == "adaptive":
+            control = self._control(budget, drafters)
         scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
@@ -130,7 +140,7 @@ class _Assembly:
                 enable_prefix_caching=config.user.enable_prefix_caching,
             ),
             self.pool,
-            plan_drafts=budget.plan,
+            plan_drafts=budget.plan if control is None else control.plan,
             find_stop_string=texts.find_stop_string,
         )
         return Engine(
@@ -140,7 +150,7 @@ class _Assembly:
                 scheduler=scheduler,
                 proposer=drafters,
                 drafters=limits,
-                observers=_learners(drafters, measured),
+                observers=_learners(drafters, measured, control),
                 runner=runner,
                 verifier=verifier,
                 texts=texts,
@@ -150,7 +160,47 @@ class _Assembly:
                 threads=self._threads(),
                 live=live,
                 measured=measured,
+                control=control,
             )
+        )
+
+    def _control(self, budget: RequestBudget, drafters: Drafters) -> AdaptiveControl:
+        """What decides how far each step drafts."""
+        facts = [
+            DrafterFacts(
+                name=name,
+                most=member.most,
+                looks_up=member.proposer.looks_up,
+                missing=member.proposer.num_missing,
+            )
+            for name, member in drafters.members.items()
+        ]
+        rows = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+        target = LearnedCost([(StepShape(r, r, 256.0), 5e-4 + 3e-5 * r) for r in rows], sd=0.4)
+        from foretoken.control.learned.cost import DraftShape
+
+        costs = {
+            one.name: DrafterCost(
+                [
+                    (
+                        DraftShape(n, p, n * p, 256.0, f),
+                        1e-4 * (f > 0) + 2e-6 * f + 5e-5 + p * 5e-5 + n * p * 1e-5,
+                    )
+                    for n in (1, 4, 16)
+                    for p in (1, 2, 4)
+                    for f in (0, 64)
+                ],
+                sd=0.4,
+                machine=target,
+            )
+            for one in facts
+        }
+        return AdaptiveControl(
+            budget,
+            facts,
+            target,
+            costs,
+            LearnedAcceptance({one.name: _USUAL_CHANCE for one in facts}),
         )
 
     def _threads(self) -> StepThreads:
@@ -191,7 +241,8 @@ class _Assembly:
             max_model_len=self.config.max_model_len,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
         )
-        return create_drafters(self.speculative, self.found, context)
+        planned = self.config.user.control == "adaptive"
+        return create_drafters(self.speculative, self.found, context, planned=planned)
 
     def _given(self, proposer: Proposer, grammars: Grammars) -> Drafters:
         """A drafter of the caller's own, under the name that it has."""
@@ -201,18 +252,28 @@ class _Assembly:
         most = given.num_speculative_tokens if given else _DEFAULT_DRAFTS
         check = DraftCheck(proposer.name, self.shape.vocab_size)
         member = Member(proposer=proposer, most=most, check=check)
-        return Drafters({proposer.name: member}, FirstPolicy(), grammars)
+        policy = PlannedPolicy() if self.config.user.control == "adaptive" else FirstPolicy()
+        return Drafters({proposer.name: member}, policy, grammars)
 
 
-def _learners(drafters: Drafters, measured: MeasuredLimit | None) -> tuple[StepObserver, ...]:
+def _learners(
+    drafters: Drafters, measured: MeasuredLimit | None, control: AdaptiveControl | None
+) -> tuple[StepObserver, ...]:
     """Whoever learns from a step: they are given its plan, its outcome and its times."""
-    if measured is None:
-        return (drafters.observe,)
+    if control is not None:
 
-    def observe(batch: Batch, verification: Verification, stats: StepStats) -> None:
-        measured.observe(batch.plan, stats)
+        def learn(batch: Batch, verification: Verification, stats: StepStats) -> None:
+            outcomes = draft_outcomes(batch, verification) if stats.num_drafts else ()
+            control.observe(batch.plan, outcomes, stats)
 
-    return drafters.observe, observe
+        return drafters.observe, learn
+    if measured is not None:
+
+        def observe(batch: Batch, verification: Verification, stats: StepStats) -> None:
+            measured.observe(batch.plan, stats)
+
+        return drafters.observe, observe
+    return (drafters.observe,)
 
 
 def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:

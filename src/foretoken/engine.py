@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from foretoken.config import ResolvedConfig
 from foretoken.control.budget import LivePolicy
+from foretoken.control.controller import AdaptiveControl
 from foretoken.control.measured import MeasuredLimit
 from foretoken.intake import Intake
 from foretoken.kernels.threads import StepThreads
@@ -54,6 +55,8 @@ class EngineParts:
     """Whose threads run a step."""
     live: LivePolicy
     measured: MeasuredLimit | None = None
+    control: AdaptiveControl | None = None
+    """Plans the steps; None: settings do."""
 
 
 class Engine:
@@ -150,6 +153,7 @@ class Engine:
         parts, began = self.parts, time.perf_counter()
         self.cancelled = ()
         planned = parts.scheduler.schedule()
+        scheduled = time.perf_counter()
         if not planned.spans:
             return []
         try:
@@ -171,14 +175,14 @@ class Engine:
         committed = parts.scheduler.commit(batch, verification, time.monotonic())
         committed += [output for output in ended if output is not None]
         outputs = [self._with_text(output) for output in committed]
-        for output in outputs:
-            if output.finish_reason is not None:
-                self._release(output.request_id)
-        times = (drafted - began, verified - drafted, time.perf_counter() - began)
+        times = (drafted - scheduled, verified - drafted, time.perf_counter() - began)
         stats = self._stats(batch, verification, outputs, times)
         self.metrics.record(stats)
         for observe in parts.observers:
             observe(batch, verification, stats)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._release(output.request_id)
         return outputs
 
     def _with_text(self, output: Output) -> Output:
@@ -202,6 +206,8 @@ class Engine:
 
     def _release(self, request_id: str) -> None:
         self.parts.proposer.release(request_id)
+        if self.parts.control is not None:
+            self.parts.control.release(request_id)
         self.parts.verifier.release(request_id)
         self.metrics.record_finished()
 
@@ -230,4 +236,5 @@ class Engine:
             verifying_s=times[1],
             total_s=times[2],
             num_sampled=sum(span.samples for span in batch.spans),
+            drafters=getattr(self.parts.proposer, "times", ()),
         )

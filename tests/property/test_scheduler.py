@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from foretoken.control.plan import DraftPlan, DraftPlanner, StepLoad
+from foretoken.control.plan import DecodingSequence, DraftPlan, DraftPlanner, StepLoad
 from foretoken.runtime.scheduling.scheduler import SchedulerConfig
 from foretoken.types import FinishReason, Request
 from tests.unit.scheduler_fakes import VOCAB, FakeEngine, expected_output, make_request, noisy
@@ -15,8 +15,8 @@ from tests.unit.scheduler_fakes import VOCAB, FakeEngine, expected_output, make_
 def any_plan(random: Random) -> DraftPlanner:
     """Any budget at any time."""
 
-    def plan(requests: Sequence[Request], load: StepLoad) -> DraftPlan:
-        drafts = tuple(random.choice((0, 0, 1, 2, 3, 5, 9)) for _ in requests)
+    def plan(sequences: Sequence[DecodingSequence], load: StepLoad) -> DraftPlan:
+        drafts = tuple(random.choice((0, 0, 1, 2, 3, 5, 9)) for _ in sequences)
         return DraftPlan(load=load, drafts=drafts)
 
     return plan

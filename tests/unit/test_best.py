@@ -65,7 +65,7 @@ class World:
     def step(self, *sequences: Sequence) -> list[str]:
         """One step; whose drafts were taken."""
         context = make_context(*[(sequence, 8) for sequence in sequences])
-        step = StepOffers(self.members, context.spans)
+        step = StepOffers(self.members, context)
         self.policy.fill(step, NAMES)
         self.policy._drafting["model"] = PassCost(self.draft_s)
         draft = step.draft()

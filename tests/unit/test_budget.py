@@ -16,7 +16,7 @@ def load(running: int, prefilling: int = 0) -> StepLoad:
 
 
 def budget_of(policy: RequestBudget, running: int = 1, **request: Any) -> int:
-    [most] = policy.plan([make_sequence([1], [2], **request).request], load(running)).drafts
+    [most] = policy.plan([make_sequence([1], [2], **request)], load(running)).drafts
     return most
 
 
@@ -61,6 +61,6 @@ def test_a_schedule_keeps_gaps_and_the_end_as_they_were() -> None:
 def test_off_from_a_batch_size_counts_running_sequences_only() -> None:
     policy = RequestBudget(DRAFTERS, LoadLimit.off_from(4, 1 << 30))
     assert [budget_of(policy, running) for running in (1, 3, 4, 50)] == [8, 8, 0, 0]
-    request = make_sequence([1], [2]).request
-    assert policy.plan([request], load(4, prefilling=3)).drafts == (0,)
-    assert policy.plan([request], load(3)).drafts == (8,)  # 99 wait
+    sequence = make_sequence([1], [2])
+    assert policy.plan([sequence], load(4, prefilling=3)).drafts == (0,)
+    assert policy.plan([sequence], load(3)).drafts == (8,)  # 99 wait

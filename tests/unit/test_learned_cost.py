@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.control.cost import StepShape
-from foretoken.control.learned_cost import DrafterCost, DraftShape, LearnedCost
-from foretoken.control.regression import Floats, Learner
+from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.control.learned.regression import Floats, Learner
 
 SHAPES = [
     StepShape(rows, sequences, context)

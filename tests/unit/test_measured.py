@@ -112,8 +112,8 @@ def test_prompts_and_steps_without_wishes_teach_nothing() -> None:
 def test_predictions_and_grammars_are_spared() -> None:
     limit = MeasuredLimit(5)
     policy = RequestBudget({"ngram": 5}, limit, limits_free=False)
-    plain = make_sequence([1], [2]).request
-    free = make_sequence([1], [2], prediction_ids=(3, 4)).request
+    plain = make_sequence([1], [2])
+    free = make_sequence([1], [2], prediction_ids=(3, 4))
     alone = policy.plan([free], load(1))
     assert (alone.drafts, alone.limit, alone.rests) == ((PREDICTED_DRAFTS,), None, False)
     both = policy.plan([free, plain], load(2))

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from foretoken.control.plan import DraftPlan, StepLoad, plan_no_drafts
+from foretoken.control.plan import DecodingSequence, DraftPlan, StepLoad, plan_no_drafts
 from foretoken.errors import CapacityError, ConfigError, PromptError, RequestError
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.scheduling.scheduler import SchedulerConfig
 from foretoken.runtime.sequence import SequenceState
-from foretoken.types import FinishReason, Request
+from foretoken.types import FinishReason
 from tests.unit.scheduler_fakes import FakeEngine, at_most, continuation, make_request, perfect
 
 LONG = tuple([1, 2, 3, 4] * 5)
@@ -302,9 +302,9 @@ def test_times_are_since_arrival() -> None:
 def test_the_policy_sees_decoding_sequences_and_the_load() -> None:
     seen: list[tuple[list[str], StepLoad]] = []
 
-    def policy(requests: Sequence[Request], load: StepLoad) -> DraftPlan:
-        seen.append(([request.request_id for request in requests], load))
-        return plan_no_drafts(requests, load)
+    def policy(sequences: Sequence[DecodingSequence], load: StepLoad) -> DraftPlan:
+        seen.append(([sequence.request.request_id for sequence in sequences], load))
+        return plan_no_drafts(sequences, load)
 
     engine = FakeEngine(
         config=SchedulerConfig(max_model_len=64, max_num_seqs=2), plan_drafts=policy
@@ -315,7 +315,7 @@ def test_the_policy_sees_decoding_sequences_and_the_load() -> None:
     engine.add(make_request("b", (1, 2, 3)))
     engine.add(make_request("c", (1, 2, 3)))
     batch = engine.plan()
-    load = StepLoad(num_decoding=1, num_prefilling=0, num_waiting=2)
+    load = StepLoad(num_decoding=1, num_prefilling=0, num_waiting=2, num_prompt_tokens=3)
     assert seen[1:] == [(["a"], load)]
     assert batch.plan == DraftPlan(load=load, drafts=(0,))
     assert batch.draft == Draft.empty(2)

@@ -107,3 +107,8 @@ class EngineConfig:
     def has_lengths_by_load(self) -> bool:
         """Whether the user said how far to draft at which load."""
         return self.speculative_config is not None and self.speculative_config.load.is_set
+
+    @property
+    def control(self) -> str:
+        """How the length of drafts is decided."""
+        return "adaptive" if self.adaptive_speculation else "fixed"

@@ -1,7 +1,8 @@
-"""The one place that decides how many drafts each sequence may have in a step.
+"""How many drafts each sequence may have at most, by what users, operators and settings say.
 
-The scheduler asks `RequestBudget.plan` once per step and afterwards only clips the answers by what
-the request, the step and the pages allow. 0 for every sequence means that no drafter runs.
+Where nothing else decides, `RequestBudget.plan` is the plan of a step, asked by the scheduler,
+which afterwards only clips the answers by what the request, the step and the pages allow. 0 for
+every sequence means that no drafter runs. `AdaptiveControl` takes its caps from here.
 """
 
 from bisect import bisect_right
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Protocol, final
 
-from foretoken.control.plan import DraftPlan, StepLoad
+from foretoken.control.plan import DecodingSequence, DraftPlan, StepLoad
 from foretoken.types import Request, Speculation
 
 PREDICTED_DRAFTS = 10
@@ -83,12 +84,12 @@ class RequestBudget:
         self._limit = limit
         self._live = live or LivePolicy()
 
-    def plan(self, requests: Seq[Request], load: StepLoad) -> DraftPlan:
-        """For each request the least of what all of them say."""
+    def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
+        """For each sequence the least of what all of them say."""
         limit: int | None = None
         drafts = []
-        for request in requests:
-            most, free = self._wanted(request)
+        for sequence in sequences:
+            most, free = self.wanted(sequence.request)
             # A step where nobody wants drafts that the load limits must not be taken for a
             # measurement of that limit, so the limit is only asked for when it binds somebody.
             if most and self._limit is not None and (self._limits_free or not free):
@@ -97,7 +98,28 @@ class RequestBudget:
             drafts.append(most)
         return DraftPlan(load=load, drafts=tuple(drafts), limit=limit)
 
-    def _wanted(self, request: Request) -> tuple[int, bool]:
+    def allowed(self, request: Request, drafter: str) -> int:
+        """Most drafts of this drafter for a request, load aside; 0: it may not draft for it."""
+        own, live = request.params.own_policy, self._live.speculation
+        if not live.enabled or live.drafter not in (None, drafter):
+            return 0
+        most = self._drafters[drafter]
+        if live.num_speculative_tokens is not None:
+            most = min(most, live.num_speculative_tokens)
+        if own is None:
+            return most
+        if not own.enabled or own.drafter not in (None, drafter):
+            return 0
+        if own.num_speculative_tokens is not None:
+            most = min(most, own.num_speculative_tokens)
+        return most
+
+    @property
+    def operator(self) -> Speculation:
+        """What the operator leaves of everything now."""
+        return self._live.speculation
+
+    def wanted(self, request: Request) -> tuple[int, bool]:
         """Most drafts of a request, load aside; and whether it brings drafts that cost nothing."""
         own, live = request.params.own_policy, self._live.speculation
         if not live.enabled:

@@ -7,7 +7,7 @@ the plan back together with the outcome and the times, so nothing has to be reme
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from foretoken.types import Request
 
@@ -22,11 +22,63 @@ class StepLoad:
     """Running sequences with prompt tokens left to compute."""
     num_waiting: int
     """Sequences not admitted yet."""
+    num_prompt_tokens: int = 0
+    """Prompt tokens that the step is about to compute."""
 
     @property
     def num_running(self) -> int:
         """Sequences that hold pages, decoding or not."""
         return self.num_decoding + self.num_prefilling
+
+
+class DecodingSequence(Protocol):
+    """What a planner may know of a sequence that decodes."""
+
+    @property
+    def request(self) -> Request:
+        """What was asked for."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens."""
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens so far."""
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often its keys and values were thrown away."""
+
+
+class Feed(NamedTuple):
+    """A drafter is to catch up with a sequence, without drafting."""
+
+    place: int
+    """Of the sequence among those that decode."""
+    drafter: str
+    rows: int
+    """Most tokens to read now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepForecast:
+    """What a plan by models of time and acceptance expects of its step."""
+
+    seconds: float
+    plain_s: float
+    """Of the same step without drafts."""
+    tokens: float
+    """Of all decoding sequences."""
+    row_s: float
+    """That one more row adds."""
+    free_rows: int
+    """Rows of drafts that cost no pass which the step may carry beside those that were planned."""
+
+    @property
+    def price(self) -> float:
+        """Tokens per second that the step gives: what a second has to bring to be worth it."""
+        return self.tokens / self.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +90,18 @@ class DraftPlan:
     """Most drafts of each decoding sequence, in the order in which they were asked for."""
     limit: int | None = None
     """What the load leaves to any sequence that it limits; None: it limited none of them."""
+    lengths: tuple[int, ...] = ()
+    """Of these, drafts by the drafter in `drafters`, whose passes are part of the plan."""
+    drafters: tuple[str, ...] = ()
+    """Whose passes serve each sequence; empty string: nobody's. Left empty: as drafters please."""
+    surplus: tuple[float, ...] = ()
+    """Tokens that the lengths are expected to bring beyond what they cost, for each sequence."""
+    feeds: tuple[Feed, ...] = ()
+    """Catching up that is part of the step."""
+    resting: frozenset[str] = frozenset()
+    """Drafters of which nobody wants anything: no pass, no features, no memory."""
+    forecast: StepForecast | None = None
+    """None: nothing was predicted."""
 
     @property
     def rests(self) -> bool:
@@ -48,14 +112,14 @@ class DraftPlan:
 NO_DRAFTS = DraftPlan(load=StepLoad(num_decoding=0, num_prefilling=0, num_waiting=0), drafts=())
 """The plan of a step in which nothing decodes."""
 
-DraftPlanner: TypeAlias = Callable[[Seq[Request], StepLoad], DraftPlan]
-"""Decides for the decoding requests of a step, in order of service. It is asked once per step; if
+DraftPlanner: TypeAlias = Callable[[Seq[DecodingSequence], StepLoad], DraftPlan]
+"""Decides for the decoding sequences of a step, in order of service. It is asked once per step; if
 all answers are 0, no drafter runs."""
 
 
-def plan_no_drafts(requests: Seq[Request], load: StepLoad) -> DraftPlan:
-    """Plain decoding for every request."""
-    return DraftPlan(load=load, drafts=(0,) * len(requests))
+def plan_no_drafts(sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
+    """Plain decoding for every sequence."""
+    return DraftPlan(load=load, drafts=(0,) * len(sequences))
 
 
 class DraftOutcome(NamedTuple):

@@ -8,6 +8,7 @@ from foretoken.control.gain import Gain
 from foretoken.control.plan import NO_DRAFTS, DraftPlan
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
+from foretoken.runtime.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,14 @@ class Proposer(ABC):
     @abstractmethod
     def propose(self, context: Context) -> Draft:
         """At most draft_budget tokens for each span; costs nothing when no span wants any."""
+
+    def num_missing(self, sequence: Sequence) -> int:
+        """Tokens of a sequence that it would read before its first draft."""
+        return 0
+
+    def feed(self, sequence: Sequence, most: int) -> int:
+        """Read up to `most` of those tokens without drafting; how many it read."""
+        return 0
 
     @abstractmethod
     def release(self, request_id: str) -> None:

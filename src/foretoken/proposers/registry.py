@@ -7,6 +7,7 @@ from foretoken.config.methods import find_method
 from foretoken.errors import ConfigError
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
+from foretoken.proposers.choose.planned import PlannedPolicy
 from foretoken.proposers.choose.policy import FirstPolicy, Policy
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.method import BuildContext, FindDrafter, FoundDrafter, Target
@@ -39,9 +40,19 @@ def feature_points(found: Mapping[str, FoundDrafter]) -> tuple[int, ...]:
 
 
 def create_drafters(
-    config: SpeculativeConfig | None, found: Mapping[str, FoundDrafter], context: BuildContext
+    config: SpeculativeConfig | None,
+    found: Mapping[str, FoundDrafter],
+    context: BuildContext,
+    *,
+    planned: bool = False,
 ) -> Drafters:
     """Build everything that was found; with nothing found only what requests bring is drafted from.
+
+    Args:
+        config: the settings.
+        found: what the drafters of the settings need, by label.
+        context: what they are built from.
+        planned: whether the plans of steps say who drafts, instead of the policy of the settings.
 
     Raises:
         ConfigError: settings that a drafter cannot follow, or a user's class that cannot be loaded.
@@ -56,7 +67,8 @@ def create_drafters(
             least=one.stop.min_speculative_tokens,
             check=DraftCheck(one.label, context.vocab_size) if drafter.checked else None,
         )
-    policy = create_policy("first" if config is None else config.policy)
+    given = create_policy("first" if config is None else config.policy)
+    policy = PlannedPolicy() if planned else given
     return Drafters(members, policy, context.verifier.sampler.grammars)
 
 

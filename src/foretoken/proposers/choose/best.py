@@ -158,10 +158,10 @@ class BestPolicy(Policy):
         if not won:
             return
         usual = all(self._acceptance.knows(step.request_id(i), name) for i in won)
-        before = step.seconds.get(name, 0.0)
         offers = step.ask(name, won)
-        if usual:  # else it also had to read a prompt, which happens once
-            self._drafting[name].observe((step.seconds.get(name, 0.0) - before) / len(won))
+        took = step.times.get(name)
+        if usual and took is not None:  # else it also had to read a prompt, which happens once
+            self._drafting[name].observe(took.seconds / len(won))
         for i in won:
             if i in offers:
                 step.take({i: offers[i]})

@@ -4,6 +4,7 @@ Owns who is asked, not how anyone drafts. Requests that name a drafter get that 
 any drafter come the tokens that a grammar forces, then the prediction, which the user vouches for.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import final
@@ -18,7 +19,7 @@ from foretoken.proposers.lookup.prediction import PredictionProposer
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.verifier import Verification
-from foretoken.types import StepStats
+from foretoken.types import DraftingTime, StepStats
 
 MOST_PREDICTED = 128
 
@@ -44,6 +45,8 @@ class Drafters(Proposer):
         if grammars is not None:
             own[GRAMMAR] = Member(proposer=ForcedProposer(grammars), most=MOST_PREDICTED)
         self._everyone = {**self.members, **own}
+        self.times: tuple[DraftingTime, ...] = ()
+        """What drafters did in the last step."""
         gains = {name: member.proposer.gain for name, member in members.items()}
         self._gains = {name: gain for name, gain in gains.items() if gain is not None}
 
@@ -54,22 +57,40 @@ class Drafters(Proposer):
 
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one, each from one drafter."""
+        self.times = ()
         wanted = [span for span in context.spans if span.draft_budget > 0]
+        if context.plan.feeds:
+            self._feed(context)
         if not wanted:
             return Draft.empty(len(context.spans))
         if len(self._names) == 1 and not any(_is_particular(span) for span in wanted):
-            return self._ask_only(context)
-        step = StepOffers(self._everyone, context.spans)
+            [name] = self._names
+            # What is looked up is weighed at the price of the step.
+            if context.plan.forecast is None or not self.members[name].proposer.looks_up:
+                return self._ask_only(name, context)
+        step = StepOffers(self._everyone, context)
         if GRAMMAR in self._everyone:
             forced = [i for i in step.open if context.spans[i].sequence.request.params.structured]
             if forced:
-                step.take(step.ask(GRAMMAR, forced))
+                step.take(self._policy.fit(step, step.ask(GRAMMAR, forced)))
         predicted = [i for i in step.open if context.spans[i].sequence.request.prediction_ids]
         if predicted:
-            step.take(step.ask(PREDICTION, predicted))
+            step.take(self._policy.fit(step, step.ask(PREDICTION, predicted)))
         if not context.plan.rests:
             self._policy.fill(step, self._names)
+        self.times = tuple(step.times.values())
         return step.draft()
+
+    def _feed(self, context: Context) -> None:
+        """Have drafters catch up as the plan says."""
+        for name in dict.fromkeys(feed.drafter for feed in context.plan.feeds):
+            feeds = [feed for feed in context.plan.feeds if feed.drafter == name]
+            began = time.perf_counter()
+            proposer = self.members[name].proposer
+            for feed in feeds:
+                proposer.feed(context.spans[feed.place].sequence, feed.rows)
+            took = time.perf_counter() - began
+            self.times = (*self.times, DraftingTime(name, len(feeds), 0, 0, took))
 
     @property
     def num_bytes(self) -> int:
@@ -93,15 +114,21 @@ class Drafters(Proposer):
             member.release(request_id)
         self._policy.release(request_id)
 
-    def _ask_only(self, context: Context) -> Draft:
+    def _ask_only(self, name: str, context: Context) -> Draft:
         """The usual case: one drafter, nothing to choose or to put together."""
-        [name] = self._names
         member = self.members[name]
         if member.least or any(span.draft_budget > member.most for span in context.spans):
-            step = StepOffers(self._everyone, context.spans)
+            step = StepOffers(self._everyone, context)
             step.take(step.ask(name, step.open))
+            self.times = tuple(step.times.values())
             return step.draft()
-        return replace(member.propose(context), drafter=name)
+        began = time.perf_counter()
+        draft = member.propose(context)
+        took = time.perf_counter() - began
+        counts = [len(ids) for ids in draft.ids if ids]
+        timed = DraftingTime(name, len(counts), max(counts, default=0), sum(counts), took)
+        self.times = (*self.times, timed)
+        return replace(draft, drafter=name)
 
 
 def draft_outcomes(batch: Batch, verification: Verification) -> list[DraftOutcome]:

@@ -8,6 +8,7 @@ offer, it is taken whole or not at all; what is put together has one drafter per
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.custom import DraftCheck
 from foretoken.runtime.batch import Span
+from foretoken.types import DraftingTime
 
 logger = logging.getLogger("foretoken")
 
@@ -74,12 +76,13 @@ class Offer(NamedTuple):
 class StepOffers:
     """Where the offers of a step are collected."""
 
-    def __init__(self, members: Mapping[str, Member], spans: tuple[Span, ...]) -> None:
-        """Collect drafts for `spans` from `members`, by name."""
+    def __init__(self, members: Mapping[str, Member], context: Context) -> None:
+        """Collect drafts for the spans of `context` from `members`, by name."""
         self.members = members
-        self.spans = spans
-        self.seconds: dict[str, float] = {}
-        """Time each drafter took."""
+        self.spans = context.spans
+        self.plan = context.plan
+        self.times: dict[str, DraftingTime] = {}
+        """What each drafter did, and how long it took."""
         self._taken: dict[int, Offer] = {}
 
     @property
@@ -99,22 +102,46 @@ class StepOffers:
         own = self.spans[index].sequence.request.params.own_policy
         return own is None or own.drafter is None or own.drafter == name
 
-    def ask(self, name: str, indices: Iterable[int]) -> dict[int, Offer]:
-        """The drafter's offers for those of the spans that it may serve."""
+    def ask(
+        self, name: str, indices: Iterable[int], lengths: Seq[int] | None = None
+    ) -> dict[int, Offer]:
+        """The drafter's offers for those of the spans that it may serve.
+
+        Args:
+            name: of the drafter.
+            indices: of the spans.
+            lengths: most drafts of each span of the step; None: as many as its budget has.
+        """
         member = self.members[name]
         kept = [i for i in indices if self.allowed(name, i)]
-        spans = {i: _within(self.spans[i], member.most) for i in kept}
+        most = member.most
+        spans = {
+            i: _within(self.spans[i], most if lengths is None else min(most, lengths[i]))
+            for i in kept
+        }
         asked = {i: s for i, s in spans.items() if s.draft_budget >= max(member.least, 1)}
         if not asked:
             return {}
         began = time.perf_counter()
         draft = member.propose(Context(tuple(asked.values())))
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self._note(name, len(asked), draft, seconds)
         # Only a draft that follows from known text may be set aside for being short. A drawn one
         # is taken whole: dropping it for what it turned out to be would bias the output.
         least = member.least if member.proposer.looks_up else 0
         offers = dict(zip(asked, _offers(name, draft), strict=True))
         return {i: offer for i, offer in offers.items() if len(offer.ids) >= max(least, 1)}
+
+    def _note(self, name: str, sequences: int, draft: Draft, seconds: float) -> None:
+        before = self.times.get(name)
+        counts = [len(ids) for ids in draft.ids]
+        depth, drafts = max(counts, default=0), sum(counts)
+        if before is not None:
+            sequences += before.sequences
+            depth = max(depth, before.depth)
+            drafts += before.num_drafts
+            seconds += before.seconds
+        self.times[name] = DraftingTime(name, sequences, depth, drafts, seconds)
 
     def take(self, offers: Mapping[int, Offer]) -> None:
         """Make these the drafts of their spans."""

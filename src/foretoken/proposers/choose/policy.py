@@ -1,11 +1,12 @@
 """What a policy over several drafters is, and the one that goes by their order."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import final
 
 from foretoken.control.plan import DraftOutcome
-from foretoken.proposers.choose.offers import StepOffers
+from foretoken.proposers.choose.offers import Offer, StepOffers
 from foretoken.types import StepStats
 
 
@@ -15,6 +16,10 @@ class Policy(ABC):
     @abstractmethod
     def fill(self, step: StepOffers, names: tuple[str, ...]) -> None:
         """Ask drafters of `names` for the spans that are open, and take what is best."""
+
+    def fit(self, step: StepOffers, offers: Mapping[int, Offer]) -> Mapping[int, Offer]:
+        """Of drafts that are certain or vouched for, those that the step carries: all of them."""
+        return offers
 
     @abstractmethod
     def observe(self, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:

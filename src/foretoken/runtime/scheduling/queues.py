@@ -84,6 +84,12 @@ class RequestQueues:
         return len(self.waiting) > 0 and len(self.running) < self._max_num_seqs
 
     @property
+    def tokens_of_next(self) -> int:
+        """Tokens to compute for whoever is admitted next, shared ones included; 0: nobody is."""
+        sequence = self.waiting.peek() if self.may_admit else None
+        return 0 if sequence is None else sequence.num_tokens
+
+    @property
     def pages_for_next(self) -> int:
         """Pages that drafts must leave for whoever is admitted next; 0: nobody can be."""
         sequence = self.waiting.peek() if self.may_admit else None

@@ -151,8 +151,9 @@ class Scheduler:
             num_decoding=len(decoding),
             num_prefilling=len(prefilling),
             num_waiting=self.num_waiting,
+            num_prompt_tokens=self._prompt_tokens(prefilling, tokens_left) if prompts else 0,
         )
-        plan = self._plan_drafts([sequence.request for sequence in decoding], load)
+        plan = self._plan_drafts(decoding, load)
         # Drafts speed up who is served already; prompts decide how long others wait for their first
         # token. While there are prompts, drafts take at most half of what the step has left.
         spans = self._decode_spans(decoding, plan, tokens_left // 2 if prompts else tokens_left)
@@ -163,6 +164,14 @@ class Scheduler:
             tokens_left = self._add_chunk(spans, admitted, tokens_left)
         self._in_flight = bool(spans)
         return Batch(spans=tuple(spans), plan=plan)
+
+    def _prompt_tokens(self, prefilling: list[Sequence], most: int) -> int:
+        """About how many prompt tokens the step will compute: of those that run, and of the one
+        that is admitted next."""
+        left = sum(sequence.num_tokens - sequence.num_computed for sequence in prefilling)
+        if left < most and self._queues.may_admit:
+            left += self._queues.tokens_of_next
+        return min(left, most)
 
     def _secure_decoding(self) -> list[Sequence]:
         """Sequences that decode in this step, each with a page for its newest token.

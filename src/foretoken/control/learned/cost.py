@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, final
 import numpy as np
 
 from foretoken.control.cost import CostModel, StepShape, StepTime
-from foretoken.control.regression import Floats, Learner
+from foretoken.control.learned.regression import Floats, Learner
 
 _KNOTS = tuple(float(2**power) for power in range(11))
 """Rows at which the slope of G may change."""

@@ -1,0 +1,228 @@
+"""Which sequences draft how far in a step: most expected tokens per second of the whole batch.
+
+Pure arithmetic on arrays: the same options give the same answer. A slot is one draft of one
+sequence; it is worth the chance that it and all before it are accepted, its survival. For a given
+depth of the batch the passes cost what they cost, so the best set of a given size is the one with
+the highest survival, which is a prefix of every sequence's drafts (ties go to the earlier draft).
+Scanning sizes and depths is exact for any cost of rows, with no convexity needed. Knows neither
+requests nor clocks.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+MOST_DRAFTERS = 3
+"""Drafters with passes of which every subset is tried."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOption:
+    """What one drafter could do in this step. N sequences, K drafts at most."""
+
+    name: str
+    survival_NK: Floats
+    """Chance that draft j of sequence i and all before it are accepted; falls with j; 0 where the
+    sequence may not have that draft."""
+    depth_s: Floats
+    """Seconds of the passes of a draft of depth 0, 1, ..., K, sequences aside."""
+    slot_s: float
+    """Seconds that each slot adds to them."""
+    start_s: Floats
+    """Seconds a step of each sequence's share in catching up, [N]; 0 where nothing is missing."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """What a step costs and what it may not cost."""
+
+    rows_s: Floats
+    """Seconds of the target's step with 0, 1, ... more rows than its sequences have."""
+    plain_s: float
+    """Seconds of the same step where nothing is drafted, by the steps that were seen."""
+    bound_s: Floats
+    """For each sequence the time that a step may take if it gets one token, [N]."""
+    token_s: Floats
+    """What one more expected token of a sequence adds to that, [N]."""
+    margin: float = 0.01
+    """Drafting has to bring this much more tokens per second than not drafting."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """How far each sequence drafts, with whom, and what is expected of it."""
+
+    drafts_N: Counts
+    drafter_N: Counts
+    """Index of the option that drafts for each sequence; -1: none."""
+    seconds: float
+    """Of the whole step."""
+    tokens: float
+    """Expected of all sequences."""
+    unguarded: float
+    """Tokens per second that the best plan would have without bounds."""
+
+    @property
+    def rate(self) -> float:
+        """Expected tokens per second: the price of a second."""
+        return self.tokens / self.seconds
+
+
+def allocate(step: StepOptions, options: Seq[DraftOption]) -> Allocation:
+    """The plan with most expected tokens per second among those that keep all bounds.
+
+    Every subset of the drafters is tried, for each every depth, for each every number of slots.
+    Drafting nothing is always allowed and wins ties.
+    """
+    count = len(step.bound_s)
+    best = nothing = _nothing(step, count)
+    least = best.rate * (1.0 + step.margin)
+    unguarded = best.rate
+    worthy = []
+    for index in range(len(options)):
+        found = _with(step, options, (index,), best.rate)
+        unguarded = max(unguarded, found.unguarded)
+        if found.rate > nothing.rate:
+            worthy.append(index)
+        if found.rate > max(best.rate, least):
+            best = found
+    # One sequence has one drafter, and one that does not pay alone does not pay beside another.
+    for size in range(2, min(len(worthy), count, MOST_DRAFTERS) + 1):
+        for chosen in combinations(worthy[:MOST_DRAFTERS], size):
+            found = _with(step, options, chosen, best.rate)
+            if found.rate > max(best.rate, least):
+                best = found
+    return replace(best, unguarded=max(unguarded, best.unguarded))
+
+
+def _nothing(step: StepOptions, count: int) -> Allocation:
+    none = np.zeros(count, dtype=np.int64)
+    rate = count / step.plain_s
+    return Allocation(
+        drafts_N=none, drafter_N=none - 1, seconds=step.plain_s, tokens=float(count),
+        unguarded=rate,
+    )  # fmt: skip
+
+
+def _with(
+    step: StepOptions, options: Seq[DraftOption], chosen: tuple[int, ...], rate: float
+) -> Allocation:
+    """The best plan in which these drafters, and no others, run passes; nothing if none may."""
+    if len(step.bound_s) == 1 and len(chosen) == 1:
+        return _alone(step, options[chosen[0]], chosen[0])
+    owner_N = _owners(step, options, chosen, rate)
+    survival_NK = options[chosen[0]].survival_NK
+    start_N = options[chosen[0]].start_s
+    for place, index in enumerate(chosen[1:], 1):
+        survival_NK = np.where((owner_N == place)[:, None], options[index].survival_NK, survival_NK)
+        start_N = np.where(owner_N == place, options[index].start_s, start_N)
+    slot_s = sum(options[i].slot_s for i in chosen) / len(chosen)
+    count, most = survival_NK.shape
+    best: tuple[float, int, int] | None = None
+    unguarded = 0.0
+    order_by_depth: dict[int, Counts] = {}
+    for depth in range(1, most + 1):
+        slots = survival_NK[:, :depth]
+        # Depth is the slower index, so that equal chances are taken from the first draft on.
+        flat = slots.T.ravel()
+        order = np.argsort(-flat, kind="stable")
+        taken = flat[order]
+        size = int(np.searchsorted(-taken, 0.0))
+        if size == 0:
+            break
+        order, taken = order[:size], taken[:size]
+        order_by_depth[depth] = order
+        sequences = order % count
+        passes_s = sum(options[i].depth_s[depth] for i in chosen)
+        starts = np.where(order < count, start_N[sequences], 0.0)
+        seconds = step.rows_s[1 : size + 1] + passes_s + slot_s * np.arange(1, size + 1)
+        seconds += np.cumsum(starts)
+        rates = (count + np.cumsum(taken)) / seconds
+        unguarded = max(unguarded, float(rates.max()))
+        at = int(rates.argmax())
+        if best is not None and rates[at] <= best[0]:
+            continue
+        # The bounds of all sizes are only worked out where the best size breaks one.
+        if not _keeps_bounds(step, sequences[: at + 1], taken[: at + 1], float(seconds[at])):
+            allowed = _bounds(step, sequences, taken) >= seconds
+            if not allowed.any():
+                continue
+            at = int(np.where(allowed, rates, 0.0).argmax())
+        if best is None or rates[at] > best[0]:
+            best = (float(rates[at]), depth, at + 1)
+    if best is None:
+        return replace(_nothing(step, count), unguarded=unguarded)
+    found, depth, size = best
+    sequences = order_by_depth[depth][:size] % count
+    drafts_N = np.bincount(sequences, minlength=count).astype(np.int64)
+    drafter_N = np.where(drafts_N > 0, np.asarray(chosen, dtype=np.int64)[owner_N], -1)
+    tokens = count + float(survival_NK.T.ravel()[order_by_depth[depth][:size]].sum())
+    return Allocation(
+        drafts_N=drafts_N, drafter_N=drafter_N, seconds=tokens / found, tokens=tokens,
+        unguarded=unguarded,
+    )  # fmt: skip
+
+
+def _alone(step: StepOptions, option: DraftOption, index: int) -> Allocation:
+    """`_with` for one sequence and one drafter, where a set of slots is a depth."""
+    accepted = np.cumsum(option.survival_NK[0])
+    most = len(accepted)
+    seconds = step.rows_s[1 : most + 1] + option.depth_s[1 : most + 1] + option.start_s[0]
+    seconds = seconds + option.slot_s * np.arange(1, most + 1)
+    rates = np.where(option.survival_NK[0] > 0.0, (1.0 + accepted) / seconds, 0.0)
+    allowed = step.bound_s[0] + step.token_s[0] * accepted >= seconds
+    at = int(np.argmax(np.where(allowed, rates, 0.0)))
+    if not allowed[at] or rates[at] == 0.0:
+        return replace(_nothing(step, 1), unguarded=float(rates.max()))
+    return Allocation(
+        drafts_N=np.array([at + 1]), drafter_N=np.array([index]), seconds=float(seconds[at]),
+        tokens=1.0 + float(accepted[at]), unguarded=float(rates.max()),
+    )  # fmt: skip
+
+
+def _owners(
+    step: StepOptions, options: Seq[DraftOption], chosen: tuple[int, ...], rate: float
+) -> Counts:
+    """For each sequence the place in `chosen` of the drafter with most to give at this rate."""
+    count = len(step.bound_s)
+    if len(chosen) == 1:
+        return np.zeros(count, dtype=np.int64)
+    rows = len(step.rows_s) - 1
+    row_s = (step.rows_s[-1] - step.rows_s[0]) / max(rows, 1)
+    surplus = []
+    for index in chosen:
+        option = options[index]
+        worth = np.maximum(option.survival_NK - rate * (row_s + option.slot_s), 0.0).sum(axis=1)
+        surplus.append(worth - rate * option.start_s)
+    owners: Counts = np.argmax(np.stack(surplus), axis=0)
+    return owners
+
+
+def _keeps_bounds(step: StepOptions, sequences: Counts, taken: Floats, seconds: float) -> bool:
+    """Whether a step of so many seconds is allowed by all sequences that have these slots."""
+    accepted_N = np.bincount(sequences, weights=taken, minlength=len(step.bound_s))
+    return bool((step.bound_s + step.token_s * accepted_N >= seconds).all())
+
+
+def _bounds(step: StepOptions, sequences: Counts, taken: Floats) -> Floats:
+    """For every number of slots the least time that any sequence allows."""
+    count = len(step.bound_s)
+    if count == 1:
+        alone: Floats = step.bound_s[0] + step.token_s[0] * np.cumsum(taken)
+        return alone
+    size = len(taken)
+    grown_MN = np.zeros((size, count))
+    grown_MN[np.arange(size), sequences] = taken * step.token_s[sequences]
+    np.cumsum(grown_MN, axis=0, out=grown_MN)
+    grown_MN += step.bound_s
+    least: Floats = grown_MN.min(axis=1)
+    return least

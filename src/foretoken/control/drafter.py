@@ -1,0 +1,59 @@
+"""One drafter as control sees it: what is fixed, and what it did of late."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from foretoken.control.learned.cost import DrafterCost
+
+_RESTS_AFTER = 8
+"""Steps without a draft after which a drafter rests."""
+_SPACING, _SPACING_MOST = 4, 32
+"""Steps between a trial that failed and the next, at first and at most."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterFacts:
+    """What control has to know of one drafter."""
+
+    name: str
+    most: int
+    """Drafts per sequence and step."""
+    looks_up: bool = False
+    """Whether it finds drafts in text, without a pass."""
+    missing: Callable[[Any], int] = lambda _: 0
+    """Tokens of a sequence that it would read before its first draft."""
+    least_acceptance: float = 0.0
+    """It rests where fewer of its drafts are accepted."""
+
+
+@final
+@dataclass(slots=True)
+class DrafterState:
+    """One drafter and what it did of late."""
+
+    facts: DrafterFacts
+    cost: DrafterCost
+    idle: int = 0
+    """Steps since it drafted for anybody."""
+    since_trial: int = 0
+    """Steps since its last trial."""
+    spacing: int = 0
+    """Steps between a trial and the next."""
+    tries: int = 1
+    """Sequences of the next trial."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether nobody needs what it keeps."""
+        return self.idle >= _RESTS_AFTER
+
+    def learn_trial(self, drafted: int, accepted: int) -> None:
+        """A trial that succeeds is followed by a larger one at once, others ever more rarely."""
+        self.since_trial = 0
+        if 2 * accepted >= drafted > 0:
+            self.spacing, self.tries = 0, 4 * self.tries
+        else:
+            self.spacing = min(max(2 * self.spacing, _SPACING), _SPACING_MOST)
+            self.tries = 1

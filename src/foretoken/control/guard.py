@@ -1,0 +1,62 @@
+"""No request is made slower than without speculation: a book of what each has gained or lost.
+
+A sequence gains when it gets tokens faster than plain steps would have given them, and loses when
+it waits for the drafts of others. The loss that a request may have at its end is a share of what
+all its tokens take in plain steps; an eighth of what is left of that may be lost in one step.
+Knows seconds and tokens only.
+"""
+
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+GUARD = 0.01
+"""Share of its time without speculation that plans may cost a request; trials cost another."""
+_AT_ONCE = 1.0 / 8.0
+"""Share of what is left to lose that one step may take."""
+
+
+@final
+class Ledger:
+    """What some requests gained, in seconds; less than 0: lost."""
+
+    __slots__ = ("_gained_s", "_known")
+
+    def __init__(self) -> None:
+        """Nobody is known."""
+        self._known: dict[str, float] = {}
+        self._gained_s: Floats = np.zeros(0)
+
+    def allowance(
+        self, gained_s: Floats, tokens_N: Floats, plain_s: float, share: float = GUARD
+    ) -> Floats:
+        """Seconds that each sequence may lose in the next step, [N].
+
+        Args:
+            gained_s: what each has gained so far.
+            tokens_N: tokens of each, those that are still expected included.
+            plain_s: of a plain step now.
+            share: of the time without speculation that may be lost.
+        """
+        return np.maximum(gained_s + share * plain_s * tokens_N, 0.0) * _AT_ONCE
+
+    def of(self, request_ids: list[str]) -> Floats:
+        """What these have gained, [N]."""
+        known = self._known
+        return np.array([known.get(request_id, 0.0) for request_id in request_ids])
+
+    def keep(self, request_ids: list[str], gained_s: Floats) -> None:
+        """These have gained so much by now."""
+        self._known.update(zip(request_ids, gained_s.tolist(), strict=True))
+
+    def release(self, request_id: str) -> None:
+        """Forget a request that ended."""
+        self._known.pop(request_id, None)
+
+    @property
+    def worst_s(self) -> float:
+        """The largest loss of any request."""
+        return min(self._known.values(), default=0.0)

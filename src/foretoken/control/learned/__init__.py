@@ -1,0 +1,1 @@
+"""Models that learn from every step: of time, of acceptance, of how long outputs become."""

@@ -1,0 +1,212 @@
+"""A plan for the sequences of a step: what the models say, put together, and the best of it.
+
+Owns what is kept of requests and drafters between plans. Whoever asks decides for how many steps a
+plan is kept, and books what became of them.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+
+from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
+from foretoken.control.cost import StepShape
+from foretoken.control.drafter import DrafterFacts, DrafterState
+from foretoken.control.exploring import Account, pick_trial
+from foretoken.control.guard import Floats, Ledger
+from foretoken.control.learned.acceptance import LearnedAcceptance
+from foretoken.control.learned.cost import DrafterCost, LearnedCost
+from foretoken.control.learned.lengths import OutputLengths
+from foretoken.control.plan import DecodingSequence, DraftPlan, StepForecast, StepLoad
+from foretoken.control.planning import budgets, catch_up, surplus
+from foretoken.control.scene import DrafterView, Scene
+from foretoken.control.tracked import TrackedRequest, note_read, view_of
+
+_LEARNS, _AT_ONCE = 0.05, 0.3
+"""Share of a step in what the model of time misses, and the most that one step says of it."""
+
+
+@final
+class MissedTime:
+    """What the model of time misses at a load, with drafts and without: it has few terms, and no
+    step is quite like another."""
+
+    def __init__(self) -> None:
+        """It misses nothing."""
+        self._logs: dict[tuple[int, bool], float] = {}
+
+    def of(self, sequences: int) -> tuple[float, float]:
+        """Logarithms of measured over modelled seconds, without drafts and with them."""
+        power = sequences.bit_length()
+        off = self._logs.get((power, False), 0.0)
+        return off, self._logs.get((power, True), off)
+
+    def observe(self, sequences: int, *, drafted: bool, ratio: float) -> None:
+        """A step of so many sequences took `ratio` times as long as modelled."""
+        key = (sequences.bit_length(), drafted)
+        before = self._logs.get(key, 0.0)
+        missed = min(max(math.log(ratio), before - _AT_ONCE), before + _AT_ONCE)
+        self._logs[key] = before + _LEARNS * (missed - before)
+
+
+@final
+@dataclass(slots=True)
+class MadePlan:
+    """A plan, what it was made for and of."""
+
+    plan: DraftPlan
+    ids: list[str]
+    shape: StepShape
+    """Of the step without drafts."""
+    gained_s: Floats
+    """What each request gained so far, in seconds; kept up by whoever books."""
+    rows_s: Floats
+    """Seconds of the step without drafting, with 0, 1, ... more rows, as the model says."""
+    trial: str = ""
+    """The drafter on trial, PLAIN, or nothing."""
+    missing: dict[str, int] = field(default_factory=dict)
+    """Tokens that each drafter reads in its first step."""
+
+
+@final
+class Planner:
+    """Makes plans from what is known now."""
+
+    def __init__(
+        self,
+        caps: RequestBudget,
+        drafters: Seq[DrafterFacts],
+        target: LearnedCost,
+        costs: Mapping[str, DrafterCost],
+        acceptance: LearnedAcceptance,
+    ) -> None:
+        """Nothing is known beside what the models know; see `AdaptiveControl`."""
+        self.target, self.acceptance = target, acceptance
+        self.account, self.ledger, self.lengths = Account(len(drafters)), Ledger(), OutputLengths()
+        self.missed = MissedTime()
+        self.drafters = {d.name: DrafterState(d, costs[d.name]) for d in drafters}
+        self._caps = caps
+        self._requests: dict[str, TrackedRequest] = {}
+
+    def make(self, sequences: list[DecodingSequence], load: StepLoad) -> MadePlan:
+        """The best plan for these sequences, or a trial that is due."""
+        ids = [sequence.request.request_id for sequence in sequences]
+        count, prompt = len(sequences), load.num_prompt_tokens
+        context = sum(sequence.num_tokens for sequence in sequences) / max(count, 1)
+        shape = StepShape(
+            rows=count + prompt,
+            sequences=count + load.num_prefilling,
+            context=context,
+            prompt_rows=prompt,
+        )
+        if not count:
+            plan = DraftPlan(load=load, drafts=(), resting=self._resting(()))
+            return MadePlan(plan, ids, shape, np.zeros(0), np.zeros(0))
+        tracked = [self._track(sequence) for sequence in sequences]
+        views = [view_of(one, tracked, self._caps) for one in self.drafters.values()]
+        passing = [view for view in views if not self.drafters[view.name].facts.looks_up]
+        lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
+        gained_s = self.ledger.of(ids)
+        scene = self._scene(tracked, ids, shape, gained_s, views)
+        options = scene.options(passing)
+        found = scene.best(options)
+        trial = pick_trial(
+            scene, found, options, passing, self.drafters, self.account,
+        )  # fmt: skip
+        if trial is not None:
+            found, options = trial.found, trial.options
+        caught = catch_up(
+            found, options, views, alone=trial is not None or (count == 1 and not prompt)
+        )
+        forecast = StepForecast(
+            seconds=found.seconds,
+            plain_s=scene.plain_s,
+            tokens=found.tokens,
+            row_s=scene.row_s(sum(caught.lengths)),
+            free_rows=0 if trial is not None else scene.free_rows(found),
+        )
+        plan = DraftPlan(
+            load=load,
+            drafts=budgets(sequences, caught.lengths, lookups, self._caps, forecast.free_rows),
+            lengths=tuple(caught.lengths),
+            drafters=tuple(caught.drafters),
+            surplus=surplus(found, options, forecast),
+            feeds=tuple(caught.feeds),
+            resting=self._resting({*caught.drafters, *caught.missing}),
+            forecast=forecast,
+        )
+        return MadePlan(
+            plan, ids, shape, gained_s, scene.model_s,
+            trial="" if trial is None else trial.of, missing=caught.missing,
+        )  # fmt: skip
+
+    def put_away(self, made: MadePlan, steps: int) -> None:
+        """A plan has held for so many steps."""
+        alive = [i for i, request_id in enumerate(made.ids) if request_id in self._requests]
+        self.ledger.keep([made.ids[i] for i in alive], made.gained_s[alive])
+        used = set()
+        for request_id, name in zip(made.ids, made.plan.drafters, strict=False):
+            if name:
+                used.add(name)
+                note_read(self._requests, request_id, name, None)
+        for feed in made.plan.feeds:
+            used.add(feed.drafter)
+            note_read(self._requests, made.ids[feed.place], feed.drafter, feed.rows)
+        for name, drafter in self.drafters.items():
+            drafter.idle = 0 if name in used else drafter.idle + steps
+            drafter.since_trial += steps
+
+    def release(self, request_id: str) -> None:
+        """Forget a request that ended; unknown ones are fine."""
+        tracked = self._requests.pop(request_id, None)
+        if tracked is not None:
+            self.lengths.ended(tracked.class_key, tracked.sequence.num_output)
+        self.acceptance.release(request_id)
+        self.ledger.release(request_id)
+
+    def _track(self, sequence: DecodingSequence) -> TrackedRequest:
+        request_id = sequence.request.request_id
+        one = self._requests.get(request_id)
+        if one is None:
+            one = self._requests[request_id] = TrackedRequest.of(sequence)
+            self.acceptance.begin(request_id, one.class_key)
+        else:
+            one.refresh()
+        return one
+
+    def _scene(
+        self,
+        tracked: list[TrackedRequest],
+        ids: list[str],
+        shape: StepShape,
+        gained_s: Floats,
+        views: list[DrafterView],
+    ) -> Scene:
+        outputs = [one.sequence.num_output for one in tracked]
+        left_N = np.array([
+            self.lengths.remaining(one.class_key, output, one.sequence.request.max_tokens)
+            for one, output in zip(tracked, outputs, strict=True)
+        ])  # fmt: skip
+        most = PREDICTED_DRAFTS * len(ids) + sum(int(view.most_N.sum()) for view in views)
+        off, on = self.missed.of(shape.sequences)
+        model_s = self.target.curve(shape, most)
+        plain_s = float(model_s[0]) * math.exp(off)
+        allowed_s = self.ledger.allowance(gained_s, np.array(outputs) + left_N, plain_s)
+        return Scene(
+            ids=ids,
+            context=shape.context,
+            left_N=left_N,
+            bound_s=plain_s + allowed_s,
+            plain_s=plain_s,
+            model_s=model_s,
+            rows_s=model_s * math.exp(on),
+            acceptance=self.acceptance,
+        )
+
+    def _resting(self, used: Collection[str]) -> frozenset[str]:
+        return frozenset(
+            name for name, one in self.drafters.items() if one.rests and name not in used
+        )

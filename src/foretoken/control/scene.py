@@ -1,0 +1,132 @@
+"""One step as the planner sees it: what each sequence may draft, what that would cost and bring.
+
+Made of the models' answers for the sequences of one step; asked once for the best plan, or for the
+plan of a trial. Knows neither how the models learn nor what comes of the plan.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from foretoken.control.allocation import (
+    Allocation,
+    Counts,
+    DraftOption,
+    StepOptions,
+    allocate,
+)
+from foretoken.control.guard import Floats
+from foretoken.control.learned.acceptance import LearnedAcceptance
+from foretoken.control.learned.cost import DrafterCost
+
+RETURNS = 1.25
+"""Times what catching up takes that it has to bring."""
+_USUAL_TOKENS = 2.0
+"""Tokens of a speculating step, before it is planned."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterView:
+    """One drafter and the sequences of one step. N sequences."""
+
+    name: str
+    most: int
+    cost: DrafterCost
+    most_N: Counts
+    """Most drafts of each sequence."""
+    missing_N: Counts
+    """Tokens of each that the drafter has not read, beyond those of the last step."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """The sequences of one step. N of them."""
+
+    ids: list[str]
+    context: float
+    """Tokens of a sequence, on average."""
+    left_N: Floats
+    """Tokens that each is still expected to write."""
+    bound_s: Floats
+    """Seconds that the step may take if a sequence gets one token, [N]."""
+    plain_s: float
+    model_s: Floats
+    """Seconds of the target's step with 0, 1, ... more rows, by the model of time alone."""
+    rows_s: Floats
+    """The same where sequences draft, with what the model misses at this load."""
+    acceptance: LearnedAcceptance
+
+    def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
+        """What these drafters could do; those that may draft for nobody are left out."""
+        found = []
+        for view in views:
+            if view.most_N.any():
+                found.append(self._option(view))
+        return found
+
+    def step(self) -> StepOptions:
+        """What the step costs and may cost."""
+        token_s = np.full(len(self.ids), self.plain_s)
+        return StepOptions(
+            rows_s=self.rows_s, plain_s=self.plain_s, bound_s=self.bound_s, token_s=token_s
+        )
+
+    def best(self, options: Seq[DraftOption]) -> Allocation:
+        """The plan with most expected tokens per second."""
+        return allocate(self.step(), options)
+
+    def trial(self, option: DraftOption, indices: Counts, most: int) -> Allocation:
+        """These sequences draft up to `most`, whatever is expected of it."""
+        count = len(self.ids)
+        allowed = (option.survival_NK[indices, :most] > 0.0).sum(axis=1)
+        drafts_N, drafter_N = np.zeros(count, np.int64), np.full(count, -1)
+        drafts_N[indices], drafter_N[indices] = allowed, 0
+        rows, depth = int(allowed.sum()), int(allowed.max())
+        seconds = self.rows_s[rows] + option.depth_s[depth] + option.slot_s * rows
+        tokens = count + float(option.survival_NK[indices, :most].sum())
+        return Allocation(
+            drafts_N=drafts_N, drafter_N=drafter_N, seconds=float(seconds),
+            tokens=tokens, unguarded=0.0,
+        )  # fmt: skip
+
+    def row_s(self, rows: int) -> float:
+        """Seconds that one more row adds beside `rows` more than there are sequences."""
+        last = len(self.rows_s) - 1
+        start = min(rows, max(last - 4, 0))
+        end = min(start + 4, last)
+        return float(self.rows_s[end] - self.rows_s[start]) / max(end - start, 1)
+
+    def free_rows(self, found: Allocation) -> int:
+        """Rows beside those of the plan that nobody is made slower by beyond what is allowed."""
+        taken = int(found.drafts_N.sum())
+        slack = float(self.bound_s.min()) - found.seconds
+        spare = self.rows_s[taken:] - self.rows_s[taken]
+        return max(int(np.searchsorted(spare, max(slack, 0.0), side="right")) - 1, 0)
+
+    def _option(self, view: DrafterView) -> DraftOption:
+        most, count = view.most, len(self.ids)
+        chances = self.acceptance.chances(self.ids, view.name, most)
+        survival: Floats = np.cumprod(chances, axis=1, dtype=np.float64)
+        survival[np.arange(most) >= view.most_N[:, None]] = 0.0
+        one = view.cost.drafting(1, most, self.context)
+        two = view.cost.drafting(2, most, self.context)
+        slot_s = max(float(two[most] - one[most]) / most, 0.0)
+        depth_s = one - slot_s * np.arange(most + 1)
+        depth_s[0] = 0.0
+        start_s = np.zeros(count)
+        for index in np.flatnonzero(view.missing_N):
+            # Catching up is paid once and has to come back while the sequence still runs.
+            steps = max(self.left_N[index] / _USUAL_TOKENS, 1.0)
+            feeding = view.cost.feeding(int(view.missing_N[index]), self.context)
+            start_s[index] = RETURNS * feeding / steps
+        return DraftOption(
+            name=view.name,
+            survival_NK=survival,
+            depth_s=np.maximum(depth_s, 0.0),
+            slot_s=slot_s,
+            start_s=start_s,
+        )

@@ -1,0 +1,93 @@
+"""What is kept of a request while it decodes: its class, and how far drafters have read it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self, final
+
+import numpy as np
+
+from foretoken.control.allocation import Counts
+from foretoken.control.budget import RequestBudget
+from foretoken.control.drafter import DrafterState
+from foretoken.control.plan import DecodingSequence
+from foretoken.control.scene import DrafterView
+from foretoken.types import Request
+
+TEMPERATURE_EDGES = (0.0, 0.2, 0.5, 0.7, 1.0)
+"""Upper edges of the temperatures whose acceptance is learnt together."""
+_CATCHING_UP = 32
+"""Missing tokens from which on reading them is work of its own."""
+
+
+@final
+@dataclass(slots=True)
+class TrackedRequest:
+    """One request and its sequence."""
+
+    sequence: DecodingSequence
+    class_key: str
+    num_preemptions: int
+    read: dict[str, int] = field(default_factory=dict)
+    """Tokens that each drafter has read of it."""
+
+    @classmethod
+    def of(cls, sequence: DecodingSequence) -> Self:
+        """A sequence that begins to decode."""
+        return cls(sequence, class_of(sequence.request), sequence.num_preemptions)
+
+    def refresh(self) -> None:
+        """A preempted sequence has new pages: drafters read it again."""
+        if self.num_preemptions != self.sequence.num_preemptions:
+            self.num_preemptions = self.sequence.num_preemptions
+            self.read.clear()
+
+    def missing(self, drafter: DrafterState) -> int:
+        """Tokens that the drafter reads before its first draft, those of a usual step aside."""
+        facts, sequence = drafter.facts, self.sequence
+        if facts.looks_up:
+            return 0
+        read = self.read.get(facts.name)
+        if read is None:
+            read = self.read[facts.name] = sequence.num_tokens - facts.missing(sequence)
+        missed = sequence.num_tokens - read
+        return missed if missed >= _CATCHING_UP else 0
+
+
+def view_of(
+    drafter: DrafterState, tracked: list[TrackedRequest], caps: RequestBudget
+) -> DrafterView:
+    """What the drafter may do for these requests, and what it has not read of them."""
+    facts, most, missing = drafter.facts, [], []
+    for one in tracked:
+        request = one.sequence.request
+        # A step yields one token more than it has drafts.
+        left = request.max_tokens - one.sequence.num_output - 1
+        most.append(max(min(caps.allowed(request, facts.name), left), 0))
+        missing.append(one.missing(drafter))
+    most_N: Counts = np.array(most, dtype=np.int64)
+    missing_N: Counts = np.array(missing, dtype=np.int64)
+    return DrafterView(
+        name=facts.name, most=facts.most, cost=drafter.cost, most_N=most_N, missing_N=missing_N
+    )
+
+
+def note_read(
+    tracked: Mapping[str, TrackedRequest], request_id: str, drafter: str, rows: int | None
+) -> None:
+    """A drafter has read so many more tokens of a request; None: all that there are."""
+    one = tracked.get(request_id)
+    if one is None:
+        return
+    if rows is None:
+        one.read[drafter] = one.sequence.num_tokens
+    else:
+        one.read[drafter] = one.read.get(drafter, 0) + rows
+
+
+def class_of(request: Request) -> str:
+    """Requests of which acceptance and length are learnt together: temperature, tenant, grammar."""
+    params = request.params
+    edge = next((e for e in TEMPERATURE_EDGES if params.temperature <= e), math.inf)
+    grammar = "grammar" if params.structured is not None else "text"
+    return f"{edge:g}/{request.cache_salt or ''}/{grammar}"

@@ -1,0 +1,139 @@
+"""Adaptive control on a virtual clock: what it promises, where costs and acceptance are known."""
+
+import pytest
+
+from foretoken.control.budget import LivePolicy
+from foretoken.types import Speculation
+from tests.unit.control_fakes import Batch, Running, World, running
+
+
+def batch_of(count: int, chance: float, world: World | None = None) -> tuple[Batch, list[Running]]:
+    """Sequences that all accept alike."""
+    batch = Batch(world or World(), lambda sequence, step: chance)
+    return batch, [running(f"r{i}") for i in range(count)]
+
+
+def best_speed(world: World, count: int, chance: float, most: int = 5) -> float:
+    """The best of all fixed lengths, 0 among them."""
+    speeds = [1.0]
+    for k in range(1, most + 1):
+        tokens = sum(chance**j for j in range(k + 1))
+        seconds = world.target_s(count * (k + 1)) + world.draft_s(k, count * k, 0)
+        speeds.append(tokens * world.target_s(count) / seconds)
+    return max(speeds)
+
+
+@pytest.mark.parametrize("count", [1, 4, 8, 32])
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.8, 0.95])
+def test_steady_traffic_is_nearly_as_fast_as_the_best_fixed_length(
+    count: int, chance: float
+) -> None:
+    batch, sequences = batch_of(count, chance)
+    batch.run(sequences, 600)
+    best = best_speed(batch.world, count, chance)
+    assert batch.run(sequences, 3000 // count) >= 0.97 * best
+
+
+def test_noise_changes_little() -> None:
+    world = World(noise=0.2)
+    batch, sequences = batch_of(4, 0.8, world)
+    batch.run(sequences, 200)
+    quiet = best_speed(World(), 4, 0.8)
+    assert batch.run(sequences, 600) >= 0.9 * quiet
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_useless_drafter_rests(count: int) -> None:
+    batch, sequences = batch_of(count, 0.0)
+    batch.run(sequences, 50)
+    assert batch.run(sequences, 1000) >= 0.98
+    assert sum(map(sum, batch.lengths[-500:])) <= 0.1 * 500 * count
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_acceptance_that_collapses_and_recovers_is_followed(count: int) -> None:
+    phases = {0: 0.9, 1: 0.0, 2: 0.9}
+    batch = Batch(World(), lambda sequence, step: phases[min(step // 400, 2)])
+    sequences = [running(f"r{i}") for i in range(count)]
+    steady = batch.run(sequences, 400)
+    assert steady > 1.5
+    batch.run(sequences, 32)
+    assert batch.run(sequences, 368) >= 0.98
+    batch.run(sequences, 64)
+    assert batch.run(sequences, 336) >= 0.9 * steady
+
+
+def test_nobody_is_made_slower_for_the_drafts_of_others() -> None:
+    """Two classes in one batch; whoever accepts little keeps his speed."""
+    world = World(row_s=0.027, pass_s=0.05)
+    chances = {"code": 0.95, "prose": 0.2}
+    batch = Batch(world, lambda sequence, step: chances[sequence.request.cache_salt or ""])
+    sequences = [running(f"r{i}", salt=("code", "prose")[i % 2]) for i in range(8)]
+    batch.run(sequences, 400)
+    clock, before = batch.clock, [sequence.num_output for sequence in sequences]
+    batch.run(sequences, 600)
+    for sequence, count in zip(sequences, before, strict=True):
+        speed = (sequence.num_output - count) * world.target_s(8) / (batch.clock - clock)
+        assert speed >= 0.96, (sequence.request.cache_salt, speed)
+
+
+def test_short_answers_after_long_prompts_do_not_read_them_for_a_draft() -> None:
+    """Retrieval: reading 2,000 tokens for the draft of 32 would never come back."""
+    world = World(feed_row_s=0.005)
+    batch = Batch(world, lambda sequence, step: 0.8)
+    for round in range(60):
+        sequences = [running(f"{round}-{i}", prompt=2000, most=32) for i in range(4)]
+        while sequences:
+            batch.step(sequences)
+            for sequence in [s for s in sequences if s.num_output >= 32]:
+                batch.control.release(sequence.request.request_id)
+                sequences.remove(sequence)
+        if round == 9:
+            clock, plain = batch.clock, batch.plain
+    assert (batch.plain - plain) / (batch.clock - clock) >= 0.98
+
+
+def test_long_answers_are_worth_reading_the_prompt() -> None:
+    world = World(feed_row_s=0.002)
+    batch = Batch(world, lambda sequence, step: 0.9)
+    sequences = [running(f"r{i}", prompt=1000, most=3000) for i in range(2)]
+    assert batch.run(sequences, 800) >= 1.5
+    chunks = [sum(lengths) for lengths in batch.lengths[:20]]
+    assert chunks[0] == 0, "reading comes in chunks where others wait"
+
+
+def test_a_slow_machine_changes_no_decision() -> None:
+    batch, sequences = batch_of(4, 0.8)
+    batch.run(sequences, 300)
+    before = batch.lengths[-1]
+    batch.world.scale = 10.0
+    batch.run(sequences, 200)
+    drafted = [sum(lengths) for lengths in batch.lengths[-50:]]
+    assert abs(sum(drafted) / 50 - sum(before)) <= 4
+
+
+def test_the_operator_is_obeyed_at_once() -> None:
+    batch, sequences = batch_of(2, 0.9)
+    batch.run(sequences, 50)
+    assert sum(batch.lengths[-1])
+    batch.live.speculation = Speculation(enabled=False)
+    batch.run(sequences, 5)
+    assert not any(map(sum, batch.lengths[-5:]))
+    batch.live.speculation = LivePolicy().speculation
+    batch.run(sequences, 5)
+    assert sum(batch.lengths[-1])
+
+
+def test_trials_cost_their_share() -> None:
+    batch, sequences = batch_of(8, 0.0)
+    batch.run(sequences, 3000)
+    assert batch.control.describe()["trials_s"] <= 0.012 * batch.clock
+
+
+def test_an_ended_request_is_forgotten() -> None:
+    batch, sequences = batch_of(3, 0.8)
+    batch.run(sequences, 20)
+    for sequence in sequences:
+        batch.control.release(sequence.request.request_id)
+    batch.run([running("other")], 3)
+    assert len(batch.control._planner._requests) == 1
