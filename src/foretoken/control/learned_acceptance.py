@@ -1,0 +1,378 @@
+"""The acceptance of drafts as it is learnt from what requests show, by depth.
+
+Owns the chances that each drafter's drafts have for each running request. A request is judged by
+its own trials and, while those are few, by its class: requests that share a drafter, a range of
+temperatures, a cache salt and a grammar. Knows neither tokens nor seconds. Invariants: a draft that
+was not reached is no trial, and everything depends on past steps alone.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import inf, log
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.control.acceptance import AcceptanceModel, PromisedAcceptance
+from foretoken.control.trials import (
+    BUCKET_OF_DEPTH,
+    BUCKETS,
+    BucketTrials,
+    NumberRows,
+    chances_by_bucket,
+    chances_of_rows,
+    trials_of_draft,
+)
+
+_WEIGHT, _CHANGED_WEIGHT = 6.0, 2.0
+"""Trials that the class counts for beside a request's own; once a request has changed."""
+_CLASS_WEIGHT = 10.0
+"""Trials that the usual chance of a drafter counts for beside those of a class."""
+_POOLED_WEIGHT = 30.0
+"""Trials that all other classes count for when a class is new."""
+_UNKNOWN = 0.5
+"""The usual chance of a drafter that nobody gave one."""
+_LEAST, _MOST = 0.002, 0.998
+"""Range of a class's chances, so that their odds are finite."""
+_LIMIT = 6.0
+"""A change is noticed when it explains the trials so much better than none, in nats."""
+_WARM = 12.0
+"""Trials of a bucket before one can tell that it changed."""
+_SURPRISE = 0.06
+"""What is likelier or less likely than this counts as if it were not: two surprises alone prove
+nothing."""
+_HISTORY = 32
+"""Drafts that are remembered one by one, to count again from where a change began."""
+_ALARMED_REQUESTS, _ALARM_STEPS = 3, 32
+"""A class changed when so many of its requests did within so many steps."""
+_CLASS_KEEPS, _CLASS_KEEPS_MOST = 0.25, 12.0
+"""What remains of a class's trials then: a share, and at most so many of a bucket."""
+_STALE = 32.0
+"""A class's chances are worked out again after one new trial to so many old ones."""
+_MOST_CLASSES = 256
+"""Classes of a drafter that are remembered, the ones used last."""
+_FEW = 8
+"""Up to so many requests, plain arithmetic is faster than arrays."""
+_LOG_2 = log(2.0)
+
+
+@final
+class _Class:
+    """What the requests of a class showed together."""
+
+    __slots__ = ("accepted", "alarms", "members", "new", "prior", "row", "trials")
+
+    def __init__(self, row: int, prior: list[float]) -> None:
+        self.row = row
+        self.prior = prior
+        self.accepted = [0.0] * BUCKETS
+        self.trials = [0.0] * BUCKETS
+        self.new = inf
+        """Trials since the chances in its row were worked out."""
+        self.members = 0
+        """Running requests."""
+        self.alarms: dict[str, int] = {}
+        """Requests that changed, with the step."""
+
+
+@final
+class _Track:
+    """What one request showed of one drafter, beside its row of numbers."""
+
+    __slots__ = ("down", "downs", "history", "own_class", "row", "step", "up", "ups")
+
+    def __init__(self, row: int, own_class: _Class) -> None:
+        self.row = row
+        self.own_class = own_class
+        self.history: deque[tuple[BucketTrials, ...]] = deque(maxlen=_HISTORY)
+        self.up = self.down = 0.0
+        """How much better the trials are explained by a chance that rose or fell."""
+        self.ups = self.downs = 0
+        """Drafts since either was 0: where that change began."""
+        self.step = 0
+
+
+@final
+class _Drafter:
+    """One drafter's classes and requests."""
+
+    __slots__ = ("classes", "tracks", "usual")
+
+    def __init__(self, usual: float) -> None:
+        self.usual = usual
+        self.classes: dict[str, _Class] = {}
+        self.tracks: dict[str, _Track] = {}
+
+    def prior(self) -> list[float]:
+        """What a new class is taken for: the usual chance, and what other classes showed."""
+        prior = [self.usual] * BUCKETS
+        known = list(self.classes.values())
+        accepted = [sum(one.accepted[b] for one in known) for b in range(BUCKETS)]
+        trials = [sum(one.trials[b] for one in known) for b in range(BUCKETS)]
+        share = _POOLED_WEIGHT / max(_POOLED_WEIGHT, *trials)
+        chances = chances_by_bucket(
+            [share * one for one in accepted], [share * one for one in trials], prior, _CLASS_WEIGHT
+        )
+        return [min(max(chance, _LEAST), _MOST) for chance in chances]
+
+
+@final
+class LearnedAcceptance(AcceptanceModel):
+    """Hazards by depth for each request and drafter, censored where a draft ended.
+
+    A draft of d tokens of which a are accepted is a success at depths 1 to a, a failure at a + 1 if
+    a < d, and says nothing beyond. Trials fade. A change is noticed by a two-sided cumulative sum
+    (Page 1954) of log-likelihood ratios against half the chance of failure and half of success.
+    """
+
+    def __init__(self, priors: Mapping[str, float]) -> None:
+        """For each drafter by name the usual chance that its first draft is accepted."""
+        self._priors = dict(priors)
+        self._rows = NumberRows()
+        self._nothing = self._rows.take()
+        self._rows.cells[self._nothing + 2 * BUCKETS] = _WEIGHT
+        self._class_keys: dict[str, str] = {}
+        self._drafters: dict[str, _Drafter] = {}
+        self._promised = PromisedAcceptance()
+        self._step = 0
+        self.num_changes = 0
+        """Changes that were noticed so far, of requests and of classes. While it stays, chances
+        move slowly, and a plan made of them stays good."""
+
+    def begin(self, request_id: str, class_key: str) -> None:
+        """Learn of this request from now on, until it is released. The key names what requests have
+        in common that accept alike: range of temperatures, cache salt, grammar."""
+        self._class_keys.setdefault(request_id, class_key)
+        self._promised.begin(request_id)
+
+    def release(self, request_id: str) -> None:
+        """Forget a request that ended; unknown ids are fine. What it taught its class stays."""
+        self._class_keys.pop(request_id, None)
+        self._promised.release(request_id)
+        for drafter in self._drafters.values():
+            track = drafter.tracks.pop(request_id, None)
+            if track is not None:
+                track.own_class.members -= 1
+                self._rows.give_back(track.row)
+
+    def chances(self, request_ids: Sequence[str], drafter: str, most: int) -> NDArray[np.float64]:
+        """[N, most]: the chance of draft j of request i, given that all before it are accepted."""
+        assert most <= len(BUCKET_OF_DEPTH), (most, len(BUCKET_OF_DEPTH))
+        owner = self._owner(drafter)
+        buckets = BUCKET_OF_DEPTH[:most]
+        if len(request_ids) <= _FEW:
+            few = [self._few(owner, request_id) for request_id in request_ids]
+            return np.array(few, np.float64).reshape(-1, BUCKETS)[:, buckets]
+        tracks = owner.tracks
+        rows, parents = [], []
+        for request_id in request_ids:
+            track = tracks.get(request_id)
+            if track is None:
+                rows.append(self._nothing)
+                parents.append(self._refreshed(self._class(owner, request_id)))
+            else:
+                rows.append(track.row)
+                own = track.own_class
+                parents.append(own.row if own.new == 0.0 else self._refreshed(own))
+        own_rows = self._rows.read(rows)
+        prior = self._rows.read(parents)[:, :BUCKETS]
+        found = chances_of_rows(
+            own_rows[:, :BUCKETS],
+            own_rows[:, BUCKETS : 2 * BUCKETS],
+            prior,
+            own_rows[:, 2 * BUCKETS : 2 * BUCKETS + 1],
+        )
+        return found[:, buckets]
+
+    def survival(self, request_id: str, drafter: str, num_drafts: int) -> tuple[float, ...]:
+        """Products of the chances."""
+        chances = self.chances([request_id], drafter, num_drafts)[0]
+        return tuple(np.cumprod(chances).tolist())
+
+    def observe(
+        self,
+        request_id: str,
+        drafter: str,
+        num_drafted: int,
+        num_accepted: int,
+        promise: float | None = None,
+    ) -> None:
+        """What became of a draft; nothing is learnt of requests that were not begun.
+
+        Of a tree, `num_drafted` is its depth and `num_accepted` that of the branch that was kept.
+        `promise` is what a look-up expected to be accepted, if it said so.
+        """
+        owner = self._drafters.get(drafter)
+        track = owner.tracks.get(request_id) if owner is not None else None
+        if track is None:
+            track = self._begun(drafter, request_id)
+            if track is None:
+                return
+        # A request is in a step once, so that its second outcome begins another step.
+        if track.step == self._step:
+            self._step += 1
+        track.step = self._step
+        self._add(track, trials_of_draft(num_drafted, num_accepted), request_id)
+        if promise is not None:
+            self._promised.observe(request_id, drafter, promise, num_accepted)
+
+    def observe_labels(self, request_id: str, drafter: str, hits: Sequence[bool]) -> None:
+        """Whether the drafter would have guessed each of some committed tokens: trials of depth 1
+        that cost no verification."""
+        track = self._begun(drafter, request_id)
+        if track is not None:
+            for hit in hits:
+                self._add(track, trials_of_draft(1, int(hit)), request_id)
+
+    def expected(self, request_id: str, drafter: str, promise: float, num_drafts: int) -> float:
+        """How many of `num_drafts` drafts of a look-up will be accepted that promises so many."""
+        return self._promised.expected(request_id, drafter, promise, num_drafts)
+
+    def num_trials(self, request_id: str, drafter: str) -> float:
+        """Faded trials that the request showed of the drafter at depth 1."""
+        owner = self._drafters.get(drafter)
+        track = owner.tracks.get(request_id) if owner is not None else None
+        return 0.0 if track is None else self._rows.cells[track.row + BUCKETS]
+
+    def describe(self) -> dict[str, object]:
+        """For each drafter and class: chances at depths 1, 2, 3-4, 5-8 and beyond, trials, running
+        requests."""
+        return {
+            name: {
+                key: {
+                    "chances": [round(chance, 3) for chance in self._class_chances(one)],
+                    "trials": [round(count, 1) for count in one.trials],
+                    "requests": one.members,
+                }
+                for key, one in list(owner.classes.items())
+            }
+            for name, owner in list(self._drafters.items())
+        }
+
+    def _owner(self, drafter: str) -> _Drafter:
+        owner = self._drafters.get(drafter)
+        if owner is None:
+            usual = min(max(self._priors.get(drafter, _UNKNOWN), _LEAST), _MOST)
+            owner = self._drafters[drafter] = _Drafter(usual)
+        return owner
+
+    def _begun(self, drafter: str, request_id: str) -> _Track | None:
+        """The request's track, made when it is needed first."""
+        owner = self._owner(drafter)
+        track = owner.tracks.get(request_id)
+        if track is None and request_id in self._class_keys:
+            own_class = self._class(owner, request_id)
+            track = owner.tracks[request_id] = _Track(self._rows.take(), own_class)
+            self._rows.cells[track.row + 2 * BUCKETS] = _WEIGHT
+            own_class.members += 1
+        return track
+
+    def _class(self, owner: _Drafter, request_id: str) -> _Class:
+        key = self._class_keys.get(request_id, "")
+        found = owner.classes.pop(key, None)
+        if found is None:
+            if len(owner.classes) >= _MOST_CLASSES:
+                self._forget_class(owner)
+            found = _Class(self._rows.take(), owner.prior())
+        owner.classes[key] = found  # the classes used last stand last
+        return found
+
+    def _forget_class(self, owner: _Drafter) -> None:
+        for key, one in owner.classes.items():
+            if not one.members:
+                self._rows.give_back(owner.classes.pop(key).row)
+                return
+
+    def _few(self, owner: _Drafter, request_id: str) -> list[float]:
+        track = owner.tracks.get(request_id)
+        one = self._class(owner, request_id) if track is None else track.own_class
+        parent, cells = self._refreshed(one), self._rows.cells
+        prior = cells[parent : parent + BUCKETS]
+        if track is None:
+            return prior.tolist()
+        row = track.row
+        accepted = cells[row : row + BUCKETS]
+        trials = cells[row + BUCKETS : row + 2 * BUCKETS]
+        return chances_by_bucket(accepted, trials, prior, cells[row + 2 * BUCKETS])
+
+    def _refreshed(self, one: _Class) -> int:
+        """The class's row, its chances up to date."""
+        if one.new * _STALE >= sum(one.trials):
+            chances = array("d", self._class_chances(one))
+            self._rows.cells[one.row : one.row + BUCKETS] = chances
+            one.new = 0.0
+        return one.row
+
+    def _class_chances(self, one: _Class) -> list[float]:
+        chances = chances_by_bucket(one.accepted, one.trials, one.prior, _CLASS_WEIGHT)
+        return [min(max(chance, _LEAST), _MOST) for chance in chances]
+
+    def _add(self, track: _Track, pieces: tuple[BucketTrials, ...], request_id: str) -> None:
+        """One draft's trials, for the request and its class."""
+        cells, row, own = self._rows.cells, track.row, track.own_class
+        up, down = track.up, track.down
+        class_accepted, class_trials = own.accepted, own.trials
+        for bucket, accepted, refused, fade, new_accepted, new_trials, class_fade in pieces:
+            at = row + bucket
+            kept, trials = cells[at], cells[at + BUCKETS]
+            if trials >= _WARM:
+                usual = kept / trials
+                # An accepted draft is twice as likely as under half the chance, and a refused one
+                # as under half the chance of being refused.
+                if accepted:
+                    rare = usual if usual > _SURPRISE else _SURPRISE
+                    up += accepted * log((1.0 + rare) / (2.0 * rare))
+                    down -= accepted * _LOG_2
+                    if down < 0.0:
+                        down = 0.0
+                if refused:
+                    rare = 1.0 - usual if 1.0 - usual > _SURPRISE else _SURPRISE
+                    down += log((1.0 + rare) / (2.0 * rare))
+                    up -= _LOG_2
+                    if up < 0.0:
+                        up = 0.0
+            cells[at] = fade * kept + new_accepted
+            cells[at + BUCKETS] = fade * trials + new_trials
+            class_accepted[bucket] = class_fade * class_accepted[bucket] + accepted
+            class_trials[bucket] = class_fade * class_trials[bucket] + accepted + refused
+            own.new += accepted + refused
+        track.up, track.down = up, down
+        track.ups = track.ups + 1 if up else 0
+        track.downs = track.downs + 1 if down else 0
+        track.history.append(pieces)
+        if up > _LIMIT or down > _LIMIT:
+            self._change(track, request_id)
+
+    def _change(self, track: _Track, request_id: str) -> None:
+        """The request is not what it was: count again from where that began."""
+        cells, row = self._rows.cells, track.row
+        since = track.ups if track.up > _LIMIT else track.downs
+        cells[row : row + 2 * BUCKETS] = array("d", [0.0] * (2 * BUCKETS))
+        # The class shows what requests usually are, which this one was and is no more.
+        cells[row + 2 * BUCKETS] = _CHANGED_WEIGHT
+        for pieces in list(track.history)[-since:]:
+            for bucket, _, _, fade, new_accepted, new_trials, _ in pieces:
+                at = row + bucket
+                cells[at] = fade * cells[at] + new_accepted
+                cells[at + BUCKETS] = fade * cells[at + BUCKETS] + new_trials
+        track.up = track.down = 0.0
+        track.ups = track.downs = 0
+        self.num_changes += 1
+        self._alarm(track.own_class, request_id)
+
+    def _alarm(self, own: _Class, request_id: str) -> None:
+        """A request of the class changed; where several do at once, the class did."""
+        own.alarms[request_id] = self._step
+        recent = {one: at for one, at in own.alarms.items() if self._step - at < _ALARM_STEPS}
+        own.alarms = recent
+        if len(recent) < _ALARMED_REQUESTS:
+            return
+        own.alarms = {}
+        most = max(own.trials)
+        share = min(_CLASS_KEEPS, _CLASS_KEEPS_MOST / most) if most else _CLASS_KEEPS
+        own.accepted = [share * one for one in own.accepted]
+        own.trials = [share * one for one in own.trials]
+        own.new = inf
+        self.num_changes += 1

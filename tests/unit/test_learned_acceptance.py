@@ -1,0 +1,212 @@
+"""The learnt model of acceptance: planted chances, few trials, changes, classes, memory."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from foretoken.control import learned_acceptance
+from foretoken.control.learned_acceptance import LearnedAcceptance
+
+DRAFTER = "head"
+
+
+def model(prior: float = 0.6) -> LearnedAcceptance:
+    found = LearnedAcceptance({DRAFTER: prior})
+    found.begin("r", "c")
+    return found
+
+
+def accepted(rng: np.random.Generator, chances: list[float]) -> int:
+    """Drafts kept of as many as there are chances."""
+    refused = np.flatnonzero(rng.random(len(chances)) >= chances)
+    return int(refused[0]) if len(refused) else len(chances)
+
+
+def first(found: LearnedAcceptance, request_id: str = "r") -> float:
+    """Chance of the request's first draft."""
+    return float(found.chances([request_id], DRAFTER, 1)[0, 0])
+
+
+def test_planted_chances_are_recovered() -> None:
+    """Deep drafts are reached rarely: accepted over drafted would say 0.36, 0.23, ..."""
+    planted = [0.9, 0.7, 0.5, 0.5, 0.3, 0.3, 0.3, 0.3]
+    found, rng = model(), np.random.default_rng(0)
+    for i in range(20):
+        found.begin(f"r{i}", "c")
+    sums = np.zeros(8)
+    for step in range(3000):
+        found.observe(f"r{step % 20}", DRAFTER, 8, accepted(rng, planted))
+        sums += found.chances([f"r{step % 20}"], DRAFTER, 8)[0] / 3000
+    found.begin("new", "c")
+    learnt = found.chances(["new"], DRAFTER, 8)[0]
+    assert learnt[:4] == pytest.approx(planted[:4], abs=0.06)
+    assert learnt[4:] == pytest.approx(planted[4:], abs=0.1)
+    assert sums[:2] == pytest.approx(planted[:2], abs=0.06)
+
+
+def test_what_was_not_reached_is_no_trial() -> None:
+    """A draft that fails at once says nothing of deeper ones, and one kept whole has no failure."""
+    found, other = model(), model()
+    for _ in range(30):
+        found.observe("r", DRAFTER, 4, 4)
+        other.observe("r", DRAFTER, 2, 2)
+        other.observe("r", DRAFTER, 2, 1)
+    assert found.chances(["r"], DRAFTER, 4)[0].min() > 0.9
+    # Depth 1 always stays and depth 2 does half of the time; pooled, both would be at 0.75.
+    assert other.chances(["r"], DRAFTER, 2)[0] == pytest.approx([1.0, 0.5], abs=0.1)
+    survival = other.survival("r", DRAFTER, 8)
+    assert len(survival) == 8
+    assert all(a >= b for a, b in pairwise(survival))
+
+
+def test_few_trials_are_drawn_to_the_class_and_the_class_to_the_usual() -> None:
+    found = model(0.7)
+    assert found.chances(["r"], DRAFTER, 8) == pytest.approx(np.full((1, 8), 0.7))
+    assert found.chances(["r"], "unknown", 2) == pytest.approx(np.full((1, 2), 0.5))
+    found.observe("r", DRAFTER, 1, 0)
+    assert 0.5 < first(found) < 0.65
+    for _ in range(300):
+        found.observe("r", DRAFTER, 1, 0)
+    found.begin("next", "c")
+    found.begin("stranger", "d")
+    assert first(found) < 0.01
+    assert first(found, "next") < 0.05
+    # A class of which nothing is known is taken for the others, as far as they were tried.
+    assert first(found, "next") < first(found, "stranger") < 0.3
+
+
+def test_a_request_that_is_better_early_is_taken_to_be_so_deeper() -> None:
+    found, rng = model(), np.random.default_rng(0)
+    for _ in range(500):
+        found.observe("r", DRAFTER, 4, accepted(rng, [0.3] * 4))
+    found.begin("good", "c")
+    before = found.chances(["good"], DRAFTER, 4)[0]
+    for _ in range(20):
+        found.observe("good", DRAFTER, 1, 1)
+    after = found.chances(["good"], DRAFTER, 4)[0]
+    assert before.max() < 0.45
+    assert after[0] > 0.8
+    assert after[3] > 0.6
+
+
+def trials_to_notice(old: float, new: float, seed: int) -> int:
+    """Trials from the change of a request's chance until it is noticed."""
+    found, rng = model(), np.random.default_rng(seed)
+    for _ in range(60):
+        found.observe("r", DRAFTER, 1, accepted(rng, [old]))
+    before = found.num_changes
+    for trials in range(1, 200):
+        found.observe("r", DRAFTER, 1, accepted(rng, [new]))
+        if found.num_changes > before:
+            return trials
+    return 200
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "most"), [(0.9, 0.0, 6), (0.9, 0.3, 10), (0.2, 0.9, 10), (0.0, 0.9, 4)]
+)
+def test_a_change_is_noticed(old: float, new: float, most: int) -> None:
+    assert np.median([trials_to_notice(old, new, seed) for seed in range(60)]) <= most
+
+
+def test_after_a_change_what_was_before_it_counts_no_more() -> None:
+    found = model()
+    for _ in range(200):
+        found.observe("r", DRAFTER, 5, 5)
+    for _ in range(8):
+        found.observe("r", DRAFTER, 5, 0)
+    assert first(found) < 0.25
+    found.observe_labels("r", DRAFTER, [False] * 16)
+    assert first(found) < 0.1
+    found.observe_labels("r", DRAFTER, [True] * 16)
+    assert found.chances(["r"], DRAFTER, 4)[0].min() > 0.8
+
+
+@pytest.mark.parametrize("chance", [0.05, 0.5, 0.8, 0.9, 0.98])
+def test_nothing_is_noticed_where_nothing_changes(chance: float) -> None:
+    found, rng = model(), np.random.default_rng(3)
+    trials = 0
+    while trials < 20_000:
+        kept = accepted(rng, [chance] * 4)
+        found.observe("r", DRAFTER, 4, kept)
+        trials += kept + (kept < 4)
+    assert found.num_changes <= 6e-4 * trials
+
+
+def test_a_class_that_collapses_is_noticed() -> None:
+    """Requests that begin afterwards are not taken for what the class was."""
+    names = [f"r{i}" for i in range(4)]
+
+    def after(num_collapsed: int) -> float:
+        found = model()
+        for name in names:
+            found.begin(name, "c")
+        for step in range(320):
+            for i, name in enumerate(names):
+                collapsed = step >= 300 and i < num_collapsed
+                found.observe(name, DRAFTER, 2, 0 if collapsed else 2)
+        found.begin("next", "c")
+        return first(found, "next")
+
+    assert after(4) < 0.3
+    assert after(1) > 0.8
+
+
+def test_a_tree_counts_by_the_depth_of_its_branch() -> None:
+    """Seven nodes on three levels: the depth is what is drafted, not the nodes."""
+    found = model()
+    for _ in range(60):
+        found.observe("r", DRAFTER, 3, 3)
+    assert found.chances(["r"], DRAFTER, 3)[0].min() > 0.9
+
+
+def test_many_requests_have_the_chances_that_each_has_alone() -> None:
+    found, rng = LearnedAcceptance({DRAFTER: 0.6}), np.random.default_rng(0)
+    names = [f"r{i}" for i in range(40)]
+    for i, name in enumerate(names[:30]):
+        found.begin(name, f"c{i % 3}")
+        for _ in range(i):
+            found.observe(name, DRAFTER, 6, accepted(rng, [0.02 * i + 0.3] * 6))
+    together = found.chances(names, DRAFTER, 12)
+    alone = np.concatenate([found.chances([name], DRAFTER, 12) for name in names])
+    assert together.shape == (40, 12)
+    assert together == pytest.approx(alone)
+    assert ((together > 0) & (together < 1)).all()
+    assert found.chances([], DRAFTER, 3).shape == (0, 3)
+
+
+def test_released_requests_leave_no_memory() -> None:
+    found = model()
+    found.observe("r", DRAFTER, 2, 1)
+    rows = found._rows.in_use
+    for i in range(1000):
+        found.begin(f"x{i}", "c")
+        found.observe(f"x{i}", DRAFTER, 2, 1)
+        found.release(f"x{i}")
+        found.observe(f"x{i}", DRAFTER, 2, 1)  # its last step, told after its end
+    assert found._rows.in_use == rows
+    assert len(found._class_keys) == 1
+    assert found.describe()[DRAFTER]["c"]["requests"] == 1  # type: ignore[index]
+
+
+def test_classes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learned_acceptance, "_MOST_CLASSES", 8)
+    found = model()
+    found.observe("r", DRAFTER, 2, 1)
+    for i in range(50):
+        found.begin("x", f"tenant {i}")
+        found.observe("x", DRAFTER, 2, 1)
+        found.release("x")
+    classes = found.describe()[DRAFTER]
+    assert isinstance(classes, dict)
+    assert len(classes) == 8
+    assert {"c", "tenant 49"} <= classes.keys()  # those with requests stay
+
+
+def test_look_ups_are_believed_by_what_came_of_their_promises() -> None:
+    found = model()
+    for _ in range(100):
+        found.observe("r", "ngram", 4, 0, promise=4.0)
+    assert found.expected("r", "ngram", 4.0, 4) < 0.4
+    assert found.expected("new", "suffix", 4.0, 4) == pytest.approx(0.7 * 4)

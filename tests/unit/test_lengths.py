@@ -1,0 +1,59 @@
+"""How long an output will still be: running ones count as longer than they are."""
+
+import numpy as np
+import pytest
+
+from foretoken.control.lengths import OutputLengths
+
+
+def test_of_an_unknown_class_one_knows_how_long_it_lasted() -> None:
+    lengths = OutputLengths()
+    assert lengths.remaining("c", 0, 1000) == 32
+    assert lengths.remaining("c", 200, 1000) == 200
+    assert lengths.remaining("c", 200, 50) == 50
+
+
+def test_ended_outputs_tell_how_long_the_next_will_be() -> None:
+    lengths = OutputLengths()
+    for _ in range(200):
+        lengths.ended("short", 20)
+        lengths.ended("long", 400)
+    assert lengths.remaining("short", 5, 1000) == pytest.approx(15, rel=0.1)
+    assert lengths.remaining("long", 100, 1000) == pytest.approx(300, rel=0.02)
+    # Longer than all before it: nothing is known but that it lasts.
+    assert lengths.remaining("short", 60, 1000) == 60
+
+
+@pytest.mark.parametrize("num_output", [0, 50, 150])
+def test_residual_life_is_that_of_the_law(num_output: int) -> None:
+    """Geometric outputs have the same mean left whatever they wrote."""
+    rng = np.random.default_rng(0)
+    lengths = OutputLengths()
+    for length in rng.geometric(0.01, 256):
+        lengths.ended("c", int(length))
+    assert lengths.remaining("c", num_output, 10_000) == pytest.approx(100, rel=0.25)
+
+
+def test_running_and_cut_outputs_count_as_longer() -> None:
+    """Of 64 that began together the short ones end first; their mean would say 20."""
+    rng = np.random.default_rng(1)
+    pooled, honest, cut = OutputLengths(), OutputLengths(), OutputLengths()
+    drawn = [int(length) for length in rng.geometric(0.01, 256)]
+    for length in drawn:
+        for each in (pooled, honest, cut):
+            if length <= 40:
+                each.ended("c", length)
+        if length > 40:
+            cut.ended("c", 40, cut=True)
+    honest.running("c", [40] * sum(length > 40 for length in drawn))
+    truth = 100.0
+    assert pooled.remaining("c", 0, 10_000) < 0.3 * truth
+    assert honest.remaining("c", 0, 10_000) > 0.5 * truth
+    assert cut.remaining("c", 0, 10_000) == honest.remaining("c", 0, 10_000)
+
+
+def test_classes_do_not_pile_up() -> None:
+    lengths = OutputLengths()
+    for i in range(2000):
+        lengths.ended(f"tenant {i}", 5)
+    assert len(lengths._classes) == 256
