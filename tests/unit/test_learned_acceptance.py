@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foretoken.control import learned_acceptance
-from foretoken.control.learned_acceptance import LearnedAcceptance
+from foretoken.control.learned.acceptance import LearnedAcceptance
 
 DRAFTER = "head"
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretoken.control.lengths import OutputLengths
+from foretoken.control.learned.lengths import OutputLengths
 
 
 def test_of_an_unknown_class_one_knows_how_long_it_lasted() -> None:
