@@ -6,13 +6,17 @@ The only place that knows all the constructors.
 import logging
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from foretoken.backend import backend_for
 from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
+from foretoken.config.auto import AUTO
 from foretoken.config.memory import Drafting
+from foretoken.config.methods import find_method
+from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
 from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
 from foretoken.control.controller import AdaptiveControl
 from foretoken.control.cost import StepShape
@@ -51,7 +55,7 @@ from foretoken.types import StepStats
 logger = logging.getLogger("foretoken")
 
 _DEFAULT_DRAFTS = 5
-_USUAL_CHANCE = 0.7
+_USUAL_CHANCE = 0.6
 _NO_LIMIT = 1 << 30
 
 
@@ -68,6 +72,31 @@ def build_engine(config: EngineConfig, proposer: Proposer | None = None) -> Engi
         ModelError: a model is missing, not supported, or broken on disk.
     """
     return _Assembly(config).engine(proposer)
+
+
+def default_speculation(config: EngineConfig) -> dict[str, Any] | None:
+    """The speculative_config where the user gives none: `auto` where it never changes a token.
+
+    Elsewhere None, and a warning says why and what to type. For the command line: `LLM` without a
+    speculative_config decodes plainly.
+
+    Raises:
+        ConfigError: a CUDA device is wanted, and there is none.
+        ModelError: the model is missing or not supported.
+    """
+    shape = ModelShape.from_config(find_model(config.model, revision=config.revision))
+    device = resolve_device(config.device, _gpu_free_memory())
+    dtype = resolve_dtype(config.dtype, device, Hardware.detect(), shape)
+    if resolve_invariance(config.batch_invariant, device, dtype):
+        return {"method": AUTO}
+    logger.warning(
+        "no speculation: with %s on %s and batch_invariant off, a draft may decide between two "
+        "tokens that are equally likely up to rounding. --speculative-config auto speculates "
+        "all the same, --batch-invariant on keeps every token",
+        dtype,
+        device,
+    )
+    return None
 
 
 class _Assembly:
@@ -200,8 +229,14 @@ class _Assembly:
             facts,
             target,
             costs,
-            LearnedAcceptance({one.name: _USUAL_CHANCE for one in facts}),
+            LearnedAcceptance({one.name: self._usual_acceptance(one.name) for one in facts}),
         )
+
+    def _usual_acceptance(self, name: str) -> float:
+        """The chance of a first draft of this drafter, before any was seen."""
+        given = () if self.speculative is None else self.speculative.drafters
+        methods = {one.label: one.method for one in given}
+        return find_method(methods[name]).usual_acceptance if name in methods else _USUAL_CHANCE
 
     def _threads(self) -> StepThreads:
         """As many as PyTorch has now; its own are kept where it does the heavy work."""

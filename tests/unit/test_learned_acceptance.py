@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from foretoken.control import learned_acceptance
+from foretoken.control.learned import acceptance as learned_acceptance
 from foretoken.control.learned.acceptance import LearnedAcceptance
 
 DRAFTER = "head"

@@ -49,6 +49,8 @@ class Drafters(Proposer):
         """What drafters did in the last step."""
         gains = {name: member.proposer.gain for name, member in members.items()}
         self._gains = {name: gain for name, gain in gains.items() if gain is not None}
+        floors = {name: member.floor for name, member in members.items()}
+        self._floors = {name: floor for name, floor in floors.items() if floor is not None}
 
     def use_only(self, name: str | None) -> None:
         """Ask this drafter alone from now on; None: as at the start."""
@@ -77,7 +79,7 @@ class Drafters(Proposer):
         if predicted:
             step.take(self._policy.fit(step, step.ask(PREDICTION, predicted)))
         if not context.plan.rests:
-            self._policy.fill(step, self._names)
+            self._policy.fill(step, self._awake())
         self.times = tuple(step.times.values())
         return step.draft()
 
@@ -92,6 +94,13 @@ class Drafters(Proposer):
             took = time.perf_counter() - began
             self.times = (*self.times, DraftingTime(name, len(feeds), 0, 0, took))
 
+    def _awake(self) -> tuple[str, ...]:
+        """Who may be asked now; the same tuple as ever where nobody can rest."""
+        if not self._floors:
+            return self._names
+        resting = {name for name, floor in self._floors.items() if floor.rests}
+        return tuple(name for name in self._names if name not in resting)
+
     @property
     def num_bytes(self) -> int:
         """Memory that all drafters keep beside weights and KV, about."""
@@ -100,13 +109,15 @@ class Drafters(Proposer):
     def observe(self, batch: Batch, verification: Verification, stats: StepStats) -> None:
         """Tell all that learn what became of a step."""
         several = len(self._names) > 1
-        if not several and not self._gains:
+        if not several and not self._gains and not self._floors:
             return
         outcomes = draft_outcomes(batch, verification)
         if several:
             self._policy.observe(outcomes, stats)
         for name, gain in self._gains.items():
             gain.observe(outcomes, stats, name)
+        for name, floor in self._floors.items():
+            floor.observe(name, outcomes)
 
     def release(self, request_id: str) -> None:
         """Tell everybody."""
@@ -117,6 +128,8 @@ class Drafters(Proposer):
     def _ask_only(self, name: str, context: Context) -> Draft:
         """The usual case: one drafter, nothing to choose or to put together."""
         member = self.members[name]
+        if member.floor is not None and member.floor.rests:
+            return Draft.empty(len(context.spans))
         if member.least or any(span.draft_budget > member.most for span in context.spans):
             step = StepOffers(self._everyone, context)
             step.take(step.ask(name, step.open))
