@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.training import run_folder
-from foretoken.training.model import Llama, LlamaShape
+from foretoken.training.llama import Llama, LlamaShape
 
 OUTER = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
 INNER = {
