@@ -12,6 +12,7 @@ from foretoken.kernels.library import find_library
 from foretoken.ops.drawing import UNDECIDED, Drawing, pack_rows
 from foretoken.ops.logits import Filters, keep_filtered, scale
 from foretoken.ops.rejecting import RejectKernel
+from foretoken.runtime.draft_tree import Tree, tree_of
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.rules.base import Check, TreeCheck
 from foretoken.runtime.rules.block import BlockRule
@@ -20,22 +21,11 @@ from foretoken.runtime.rules.trees import TreeRejection
 from foretoken.runtime.rules.weighed import weigh
 from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.sequence import Sequence
-from foretoken.runtime.tree import Tree, tree_of
+from tests.unit.filters import FILTERS
 from tests.unit.proposing import make_sequence
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
-FILTERS = [
-    None,
-    (0.0, 50, 1.0),
-    (0.0, 1, 1.0),
-    (0.05, 0, 1.0),
-    (0.0, 0, 0.9),
-    (0.02, 40, 0.8),
-    (0.0, 300, 0.1),
-    (0.0, 2000, 1.0),
-    (0.0, 0, 0.99999),
-]
 PARAMS: list[dict[str, Any]] = [
     {},
     {"top_p": 0.9},

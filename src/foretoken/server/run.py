@@ -19,7 +19,7 @@ from foretoken.server.app import build_app, build_state
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.server.transport.drain import Drain
-from foretoken.server.transport.runner import DrainingServer
+from foretoken.server.transport.draining_server import DrainingServer
 from foretoken.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]
     drain = Drain(server.limits.drain_s)
     state = build_state(engine, server, drain, spans)
     runner = DrainingServer(build_app(state), state, drain)
-    state.engine.on_lost = drain.begin
     listening.listen()  # who reads the URL may connect at once
     for line in banner(state, listening):
         say(line)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from foretoken.engine_async import AsyncEngine
 from foretoken.errors import ParameterError
-from foretoken.server.observing.metrics import ServerMetrics
+from foretoken.server.observing.server_metrics import ServerMetrics
 from foretoken.server.settings import ServerConfig
 from foretoken.text.tokenizer import Tokenizer
 
@@ -29,10 +29,10 @@ class ServerState:
     config: ServerConfig
     engine: AsyncEngine
     metrics: ServerMetrics
+    draining: Callable[[], bool]
+    """Whether the server has been told to stop."""
     spans: "RequestSpans | None" = None
     """Makes OpenTelemetry spans, where they are wanted."""
-    draining: Callable[[], bool] = lambda: False
-    """Whether the server has been told to stop."""
     compiling: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, "foretoken-grammars")
     )

@@ -27,7 +27,7 @@ from foretoken.proposers.method import BuildContext, FoundDrafter, Target
 from foretoken.proposers.tree import TreeShape
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.runtime.draft_sampler import DraftSampler
-from foretoken.shape.memory import KeptNumbers, WeightCounts
+from foretoken.shape.memory_formula import KeptNumbers, WeightCounts
 
 
 class TargetFacts(Protocol):
@@ -74,8 +74,6 @@ class DraftHead(nn.Module, ABC):
     """The word the user types."""
     points: tuple[int, ...] = (FINAL,)
     """Where it reads the target's hidden states (see `foretoken.kv.features`), in its own order."""
-    mask_token_id: int | None = None
-    """The token that it is fed in place of one to be guessed; None: it needs none."""
 
     @classmethod
     @torch.no_grad()
