@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,7 @@ def measure(given: argparse.Namespace, pair: Pair, scratch: Path) -> tuple[Bench
     results["answers"] = {"compared": bench.num_answers, "different": bench.different[:20]}
     results["client_share_of_a_core"] = bench.client_share()
     results["idle_servers_share_of_a_core"] = servers.idle_share
-    results["bars"] = bench.bars
+    results["bars"] = [{**asdict(bar), "verdict": bar.verdict} for bar in bench.bars]
     return bench, results
 
 
