@@ -144,10 +144,12 @@ def ramp(bench: Bench) -> dict[str, Any]:
     bench.servers.start([arm.spec for arm in arms])
     rates: dict[str, list[list[float]]] = {arm.name: [] for arm in arms}
     for turn in range(-1, bench.given.window_repeats):
-        first = MEASURED + (turn + 1) * 100_000
-        asks = [bench.asks(first + 1000 * c, 4000 if c == 0 else 500) for c in range(many)]
+
+        def ask(client: int, number: int, turn: int = turn) -> Ask:
+            return plain_ask(bench.pair, MEASURED + (turn + 1) * 100_000 + number * many + client)
+
         for arm in in_turn(arms, turn + 1):
-            found, replies = run_ramp(bench.servers.url(arm.spec), asks, phases)
+            found, replies = run_ramp(bench.servers.url(arm.spec), ask, phases)
             bench.check(arm.name, replies)
             if turn >= 0:
                 rates[arm.name].append(found)

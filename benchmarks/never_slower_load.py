@@ -12,10 +12,10 @@ import re
 import statistics
 import time
 from bisect import bisect_left
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any, TypeVar
 
 from foretoken.lab.http.timed import Answer, HttpPool, now
@@ -57,8 +57,8 @@ class Reply:
     @property
     def tpot_s(self) -> float | None:
         """Mean seconds per token after the first; None of a single token."""
-        count = len(self.at_s) - 1
-        return (self.at_s[-1] - self.at_s[0]) / count if count else None
+        more = len(self.at_s) - 1
+        return (self.at_s[-1] - self.at_s[0]) / more if more else None
 
     @property
     def whole_s(self) -> float:
@@ -199,21 +199,22 @@ def _share_of(work: Coroutine[Any, Any, T]) -> tuple[T, float]:
 
 
 def run_ramp(
-    url: str, asks: Sequence[Sequence[Ask]], phases: Sequence[tuple[int, float]]
+    url: str, asks: Callable[[int, int], Ask], phases: Sequence[tuple[int, float]]
 ) -> tuple[list[float], list[Reply]]:
     """Tokens per second of each phase (clients, seconds), and all replies.
 
-    Clients of a phase begin at once with it; those who are too many in the next one leave after
-    the request that they have under way.
+    `asks` gives the request of a client and a number. Clients of a phase begin at once with it;
+    those who are too many in the next one leave after the request that they have under way.
     """
     answers: list[tuple[Ask, Answer]] = []
     bounds: list[float] = []
     wanted = 0
 
     async def client(pool: HttpPool, number: int) -> None:
-        for ask in asks[number]:
+        for turn in count():
             if number >= wanted:
                 return
+            ask = asks(number, turn)
             answers.append((ask, await post(pool, ask.encoded({}))))
 
     async def everyone() -> None:
