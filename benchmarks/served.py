@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,19 +41,21 @@ class DemoServer:
 
 
 @contextmanager
-def demo_server(*options: str) -> Iterator[DemoServer]:
-    """`foretoken serve demo` with `options` on any free port.
+def demo_server(
+    *options: str, model: str = "demo", env: Mapping[str, str] | None = None
+) -> Iterator[DemoServer]:
+    """`foretoken serve` of the packaged target, or another, with `options` on any free port.
 
     Raises:
         SystemExit: it does not start.
     """
-    command = [sys.executable, "-m", "foretoken", "serve", "demo", "--port", "0", *options]
+    command = [sys.executable, "-m", "foretoken", "serve", model, "--port", "0", *options]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "FORETOKEN_LOGGING_LEVEL": "WARNING"},
+        env={**os.environ, "FORETOKEN_LOGGING_LEVEL": "WARNING", **(env or {})},
     )
     late = threading.Timer(START_S, process.kill)
     late.start()

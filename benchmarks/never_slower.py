@@ -1,0 +1,265 @@
+"""Is control slower than no speculation, or than the best fixed length, at any load, for anyone?
+
+    python benchmarks/never_slower.py
+    python benchmarks/never_slower.py --target MODELS/cycle-target --draft MODELS/cycle-draft-80
+
+Each arm is a server of its own, kept beside the others and idle unless it is its turn: `off` and
+`off again`, started without speculation; `fixed k`, which drafts k tokens at any load, k chosen by
+throughput on other prompts; `control`, which decides by itself. Arms take turns with the same
+requests, held-out code, every other greedy and the rest at temperature 0.8 with a seed. All their
+tokens have to be the same. Ratios are of speeds: above 1 control is faster. Behind each stands by
+how much the two off servers differed; a bar is missed only beyond it, and `noise` is what is below
+the bar but within. Clients are one light process on the same cores; its share is printed.
+
+Cases: steady (constant number in flight), retrieval (long prompts, short answers), mix (two classes
+in a batch), useless (a drafter that is never right), drift (acceptance 0.9, 0, 0.9 in an answer),
+json (all requests with a schema), ramp (1, 64 and 1 clients), contexts (long ones), resting (all
+drafters off), deciding (what deciding takes of a step).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import never_slower_cases as cases
+import never_slower_steered as steered
+from common import Goal, announce, at_most, finish, make_parser
+from never_slower_arms import Pair, Servers, demo_pair, folder_pair
+from never_slower_bench import Bench
+
+DECIDING_SHARE = 0.005
+LONG_CONTEXT = 8704
+
+
+def deciding(bench: Bench) -> dict[str, Any]:
+    """What deciding takes of a step of 64 sequences."""
+    script = Path(__file__).with_name("never_slower_deciding.py")
+    quick = ["--quick"] if bench.given.quick else []
+    command = [sys.executable, str(script), *quick]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    print(f"\ndeciding, 64 sequences: {100 * found['share']:.2f} % of a step of "
+          f"{found['step_us_p50']:.0f} us; median {found['deciding_us_p50']:.1f} us, "
+          f"P99 {found['deciding_us_p99']:.1f} us (wanted < {100 * DECIDING_SHARE:g} %)",
+          flush=True)  # fmt: skip
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A case, and about how many seconds it takes."""
+
+    run: Callable[[Bench], dict[str, Any]]
+    seconds: Callable[[argparse.Namespace, Pair], float]
+
+
+def _rounds_s(given: argparse.Namespace, pair: Pair, loads: Sequence[int], each: int) -> float:
+    """`each` rounds at every load; those of high loads last longer than rounds are to last."""
+    mean = pair.prompt_tokens + sum(pair.tokens) / 2
+    return sum(each * max(given.round_s, 2 * load * mean / pair.rows_per_s) for load in loads)
+
+
+def _steady_s(given: argparse.Namespace, pair: Pair) -> float:
+    each = 4 * given.repeats + len(given.lengths) * given.choosing_rounds
+    return _rounds_s(given, pair, given.loads, each + 2 * given.warm_up_rounds + 4)
+
+
+def _three_arms_s(given: argparse.Namespace, pair: Pair, loads: Sequence[int]) -> float:
+    return _rounds_s(given, pair, loads, 3 * given.repeats + given.warm_up_rounds + 1) + 10
+
+
+def _retrieval_s(given: argparse.Namespace, pair: Pair) -> float:
+    length = min(given.retrieval_tokens, pair.context - 34) + 32
+    each = 3 * given.repeats + given.warm_up_rounds + 2
+    return sum(
+        each * max(given.round_s, 2 * load * length / pair.rows_per_s)
+        for load in given.retrieval_loads
+    )
+
+
+def _mix_s(given: argparse.Namespace, pair: Pair) -> float:
+    each = 3 * given.repeats + given.warm_up_rounds + 1
+    each += (1 + len(given.lengths)) * given.choosing_rounds + given.repeats
+    return _rounds_s(given, pair, [given.mix_load], each) + 10
+
+
+def _drift_s(given: argparse.Namespace, pair: Pair) -> float:
+    each = 5 * given.repeats + 2 * len(given.lengths) * given.choosing_rounds + 3
+    tokens = 3 * given.drift_tokens
+    return sum(each * tokens * load / (pair.rows_per_s * min(1, load / 4))
+               for load in given.drift_loads) + 20  # fmt: skip
+
+
+def _ramp_s(given: argparse.Namespace, pair: Pair) -> float:
+    return 3 * (given.window_repeats + 1) * 3 * (given.window_s + 0.5)
+
+
+def _contexts_s(given: argparse.Namespace, pair: Pair) -> float:
+    arms = 2 + pair.second_off
+    reading = arms * max(given.context_loads) * min(given.context_tokens, pair.context)
+    windows = 3 * given.window_repeats + 2
+    return reading / pair.rows_per_s + len(given.context_loads) * windows * given.window_s + 20
+
+
+CASES: dict[str, Case] = {
+    "steady": Case(cases.steady, _steady_s),
+    "retrieval": Case(cases.retrieval, _retrieval_s),
+    "mix": Case(steered.mix, _mix_s),
+    "useless": Case(steered.useless, lambda g, p: _three_arms_s(g, p, g.useless_loads)),
+    "drift": Case(steered.drift, _drift_s),
+    "json": Case(cases.all_json, lambda g, p: _three_arms_s(g, p, g.json_loads)),
+    "ramp": Case(cases.ramp, _ramp_s),
+    "contexts": Case(cases.contexts, _contexts_s),
+    "resting": Case(cases.resting, lambda g, p: _three_arms_s(g, p, g.resting_loads) + 10),
+    "deciding": Case(deciding, lambda g, p: 20.0),
+}
+USUAL: dict[bool, dict[str, Any]] = {
+    True: {
+        "cases": [name for name in CASES if name != "contexts"],
+        "loads": [1, 2, 4, 8, 16, 32, 64, 96],
+        "lengths": [1, 2, 4],
+        "round_s": 1.5,
+        "repeats": 7,
+        "retrieval_loads": [1, 8],
+        "context_loads": [1, 4],
+    },
+    False: {
+        "cases": ["steady", "retrieval", "contexts"],
+        "loads": [1, 4, 16],
+        "lengths": [1, 2, 4],
+        "round_s": 4.0,
+        "repeats": 5,
+        "retrieval_loads": [1],
+        "context_loads": [1, 4],
+    },
+}
+"""Settings of the packaged pair, and of one from two folders."""
+LOADS: dict[str, list[int] | None] = {
+    "retrieval": None,
+    "context": None,
+    "json": [1, 16, 64],
+    "useless": [1, 8, 64],
+    "drift": [1, 8],
+    "resting": [1, 8, 64],
+}
+"""Requests in flight of the other cases; None: as is usual for the pair."""
+
+
+def parse() -> argparse.Namespace:
+    """The command line, completed with what is usual for the pair."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--target", type=Path, help="folder of a target; default: the packaged one")
+    parser.add_argument("--draft", type=Path, help="folder of its draft model")
+    parser.add_argument("--cases", nargs="+", choices=CASES)
+    parser.add_argument("--loads", nargs="+", type=int, help="requests in flight of `steady`")
+    parser.add_argument("--lengths", nargs="+", type=int, help="drafts a step of fixed arms")
+    parser.add_argument("--control-config", type=json.loads, metavar="JSON",
+                        help="speculative_config of control; default: the fixed arm's")  # fmt: skip
+    parser.add_argument("--round-s", type=float, help="about how long a round lasts")
+    parser.add_argument("--choosing-rounds", type=int, default=2, help="for each fixed length")
+    parser.add_argument("--warm-up-rounds", type=int, default=2, help="of control at each load")
+    for case in ("retrieval", "context", "json", "useless", "drift", "resting"):
+        default = {"drift": [1, 8], "json": [1, 16, 64]}.get(case, [1, 8, 64])
+        own = case in ("retrieval", "context")
+        parser.add_argument(
+            f"--{case}-loads", nargs="+", type=int, default=None if own else default
+        )
+    parser.add_argument("--mix-load", type=int, default=8, help="half of each class")
+    parser.add_argument("--retrieval-tokens", type=int, default=2000)
+    parser.add_argument("--context-tokens", type=int, default=8000)
+    parser.add_argument("--drift-tokens", type=int, default=480, help="of each of three parts")
+    parser.add_argument("--drift-steps", type=int, default=32, help="given to control to notice")
+    parser.add_argument("--pass-ms", type=float, default=0.1, help="of a steered draft")
+    parser.add_argument("--ramp-clients", type=int, default=64)
+    parser.add_argument("--window-s", type=float, default=5.0)
+    parser.add_argument("--window-repeats", type=int, default=5)
+    parser.set_defaults(repeats=None)
+    given = parser.parse_args()
+    if (given.target is None) != (given.draft is None):
+        parser.error("--target and --draft go together")
+    for name, value in USUAL[given.target is None].items():
+        if getattr(given, name) is None:
+            setattr(given, name, value)
+    return quickened(given) if given.quick else given
+
+
+def quickened(given: argparse.Namespace) -> argparse.Namespace:
+    """The smallest sizes that run everything."""
+    given.repeats, given.round_s, given.choosing_rounds, given.warm_up_rounds = 2, 0.2, 1, 1
+    given.loads, given.lengths = given.loads[:2], given.lengths[-2:]
+    for name in LOADS:
+        setattr(given, f"{name}_loads", getattr(given, f"{name}_loads")[:2])
+    given.drift_tokens, given.drift_steps = 80, 8
+    given.window_s, given.window_repeats, given.ramp_clients = 0.5, 2, 8
+    given.retrieval_tokens = min(given.retrieval_tokens, 400)
+    given.context_tokens = min(given.context_tokens, 600)
+    return given
+
+
+def estimate(given: argparse.Namespace, pair: Pair) -> None:
+    """Print about how long each case will take."""
+    seconds = {name: CASES[name].seconds(given, pair) for name in given.cases}
+    parts = ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items())
+    total = (sum(seconds.values()) + pair.start_s) / 60
+    print(f"about {total:.0f} minutes on the machine of docs/benchmarks.md: {parts}", flush=True)
+
+
+def measure(given: argparse.Namespace, pair: Pair, scratch: Path) -> tuple[Bench, dict[str, Any]]:
+    results: dict[str, Any] = {"seconds": {}}
+    with Servers(pair) as servers:
+        bench = Bench(given=given, pair=pair, servers=servers, scratch=scratch)
+        for name in given.cases:
+            began = time.monotonic()
+            results[name] = CASES[name].run(bench)
+            bench.forget()
+            results["seconds"][name] = time.monotonic() - began
+    results["answers"] = {"compared": bench.num_answers, "different": bench.different[:20]}
+    results["client_share_of_a_core"] = bench.client_share()
+    results["idle_servers_share_of_a_core"] = servers.idle_share
+    results["bars"] = [{**asdict(bar), "verdict": bar.verdict} for bar in bench.bars]
+    return bench, results
+
+
+def goals_of(bench: Bench, results: dict[str, Any]) -> list[Goal]:
+    """The bars; the same tokens everywhere; deciding."""
+    goals = [bar.goal() for bar in bench.bars]
+    goals.append(at_most("answers that differ between arms", len(bench.different), 0))
+    if "deciding" in results:
+        share = results["deciding"]["share"]
+        goals.append(at_most("deciding: share of a step at batch 64", share, DECIDING_SHARE))
+    return goals
+
+
+def main() -> int:
+    given = parse()
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        if given.target is None:
+            pair = demo_pair()
+        else:
+            pair = folder_pair(given.target, given.draft, LONG_CONTEXT, scratch)
+        where = announce(given)
+        print("clients: coroutines of this process, on the same cores as the servers")
+        if not pair.second_off:
+            print(
+                f"{pair.most_servers} servers at once: `off again` is the same server, asked twice"
+            )
+        estimate(given, pair)
+        bench, results = measure(given, pair, scratch)
+    print(f"\nclients took {bench.client_share():.2f} of a core, waiting servers at most "
+          f"{results['idle_servers_share_of_a_core']:.3f}; {bench.num_answers} answers compared, "
+          f"{len(bench.different)} differ")  # fmt: skip
+    goals = goals_of(bench, results)
+    finish("never_slower", where, given, results, goals)
+    return 0 if all(goal.met for goal in goals) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

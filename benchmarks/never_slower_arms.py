@@ -1,0 +1,265 @@
+"""The servers that are compared, and what they serve: the packaged pair, or one from two folders.
+
+Every arm is a server process of its own, started when it is first asked for and kept beside the
+others, idle unless it is its turn. Knows no case and no bar.
+"""
+
+import json
+import os
+import random
+import re
+import urllib.request
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from never_slower_drafter import METHOD, VARIABLE
+from never_slower_load import Ask, Crowd, Round, run_round
+from served import DemoServer, demo_server, pages_of
+
+from foretoken.checkpoint import find_model
+from foretoken.cli.options import DEMO_SPECULATION
+from foretoken.text.tokenizer import Tokenizer
+from foretoken.training.python_text.stdlib import held_out_files
+
+ADMIN_KEY = "benchmark"
+CHARACTERS = 600_000
+"""Of held-out code that prompts are cut from."""
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """What makes a server another one."""
+
+    options: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    copy: int = 0
+    """A second server that is told the same."""
+
+    def again(self) -> "ServerSpec":
+        return replace(self, copy=self.copy + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One side of a comparison: a server, and what its requests say beside the prompt."""
+
+    name: str
+    spec: ServerSpec
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def limited(self, length: int) -> "Arm":
+        """The same server, at most so many drafts a step."""
+        limit = {"speculation": {"num_speculative_tokens": length}}
+        return replace(self, name=f"fixed {length}", extra=limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A target, how it is drafted for, and how servers of it are told to run."""
+
+    name: str
+    target: str
+    drafting: Mapping[str, Any]
+    """speculative_config without a number of drafts."""
+    options: tuple[str, ...]
+    context: int
+    """Most tokens of a request."""
+    prompt_tokens: int
+    tokens: tuple[int, int]
+    """Fewest and most tokens of an answer."""
+    most_servers: int
+    rows_per_s: float
+    """Tokens read and written per second in large batches, for the estimate of the time."""
+    start_s: float
+    """To start all servers, for the same."""
+
+    @property
+    def second_off(self) -> int:
+        """1 if a second server without drafts fits beside the others; else one is asked twice."""
+        return int(self.most_servers >= 4)
+
+    @cached_property
+    def _ids(self) -> list[int]:
+        """Held-out code as the target reads it."""
+        tokenizer = Tokenizer.of_folder(find_model(self.target))
+        assert tokenizer is not None, self.target
+        text = "".join(file.text for file in held_out_files())[:CHARACTERS]
+        lines = [line for line in text.splitlines(keepends=True) if line.strip()]
+        return [i for ids in tokenizer.encode_many(["".join(lines)]) for i in ids]
+
+    def prompt(self, number: int, length: int) -> list[int]:
+        """Held-out code; another piece for every number, as far as it reaches."""
+        start = random.Random(f"{number} {length}").randrange(len(self._ids) - length)
+        return [0, *self._ids[start : start + length - 1]]
+
+    def off(self, *options: str) -> ServerSpec:
+        """A server without speculation."""
+        return ServerSpec((*self.options, "--speculative-config", "none", *options))
+
+    def drafted(self, config: Mapping[str, Any], *options: str) -> ServerSpec:
+        return ServerSpec((*self.options, "--speculative-config", json.dumps(config), *options))
+
+    def steered(self, streams: Path, most: int, *options: str) -> ServerSpec:
+        """A server whose drafter does what a file says."""
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        env = (VARIABLE, str(streams)), ("PYTHONPATH", path)
+        spec = self.drafted({**METHOD, "num_speculative_tokens": most}, *options)
+        return replace(spec, env=env)
+
+
+def demo_pair() -> Pair:
+    drafting = {k: v for k, v in DEMO_SPECULATION.items() if k != "num_speculative_tokens"}
+    return Pair(
+        name="demo",
+        target="demo",
+        drafting=drafting,
+        options=("--kv-cache-memory-bytes", "200000000", "--admin-key", ADMIN_KEY),
+        context=2048,
+        prompt_tokens=64,
+        tokens=(32, 96),
+        most_servers=6,
+        rows_per_s=9000.0,
+        start_s=40.0,
+    )
+
+
+def folder_pair(target: Path, draft: Path, context: int, scratch: Path) -> Pair:
+    """A pair from two folders, in int8; the copies below `scratch` take longer contexts.
+
+    The models of make_models.py do not depend on positions, so their contexts may be said longer.
+    """
+    longer = [_with_context(folder, context, scratch) for folder in (target, draft)]
+    return Pair(
+        name=f"{target.name} + {draft.name}",
+        target=str(longer[0]),
+        drafting={"method": "draft_model", "model": str(longer[1]), "quantization": "int8"},
+        options=("--quantization", "int8", "--kv-cache-memory-bytes", "1600000000",
+                 "--admin-key", ADMIN_KEY),
+        context=context,
+        prompt_tokens=128,
+        tokens=(24, 64),
+        most_servers=3,
+        rows_per_s=350.0,
+        start_s=120.0,
+    )  # fmt: skip
+
+
+def _with_context(folder: Path, context: int, scratch: Path) -> Path:
+    """A folder with the same files and another length of context, if it is too short."""
+    config = json.loads((folder / "config.json").read_text())
+    if config["max_position_embeddings"] >= context:
+        return folder
+    copy = scratch / folder.name
+    copy.mkdir()
+    for file in folder.iterdir():
+        if file.name != "config.json":
+            (copy / file.name).symlink_to(file.resolve())
+    config["max_position_embeddings"] = context
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+class Servers:
+    """The servers that run, at most so many; the one that was idle longest makes room."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.idle_share = 0.0
+        """Largest share of a core that the waiting servers together took during a round."""
+        self._running: OrderedDict[ServerSpec, tuple[DemoServer, ExitStack]] = OrderedDict()
+
+    def __enter__(self) -> "Servers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for spec in list(self._running):
+            self._running.pop(spec)[1].close()
+
+    def start(self, specs: Sequence[ServerSpec]) -> None:
+        """Have all of these run side by side."""
+        assert len(set(specs)) <= self.pair.most_servers, (len(specs), self.pair.most_servers)
+        for spec in specs:
+            if spec in self._running:
+                self._running.move_to_end(spec)
+        for spec in specs:
+            self.url(spec)
+
+    def url(self, spec: ServerSpec) -> str:
+        """Where it listens; it is started if it does not run."""
+        if spec not in self._running:
+            while len(self._running) >= self.pair.most_servers:
+                self._running.popitem(last=False)[1][1].close()
+            stack = ExitStack()
+            server = demo_server(*spec.options, model=self.pair.target, env=dict(spec.env))
+            self._running[spec] = stack.enter_context(server), stack
+        self._running.move_to_end(spec)
+        return self._running[spec][0].url
+
+    def ask(self, arm: Arm, crowds: Sequence[Crowd]) -> Round:
+        """A round of one arm, while the others wait."""
+        url = self.url(arm.spec)
+        waiting = [server for spec, (server, _) in self._running.items() if spec != arm.spec]
+        before = sum(map(processor_seconds, waiting))
+        found = run_round(url, crowds, arm.extra)
+        taken = sum(map(processor_seconds, waiting)) - before
+        lasted = max(reply.at_s[-1] for reply in found.replies) - found.began_s
+        self.idle_share = max(self.idle_share, taken / max(lasted, 0.5))
+        return found
+
+    def set_speculation(self, spec: ServerSpec, policy: Mapping[str, Any]) -> None:
+        """Say as its operator how it may draft from now on."""
+        self.admin(spec, json.dumps(policy).encode())
+
+    def admin(self, spec: ServerSpec, body: bytes | None = None) -> dict[str, Any]:
+        """What /admin/speculation says, after `body` was put there."""
+        request = urllib.request.Request(
+            f"{self.url(spec)}/admin/speculation",
+            data=body,
+            method="GET" if body is None else "PUT",
+            headers={"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def metrics(self, spec: ServerSpec) -> str:
+        with urllib.request.urlopen(f"{self.url(spec)}/metrics", timeout=60) as answer:
+            return str(answer.read().decode())
+
+    def kv_tokens(self, spec: ServerSpec) -> int:
+        """Tokens that its KV pages hold."""
+        size, pages = pages_of(self.metrics(spec))
+        return size * pages
+
+
+def counters(page: str, part: str) -> dict[str, float]:
+    """Counters of a metrics page whose names hold `part`."""
+    found = re.findall(rf"^(\w[\w:]*{part}[\w:]*_total)(?:\{{.*\}})? (\S+)$", page, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def processor_seconds(server: DemoServer) -> float:
+    """All threads of a server, since it began."""
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def plain_ask(pair: Pair, number: int, *, group: str = "", length: int | None = None) -> Ask:
+    """A request for code: every other greedy, the rest drawn at temperature 0.8 with a seed."""
+    draw = random.Random(number)
+    body: dict[str, Any] = {
+        "prompt": pair.prompt(number, length or pair.prompt_tokens),
+        "max_tokens": draw.randint(*pair.tokens),
+        "temperature": 0.0 if number % 2 else 0.8,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    if number % 2 == 0:
+        body["seed"] = number
+    return Ask(key=f"{length} {number}", body=body, group=group)

@@ -1,0 +1,247 @@
+"""Rounds of streamed requests against one server, and when each of their tokens arrived.
+
+All clients are coroutines of this one process. Bytes are stamped when they come and parsed after
+the round, so that a round costs this process little of the cores that the server works on too.
+Knows no arms and no bars.
+"""
+
+import asyncio
+import gc
+import json
+import re
+import statistics
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate, count
+from typing import Any, TypeVar
+
+from foretoken.lab.http.timed import Answer, HttpPool, now
+
+T = TypeVar("T")
+TIMEOUT_S = 900.0
+TOKEN = re.compile(rb'"token_ids":\[(\d+)\]')
+SOURCED = re.compile(rb'"tokens":\[\{"id":(\d+),.*?"position":(\d+)')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request; asks with the same key must be answered with the same tokens."""
+
+    key: str
+    body: Mapping[str, Any]
+    group: str = ""
+
+    def encoded(self, extra: Mapping[str, Any]) -> bytes:
+        """The JSON to send, `extra` being what an arm adds to every request."""
+        return json.dumps({**self.body, "stream": True, **extra}).encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The tokens of one request and their arrivals, seconds on this process's clock."""
+
+    ask: Ask
+    sent_s: float
+    at_s: tuple[float, ...]
+    ids: tuple[int, ...]
+    positions: tuple[int, ...] = ()
+    """Of each token its number in its step, where the request asked for sources."""
+
+    @property
+    def ttft_s(self) -> float:
+        return self.at_s[0] - self.sent_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean seconds per token after the first; None of a single token."""
+        more = len(self.at_s) - 1
+        return (self.at_s[-1] - self.at_s[0]) / more if more else None
+
+    @property
+    def whole_s(self) -> float:
+        """From the request to its last token."""
+        return self.at_s[-1] - self.sent_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One arm's turn: the same requests as every other arm's."""
+
+    replies: tuple[Reply, ...]
+    began_s: float
+    full_until_s: float
+    """Until when every client had a request under way."""
+    client_share: float
+    """Share of a core that this process took."""
+    groups: Mapping[str, tuple[Reply, ...]] = field(default_factory=dict)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """While every client had a request under way."""
+        seen = sum(at <= self.full_until_s for one in self.replies for at in one.at_s)
+        return seen / (self.full_until_s - self.began_s)
+
+    @property
+    def together_per_s(self) -> float:
+        """Tokens per second between the last first token and the first last one: decoding only."""
+        begin = max(one.at_s[0] for one in self.replies)
+        end = min(one.at_s[-1] for one in self.replies)
+        seen = sum(begin < at <= end for one in self.replies for at in one.at_s)
+        return seen / (end - begin) if end > begin else self.tokens_per_s
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(one.ids) for one in self.replies)
+
+    def of_group(self, name: str) -> "Round":
+        """Only the replies of one group."""
+        kept = tuple(one for one in self.replies if one.ask.group == name)
+        return Round(
+            replies=kept,
+            began_s=self.began_s,
+            full_until_s=self.full_until_s,
+            client_share=self.client_share,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """So many clients that take their requests from one list."""
+
+    asks: Sequence[Ask]
+    clients: int
+
+
+def read_reply(ask: Ask, answer: Answer) -> Reply:
+    """The tokens of a streamed answer; each counts from when its event was there in full.
+
+    Raises:
+        SystemExit: the server answered with an error, or its answer broke off.
+    """
+    body = answer.body
+    if answer.status != 200 or answer.broken is not None or b'"error"' in body[:200]:
+        raise SystemExit(f"a request failed: {answer.status} {answer.broken} {body[:300]!r}")
+    ends = list(accumulate(len(piece) for _, piece in answer.pieces))
+    pattern = SOURCED if ask.body.get("token_sources") else TOKEN
+    at, ids, positions, end = [], [], [], 0
+    for event in body.split(b"\n\n"):
+        end += len(event) + 2
+        found = pattern.search(event)
+        if found is not None:
+            at.append(answer.pieces[bisect_left(ends, end)][0])
+            ids.append(int(found[1]))
+            if pattern is SOURCED:
+                positions.append(int(found[2]))
+    if not ids:
+        raise SystemExit(f"an answer without tokens: {body[:300]!r}")
+    return Reply(
+        ask=ask,
+        sent_s=answer.sent_s,
+        at_s=tuple(at),
+        ids=tuple(ids),
+        positions=tuple(positions),
+    )
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No collection of garbage of ours while a round runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def run_round(url: str, crowds: Sequence[Crowd], extra: Mapping[str, Any]) -> Round:
+    """Every client asks, one request after the other, until its crowd's list is empty."""
+    queues = [iter([(ask, ask.encoded(extra)) for ask in crowd.asks]) for crowd in crowds]
+    answers: list[tuple[Ask, Answer]] = []
+    empty: list[float] = []
+
+    async def client(pool: HttpPool, queue: Iterator[tuple[Ask, bytes]]) -> None:
+        for ask, body in queue:
+            answers.append((ask, await post(pool, body)))
+        empty.append(now())
+
+    async def everyone() -> float:
+        pool, began = HttpPool(url), now()
+        await asyncio.gather(
+            *(
+                client(pool, queue)
+                for crowd, queue in zip(crowds, queues, strict=True)
+                for _ in range(crowd.clients)
+            )
+        )
+        await pool.close()
+        return began
+
+    began, share = _share_of(everyone())
+    replies = tuple(read_reply(ask, answer) for ask, answer in answers)
+    return Round(replies=replies, began_s=began, full_until_s=min(empty), client_share=share)
+
+
+async def post(pool: HttpPool, body: bytes) -> Answer:
+    """One completion, to its end."""
+    return await pool.send("POST", "/v1/completions", body, timeout_s=TIMEOUT_S)
+
+
+def _share_of(work: Coroutine[Any, Any, T]) -> tuple[T, float]:
+    """What `work` returns, and the share of a core that this process took meanwhile."""
+    with undisturbed():
+        began, processor = now(), time.process_time()
+        found = asyncio.run(work)
+        return found, (time.process_time() - processor) / (now() - began)
+
+
+def run_ramp(
+    url: str, asks: Callable[[int, int], Ask], phases: Sequence[tuple[int, float]]
+) -> tuple[list[float], list[Reply]]:
+    """Tokens per second of each phase (clients, seconds), and all replies.
+
+    `asks` gives the request of a client and a number. Clients of a phase begin at once with it;
+    those who are too many in the next one leave after the request that they have under way.
+    """
+    answers: list[tuple[Ask, Answer]] = []
+    bounds: list[float] = []
+    wanted = 0
+
+    async def client(pool: HttpPool, number: int) -> None:
+        for turn in count():
+            if number >= wanted:
+                return
+            ask = asks(number, turn)
+            answers.append((ask, await post(pool, ask.encoded({}))))
+
+    async def everyone() -> None:
+        nonlocal wanted
+        pool, running = HttpPool(url), dict[int, asyncio.Task[None]]()
+        bounds.append(now())
+        for clients, seconds in phases:
+            wanted = clients
+            for number in range(clients):
+                if number not in running or running[number].done():
+                    running[number] = asyncio.ensure_future(client(pool, number))
+            await asyncio.sleep(max(0.0, bounds[-1] + seconds - now()))
+            bounds.append(now())
+        wanted = 0
+        await asyncio.gather(*running.values())
+        await pool.close()
+
+    _share_of(everyone())
+    replies = [read_reply(ask, answer) for ask, answer in answers]
+    arrivals = sorted(at for one in replies for at in one.at_s)
+    rates = [
+        (bisect_left(arrivals, end) - bisect_left(arrivals, begin)) / (end - begin)
+        for begin, end in zip(bounds, bounds[1:], strict=False)
+    ]
+    return rates, replies
+
+
+def median_client_share(rounds: Sequence[Round]) -> float:
+    """Share of a core that the clients took."""
+    return statistics.median(one.client_share for one in rounds)
