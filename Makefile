@@ -2,7 +2,7 @@
 # make test        the tests, a few minutes on two cores
 # make check       lint, format, types, import layers; C kernels fuzzed under sanitizers
 # make test-without-kernels   tests of models and promises on PyTorch's operations alone
-# make test-full   the long versions of the losslessness tests too
+# make test-full   the long versions of the losslessness tests too, and which lines nothing reaches
 # make test-speculators   heads against the `speculators` package, in an environment of its own
 # make test-pythons   make test with each of PYTHONS, in an environment of its own (5 GB where
 #                  PyTorch's default is a CUDA build)
@@ -40,8 +40,10 @@ PLAIN = tests/golden tests/e2e/test_losslessness.py tests/e2e/test_quantized.py 
 test-without-kernels: $(VENV)/.installed-dev
 	FORETOKEN_KERNELS=off $(RUN) -m pytest -n auto --dist loadfile $(PLAIN) $(ARGS)
 
+# A part of the tests reaches a part of the code, so only the whole is measured.
 test-full: $(VENV)/.installed-dev
-	$(RUN) -m pytest -n auto --dist loadfile -m "full or not full" --timeout=3600 $(ARGS)
+	$(RUN) -m pytest -n auto --dist loadfile -m "full or not full" --timeout=3600 \
+	  $(or $(ARGS),--cov)
 
 test-pythons:
 	set -e; for python in $(PYTHONS); do \
@@ -92,7 +94,7 @@ format: $(VENV)/.installed-dev
 	$(RUN) -m ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-3.* $(SPECULATORS) $(DIST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-3.* $(SPECULATORS) $(DIST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \

@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.backend import Backend, CpuKernels, LinearSpec, PlainTorch, backend_for
+from foretoken import backend as backends_module
+from foretoken.backend import (
+    Backend,
+    CpuKernels,
+    LinearSpec,
+    PlainTorch,
+    TritonIntegers,
+    backend_for,
+)
+from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, PlainLinear
 from foretoken.quant import IntWeights, round_weights, scheme_of
 
@@ -88,3 +97,37 @@ def test_kernels_are_chosen_once() -> None:
     assert isinstance(made, KernelLinear) and made.kept == "float32"
     assert chosen.rows(normal(2, 8, 8)) is not None
     assert chosen.rows(normal(2, 8, 8).T) is None, "rows have to be dense"
+
+
+def test_a_gpu_takes_floats_and_other_types_as_pytorch_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What of a GPU's backend needs no GPU: only integers, in types that Triton takes, are its."""
+    monkeypatch.setattr(backends_module, "has_triton", lambda: True)
+    gpu = backend_for.__wrapped__(torch.device("cuda"))
+    assert isinstance(gpu, TritonIntegers) and gpu.holds_integers
+    assert gpu.rows(normal(1, 2, 3)) is None
+    monkeypatch.setattr(backends_module, "has_triton", lambda: False)
+    assert isinstance(backend_for.__wrapped__(torch.device("cuda")), PlainTorch)
+    integers, plain = TritonIntegers(CPU), PlainTorch(CPU)
+    floats = LinearSpec(weights=normal(1, 8, 32), dtype=torch.float32)
+    rounded = replace(floats, dtype=torch.float64, quantization="int8")
+    for spec in (floats, rounded):
+        x_TK = normal(2, 3, 32).to(spec.dtype)
+        assert torch.equal(integers.linear(spec)(x_TK), plain.linear(spec)(x_TK))
+    geometry = Geometry(
+        num_heads=4, num_kv_heads=2, head_dim=8, page_size=16, dtype=torch.float32, device=CPU
+    )
+    for invariant in (False, True):
+        found = integers.attention(geometry, batch_invariant=invariant)
+        assert type(found) is type(plain.attention(geometry, batch_invariant=invariant))
+
+
+def test_a_gpu_says_that_it_multiplies_integers_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(backends_module, "say_which", lambda: told.append(True))
+    spec = LinearSpec(weights=normal(1, 8, 32), dtype=torch.float32, quantization="int8")
+    x_TK = normal(2, 3, 32)
+    found = PlainTorch(torch.device("cuda")).linear(spec)
+    assert told == [True]
+    torch.testing.assert_close(found(x_TK), PlainTorch(CPU).linear(spec)(x_TK))

@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import make_dataclass, replace
 from importlib.metadata import EntryPoint
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from foretoken.config.methods import (
     register_method,
 )
 from foretoken.errors import ConfigError, NotYetError
+from foretoken.proposers.registry import find_drafters
 
 TOY = DraftingMethod(
     name="toy",
@@ -147,3 +149,13 @@ def test_unknown_words_and_methods_that_are_not_built() -> None:
 def test_heads_are_told_by_their_tensors(names: set[str], method: str | None) -> None:
     found = method_of_tensors(names.__contains__)
     assert (None if found is None else found.name) == method
+
+
+def test_code_without_a_function_find() -> None:
+    register_method(replace(TOY, code="json"))
+    config = EngineConfig.from_kwargs(
+        model="demo", speculative_config={"method": "toy", "model": "somewhere"}
+    ).speculative_config
+    target: Any = None
+    with pytest.raises(ConfigError, match=r"\(json\) has a function find\(config, target\)"):
+        find_drafters(config, target)

@@ -12,15 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.comparison import (
-    Arm,
-    ComparedArm,
-    TimedRun,
-    Workload,
-    interleave,
-    summarize,
-    warm_up,
-)
 from foretoken.cli.options import (
     SPECULATION_EXAMPLE,
     DtypeOption,
@@ -32,6 +23,15 @@ from foretoken.cli.options import (
     parse_invariant,
     parse_speculation,
     read_prompts,
+)
+from foretoken.cli.timed_runs import (
+    Arm,
+    ComparedArm,
+    TimedRun,
+    Workload,
+    interleave,
+    summarize,
+    warm_up,
 )
 from foretoken.errors import ConfigError
 from foretoken.types import SamplingParams

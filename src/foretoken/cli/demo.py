@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.checkpoint import installed
-from foretoken.cli.comparison import (
+from foretoken.cli.timed_runs import (
     Arm,
     ComparedArm,
     TimedRun,

@@ -7,7 +7,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from foretoken.cli.comparison import ComparedArm, Estimate
+from foretoken.cli.timed_runs import ComparedArm, Estimate
 
 
 def comparison_table(summaries: Sequence[ComparedArm], title: str, baseline: str) -> Table:

@@ -35,21 +35,21 @@ def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]
         ConfigError: a setting is wrong, or the port is taken.
         ModelError: the model is missing or broken.
     """
-    listening = _listen(server)
-    spans = _spans(server, config.model)
-    from foretoken.assembly import build_engine
+    with _listen(server) as listening:
+        spans = _spans(server, config.model)
+        from foretoken.assembly import build_engine
 
-    engine = build_engine(config)
-    _warm_up(engine)
-    if engine.parts.tokenizer is not None:
-        logger.debug("a token covers at most %s characters", engine.parts.tokenizer.reach)
-    drain = Drain(server.limits.drain_s)
-    state = build_state(engine, server, drain, spans)
-    runner = DrainingServer(build_app(state), state, drain)
-    listening.listen()  # who reads the URL may connect at once
-    for line in banner(state, listening):
-        say(line)
-    return _run(runner, listening, state)
+        engine = build_engine(config)
+        _warm_up(engine)
+        if engine.parts.tokenizer is not None:
+            logger.debug("a token covers at most %s characters", engine.parts.tokenizer.reach)
+        drain = Drain(server.limits.drain_s)
+        state = build_state(engine, server, drain, spans)
+        runner = DrainingServer(build_app(state), state, drain)
+        listening.listen()  # who reads the URL may connect at once
+        for line in banner(state, listening):
+            say(line)
+        return _run(runner, listening, state)
 
 
 def _warm_up(engine: Engine) -> None:
@@ -99,7 +99,6 @@ def _run(runner: DrainingServer, listening: socket.socket, state: ServerState) -
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     asyncio.run(runner.serve(sockets=[listening]))
-    listening.close()
     if not runner.started:
         return 1
     return 0 if state.engine.stopped_cleanly else 1

@@ -13,7 +13,7 @@ from foretoken.cli.compare import (
     _print_result,
     judge,
 )
-from foretoken.cli.comparison import (
+from foretoken.cli.timed_runs import (
     ComparedArm,
     TimedRun,
     acceptance_by_position,

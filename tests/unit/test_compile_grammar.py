@@ -1,0 +1,79 @@
+"""The child that compiles grammars first. The guarded bugs: a child that outlives its owner, an
+owner that waits for a child which has ended."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import llguidance
+import pytest
+
+from foretoken.errors import ForetokenError, ParameterError
+from foretoken.runtime import compile_grammar as compiling
+from foretoken.runtime.compile_grammar import TrialCompiler, compile_grammar
+
+
+@pytest.fixture
+def compiler() -> Iterator[TrialCompiler]:
+    found = TrialCompiler()
+    yield found
+    found.stop()
+
+
+def order(kind: str, source: str) -> str:
+    return json.dumps({"kind": kind, "source": source, "compact": False}) + "\n"
+
+
+def test_it_answers_line_by_line_and_ends_with_its_owner() -> None:
+    """The end of its input is all that a child hears of an owner that was killed."""
+    orders = order("regex", "a+") + order("json", '{"type": 3}') + order("regex", "b")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", compiling.__name__],
+        input=orders,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    ready, fine, wrong, fine_again = map(json.loads, done.stdout.splitlines())
+    assert (ready, fine, fine_again) == (None, None, None)
+    assert wrong.startswith("what llguidance can follow") or "type" in wrong
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"), [("json", "{"), ("grammar", "start: missing"), ("regex", "(")]
+)
+def test_what_is_wrong_is_said_with_the_parameter(kind: str, source: str) -> None:
+    tokenizer: Any = llguidance.LLTokenizer("byte")
+    with pytest.raises(ParameterError, match=rf"structured_outputs\.{kind}"):
+        compile_grammar(kind, source, False, tokenizer)
+
+
+def test_a_child_that_was_killed_is_replaced(compiler: TrialCompiler) -> None:
+    compiler.check("regex", "a+", False)
+    child = compiler._child
+    assert child is not None
+    child.kill()
+    child.wait()
+    compiler.check("regex", "b+", False)
+    assert compiler._child is not None and compiler._child.pid != child.pid
+
+
+def test_a_child_that_ends_while_it_is_asked(compiler: TrialCompiler) -> None:
+    """As by the kernel, short of memory: the request is refused, the next one is not."""
+    compiler.check("regex", "a+", False)
+    child = compiler._child
+    assert child is not None
+    child.kill()
+    child.wait()
+    assert compiling._ask(child, b"{}\n" * 100_000) == b""
+
+
+def test_no_process_is_not_the_clients_fault(
+    compiler: TrialCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(ForetokenError, match="no process to compile grammars in"):
+        compiler.check("regex", "a+", False)

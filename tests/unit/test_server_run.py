@@ -1,0 +1,95 @@
+"""Starting to serve, and what a server says of itself. The guarded bugs: a model is loaded for a
+port that is taken, an address that no browser reads, errors of the loop that fill the log."""
+
+import asyncio
+import errno
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretoken.assembly import build_engine
+from foretoken.config import EngineConfig
+from foretoken.errors import ConfigError, MissingPackageError, ModelNotFoundError
+from foretoken.server.app import build_app, build_state
+from foretoken.server.problems import problem_of
+from foretoken.server.run import banner, serve
+from foretoken.server.settings import ServerConfig
+from foretoken.server.state import ServerState
+from foretoken.server.transport.drain import Drain
+from foretoken.server.transport.runner import DrainingServer
+from foretoken.testing import write_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerState]:
+    folder = write_tiny_llama(tmp_path_factory.mktemp("tiny"))
+    engine = build_engine(
+        EngineConfig.from_kwargs(model=str(folder), kv_cache_memory_bytes=1 << 20)
+    )
+    config = ServerConfig(served_model_names=("small", "tiny"), api_keys=("key",))
+    made = build_state(engine, config, Drain(0.0))
+    yield made
+    made.close()
+
+
+def test_a_taken_port_is_known_before_the_model_is_loaded(tmp_path: Path) -> None:
+    """There is no such model: nobody has looked for it yet."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        nowhere = EngineConfig.from_kwargs(model=str(tmp_path / "nothing"))
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*an address that is free"):
+            serve(nowhere, ServerConfig(port=port), print)
+
+
+def test_spans_that_cannot_be_made_are_known_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
+    monkeypatch.delitem(sys.modules, "foretoken.server.observing.tracing", raising=False)
+    server = ServerConfig(port=0, otlp_traces_endpoint="http://127.0.0.1:9/v1/traces")
+    nowhere = EngineConfig.from_kwargs(model=str(tmp_path / "nothing"))
+    with pytest.raises(MissingPackageError, match=r"--otlp-traces-endpoint.*foretoken\[otel\]"):
+        serve(nowhere, server, print)
+
+
+def test_the_address_that_is_printed(state: ServerState) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        first, _, last = banner(state, listening)
+        port = listening.getsockname()[1]
+    assert first.startswith(f"Serving small, tiny at http://127.0.0.1:{port} ")
+    assert "API key: asked for" in last
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_an_address_of_version_6_is_in_brackets(state: ServerState) -> None:
+    try:
+        listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no address of version 6 here")
+    with listening:
+        assert f"http://[::1]:{listening.getsockname()[1]} " in banner(state, listening)[0]
+
+
+def test_missing_descriptors_are_said_once_and_other_errors_always(
+    state: ServerState, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+    server, loop = DrainingServer(build_app(state), state, Drain(0.0)), asyncio.new_event_loop()
+    monkeypatch.setattr(loop, "default_exception_handler", told.append)
+    with caplog.at_level("ERROR", "foretoken"), closing(loop):
+        for number in (errno.EMFILE, errno.EMFILE, errno.ENFILE, errno.EPIPE):
+            server._on_trouble(loop, {"exception": OSError(number, "as it is")})
+        server._on_trouble(loop, {"message": "something else"})
+    assert caplog.text.count("connections wait to be accepted") == 1
+    assert len(told) == 2
+
+
+def test_a_models_troubles_on_disk_are_not_described() -> None:
+    error = ModelNotFoundError("model", "/secret/folder", "a folder")
+    found = problem_of(error)
+    assert found.status == 500 and "secret" not in str(found.body("id"))
