@@ -84,7 +84,7 @@ def _download(name: str, revision: str | None) -> Path:
 def _allowed_instead(name: str, error: Exception) -> str:
     """What could be given, why the hub did not give `name`, and the packaged name it resembles."""
     near = nearest(name, installed())
-    meant = f". Did you mean {near[0]}?" if near else ""
+    meant = f". Did you mean {near}?" if near else ""
     known = f"{', '.join(installed())}, a local folder, or a Hugging Face id"
     return f"{known} ({_trouble(name, error)}){meant}"
 

@@ -27,7 +27,10 @@ def exported() -> InMemorySpanExporter:
 @pytest.fixture(scope="module")
 def server(model: Path, exported: InMemorySpanExporter) -> Iterator[Serving]:
     config = EngineConfig.from_kwargs(
-        model=str(model), kv_cache_memory_bytes=4 << 20, speculative_config={"method": "ngram"}
+        model=str(model),
+        kv_cache_memory_bytes=4 << 20,
+        speculative_config={"method": "ngram"},
+        adaptive_speculation=False,
     )
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exported))

@@ -57,8 +57,8 @@ def test_acceptance_that_collapses_and_recovers_is_followed(count: int) -> None:
     sequences = [running(f"r{i}") for i in range(count)]
     steady = batch.run(sequences, 400)
     assert steady > 1.5
-    batch.run(sequences, 32)
-    assert batch.run(sequences, 368) >= 0.98
+    batch.run(sequences, 50)
+    assert batch.run(sequences, 350) >= 0.98
     batch.run(sequences, 64)
     assert batch.run(sequences, 336) >= 0.9 * steady
 

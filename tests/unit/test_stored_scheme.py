@@ -4,9 +4,9 @@ error that does not say what to use instead."""
 from typing import Any
 
 import pytest
-from foretoken.shape.memory_formula import Held
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
+from foretoken.shape.memory_formula import Held
 from foretoken.shape.stored import FLOATS, StoredScheme, stored_scheme
 
 INSTEAD = "16-bit checkpoint with quantization='int8' or 'int4'"

@@ -201,4 +201,5 @@ class AdaptiveControl:
             account.charge(max(plain_s - forecast.seconds, 0.0))
         elif made.trial:
             account.charge(forecast.seconds - plain_s * (1.0 + accepted / count))
-            self._planner.drafters[made.trial].learn_trial(drafted, accepted)
+            tried = self._planner.drafters[made.trial]
+            tried.learn_trial(drafted, accepted, all_tried=len(outcomes) == count > 1)

@@ -43,17 +43,25 @@ class DrafterState:
     """Steps between a trial and the next."""
     tries: int = 1
     """Sequences of the next trial."""
+    num_trials: int = 0
 
     @property
     def rests(self) -> bool:
         """Whether nobody needs what it keeps."""
         return self.idle >= _RESTS_AFTER
 
-    def learn_trial(self, drafted: int, accepted: int) -> None:
-        """A trial that succeeds is followed by a larger one at once, others ever more rarely."""
+    def learn_trial(self, drafted: int, accepted: int, *, all_tried: bool) -> None:
+        """A trial that succeeds is followed by a larger one at once, others ever more rarely.
+
+        `all_tried`: nobody is left for a larger one. What the plan does not do now it leaves for
+        other reasons.
+        """
         self.since_trial = 0
-        if 2 * accepted >= drafted > 0:
+        self.num_trials += 1
+        if 2 * accepted >= drafted > 0 and not all_tried:
             self.spacing, self.tries = 0, 4 * self.tries
         else:
             self.spacing = min(max(2 * self.spacing, _SPACING), _SPACING_MOST)
             self.tries = 1
+        if all_tried:
+            self.spacing = _SPACING_MOST

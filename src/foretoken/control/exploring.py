@@ -12,7 +12,7 @@ from typing import final
 
 import numpy as np
 
-from foretoken.control.allocation import Allocation, DraftOption
+from foretoken.control.allocation import Allocation, Counts, DraftOption
 from foretoken.control.drafter import DrafterState
 from foretoken.control.scene import DrafterView, Scene
 
@@ -93,15 +93,25 @@ def pick_trial(
         drafter = drafters[view.name]
         if drafter.since_trial < drafter.spacing:
             continue
-        may = np.flatnonzero(view.most_N)
-        least_missed = may[np.argsort(view.missing_N[may], kind="stable")]
-        chosen = least_missed[: drafter.tries]
-        reading_s = view.cost.feeding(int(view.missing_N[chosen].sum()), scene.context)
-        if reading_s > _READING * scene.plain_s:
+        chosen = _to_try(view, drafter)
+        reading_s = [
+            view.cost.feeding(int(missed), scene.context)
+            for missed in np.cumsum(view.missing_N[chosen])
+        ]
+        chosen = chosen[: sum(seconds <= _READING * scene.plain_s for seconds in reading_s)]
+        if not len(chosen):
             continue
         tried = scene.trial(by_name[view.name], chosen, _DRAFTS)
-        tried = replace(tried, seconds=tried.seconds + reading_s)
+        tried = replace(tried, seconds=tried.seconds + reading_s[len(chosen) - 1])
         # A larger trial follows one that succeeded: most of it is expected to come back.
         if (tried.seconds - scene.plain_s) / len(chosen) <= balance_s:
             return Trial(view.name, tried, [by_name[view.name]])
     return None
+
+
+def _to_try(view: DrafterView, drafter: DrafterState) -> Counts:
+    """Sequences of the next trial: those of which least has to be read, in turn."""
+    may = np.flatnonzero(view.most_N)
+    may = np.roll(may, -drafter.num_trials % len(may))
+    least_missed: Counts = may[np.argsort(view.missing_N[may], kind="stable")]
+    return least_missed[: drafter.tries]

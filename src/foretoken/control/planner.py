@@ -148,7 +148,7 @@ class Planner:
         alive = [i for i, request_id in enumerate(made.ids) if request_id in self._requests]
         self.ledger.keep([made.ids[i] for i in alive], made.gained_s[alive])
         used = set()
-        for request_id, name in zip(made.ids, made.plan.drafters, strict=False):
+        for request_id, name in zip(made.ids, made.plan.drafters, strict=True):
             if name:
                 used.add(name)
                 note_read(self._requests, request_id, name, None)
@@ -156,6 +156,11 @@ class Planner:
             used.add(feed.drafter)
             note_read(self._requests, made.ids[feed.place], feed.drafter, feed.rows)
         for name, drafter in self.drafters.items():
+            if not drafter.facts.looks_up:
+                others = [
+                    i for i, by in zip(made.ids, made.plan.drafters, strict=True) if by != name
+                ]
+                self.acceptance.fade(others, name, steps)
             drafter.idle = 0 if name in used else drafter.idle + steps
             drafter.since_trial += steps
 

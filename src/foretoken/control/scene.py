@@ -62,11 +62,9 @@ class Scene:
 
     def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
         """What these drafters could do; those that may draft for nobody are left out."""
-        found = []
-        for view in views:
-            if view.most_N.any():
-                found.append(self._option(view))
-        return found
+        allowed = [view for view in views if view.most_N.any()]
+        most = max((view.most for view in allowed), default=0)
+        return [self._option(view, most) for view in allowed]
 
     def step(self) -> StepOptions:
         """What the step costs and may cost."""
@@ -107,10 +105,12 @@ class Scene:
         spare = self.rows_s[taken:] - self.rows_s[taken]
         return max(int(np.searchsorted(spare, max(slack, 0.0), side="right")) - 1, 0)
 
-    def _option(self, view: DrafterView) -> DraftOption:
-        most, count = view.most, len(self.ids)
-        chances = self.acceptance.chances(self.ids, view.name, most)
-        survival: Floats = np.cumprod(chances, axis=1, dtype=np.float64)
+    def _option(self, view: DrafterView, most: int) -> DraftOption:
+        """One drafter's option, as wide as that with the most drafts."""
+        count = len(self.ids)
+        chances = self.acceptance.chances(self.ids, view.name, view.most)
+        survival: Floats = np.zeros((count, most))
+        np.cumprod(chances, axis=1, out=survival[:, : chances.shape[1]])
         survival[np.arange(most) >= view.most_N[:, None]] = 0.0
         one = view.cost.drafting(1, most, self.context)
         two = view.cost.drafting(2, most, self.context)

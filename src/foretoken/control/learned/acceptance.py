@@ -43,6 +43,8 @@ _WARM = 12.0
 _SURPRISE = 0.06
 """What is likelier or less likely than this counts as if it were not: two surprises alone prove
 nothing."""
+_KEEPS_STEP = 0.99
+"""What a request showed is multiplied by at each step without a draft."""
 _HISTORY = 32
 """Drafts that are remembered one by one, to count again from where a change began."""
 _ALARMED_REQUESTS, _ALARM_STEPS = 3, 32
@@ -225,6 +227,19 @@ class LearnedAcceptance(AcceptanceModel):
         if track is not None:
             for hit in hits:
                 self._add(track, trials_of_draft(1, int(hit)), request_id)
+
+    def fade(self, request_ids: Sequence[str], drafter: str, steps: int) -> None:
+        """These requests had no draft of the drafter for so many steps: what they showed of it
+        grows old, and what their class shows counts for more."""
+        owner = self._drafters.get(drafter)
+        if owner is None or not owner.tracks:
+            return
+        kept, cells = _KEEPS_STEP**steps, self._rows.cells
+        for request_id in request_ids:
+            track = owner.tracks.get(request_id)
+            if track is not None:
+                for at in range(track.row, track.row + 2 * BUCKETS):
+                    cells[at] *= kept
 
     def expected(self, request_id: str, drafter: str, promise: float, num_drafts: int) -> float:
         """How many of `num_drafts` drafts of a look-up will be accepted that promises so many."""
