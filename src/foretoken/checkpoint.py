@@ -3,11 +3,10 @@
 Knows nothing about what is in the folder beyond the file names worth downloading.
 """
 
-from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 
-from foretoken.errors import ModelNotFoundError, NotYetError
+from foretoken.errors import ModelNotFoundError, NotYetError, nearest
 
 PACKAGED = ("demo", "demo-draft", "demo-eagle3", "demo-mlp", "demo-medusa", "demo-parallel")
 """Names that mean what ships with the package; an installation may lack some of the heads."""
@@ -84,7 +83,7 @@ def _download(name: str, revision: str | None) -> Path:
 
 def _allowed_instead(name: str, error: Exception) -> str:
     """What could be given, why the hub did not give `name`, and the packaged name it resembles."""
-    near = get_close_matches(name, installed(), n=1)
+    near = nearest(name, installed())
     meant = f". Did you mean {near[0]}?" if near else ""
     known = f"{', '.join(installed())}, a local folder, or a Hugging Face id"
     return f"{known} ({_trouble(name, error)}){meant}"

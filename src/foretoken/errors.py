@@ -83,8 +83,14 @@ class _FieldError(ForetokenError):
 def one_of(given: object, words: Iterable[str]) -> str:
     """The words that are allowed, as a message lists them, and the one nearest to `given`."""
     known = tuple(words)
-    close = difflib.get_close_matches(given[:100], known, n=1) if isinstance(given, str) else []
-    return ", ".join(known) + (f"; did you mean {close[0]!r}?" if close else "")
+    near = nearest(given, known)
+    return ", ".join(known) + (f"; did you mean {near!r}?" if near else "")
+
+
+def nearest(given: object, words: Iterable[str]) -> str | None:
+    """The word that `given` was probably meant to be, if there is one."""
+    close = difflib.get_close_matches(given[:100], words, n=1) if isinstance(given, str) else []
+    return close[0] if close else None
 
 
 def _shown(given: object) -> str:

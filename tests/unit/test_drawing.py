@@ -16,19 +16,10 @@ from foretoken.runtime.rows import Rows
 from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.sequence import Sequence
 from foretoken.types import Request, SamplingParams
+from tests.unit.filters import FILTERS
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
-FILTERS = [
-    None,
-    (0.0, 50, 1.0),
-    (0.0, 1, 1.0),
-    (0.05, 0, 1.0),
-    (0.0, 0, 0.9),
-    (0.02, 40, 0.8),
-    (0.0, 300, 0.1),
-    (0.0, 2000, 1.0),
-]
 
 
 def kernel() -> DrawKernel:

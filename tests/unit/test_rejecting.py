@@ -21,21 +21,11 @@ from foretoken.runtime.rules.weighed import weigh
 from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.sequence import Sequence
 from foretoken.runtime.tree import Tree, tree_of
+from tests.unit.filters import FILTERS
 from tests.unit.proposing import make_sequence
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(find_library() is None, reason="no compiled kernels")
-FILTERS = [
-    None,
-    (0.0, 50, 1.0),
-    (0.0, 1, 1.0),
-    (0.05, 0, 1.0),
-    (0.0, 0, 0.9),
-    (0.02, 40, 0.8),
-    (0.0, 300, 0.1),
-    (0.0, 2000, 1.0),
-    (0.0, 0, 0.99999),
-]
 PARAMS: list[dict[str, Any]] = [
     {},
     {"top_p": 0.9},

@@ -207,11 +207,11 @@ def test_budget_zero_costs_nothing() -> None:
     proposer = suffix()
     sequence = make_sequence([1, 2, 1], [2])
     assert proposer.propose(make_context((sequence, 0))).ids == ((),)
-    assert not proposer._states
+    assert not proposer._texts
 
 
 def test_release_forgets_the_request_and_knows_strangers() -> None:
     proposer = suffix()
     proposer.release("nobody")
     write(proposer, "old", [1, 2, 3])
-    assert not proposer._states
+    assert not proposer._texts

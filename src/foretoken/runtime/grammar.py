@@ -32,7 +32,7 @@ _CLASHES = ("min_tokens", "ignore_eos", "bad_words", "allowed_token_ids")
 
 
 @dataclass(slots=True)
-class _State:
+class _RequestMatcher:
     """A matcher and how many output tokens it has read."""
 
     request: Request
@@ -65,7 +65,7 @@ class Grammars:
         self._trial = TrialCompiler()
         self._known: OrderedDict[StructuredOutputs, Any] = OrderedDict()
         self._reading, self._building = threading.Lock(), threading.Lock()
-        self._states: dict[str, _State] = {}
+        self._matchers: dict[str, _RequestMatcher] = {}
         self._failures: dict[str, str] = {}
 
     def knows(self, params: SamplingParams) -> bool:
@@ -103,7 +103,7 @@ class Grammars:
 
         Rows after a draft that the grammar forbids are left alone: they are never reached.
         """
-        state = self._state(rows.sequence)
+        state = self._matcher_of(rows.sequence)
         if state is None:
             return
         for row in range(rows.num_rows):
@@ -116,12 +116,12 @@ class Grammars:
 
     def forced(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """Up to `most` next tokens about which the grammar leaves no choice."""
-        state = self._state(sequence)
+        state = self._matcher_of(sequence)
         return () if state is None else tuple(self._forced(state.matcher)[:most])
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ids are fine."""
-        self._states.pop(request_id, None)
+        self._matchers.pop(request_id, None)
         self._failures.pop(request_id, None)
 
     def stop(self) -> None:
@@ -133,17 +133,17 @@ class Grammars:
         failures, self._failures = self._failures, {}
         return failures
 
-    def _state(self, sequence: Sequence) -> _State | None:
+    def _matcher_of(self, sequence: Sequence) -> _RequestMatcher | None:
         """The matcher after the committed tokens; None without a grammar, or after a failure."""
         request = sequence.request
         given = request.params.structured
         if given is None:
             return None
-        state = self._states.get(request.request_id)
+        state = self._matchers.get(request.request_id)
         if state is None or state.request is not request:
             assert request.grammar is not None, f"{request.request_id} came without its grammar"
-            state = _State(request, request.grammar.deep_copy())
-            self._states[request.request_id] = state
+            state = _RequestMatcher(request, request.grammar.deep_copy())
+            self._matchers[request.request_id] = state
         new_ids = sequence.token_ids[sequence.num_prompt + state.num_read :]
         if new_ids:
             state.num_read += len(new_ids)
@@ -154,7 +154,7 @@ class Grammars:
             return None
         return state
 
-    def _mask(self, state: _State, drafts: tuple[int, ...]) -> Tensor | None:
+    def _mask(self, state: _RequestMatcher, drafts: tuple[int, ...]) -> Tensor | None:
         """What is forbidden after `drafts`, bool [V]; None if one of them was forbidden."""
         matcher = state.matcher
         if self._eos_ids and not set(self._eos_ids).isdisjoint(drafts):
@@ -166,7 +166,7 @@ class Grammars:
             if num_read:
                 matcher.rollback(num_read)
 
-    def _forbidden(self, state: _State) -> Tensor | None:
+    def _forbidden(self, state: _RequestMatcher) -> Tensor | None:
         forced = self._forced(state.matcher)
         if forced:
             forbidden_V = torch.ones(self._vocab_size, dtype=torch.bool)

@@ -1,8 +1,8 @@
 """Checks of names that are gone: flags, keys, methods and values of vLLM and llama.cpp."""
 
-import difflib
 from collections.abc import Iterator
 
+from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import Launch, LaunchCheck, engine_table
 
@@ -56,13 +56,13 @@ def _removed_key(launch: Launch) -> Iterator[Finding]:
                 remedy=table["removed_keys"][key] or "leave it out",
             )
         elif key not in table["known"]["keys"]:
-            close = difflib.get_close_matches(key, table["known"]["keys"], n=1)
+            near = nearest(key, table["known"]["keys"])
             yield Finding(
                 check="removed_key",
                 level="error",
                 where=f"speculative_config.{key}",
                 message="vLLM knows no such key",
-                remedy=f"did you mean {close[0]}?" if close else "",
+                remedy=f"did you mean {near}?" if near else "",
             )
 
 

@@ -4,12 +4,12 @@ Invariant: whatever a client sends, the answer is a body of the right type or a 
 """
 
 import asyncio
-import difflib
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from foretoken.errors import nearest
 from foretoken.server.problems import Problem
 from foretoken.server.transport.json_size import SMALL, check_json_size
 
@@ -79,8 +79,8 @@ def _problem(error: ValidationError, kind: type[BaseModel]) -> Problem:
 
 
 def _unknown(name: str, kind: type[BaseModel]) -> str:
-    close = difflib.get_close_matches(name[:100], kind.model_fields, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "allowed: " + ", ".join(kind.model_fields)
+    near = nearest(name, kind.model_fields)
+    hint = f"did you mean {near!r}?" if near else "allowed: " + ", ".join(kind.model_fields)
     return f"{name[:100]}: not a field of this request; {hint}"
 
 

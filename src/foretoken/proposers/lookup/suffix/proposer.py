@@ -28,7 +28,7 @@ logger = logging.getLogger("foretoken")
 
 
 @dataclass(slots=True)
-class _State:
+class _RequestTexts:
     """One request: its text, its part of the cache, and how much of it they hold."""
 
     sequence: Sequence
@@ -63,7 +63,7 @@ class SuffixProposer(Proposer):
         self._depth = max_tree_depth
         self._limits = PathLimits(per_match=max_spec_factor, least_probability=min_token_prob)
         self._cache = SuffixCache(max_cached_requests) if max_cached_requests else None
-        self._states: dict[str, _State] = {}
+        self._texts: dict[str, _RequestTexts] = {}
         self._corpora: dict[str, CachedText] = {}
         if self._cache is not None:
             most = self._cache.most_bytes / 2**20
@@ -115,15 +115,15 @@ class SuffixProposer(Proposer):
 
     def release(self, request_id: str) -> None:
         """Drop a request's own index; its output stays in the shared cache for its time."""
-        state = self._states.pop(request_id, None)
-        if state is not None and state.shared is not None and self._cache is not None:
-            self._share(state)
-            self._cache.finish(state.shared)
+        texts = self._texts.pop(request_id, None)
+        if texts is not None and texts.shared is not None and self._cache is not None:
+            self._share(texts)
+            self._cache.finish(texts.shared)
 
     @property
     def num_bytes(self) -> int:
         """Memory of all indices and of the cache, about."""
-        own = sum(state.local.num_bytes for state in self._states.values())
+        own = sum(texts.local.num_bytes for texts in self._texts.values())
         return own + (self._cache.num_bytes if self._cache is not None else 0)
 
     @property
@@ -132,30 +132,30 @@ class SuffixProposer(Proposer):
         return self._cache.most_bytes if self._cache is not None else 0
 
     def _draft(self, sequence: Sequence, budget: int) -> Path:
-        state = self._state(sequence)
+        texts = self._texts_of(sequence)
         window = RecentTokens(sequence.token_ids[-self._depth :])
-        path = best_path(state.local.places(window), budget, self._limits)
-        if self._cache is not None and state.shared is not None and path.score < budget:
-            places = self._cache.places(window, state.shared)
+        path = best_path(texts.local.places(window), budget, self._limits)
+        if self._cache is not None and texts.shared is not None and path.score < budget:
+            places = self._cache.places(window, texts.shared)
             shared = best_path(places, budget, self._limits)
             if shared.score > path.score:
                 return shared
         return path
 
-    def _state(self, sequence: Sequence) -> _State:
-        """The request's state, brought up to the newest committed token."""
+    def _texts_of(self, sequence: Sequence) -> _RequestTexts:
+        """The texts of a request, brought up to the newest committed token."""
         request = sequence.request
-        state = self._states.get(request.request_id)
-        if state is None:
+        texts = self._texts.get(request.request_id)
+        if texts is None:
             shared = None if self._cache is None else self._cache.open(request.cache_salt)
-            state = self._states[request.request_id] = _State(sequence, LocalText(), shared)
-        state.local.extend(sequence.token_ids[len(state.local.tokens) :])
-        self._share(state)
-        return state
+            texts = self._texts[request.request_id] = _RequestTexts(sequence, LocalText(), shared)
+        texts.local.extend(sequence.token_ids[len(texts.local.tokens) :])
+        self._share(texts)
+        return texts
 
-    def _share(self, state: _State) -> None:
-        sequence = state.sequence
-        if self._cache is not None and state.shared is not None:
-            first = sequence.num_prompt + state.num_shared
-            self._cache.extend(state.shared, sequence.token_ids[first:])
-            state.num_shared = sequence.num_output
+    def _share(self, texts: _RequestTexts) -> None:
+        sequence = texts.sequence
+        if self._cache is not None and texts.shared is not None:
+            first = sequence.num_prompt + texts.num_shared
+            self._cache.extend(texts.shared, sequence.token_ids[first:])
+            texts.num_shared = sequence.num_output
