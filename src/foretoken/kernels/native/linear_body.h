@@ -369,7 +369,6 @@ ALWAYS void move_chunk(const plan *p, chunk *c, int64_t panel, int64_t row, int6
     const int64_t input = step * p->how.inputs_per_step, block = input / FT_BLOCK;
     c->weight = (const char *)layer->weight + (panel * p->steps + step) * STEP_BYTES;
     c->x = ft_prepared_at(x, row, input * p->how.x_bytes);
-    c->steps = steps_of_chunk(step, p->last, p->steps);
     c->x_scale = x->scales + row * x->blocks + block;
     c->x_sum = x->sums + row * x->parts + block * (FT_BLOCK / 32);
     if (layer->group) {
@@ -389,14 +388,15 @@ static void run_rows(const plan *p, int64_t panel, int64_t panels, int64_t row, 
     start_chunks(p, &c);
     // Chunks outside, tiles inside: the rows' inputs of a chunk stay in the cache for all tiles, and
     // every weight is still read once.
-    for (int64_t step = 0, taken; step < p->last; step += taken)
+    for (int64_t step = 0; step < p->last; step += c.steps) {
+        c.steps = steps_of_chunk(step, p->last, p->steps);
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t first = t * FT_TILE, left = panels - first;
             move_chunk(p, &c, panel + first, row, step);
             c.sums = sums + t * of_tile;
-            taken = c.steps;
             run_chunk(&p->how, &c, left < FT_TILE ? (int)left : FT_TILE, count);
         }
+    }
     for (int64_t t = 0; t < tiles; t++)
         for (int64_t r = 0; r < count; r++) {
             const int64_t first = t * FT_TILE, left = panels - first;
