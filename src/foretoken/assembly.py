@@ -108,10 +108,12 @@ class _Assembly:
         texts = TextStreams(self.tokenizer)
         user, invariant = config.user, config.batch_invariant
         runner = self._runner(
-            self.folder, user.quantization, user.kv_cache_dtype, batch_invariant=invariant
+            self.folder,
+            user.quantization,
+            user.kv_cache_dtype,
+            batch_invariant=invariant,
+            points=self.points,
         )
-        if self.points:
-            runner.keep_features(self.points)
         if proposer is None:
             drafters = self._drafters(verifier, runner)
         else:
@@ -169,6 +171,7 @@ class _Assembly:
         kv_cache_dtype: str,
         *,
         batch_invariant: bool,
+        points: tuple[int, ...] = (),
     ) -> Runner:
         options = LoadOptions(
             dtype=getattr(torch, self.config.dtype),
@@ -179,7 +182,7 @@ class _Assembly:
             kv_dtype=kept_dtype(kv_cache_dtype),
             max_model_len=self.config.max_model_len,
         )
-        return Runner.load(folder, options, num_pages=self.config.num_pages)
+        return Runner.load(folder, options, num_pages=self.config.num_pages, points=points)
 
     def _drafters(self, verifier: Verifier, target: Runner) -> Drafters:
         context = BuildContext(

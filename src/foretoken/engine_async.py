@@ -89,13 +89,26 @@ class OutputStream:
 class AsyncEngine:
     """Takes requests from a loop, steps in a thread, and gives outputs back to the loop."""
 
-    def __init__(self, engine: Engine, *, max_buffered: int = 4096) -> None:
-        """Take over `engine`; a stream with more than `max_buffered` unread tokens is ended."""
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_buffered: int = 4096,
+        observers: Sequence[Observer] = (),
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take over `engine`.
+
+        Args:
+            engine: nobody else may step it.
+            max_buffered: a stream with more unread tokens is ended.
+            observers: called on the loop with all outputs of a step, the ends of aborted requests
+                included.
+            on_lost: called on the loop when the thread has died.
+        """
         self.engine = engine
-        self.observers: list[Observer] = []
-        """Called on the loop with all outputs of a step, the ends of aborted requests included."""
-        self.on_lost: Callable[[], None] = lambda: None
-        """Called on the loop when the thread has died."""
+        self.observers = list(observers)
+        self._on_lost = on_lost
         self.lost: BaseException | None = None
         """What ended the thread, if anything did."""
         self.stepped_at = time.monotonic()
@@ -295,4 +308,4 @@ class AsyncEngine:
         ids = list(self._streams)
         self._deliver([Output(request_id=i, finish_reason=reason, error=text) for i in ids])
         if error is not None:
-            self.on_lost()
+            self._on_lost()

@@ -23,6 +23,7 @@ def open_runner(
     batch_invariant: bool = False,
     kv_dtype: torch.dtype | None = None,
     max_model_len: int | None = None,
+    points: Sequence[int] = (),
 ) -> Runner:
     """A runner whose pages already hold what somebody else left behind."""
     options = LoadOptions(
@@ -33,7 +34,7 @@ def open_runner(
         kv_dtype=kv_dtype,
         max_model_len=max_model_len,
     )
-    runner = Runner.load(folder, options, num_pages=NUM_PAGES)
+    runner = Runner.load(folder, options, num_pages=NUM_PAGES, points=points)
     leave_garbage(runner)
     return runner
 

@@ -12,27 +12,14 @@ import pytest
 import torch
 
 from foretoken.kernels.library import find_library
-from foretoken.kv.features import FINAL, FeatureStore
+from foretoken.kv.features import FINAL
 from foretoken.kv.store import KVStore
 from foretoken.models.decoder import Decoder
 from foretoken.runtime.runner import Runner
 from tests.golden.families import OWN, VOCAB, write_checkpoint
-from tests.golden.scenario import NUM_PAGES, PAGE, cut, forward, leave_garbage, open_runner, tables
+from tests.golden.scenario import PAGE, cut, forward, leave_garbage, open_runner, tables
 
 LENGTH = 75
-
-
-def with_features(runner: Runner, points: list[int]) -> FeatureStore:
-    model = runner.model
-    return FeatureStore(
-        points,
-        model.shape.hidden_size,
-        NUM_PAGES * PAGE,
-        dtype=model.embedding_VD.dtype,
-        device=torch.device("cpu"),
-    )
-
-
 KINDS = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.int8)]
 
 
@@ -45,18 +32,17 @@ def test_bits_are_those_of_the_parts(
         pytest.skip("no kernels here")
     write_checkpoint(tmp_path, *OWN[case])
     runner = open_runner(tmp_path, dtype=dtype, batch_invariant=True, kv_dtype=kv_dtype)
-    model = runner.model
+    model, store = runner.model, runner.store
     assert isinstance(model, Decoder) and model.compiled is not None
-    parts = Runner(replace(model, compiled=None), runner.store)
+    parts = replace(model, compiled=None)
     draw = random.Random(case)
     ids = [draw.randrange(VOCAB) for _ in range(LENGTH)]
     last = model.shape.num_hidden_layers - 1
     for together in (True, False):
         first, second = tables(draw, [LENGTH, LENGTH], together=together)
         stores, kept, logits = [], [], []
-        for one in (runner, parts):
+        for one in (Runner(made, store, [last, FINAL]) for made in (model, parts)):
             leave_garbage(one)
-            one.features = with_features(one, [last, FINAL])
             rows, at = [], 0
             for count in cut(random.Random(3), LENGTH, [1, 1, 5, 33]):
                 spans = [(ids, at, at + count, pages) for pages in (first, second)]
@@ -64,6 +50,7 @@ def test_bits_are_those_of_the_parts(
                 at += count
             logits.append(torch.cat(rows))
             stores.append([layer.clone() for layer in one.store.layers])
+            assert one.features is not None
             kept.append(one.features.slots_SF)
         assert torch.equal(*logits)
         assert torch.equal(*kept) and kept[0].count_nonzero() > 0

@@ -49,7 +49,6 @@ def steps_of(
         sequence.page_table = TABLES[i]
         spans.append(make_span(sequence, counts[i]))
     assert isinstance(runner.net, Eagle3)
-    runner.net.mask_token_id = None if runner.net.shape.anchored else 11
     return MaskedDrafts(runner.net)(runner, spans, Stretches([2, 8], [6, 11])), spans
 
 

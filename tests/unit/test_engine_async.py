@@ -114,9 +114,9 @@ def test_a_failed_step_ends_its_requests_and_no_others(model: Path) -> None:
 
 def test_an_engine_that_keeps_failing_is_lost_loudly(model: Path) -> None:
     async def main() -> None:
-        running = AsyncEngine(engine_of(model, Faulty("bad", 99)))
         told: list[bool] = []
-        running.on_lost = lambda: told.append(True)
+        bad = engine_of(model, Faulty("bad", 99))
+        running = AsyncEngine(bad, on_lost=lambda: told.append(True))
         running.start()
         for number in range(3):
             outputs = await read(opened(running, f"bad-{number}"))

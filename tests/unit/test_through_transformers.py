@@ -198,14 +198,14 @@ def test_a_state_beside_keys_and_values_is_found(
 def test_features_are_the_hidden_states(tmp_path: Path) -> None:
     """What feature-conditioned drafters read: the stream before a layer, and after the norm."""
     model = write_checkpoint(tmp_path, *BY_TRANSFORMERS["olmo2"])
-    runner = open_runner(tmp_path)
-    features = runner.keep_features([1, FINAL])
+    runner = open_runner(tmp_path, points=(1, FINAL))
     ids = list(range(20))
     forward(runner, [(ids, 0, 20, list(range(5)))])
     with torch.no_grad():
         states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
     expected = torch.cat([states[1][0], states[-1][0]], dim=-1)
-    torch.testing.assert_close(features.slots_SF[:20], expected, rtol=1e-4, atol=1e-4)
+    assert runner.features is not None
+    torch.testing.assert_close(runner.features.slots_SF[:20], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_parameters_are_counted_from_the_files(folder: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
+from foretoken.ops.linear import Linear
 from foretoken.shape import ModelShape
 
 
@@ -38,6 +39,8 @@ class Model(ABC):
     shape: ModelShape
     embedding_VD: Tensor
     """The embedding table as stored; some families scale what they look up."""
+    head: Linear | None
+    """Makes logits of hidden states, before a soft cap; None: only `logits` can."""
 
     @abstractmethod
     def hidden(

@@ -37,6 +37,15 @@ def plan_best(sequences: int, steps: int) -> RolloutPlan:
     return RolloutPlan(steps=steps, rows=rows, keeps_logits=False, best=True)
 
 
+@dataclass(frozen=True, slots=True)
+class MixedFeatures:
+    """A stream that begins with what a mixer makes of the target's features of fed slots."""
+
+    mixer: KernelLinear
+    features_SF: Tensor
+    """By slot."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutParts:
@@ -51,6 +60,8 @@ class RolloutParts:
     """Tokens of the target; default: as many as the head has outputs."""
     takes_beside: bool = False
     """Whether the layers take embedded tokens beside a stream that goes on from token to token."""
+    mixed: MixedFeatures | None = None
+    """What the stream begins with, where it is not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,6 @@ class CompiledRollout:
         attention, rotary = kind
         self._layers, self._parts = layers, parts
         self._store: KVStore | None = None
-        self._mixing: tuple[KernelLinear, Tensor] | None = None
         self._model = FtRolloutModel(
             decoder=layers.address,
             embedding=parts.embedding_VD.data_ptr(),
@@ -89,24 +99,24 @@ class CompiledRollout:
             vocabulary=parts.vocab_size or head.columns,
             num_layers=layers.num_layers,
         )
+        if parts.mixed is not None:
+            self._read_features(parts.mixed.mixer, parts.mixed.features_SF)
         self._run: Any = layers.library.function("ft_rollout", (_PTR, _PTR), _I64)
         self._call = FtRolloutCall()
         self._buffers = _Buffers.of(self._call, self._model, parts, (1, 8), attention.units_a_row)
 
-    def read_features(self, mixer: KernelLinear, slots_SF: Tensor) -> None:
-        """From now on the stream begins with what `mixer` makes of the features of fed slots."""
+    def _read_features(self, mixer: KernelLinear, slots_SF: Tensor) -> None:
+        """Begin the stream with what `mixer` makes of the features of fed slots."""
         assert slots_SF.stride(1) == 1 and slots_SF.dtype == mixer.dtype, slots_SF.stride()
         assert slots_SF.shape[1] == mixer.packed.inputs, (slots_SF.shape, mixer.packed.inputs)
-        self._mixing = mixer, slots_SF
         self._model.mixer, self._model.features = mixer.address, slots_SF.data_ptr()
         self._model.feature_bytes = slots_SF.shape[1] * slots_SF.element_size()
         self._model.feature_stride = slots_SF.stride(0) * slots_SF.element_size()
-        self._buffers = self._buffers.grown(1, 8)
 
     @property
     def reads_features(self) -> bool:
-        """Whether `read_features` was called."""
-        return self._mixing is not None
+        """Whether the stream begins with features of fed slots, where it is not given."""
+        return self._parts.mixed is not None
 
     def __call__(
         self,
@@ -181,7 +191,7 @@ class CompiledRollout:
         own, gathered = buffers.own_BN, None
         if stream_TD is not None:
             buffers.x_TD[: stream_TD.shape[0]] = stream_TD
-        elif self._mixing is not None:
+        elif self.reads_features:
             gathered = buffers.gathered_TF.data_ptr()
         else:
             assert not self._parts.takes_beside, "something must begin the stream"

@@ -29,26 +29,19 @@ from foretoken.runtime.batch import Batch
 class Runner:
     """A model and its KV store."""
 
-    def __init__(self, model: Model, store: KVStore) -> None:
-        """Run `model` over `store`."""
+    def __init__(self, model: Model, store: KVStore, points: Sequence[int] = ()) -> None:
+        """Run `model` over `store`; keep the hidden states at `points` of every computed token."""
         self.model = model
         self.store = store
         self.page_size = store.page_size
-        self.features: FeatureStore | None = None
+        self.features = _feature_store(model, store, points) if points else None
         self._device = model.embedding_VD.device
 
-    def keep_features(self, points: Sequence[int]) -> FeatureStore:
-        """From now on keep the hidden states at `points` of every token that is computed."""
-        hidden = self.model.shape.hidden_size
-        like = self.model.embedding_VD
-        self.features = FeatureStore(
-            points, hidden, self.store.num_slots, dtype=like.dtype, device=like.device
-        )
-        return self.features
-
     @classmethod
-    def load(cls, folder: Path, options: LoadOptions, *, num_pages: int) -> Self:
-        """Load a checkpoint and allocate its KV store.
+    def load(
+        cls, folder: Path, options: LoadOptions, *, num_pages: int, points: Sequence[int] = ()
+    ) -> Self:
+        """Load a checkpoint and allocate its KV store, and that of hidden states at `points`.
 
         Raises:
             ModelError: the checkpoint is not supported or broken.
@@ -61,7 +54,7 @@ class Runner:
             dtype=options.kv_dtype or options.dtype,
             device=options.device,
         )
-        return cls(model, store)
+        return cls(model, store, points)
 
     def run(self, batch: Batch) -> ModelOutput:
         """The engine's step: every span with its drafts; rows span by span, in position order."""
@@ -173,6 +166,11 @@ class Runner:
             spans=tuple(layouts),
             rows_R=None if whole else torch.tensor(rows, dtype=torch.int64, device=device),
         )
+
+
+def _feature_store(model: Model, store: KVStore, points: Sequence[int]) -> FeatureStore:
+    like, hidden = model.embedding_VD, model.shape.hidden_size
+    return FeatureStore(points, hidden, store.num_slots, dtype=like.dtype, device=like.device)
 
 
 def positions_of(layouts: Sequence[SpanLayout], device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 """Puts endpoints, middleware and state together into an ASGI application. Knows no socket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from foretoken.server.observing.metrics import ServerMetrics
 from foretoken.server.problems import Problem
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
+from foretoken.server.transport.drain import Drain
 
 if TYPE_CHECKING:
     from foretoken.server.observing.tracing import RequestSpans
@@ -56,19 +57,20 @@ _TRIMMED_EVERY_S = 10.0
 def build_state(
     engine: Engine,
     config: ServerConfig,
-    draining: Callable[[], bool] = lambda: False,
+    drain: Drain,
     spans: "RequestSpans | None" = None,
 ) -> ServerState:
-    """The parts of a server around `engine`; `spans` sees every request."""
+    """The parts of a server around `engine`; `drain` begins if it is lost, `spans` sees every
+    request."""
     name = config.names_of(engine.parts.config.user.model)[0]
     metrics = ServerMetrics(engine, name, config.metrics_prefix)
-    running = AsyncEngine(engine, max_buffered=config.limits.max_unread_tokens)
-    running.observers.append(metrics.observe)
-    if spans is not None:
-        running.observers.append(spans.observe)
-    return ServerState(
-        config=config, engine=running, metrics=metrics, draining=draining, spans=spans
+    running = AsyncEngine(
+        engine,
+        max_buffered=config.limits.max_unread_tokens,
+        observers=[metrics.observe] if spans is None else [metrics.observe, spans.observe],
+        on_lost=drain.begin,
     )
+    return ServerState(config=config, engine=running, metrics=metrics, draining=drain, spans=spans)
 
 
 def build_app(state: ServerState) -> ASGIApp:

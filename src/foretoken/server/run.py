@@ -46,7 +46,6 @@ def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]
         drain = Drain(server.limits.drain_s)
         state = build_state(engine, server, drain, spans)
         runner = DrainingServer(build_app(state), state, drain)
-        state.engine.on_lost = drain.begin
         listening.listen()  # who reads the URL may connect at once
         for line in banner(state, listening):
             say(line)

@@ -29,10 +29,10 @@ class ServerState:
     config: ServerConfig
     engine: AsyncEngine
     metrics: ServerMetrics
+    draining: Callable[[], bool]
+    """Whether the server has been told to stop."""
     spans: "RequestSpans | None" = None
     """Makes OpenTelemetry spans, where they are wanted."""
-    draining: Callable[[], bool] = lambda: False
-    """Whether the server has been told to stop."""
     compiling: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, "foretoken-grammars")
     )

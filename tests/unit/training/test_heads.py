@@ -267,7 +267,7 @@ def test_exported_heads_are_read_back(tmp_path: Path, kind: str) -> None:
     loaded = load_head(tmp_path / "head", facts)
     assert loaded.method == ("eagle3" if "peagle" in kind else kind) and loaded.points == points
     assert loaded.parallel == ("peagle" in kind)
-    assert loaded.mask_token_id == (1 if kind == "peagle" else None)
+    assert getattr(loaded, "mask_token_id", None) == (1 if kind == "peagle" else None)
     for name, tensor in net.state_dict().items():  # type: ignore[attr-defined]
         assert torch.equal(loaded.state_dict()[name], tensor), name
 

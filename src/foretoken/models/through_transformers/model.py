@@ -55,6 +55,7 @@ class TransformersModel(Model):
         """Take over `causal`, filled and attached to `paged`."""
         self.shape = shape
         self.embedding_VD: Tensor = causal.get_input_embeddings().weight
+        self.head = None
         self._base = causal.get_decoder()
         [path] = [name for name, module in causal.named_modules() if module is self._base]
         parent, _, key = path.rpartition(".")

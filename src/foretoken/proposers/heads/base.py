@@ -74,8 +74,6 @@ class DraftHead(nn.Module, ABC):
     """The word the user types."""
     points: tuple[int, ...] = (FINAL,)
     """Where it reads the target's hidden states (see `foretoken.kv.features`), in its own order."""
-    mask_token_id: int | None = None
-    """The token that it is fed in place of one to be guessed; None: it needs none."""
 
     @classmethod
     @torch.no_grad()

@@ -11,9 +11,9 @@ Source: Cai et al. 2024 (arXiv 2401.10774) and the FasterDecoding checkpoints.
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, Self, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,6 @@ from foretoken.config import DrafterConfig
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtMedusa, FtMedusaBlock
-from foretoken.models.decoder import Decoder
 from foretoken.ops.linear import KernelLinear
 from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
@@ -71,6 +70,13 @@ class ResidualBlock(nn.Module):
         inner = x if self.down is None else self.down(x)
         return x + F.silu(self.linear(inner))
 
+    def compiled(self, dtype: torch.dtype) -> FtMedusaBlock | None:
+        """The block in C's memory, from `dtype` to `dtype`, or None if some part has no kernel."""
+        down, linear = (kernel_of(one, dtype, dtype) for one in (self.down, self.linear))
+        if linear is None or (down is None and self.down is not None):
+            return None
+        return FtMedusaBlock(down=None if down is None else down.address, linear=linear.address)
+
 
 @final
 class Medusa(StatelessHead):
@@ -113,6 +119,12 @@ class Medusa(StatelessHead):
         return torch.stack(
             [head(states[..., k, :]) for k, head in enumerate(list(self.lm_heads)[:count])], dim=-2
         )
+
+    @property
+    def residual_blocks(self) -> tuple[ResidualBlock, ...]:
+        """The blocks of all heads, head by head."""
+        heads = cast("Iterable[Iterable[ResidualBlock]]", self.blocks)
+        return tuple(block for head in heads for block in head)
 
     @property
     def most(self) -> int:
@@ -168,7 +180,7 @@ class Medusa(StatelessHead):
         if not self.shape.share_head:
             return
         model, make = site.engine.target.model, site.linears
-        linear = model.head if isinstance(model, Decoder) else None
+        linear = model.head
         self.shared_logits = model.logits
         if make.quantization is not None:
             if not model.shape.tie_word_embeddings or model.shape.logit_softcap is not None:
@@ -196,21 +208,11 @@ class Medusa(StatelessHead):
         if (shape.rank or 0) > shape.hidden_size:
             return None
         dtype = features_SD.dtype
-        layers = [
-            (
-                block.down is None,
-                kernel_of(block.down, dtype, dtype),
-                kernel_of(block.linear, dtype, dtype),
-            )
-            for blocks in self.blocks
-            for block in blocks.children()
-            if isinstance(block, ResidualBlock)
-        ]
-        blocks = (FtMedusaBlock * len(layers))()
-        for block, (whole, down, linear) in zip(blocks, layers, strict=True):
-            if linear is None or (down is None and not whole):
-                return None
-            block.down, block.linear = None if down is None else down.address, linear.address
+        layers = [block.compiled(dtype) for block in self.residual_blocks]
+        bound = [layer for layer in layers if layer is not None]
+        if len(bound) < len(layers):
+            return None
+        blocks = (FtMedusaBlock * len(bound))(*bound)
         if shape.share_head:
             shared = self._shared_linear
             tops = [shared if shared is not None and shared.dtype == dtype else None]

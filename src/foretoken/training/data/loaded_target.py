@@ -102,6 +102,5 @@ class LoadedTarget:
                 dtype=like.dtype,
                 device=like.device,
             )
-            found = self._readers[points, length] = Runner(own.model, store)
-            found.keep_features(points)
+            found = self._readers[points, length] = Runner(own.model, store, points)
         return found

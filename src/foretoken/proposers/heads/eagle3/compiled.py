@@ -18,7 +18,7 @@ from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.compiled import CompiledLayers, compile_layers
-from foretoken.models.rollout import CompiledRollout, RolloutParts, compile_rollout
+from foretoken.models.rollout import CompiledRollout, MixedFeatures, RolloutParts, compile_rollout
 from foretoken.models.tensors import ModelInput
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
@@ -72,9 +72,15 @@ def compile_eagle3(net: "Eagle3", around: RunnerParts) -> CompiledEagle3 | None:
     if not isinstance(around.attention, CompiledAttention):
         return None  # No layer could be compiled: do not pack its matrices first.
     build = _Builder(net.shape.layer, around.geometry, make)
-    modules = [module for module in net.layers if isinstance(module, Eagle3Layer)]
     kind = LayerKind(around.attention, around.rotary)
-    layers = compile_layers([build.layer(m) for m in modules], [kind])
+    layers = compile_layers([build.layer(one) for one in net.decoder_layers], [kind])
+    if layers is None:
+        return None
+    mixer, rows_SF = make(net.fc.weight.detach()), around.features.rows_SF
+    # Only a plain mixer over neighbouring features can be part of the call into C.
+    mixed = None
+    if isinstance(mixer, KernelLinear) and rows_SF is not None and not net.norms_features:
+        mixed = MixedFeatures(mixer, rows_SF)
     parts = RolloutParts(
         embedding_VD=table_VD.detach(),
         norm=build.norm(net.norm),
@@ -82,15 +88,11 @@ def compile_eagle3(net: "Eagle3", around: RunnerParts) -> CompiledEagle3 | None:
         ids_N=net.target_ids.contiguous(),
         vocab_size=around.vocab_size,
         takes_beside=True,
+        mixed=mixed,
     )
     rollout = compile_rollout(layers, parts)
-    if layers is None or rollout is None:
+    if rollout is None:
         return None
-    mixer = make(net.fc.weight.detach())
-    rows_SF = around.features.rows_SF
-    # Only a plain mixer over neighbouring features can be part of the call into C.
-    if isinstance(mixer, KernelLinear) and rows_SF is not None and not net.norms_features:
-        rollout.read_features(mixer, rows_SF)
     return CompiledEagle3(
         norm_features=net.normed_features,
         mixer=mixer,

@@ -10,8 +10,8 @@ Source: Li et al. 2025 (arXiv 2503.01840), the published EAGLE-3 checkpoints, an
 the `speculators` format.
 """
 
-from collections.abc import Sequence
-from typing import ClassVar, Self, final
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Self, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -36,15 +36,22 @@ class Eagle3(PagedHead):
 
     method: ClassVar[str] = "eagle3"
 
-    def __init__(self, shape: Eagle3Shape, points: tuple[int, ...] = (FINAL,)) -> None:
+    def __init__(
+        self,
+        shape: Eagle3Shape,
+        points: tuple[int, ...] = (FINAL,),
+        mask_token_id: int | None = None,
+    ) -> None:
         """Random weights; the reduced vocabulary starts as the first ids.
 
         Args:
             shape: sizes and variants.
             points: where it reads the target's hidden states.
+            mask_token_id: P-EAGLE: the token of mask slots; None: it has none, or repeats the
+                newest (anchored).
         """
         super().__init__()
-        self.shape = shape
+        self.shape, self.mask_token_id = shape, mask_token_id
         self.points = points
         size, eps = shape.layer.hidden_size, shape.layer.rms_norm_eps
         wide, count = shape.target_hidden_size, shape.num_features
@@ -73,8 +80,7 @@ class Eagle3(PagedHead):
         """The network of a folder in any published format."""
         found = describe(folder, target)
         with torch.device("meta"):
-            net = cls(found.shape, found.points)
-        net.mask_token_id = found.mask_token_id
+            net = cls(found.shape, found.points, found.mask_token_id)
         found.fill(net)
         check_ids(net.target_ids, target)
         return net
@@ -88,6 +94,11 @@ class Eagle3(PagedHead):
     def layer_shape(self) -> HeadShape:
         """Sizes of its decoder layers."""
         return self.shape.layer
+
+    @property
+    def decoder_layers(self) -> tuple[Eagle3Layer, ...]:
+        """Its decoder layers, in order."""
+        return tuple(cast("Iterable[Eagle3Layer]", self.layers))
 
     @property
     def tops(self) -> tuple[nn.Module, ...]:
