@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -79,6 +79,36 @@ def test_registering_twice_is_harmless_and_taking_a_word_is_not() -> None:
     for name in ("eagle3", "pard", "drafters", "two words"):
         with pytest.raises(ConfigError, match="a word"):
             register_method(DraftingMethod(name=name, summary="", source="", drafts_with="text"))
+
+
+@pytest.mark.parametrize(
+    ("key", "owner"),
+    [
+        ("num_speculative_tokens", "speculative_config itself"),
+        ("policy", "speculative_config itself"),
+        ("max_draft_len", "speculative_config itself"),
+        ("draft_tensor_parallel_size", "speculative_config itself"),
+        ("prompt_lookup_max", "method ngram"),
+    ],
+)
+def test_keys_of_its_own_hide_no_others(
+    key: str, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of every drafter, of all drafters, of other engines, and of another method."""
+    settings = make_dataclass("Settings", [("toy_size", int, 3), (key, int, 3)], frozen=True)
+    clash = replace(TOY, settings=settings)
+    with pytest.raises(ConfigError, match=rf"settings: got '{key} \(of {owner}\)'.*toy_size"):
+        register_method(clash)
+    monkeypatch.setitem(globals(), "CLASH", clash)
+    install(monkeypatch, "toy", f"{__name__}:CLASH")
+    assert "toy" not in [method.name for method in known_methods()]
+    with pytest.raises(ConfigError, match=f"'toy' of an installed package.*{key}"):
+        find_method("toy")
+
+
+def test_methods_may_share_the_settings_of_one_class() -> None:
+    register_method(replace(TOY, settings=find_method("ngram").settings))
+    assert "prompt_lookup_max" in find_method("toy").keys
 
 
 def test_a_method_of_an_installed_package_is_loaded_when_its_word_is_used(

@@ -564,18 +564,34 @@ def register_method(method: DraftingMethod) -> None:
     points: group `foretoken.methods`, name the method's word, value `module:record`.
 
     Raises:
-        ConfigError: the word, or another name for it, is taken by another method.
+        ConfigError: the word, another name for it, or a key of its own is taken already.
     """
-    where = "register_method.name"
+    _check_free(method)
+    _table[method.name] = method
+
+
+def _check_free(method: DraftingMethod) -> None:
+    """Raise ConfigError for words and keys that would hide, or be hidden by, those of others."""
+    # It is read by means of this table, and says which keys are not a single method's.
+    from foretoken.config.speculative import general_keys
+
     if not method.name.isidentifier():
-        raise ConfigError(where, method.name, "a word of letters, digits and underscores")
+        allowed = "a word of letters, digits and underscores"
+        raise ConfigError("register_method.name", method.name, allowed)
     others = [row for row in _table.values() if row.name != method.name]
     taken = {*_NOT_METHODS, *(word for row in others for word in (row.name, *row.aliases))}
     known = _table.get(method.name)
     for word in (method.name, *method.aliases):
         if word in taken or (known is not None and known != method):
-            raise ConfigError(where, word, "a word that no other method has")
-    _table[method.name] = method
+            raise ConfigError("register_method.name", word, "a word that no other method has")
+    owners = dict.fromkeys(general_keys(), "speculative_config itself")
+    for row in others:
+        if row.settings is not method.settings:
+            owners |= dict.fromkeys(row.keys, f"method {row.name}")
+    clashes = [f"{key} (of {owners[key]})" for key in method.keys if key in owners]
+    if clashes:
+        allowed = f"keys that nothing else has, such as {method.name}_size"
+        raise ConfigError("register_method.settings", ", ".join(clashes), allowed)
 
 
 def known_methods() -> tuple[DraftingMethod, ...]:
@@ -667,8 +683,12 @@ def _record_of(plugin: EntryPoint) -> DraftingMethod | ConfigError:
         allowed = f"a record that can be imported ({type(error).__name__}: {error})"
         broken = ConfigError(where, plugin.value, allowed)
     else:
-        if isinstance(record, DraftingMethod) and record.name == plugin.name:
-            return record
         broken = ConfigError(where, plugin.value, f"a DraftingMethod named {plugin.name!r}")
+        if isinstance(record, DraftingMethod) and record.name == plugin.name:
+            try:
+                _check_free(record)
+                return record
+            except ConfigError as taken:
+                broken = ConfigError(where, plugin.value, str(taken))
     logger.warning("%s", broken)
     return broken
