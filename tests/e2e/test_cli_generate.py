@@ -58,7 +58,7 @@ def test_info_says_what_the_model_is() -> None:
     facts = json.loads(result.stdout)
     assert facts["model"] == "demo"
     per_layer = 2 * facts["key_value_heads"] * facts["head_dim"] * 2
-    assert facts["dtype"] == "bfloat16"
+    assert facts["dtype"] == "bfloat16" and facts["run_by"] == "Foretoken's own layers"
     assert facts["kv_bytes_per_token"] == facts["layers"] * per_layer
     assert facts["weight_bytes"] == 2 * facts["parameters"]
     table = 2 * facts["vocabulary"] * facts["hidden_size"]

@@ -81,7 +81,7 @@ def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
         "dtype": dtype,
         "weight_bytes": shape.weight_bytes(size),
         "weights_in_memory_bytes": kept.weight_bytes(size),
-        "run_by": "own model file" if shape.is_own else "transformers",
+        "run_by": "Foretoken's own layers" if shape.is_own else "layers of transformers",
         "windows": sorted({window for window in shape.windows if window}) or None,
         "kv_bytes_per_token": kv_per_token,
         "kv_bytes_full_context": kv_per_token * shape.max_position_embeddings,

@@ -7,19 +7,70 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, final
 
 import typer
+from typer.core import TyperGroup
 
-from foretoken.cli.help import WholeGroup
+from foretoken.cli.help import write_commands
 from foretoken.cli.options import read_prompts
-from foretoken.config.methods import ROWS
+from foretoken.config.methods import ROWS, DraftingMethod, Trained, known_methods
 from foretoken.errors import ConfigError
+
+
+@final
+class TrainGroup(TyperGroup):
+    """The commands of our own methods, and of those that installed packages bring.
+
+    Packages are imported only where help is wanted or a word is none of ours.
+    """
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that word.
+
+        Raises:
+            ConfigError: it is the word of a method, which has another command or none.
+        """
+        if cmd_name not in self.commands:
+            self._add_packages()
+        found = super().get_command(ctx, cmd_name)
+        for method in () if found is not None else known_methods():
+            if cmd_name in (method.name, *method.aliases):
+                raise ConfigError("foretoken train", cmd_name, _training_of(method))
+        return found
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one row per command."""
+        self._add_packages()
+        write_commands(self, formatter)
+
+    def _add_packages(self) -> None:
+        for method in known_methods():
+            for kind in method.trained:
+                if kind.command not in self.commands:
+                    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+                    alone.command(kind.command, help=_help_of(kind))(_trains(kind.kind))
+                    self.commands[kind.command] = typer.main.get_command(alone)
+
+
+def _training_of(method: DraftingMethod) -> str:
+    """What to type instead of `foretoken train` with the word of this method."""
+    if method.trained:
+        return f"{', '.join(kind.command for kind in method.trained)}, which train {method.name}"
+    if not method.has_weights:
+        return f"a method that is trained; {method.name} has no weights"
+    known = ", ".join(kind.command for one in known_methods() for kind in one.trained)
+    return f"{known}; the record of {method.name} names no training (`trained`)"
+
+
+def _help_of(kind: Trained) -> str:
+    return f"Train {kind.summary}."
+
 
 train_app = typer.Typer(
     help="Train drafters for a target of your own.",
     no_args_is_help=True,
-    cls=WholeGroup,
+    cls=TrainGroup,
     rich_markup_mode=None,
 )
 
@@ -58,7 +109,7 @@ def _trains(kind: str) -> Callable[..., None]:
 
 for _method in ROWS:
     for _kind in _method.trained:
-        train_app.command(_kind.command, help=f"Train {_kind.summary}.")(_trains(_kind.kind))
+        train_app.command(_kind.command, help=_help_of(_kind))(_trains(_kind.kind))
 
 
 @train_app.command()

@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from foretoken.cli.app import app
 from foretoken.config import methods
 from foretoken.config.methods import DraftingMethod, Trained, register_method, trained_kinds
 from foretoken.errors import ConfigError
@@ -42,3 +45,30 @@ def test_a_kind_is_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     done = train(config, tmp_path / "run", target, silent, kind="toy", export="own")
     assert done.step == 2 and "depth_3" in done.history[-1]
     assert method_of(read_head(tmp_path / "run" / "export")) == "mlp", "written as MLPs are"
+
+
+def test_a_registered_kind_has_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "_table", dict(methods._table))
+    assert said("toy").exit_code == 2 and "No such command 'toy'" in said("toy").output
+    register_method(TOY)
+    assert "Train a toy." in said("toy", "--help").output
+    assert "Train a toy." in said("--help").output
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("parallel", "pard, which train parallel"),
+        ("ngram", "ngram has no weights"),
+        ("mtp", "the record of mtp names no training"),
+    ],
+)
+def test_a_method_without_a_command_says_why(word: str, instead: str) -> None:
+    result = said(word)
+    assert result.exit_code == 2 and f"got '{word}'; allowed: " in result.output
+    assert instead in result.output
+
+
+def said(*words: str) -> Result:
+    """What `foretoken train` answers."""
+    return CliRunner().invoke(app, ["train", *words])
