@@ -1,4 +1,6 @@
-"""A drafting method that is all in this file: a head, and one row of the table of methods.
+"""Drafting methods that are all in this file: heads, and one row each of the table of methods.
+
+One head drafts from one hidden state, the other keeps keys and values of its own.
 
 The guarded bug: another file has to change for a new method. Nothing here reaches into the package
 beyond what a plugin can import, and the row is registered by the public call.
@@ -9,7 +11,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, final
+from types import SimpleNamespace
+from typing import Annotated, Any, ClassVar, Self, cast, final
 
 import pytest
 import torch
@@ -24,11 +27,15 @@ from foretoken.config.reader import between
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings
+from foretoken.layers.rope import Rotation
 from foretoken.metrics import Counter
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
+from foretoken.proposers.heads.paged import build_paged
+from foretoken.proposers.heads.parts import Attend, HeadAttention, HeadShape, read_layer_shape
+from foretoken.proposers.heads.runner import PagedHead
 from foretoken.proposers.heads.stateless import StatelessHead
 from foretoken.proposers.method import FoundDrafter, Target
 from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
@@ -65,9 +72,22 @@ TOY = DraftingMethod(
 )
 
 
+PAGED = DraftingMethod(
+    name="paged_toy",
+    summary="attends to hidden states and the tokens after them",
+    source="this test",
+    drafts_with="head",
+    code=__name__,
+    own_kv=True,
+    trees=True,
+    quantizations=("int8",),
+    marks=Marks(keys=("paged_toy",)),
+)
+
+
 def find(config: Any, target: Target) -> FoundDrafter:
-    """What the row's module offers."""
-    return find_head(Toy, config, target)
+    """What the rows' module offers."""
+    return find_head(Toy if config.method == "toy" else PagedToy, config, target)
 
 
 @final
@@ -152,11 +172,61 @@ class ToyTrees(TreeSteps):
         return logits_FV
 
 
+@final
+class PagedToy(PagedHead):
+    """One layer of attention; its output is recycled where the target's states are not known."""
+
+    method: ClassVar[str] = "paged_toy"
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.words = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.attention = HeadAttention(shape, shape.hidden_size)
+        self.top = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+
+    @classmethod
+    def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
+        with torch.device("meta"):
+            net = cls(read_layer_shape(folder.config, target, 1))
+        fill(net, folder.tensors)
+        return net
+
+    def proposer(self, site: HeadSite) -> Proposer:
+        return build_paged(self, site)
+
+    @property
+    def layer_shape(self) -> HeadShape:
+        return self.shape
+
+    @property
+    def tops(self) -> tuple[nn.Module, ...]:
+        return (self.top,)
+
+    def use_embedding(self, embedding_VD: Tensor) -> None:
+        """It has its own."""
+
+    def mix(self, features: Tensor) -> Tensor:
+        return features
+
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, rotation: Rotation, attends: Sequence[Attend]
+    ) -> Tensor:
+        x = torch.tanh(hidden + self.words(tokens))
+        out: Tensor = x + self.attention(x, rotation, attends[0])
+        return out
+
+    def logits(self, output: Tensor) -> Tensor:
+        logits: Tensor = self.top(output)
+        return logits
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row is in the table during a test of this file, and forgotten after it."""
     monkeypatch.setattr(methods, "_table", dict(methods._table))
     foretoken.register_method(TOY)
+    foretoken.register_method(PAGED)
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +237,20 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = Toy(HIDDEN, VOCAB, DEPTH)
     save_file(net.state_dict(), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"toy_depth": DEPTH}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def paged_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random head with two query heads over one key head."""
+    folder = tmp_path_factory.mktemp("paged_toy")
+    config = {"paged_toy": 1, "hidden_size": HIDDEN, "intermediate_size": 1,
+              "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(6)
+    target = SimpleNamespace(vocab_size=VOCAB, max_position_embeddings=256)
+    net = PagedToy(read_layer_shape(config, cast("TargetFacts", target), 1))
+    save_file(net.state_dict(), folder / "model.safetensors")
     return folder
 
 
@@ -221,6 +305,29 @@ def test_it_changes_no_token(
             assert run(llm, name) == plain(name), name
         assert counted(llm, "num_draft_tokens") > 100
         assert counted(llm, "num_accepted_tokens") > 0
+
+
+@pytest.mark.parametrize("pressure", ["calm", "shortage"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"num_speculative_tokens": 5},
+        {"choices": [[0], [0, 0], [0, 1], [1], [1, 0]]},
+        {"quantization": "int8", "kv_cache_dtype": "int8", "num_speculative_tokens": 2},
+    ],
+    ids=["chains", "trees", "rounded"],
+)
+def test_keys_and_values_of_its_own_change_no_token(
+    keys: dict[str, Any], pressure: str, model: Path, paged_head: Path, plain: Any
+) -> None:
+    config = {"model": str(paged_head), **keys}
+    with open_llm(model, config, **PRESSURES[pressure]) as llm:
+        for name in ("greedy", "filters"):
+            assert run(llm, name) == plain(name), name
+        assert counted(llm, "num_draft_tokens") > 100
+        need = llm._engine.parts.config.budget.need
+    kept = 2 * (16 + 4 if "kv_cache_dtype" in keys else 4 * 16)
+    assert need.draft_kv_per_token == kept + 4 * HIDDEN
 
 
 @pytest.mark.parametrize("policy", ["first", "best"])
