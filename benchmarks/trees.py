@@ -22,7 +22,7 @@ from runs import acceptance, build, greedy, run_once
 from foretoken.backend import CpuKernels, PlainTorch
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.tree_shapes import StaticTree
-from foretoken.runtime.tree import tree_of
+from foretoken.runtime.draft_tree import tree_of
 from foretoken.training.python_text.heldout import heldout_prompts
 
 TREES = {

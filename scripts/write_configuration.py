@@ -15,7 +15,7 @@ from foretoken.config.aliases import ALIASES, FLAGS
 from foretoken.config.drafter import StopConfig, TreeConfig, VocabularyConfig
 from foretoken.config.methods import known_methods
 from foretoken.config.speculative import LoadConfig, RuleConfig
-from foretoken.training.model import LlamaShape
+from foretoken.training.llama import LlamaShape
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings
 from foretoken.types import SamplingParams

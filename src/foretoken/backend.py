@@ -33,7 +33,7 @@ from foretoken.ops.linear import (
 )
 from foretoken.ops.noise import CACHED_NOISE
 from foretoken.ops.rejecting import RejectKernel
-from foretoken.ops.rows import RowKernels
+from foretoken.ops.row_operations import RowKernels
 from foretoken.quant import IntWeights, Scheme, Weights, round_weights, scheme_of
 from foretoken.quant.arrange import for_kernels
 from foretoken.quant.pieces import pack_integers, pack_rounded

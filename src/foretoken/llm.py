@@ -15,7 +15,11 @@ from foretoken.errors import PromptError
 from foretoken.logs import show_logs
 from foretoken.metrics import Metric
 from foretoken.output_builder import GrowingOutput, collect
-from foretoken.prompts import (
+from foretoken.proposers.base import Proposer
+from foretoken.shared_engine import SharedEngine
+from foretoken.text.tokenizer import Tokenizer
+from foretoken.types import Output, Request, RequestOutput, SamplingParams
+from foretoken.types.llm_inputs import (
     Messages,
     Prompt,
     list_conversations,
@@ -25,10 +29,6 @@ from foretoken.prompts import (
     read_prompt,
     text_of,
 )
-from foretoken.proposers.base import Proposer
-from foretoken.shared_engine import SharedEngine
-from foretoken.text.tokenizer import Tokenizer
-from foretoken.types import Output, Request, RequestOutput, SamplingParams
 
 PATIENCE_S = 2.0
 """Calls that take less show no progress bar."""

@@ -20,7 +20,7 @@ from foretoken.server.observing.tracing import RequestSpans
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.server.transport.drain import Drain
-from foretoken.server.transport.runner import DrainingServer
+from foretoken.server.transport.draining_server import DrainingServer
 
 
 @dataclass(frozen=True)

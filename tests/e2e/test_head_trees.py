@@ -16,7 +16,7 @@ from foretoken.proposers.base import Context
 from foretoken.proposers.heads.stateless import StatelessProposer
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.runtime.batch import Span
-from foretoken.runtime.tree import tree_of
+from foretoken.runtime.draft_tree import tree_of
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
 

@@ -33,9 +33,9 @@ from foretoken.proposers.base import Proposer
 from foretoken.proposers.chain import ChainSteps
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
+from foretoken.proposers.heads.head_runner import PagedHead
 from foretoken.proposers.heads.paged import build_paged
 from foretoken.proposers.heads.parts import Attend, HeadAttention, HeadShape, read_layer_shape
-from foretoken.proposers.heads.runner import PagedHead
 from foretoken.proposers.heads.stateless import StatelessHead
 from foretoken.proposers.method import FoundDrafter, Target
 from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens

@@ -19,7 +19,7 @@ from foretoken.quant.formats import format_of
 from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape
 from foretoken.testing import write_tiny_llama
-from foretoken.training.quantize import folder as written_folder
+from foretoken.training.quantize import written_folder as written_folder
 from tests.golden.families import write_checkpoint
 from tests.golden.quantized import SIZES
 

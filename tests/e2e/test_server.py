@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from foretoken import LLM, SamplingParams
-from foretoken.server.observing.memory import device_bytes, trim
+from foretoken.server.observing.process_memory import device_bytes, trim
 from tests.e2e.serving import Serving, post
 
 PROMPT = "class Stack:\n    def __init__(self"

@@ -15,10 +15,10 @@ from foretoken.proposers.heads.base import DraftHead
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.folder import read_head
+from foretoken.proposers.heads.head_runner import HeadRunner
 from foretoken.proposers.heads.medusa import Medusa
 from foretoken.proposers.heads.mlp import MLPSpeculator
 from foretoken.proposers.heads.parts import HeadShape
-from foretoken.proposers.heads.runner import HeadRunner
 from tests.golden import heads as ref
 from tests.golden import paged_runner
 from tests.golden.heads import HIDDEN, KV, LAYER, SIZE, VOCAB, Weights, load_head

@@ -10,8 +10,8 @@ from foretoken.control.gain import Gain
 from foretoken.kernels.library import find_library
 from foretoken.proposers.chain import ChainDraft, draft_chain
 from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.heads.head_runner import HeadRunner
 from foretoken.proposers.heads.paged import RecurrentSteps
-from foretoken.proposers.heads.runner import HeadRunner
 from foretoken.proposers.own_kv import Stretches
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler

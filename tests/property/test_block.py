@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.ops.block import BlockTests, keep_blocks
+from foretoken.ops.block_verification import BlockTests, keep_blocks
 from foretoken.ops.reject import residual
 from tests.property.exact import Rows, plain_probs, rows_of
 

@@ -14,9 +14,9 @@ from hypothesis.stateful import (
 )
 
 from foretoken.kv import table as tables
+from foretoken.kv.free_runs import FreeRuns, Run
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
-from foretoken.kv.runs import FreeRuns, Run
 
 PAGE_SIZE = 3
 NUM_PAGES = 12

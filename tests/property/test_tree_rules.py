@@ -1,7 +1,7 @@
 """Rules for trees: exact by enumeration of every draw and every decision, and better than chains.
 
-The steppers of `foretoken.ops.tree` are explored as they are, decision by decision; the last test
-simulates several verifications in a row through the verifier.
+The steppers of `foretoken.ops.tree_rejection` are explored as they are, decision by decision; the
+last test simulates several verifications in a row through the verifier.
 """
 
 import itertools
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from foretoken.models.tensors import Draft, ModelOutput
-from foretoken.ops.tree import BranchTest, Nodes, RecursiveWalk, Traversal
+from foretoken.ops.tree_rejection import BranchTest, Nodes, RecursiveWalk, Traversal
 from foretoken.runtime.batch import Batch
-from foretoken.runtime.tree import tree_of
+from foretoken.runtime.draft_tree import tree_of
 from foretoken.runtime.verifier import Verifier
 from foretoken.types import Request, SamplingParams
 from tests.property.exact import Rows, assert_fits, chain_probs, plain_probs, rows_of

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FINAL
 from foretoken.training.heads.export import export_run
+from foretoken.training.llama import Llama, LlamaShape
 from foretoken.training.loop import Job
 from foretoken.training.losses import Head, distillation_loss
-from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.python_text import stdlib
 from foretoken.training.python_text.stdlib import Corpus, SourceFile
 from foretoken.training.ranks import Ranks

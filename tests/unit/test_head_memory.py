@@ -23,7 +23,7 @@ from foretoken.proposers.method import Target
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.proposers.registry import find_drafters
 from foretoken.shape import ModelShape
-from foretoken.shape.memory import Packs
+from foretoken.shape.memory_formula import Packs
 from tests.golden.heads import load_head
 
 HEADS = {"eagle3": "demo-eagle3", "mlp": "demo-mlp", "medusa": "demo-medusa"}

@@ -33,14 +33,14 @@ from foretoken.ops.linear import KernelLinear
 from foretoken.quant import round_weights, scheme_of
 from foretoken.quant.pieces import pack_integers, pack_rounded
 from foretoken.shape import ModelShape
-from foretoken.shape.memory import (
+from foretoken.shape.memory_formula import (
     RUNTIME_BYTES,
     KeptNumbers,
     Packs,
     WeightCounts,
     engine_storage,
 )
-from foretoken.shape.memory import weight_bytes as formula
+from foretoken.shape.memory_formula import weight_bytes as formula
 
 MIB = 1 << 20
 DEMO, DRAFT = (ModelShape.from_config(packaged_model(n)) for n in ("demo", "demo-draft"))

@@ -12,6 +12,7 @@ from foretoken.kernels.library import find_library
 from foretoken.ops.drawing import UNDECIDED, Drawing, pack_rows
 from foretoken.ops.logits import Filters, keep_filtered, scale
 from foretoken.ops.rejecting import RejectKernel
+from foretoken.runtime.draft_tree import Tree, tree_of
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.rules.base import Check, TreeCheck
 from foretoken.runtime.rules.block import BlockRule
@@ -20,7 +21,6 @@ from foretoken.runtime.rules.trees import TreeRejection
 from foretoken.runtime.rules.weighed import weigh
 from foretoken.runtime.sampler import Sampler
 from foretoken.runtime.sequence import Sequence
-from foretoken.runtime.tree import Tree, tree_of
 from tests.unit.filters import FILTERS
 from tests.unit.proposing import make_sequence
 

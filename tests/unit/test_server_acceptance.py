@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from foretoken.server.observing.acceptance import AcceptanceMetrics
+from foretoken.server.observing.request_acceptance import AcceptanceMetrics
 from foretoken.types import RequestMetrics
 
 

@@ -15,7 +15,7 @@ from foretoken.kv.store import KVStore
 from foretoken.kv.untouched import untouched_zeros
 from foretoken.ops.stored_kv import multiplied_out, stored
 from foretoken.shape import ModelShape
-from foretoken.shape.memory import KV_SCALE_BYTES, kv_element_bytes
+from foretoken.shape.memory_formula import KV_SCALE_BYTES, kv_element_bytes
 
 
 def heads(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

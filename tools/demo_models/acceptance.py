@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foretoken.training.model import Llama
+from foretoken.training.llama import Llama
 from foretoken.training.python_text.heldout import edit_prompts, heldout_prompts
 from foretoken.training.python_text.stdlib import Prompt
 from tools.demo_models.sampling import Sampling, generate

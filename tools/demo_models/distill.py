@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
+from foretoken.training.llama import Llama
 from foretoken.training.loop import Job, autocast, prepare
 from foretoken.training.losses import Head, distillation_loss
-from foretoken.training.model import Llama
 from foretoken.training.schedule import Stage
 from tools.demo_models.acceptance import GreedyRun, greedy_runs, measure
 from tools.demo_models.batches import TrainingData

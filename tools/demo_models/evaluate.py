@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from foretoken.training.llama import Llama
 from foretoken.training.llama_folder import read_exported
-from foretoken.training.model import Llama
 from foretoken.training.python_text.stdlib import load_corpus
 from tools.demo_models.acceptance import greedy_runs, measure, repeated_ngrams
 from tools.demo_models.batches import bytes_per_token, held_out_rows

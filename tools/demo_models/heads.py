@@ -15,8 +15,8 @@ from foretoken.kv.features import FINAL
 from foretoken.training.heads.kind import fresh_head
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.heads.task import HeadTraining
+from foretoken.training.llama import Llama
 from foretoken.training.loop import Job, autocast, prepare
-from foretoken.training.model import Llama
 from foretoken.training.schedule import Stage
 from tools.demo_models.acceptance import greedy_runs
 from tools.demo_models.batches import TrainingData

@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from foretoken.training.llama import Llama, LlamaShape
 from foretoken.training.loop import (
     Job,
     Progress,
@@ -20,7 +21,6 @@ from foretoken.training.loop import (
     prepare,
     tell_compiling,
 )
-from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.ranks import Ranks
 from foretoken.training.run_folder import folder_of, write_provenance

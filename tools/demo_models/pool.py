@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from foretoken.errors import ConfigError
+from foretoken.training.llama import Llama
 from foretoken.training.llama_folder import copy_tokenizer, read_llama
 from foretoken.training.loop import Job, Progress, Trainer, pick_device, tell_compiling
-from foretoken.training.model import Llama
 from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.ranks import Ranks
 from foretoken.training.run_folder import folder_of, write_provenance

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretoken.training.model import Block, KeyValue, Llama
+from foretoken.training.llama import Block, KeyValue, Llama
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

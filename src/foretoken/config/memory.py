@@ -1,8 +1,8 @@
 """Where an engine's memory goes: weights, keys and values, what a step needs; or a refusal.
 
 What one model or head keeps, what a configuration keeps, how many pages are left for it, and which
-other settings would have worked where none are. Applies the formula of `foretoken.shape.memory`.
-Pure: the same facts give the same budget. Sizes in bytes.
+other settings would have worked where none are. Applies the formula of
+`foretoken.shape.memory_formula`. Pure: the same facts give the same budget. Sizes in bytes.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from foretoken.config.quantization import QUANTIZATIONS
 from foretoken.errors import ConfigError
 from foretoken.shape import ModelShape
-from foretoken.shape.memory import (
+from foretoken.shape.memory_formula import (
     RUNTIME_BYTES,
     TRANSFORMERS_BYTES,
     KeptNumbers,

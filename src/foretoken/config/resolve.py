@@ -18,7 +18,7 @@ from foretoken.config.memory import (
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.shape import ModelShape
-from foretoken.shape.memory import Packs
+from foretoken.shape.memory_formula import Packs
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _CPU_KV_SHARE = 0.25

@@ -10,7 +10,7 @@ only: neither tokens nor tensors.
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from foretoken.kv.runs import FreeRuns, Run
+from foretoken.kv.free_runs import FreeRuns, Run
 
 
 class PagePool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kv.untouched import untouched_zeros
-from foretoken.shape.memory import KV_SCALE_BYTES
+from foretoken.shape.memory_formula import KV_SCALE_BYTES
 
 SLACK = 1024
 """Slots after the last page, never written: a view rounded up past the end stays inside."""

@@ -11,7 +11,7 @@ from foretoken.layers.rope import Rotation, rotate
 from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.base import Attend
 from foretoken.ops.linear import Linear
-from foretoken.ops.rows import Turn
+from foretoken.ops.row_operations import Turn
 from foretoken.ops.stored_kv import stored
 
 

@@ -21,7 +21,7 @@ from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.base import LoadOptions
 from foretoken.models.checkpoint import Checkpoint
-from foretoken.models.compiled import compile_layers
+from foretoken.models.compiled_layers import compile_layers
 from foretoken.models.decoder import Decoder
 from foretoken.models.rollout import RolloutParts, compile_rollout
 from foretoken.ops.activation import ACTIVATIONS

@@ -13,7 +13,7 @@ from foretoken.layers.attention import StepState
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.norm import RMSNorm
 from foretoken.models.base import Model
-from foretoken.models.compiled import CompiledLayers
+from foretoken.models.compiled_layers import CompiledLayers
 from foretoken.models.rollout import MOST_ROWS, CompiledRollout
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.linear import Linear

@@ -18,7 +18,7 @@ from torch import Tensor
 from foretoken.kernels.structures import UNIT_INTS, FtRolloutCall, FtRolloutModel
 from foretoken.kv.store import KVStore
 from foretoken.layers.norm import RMSNorm
-from foretoken.models.compiled import CompiledLayers
+from foretoken.models.compiled_layers import CompiledLayers
 from foretoken.models.stopping import StopCall, cut
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.drawing import BEST, pack_rows

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from foretoken.shape.memory import KV_SCALE_BYTES
+from foretoken.shape.memory_formula import KV_SCALE_BYTES
 
 _LARGEST: Final = 127
 _SMALLEST_SCALE: Final = torch.finfo(torch.float32).tiny

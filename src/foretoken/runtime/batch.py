@@ -10,8 +10,8 @@ from typing import Self
 
 from foretoken.control.plan import NO_DRAFTS, DraftPlan
 from foretoken.models.tensors import Draft
+from foretoken.runtime.draft_tree import Tree, is_chain, tree_of
 from foretoken.runtime.sequence import Sequence
-from foretoken.runtime.tree import Tree, is_chain, tree_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

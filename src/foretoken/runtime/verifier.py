@@ -19,6 +19,7 @@ from foretoken.models.tensors import ModelOutput
 from foretoken.ops.reject import INVALID, RULES, rule_of
 from foretoken.ops.sampling import top_logprobs
 from foretoken.runtime.batch import Batch, Span
+from foretoken.runtime.draft_tree import Tree
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.rules import (
@@ -29,7 +30,6 @@ from foretoken.runtime.rules import (
     create_tree_rules,
 )
 from foretoken.runtime.sampler import Sampler
-from foretoken.runtime.tree import Tree
 from foretoken.types import Logprob, TokenSource
 
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from foretoken.errors import ForetokenError
 from foretoken.server.hosts import is_own
 from foretoken.server.observing.log_lines import milliseconds
-from foretoken.server.observing.metrics import ServerMetrics
+from foretoken.server.observing.server_metrics import ServerMetrics
 from foretoken.server.problems import Problem, internal, problem_of
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import request_id_of, tenant_of

@@ -15,8 +15,8 @@ from foretoken.engine_async import AsyncEngine
 from foretoken.errors import ForetokenError
 from foretoken.server.access import Access, as_response
 from foretoken.server.endpoints import admin, chat, completions, page, status, tokens
-from foretoken.server.observing.memory import keep_trimmed
-from foretoken.server.observing.metrics import ServerMetrics
+from foretoken.server.observing.process_memory import keep_trimmed
+from foretoken.server.observing.server_metrics import ServerMetrics
 from foretoken.server.problems import Problem
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState

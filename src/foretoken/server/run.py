@@ -19,7 +19,7 @@ from foretoken.server.app import build_app, build_state
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.server.transport.drain import Drain
-from foretoken.server.transport.runner import DrainingServer
+from foretoken.server.transport.draining_server import DrainingServer
 from foretoken.types import SamplingParams
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from foretoken.engine_async import AsyncEngine
 from foretoken.errors import ParameterError
-from foretoken.server.observing.metrics import ServerMetrics
+from foretoken.server.observing.server_metrics import ServerMetrics
 from foretoken.server.settings import ServerConfig
 from foretoken.text.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ feature that Foretoken does not run is an error here, before any weight is read.
 from foretoken.shape.families import ModelFamily
 from foretoken.shape.fields import DTYPES
 from foretoken.shape.model import ModelShape, token_flops
-from foretoken.shape.rope import RopeShape
+from foretoken.shape.rope_config import RopeShape
 from foretoken.shape.stored import StoredScheme
 
 __all__ = ["DTYPES", "ModelFamily", "ModelShape", "RopeShape", "StoredScheme", "token_flops"]

@@ -14,7 +14,7 @@ from typing import Any, Literal, final
 
 from foretoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from foretoken.shape.fields import Config, positive, positive_or_none, refuse_unless, size
-from foretoken.shape.rope import RopeShape
+from foretoken.shape.rope_config import RopeShape
 
 ENTRY_POINTS = "foretoken.families"
 """Group of entry points in which packages name the records of their families."""

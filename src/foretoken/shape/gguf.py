@@ -12,7 +12,7 @@ from typing import Any
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.extras import OptionalPackages
 from foretoken.shape.families import families
-from foretoken.shape.memory import Held
+from foretoken.shape.memory_formula import Held
 from foretoken.shape.stored import FLOATS, StoredScheme
 
 _SIZES = {

@@ -8,8 +8,8 @@ from foretoken.errors import CheckpointError, ModelNotFoundError, UnsupportedMod
 from foretoken.shape.families import family_names, find_family
 from foretoken.shape.fields import Config, dtype_name, eos_ids, positive, read_json, size
 from foretoken.shape.gguf import gguf_config, gguf_scheme
-from foretoken.shape.memory import WeightCounts, kv_element_bytes, kv_token_bytes
-from foretoken.shape.rope import RopeShape
+from foretoken.shape.memory_formula import WeightCounts, kv_element_bytes, kv_token_bytes
+from foretoken.shape.rope_config import RopeShape
 from foretoken.shape.stored import StoredScheme, stored_scheme
 from foretoken.shape.transformers_config import transformers_fields
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.shape.fields import Config, refuse_unless
-from foretoken.shape.memory import Held
+from foretoken.shape.memory_formula import Held
 
 READY_MADE = ("compressed-tensors", "gptq", "awq", "fp8", "gguf")
 GROUPS = (128, 64, 32)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from foretoken.config.reader import read, require
 from foretoken.errors import ConfigError
-from foretoken.training.model import LlamaShape
+from foretoken.training.llama import LlamaShape
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import DataSettings, HeadSettings, Settings, StateSettings
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretoken.errors import CheckpointError
 from foretoken.training import run_folder
-from foretoken.training.model import Llama, LlamaShape
+from foretoken.training.llama import Llama, LlamaShape
 
 OUTER = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
 INNER = {

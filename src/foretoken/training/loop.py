@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from foretoken.errors import ConfigError, TrainingError
 from foretoken.training import run_folder
-from foretoken.training.model import Llama
+from foretoken.training.llama import Llama
 from foretoken.training.optimizer import Optimizer
 from foretoken.training.progress import Display, Standing, terminal_of
 from foretoken.training.ranks import Ranks

@@ -16,8 +16,8 @@ from foretoken.errors import ConfigError
 from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import write_answers
 from foretoken.training.data.loaded_target import LoadedTarget
+from foretoken.training.data.packed_rows import OnlineStates, RunRows, packed_rows
 from foretoken.training.data.prompts import PromptSet, read_prompt_set
-from foretoken.training.data.rows import OnlineStates, RunRows, packed_rows
 from foretoken.training.data.shards import StoredStates, read_plan
 from foretoken.training.data.states import (
     estimate_states,

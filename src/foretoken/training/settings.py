@@ -11,7 +11,7 @@ from typing import Annotated
 from foretoken.config.methods import trained_kinds
 from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.errors import one_of
-from foretoken.training.model import LlamaShape
+from foretoken.training.llama import LlamaShape
 from foretoken.training.schedule import Cosine, RunLength, Stage, Staged, Wsd
 
 SCHEDULES = ("wsd", "cosine", "stages")

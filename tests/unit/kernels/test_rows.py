@@ -13,9 +13,9 @@ from foretoken.kernels.library import LEVELS, Library, find_library
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import Rotation, rotate
 from foretoken.ops.activation import Activation, gelu_tanh, silu
-from foretoken.ops.rows import RowKernels, Turn
+from foretoken.ops.row_operations import RowKernels, Turn
 from foretoken.ops.stored_kv import stored
-from foretoken.shape.memory import KV_SCALE_BYTES
+from foretoken.shape.memory_formula import KV_SCALE_BYTES
 
 WIDTHS = [1, 3, 16, 31, 32, 33, 192, 200, 1037]
 TOLERANCE = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (1.6e-2, 1e-2)}

@@ -7,8 +7,8 @@ import torch
 
 from foretoken.errors import ConfigError
 from foretoken.training.heads.draft import begin_with
+from foretoken.training.llama import Llama
 from foretoken.training.losses import mixed_divergence
-from foretoken.training.model import Llama
 from tests.unit.training import tiny
 
 

@@ -12,7 +12,7 @@ from foretoken.kv.features import FINAL, FeatureStore, FeatureView
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
-from foretoken.proposers.heads.runner import HeadPages, HeadRunner
+from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner
 from foretoken.training import run_folder
 from foretoken.training.heads.export import export_head
 from foretoken.training.heads.guesses import DepthAttention, Guess, rotary_of
@@ -20,7 +20,7 @@ from foretoken.training.heads.kind import fresh_head
 from foretoken.training.heads.pard import ParallelGuesser
 from foretoken.training.heads.target import Captured
 from foretoken.training.heads.task import divergence_loss, guess_quality
-from foretoken.training.model import Llama, LlamaShape
+from foretoken.training.llama import Llama, LlamaShape
 from foretoken.training.optimizer import Optimizer
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import HeadSettings, Settings

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
+from foretoken.training.llama import Llama, blocked_attention
 from foretoken.training.llama_folder import export, read_exported
 from foretoken.training.losses import head_loss
-from foretoken.training.model import Llama, blocked_attention
 from tests.unit.training import tiny
 
 

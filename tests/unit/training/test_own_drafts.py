@@ -13,8 +13,8 @@ from foretoken.testing import write_tiny_llama
 from foretoken.training.config_file import read_settings
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.task import HeadTraining, guess_quality
+from foretoken.training.llama import Llama
 from foretoken.training.llama_folder import copy_tokenizer, keep_special_ids, special_ids
-from foretoken.training.model import Llama
 from foretoken.training.runs import build_job, prepare_data, train
 from tests.unit.training.own_runs import silent, write_config
 

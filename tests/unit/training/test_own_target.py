@@ -21,8 +21,8 @@ from foretoken.training import run_folder
 from foretoken.training.config_file import read_settings
 from foretoken.training.data.answers import FILE, read_answers
 from foretoken.training.data.loaded_target import LoadedTarget
+from foretoken.training.data.packed_rows import PackedRows
 from foretoken.training.data.prompts import read_prompt_set
-from foretoken.training.data.rows import PackedRows
 from foretoken.training.heads.export import export_run
 from foretoken.training.runs import build_job, prepare_data, train
 from foretoken.training.schedule import Stage

@@ -17,7 +17,7 @@ from foretoken.training.data.text import read_text
 from foretoken.training.heads.kind import fresh_head
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.heads.task import HeadTraining, token_loss
-from foretoken.training.model import LlamaShape
+from foretoken.training.llama import LlamaShape
 from foretoken.training.runs import build_job, prepare_data, train
 from foretoken.training.schedule import Stage, Staged
 from foretoken.training.settings import HeadSettings, Settings

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from foretoken.training.llama import Llama, LlamaShape
 from foretoken.training.loop import Job
-from foretoken.training.model import Llama, LlamaShape
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import Settings
 

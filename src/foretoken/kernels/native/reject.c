@@ -117,7 +117,7 @@ typedef struct {
     double before, left;
 } link;
 
-// See foretoken.ops.block. `links` has room for one more than there are drafts.
+// See foretoken.ops.block_verification. `links` has room for one more than there are drafts.
 static int64_t block(const work *w, link *links, int64_t *kept) {
     const ft_reject_span *span = w->span;
     const int64_t count = span->count, vocabulary = w->call->vocabulary;
@@ -246,7 +246,7 @@ static int64_t descend(const work *w, frame *frames, int64_t depth) {
     return depth;
 }
 
-// From the leaves up, path by path; see foretoken.ops.tree.
+// From the leaves up, path by path; see foretoken.ops.tree_rejection.
 static int64_t traverse(const work *w, frame *frames, int64_t *path, int64_t *kept) {
     const uint64_t key = tests_key(w);
     *kept = 0;

@@ -2,8 +2,8 @@
 
 The pool of keys and values is the same size on every tensor-parallel rank, so the fullest rank
 decides. A draft costs its weights, its own keys and values per token, and look-ahead slots per
-running request. Bytes throughout, by the formula of `foretoken.shape.memory`. Activation and
-graph memory is an estimate unless given.
+running request. Bytes throughout, by the formula of `foretoken.shape.memory_formula`. Activation
+and graph memory is an estimate unless given.
 
 On paper a rounded number of weights is multiplied by the bytes per weight, the sum is taken off the
 memory, and the rest is called free (`nominal_table`, in decimal gigabytes). The server takes the
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from foretoken.lab.plan.bits import QUANTIZATIONS, Quantization
 from foretoken.lab.plan.setup import Setup
 from foretoken.lab.plan.sizes import PlanModel
-from foretoken.shape import memory as formula
+from foretoken.shape import memory_formula as formula
 
 GPU_RUNTIME_BYTES = 1 << 30
 """CUDA context, communication buffers and captured graphs of one device: an assumption."""

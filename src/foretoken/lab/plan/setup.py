@@ -16,7 +16,7 @@ from foretoken.lab.plain import from_plain
 from foretoken.lab.plan.bits import Quantization, find_quantization, kv_element_bytes
 from foretoken.lab.plan.devices import Device, find_device
 from foretoken.lab.plan.sizes import PlanModel, load_plan_model
-from foretoken.shape import memory as formula
+from foretoken.shape import memory_formula as formula
 
 ENGINES = ("vllm", "llama.cpp", "foretoken")
 _FROM_ZERO = Allowed("a number >= 0", lambda value: bool(value >= 0))

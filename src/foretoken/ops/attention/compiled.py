@@ -15,7 +15,7 @@ from foretoken.kernels.library import Library
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import UNIT_INTS, FtAttentionCall, FtAttentionShape
 from foretoken.ops.attention.base import Attend, Attention, Geometry, SpanWindow
-from foretoken.ops.rows import STORED_TYPES
+from foretoken.ops.row_operations import STORED_TYPES
 
 _I32, _I64, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 

@@ -27,7 +27,7 @@ from foretoken.proposers.method import BuildContext, FoundDrafter, Target
 from foretoken.proposers.tree import TreeShape
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.runtime.draft_sampler import DraftSampler
-from foretoken.shape.memory import KeptNumbers, WeightCounts
+from foretoken.shape.memory_formula import KeptNumbers, WeightCounts
 
 
 class TargetFacts(Protocol):

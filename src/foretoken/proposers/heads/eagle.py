@@ -19,6 +19,7 @@ from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_fits, find_head
 from foretoken.proposers.heads.folder import HeadFolder, fill
+from foretoken.proposers.heads.head_runner import PagedHead
 from foretoken.proposers.heads.paged import build_paged
 from foretoken.proposers.heads.parts import (
     Attend,
@@ -29,7 +30,6 @@ from foretoken.proposers.heads.parts import (
     num_layers,
     read_layer_shape,
 )
-from foretoken.proposers.heads.runner import PagedHead
 from foretoken.proposers.method import FoundDrafter, Target
 
 

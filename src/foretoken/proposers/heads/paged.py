@@ -20,7 +20,7 @@ from torch import Tensor
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.heads.base import HeadSite
-from foretoken.proposers.heads.runner import HeadPages, HeadRunner, PagedHead
+from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner, PagedHead
 from foretoken.proposers.own_kv import (
     DraftLimits,
     DraftProgress,

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from foretoken.ops.noise import Stream, row_key
+from foretoken.runtime.draft_tree import Tree
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.sampler import Sampler
-from foretoken.runtime.tree import Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

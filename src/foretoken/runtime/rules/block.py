@@ -9,7 +9,7 @@ from typing import final
 
 from torch import Tensor
 
-from foretoken.ops.block import BlockTests, keep_blocks
+from foretoken.ops.block_verification import BlockTests, keep_blocks
 from foretoken.ops.reject import residual
 from foretoken.runtime.rules.base import Check, Rule, draw_last, with_last
 from foretoken.runtime.rules.drafts import FlatDrafts

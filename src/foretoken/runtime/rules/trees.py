@@ -1,7 +1,7 @@
 """The rules for trees: matching, two that keep the distribution, and those that do not.
 
 What a rule is called on a chain it is called on a tree; block verification of a tree is
-traversal. Sources are in `foretoken.ops.tree` and in the rules for chains.
+traversal. Sources are in `foretoken.ops.tree_rejection` and in the rules for chains.
 """
 
 from collections.abc import Sequence as Seq
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretoken.ops.noise import Stream, row_key, uniform
 from foretoken.ops.reject import typical
-from foretoken.ops.tree import BranchTest, Nodes, RecursiveWalk, Traversal
+from foretoken.ops.tree_rejection import BranchTest, Nodes, RecursiveWalk, Traversal
 from foretoken.runtime.rows import Rows
 from foretoken.runtime.rules.base import Branch, RuleSettings, TreeCheck, TreeRule, draw_last
 from foretoken.runtime.rules.synthetic import num_kept

@@ -13,7 +13,7 @@ from foretoken.engine import Engine
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.lookup.suffix.proposer import SuffixProposer
 from foretoken.server.problems import Problem
-from foretoken.server.requests.prompts import encode
+from foretoken.server.requests.prompt_ids import encode
 from foretoken.server.schemas import CorpusBody, SpeculationBody
 from foretoken.server.state import ServerState, salt_from, state_of, tenant_of
 from foretoken.server.transport.events import to_json

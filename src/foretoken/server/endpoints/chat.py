@@ -6,16 +6,16 @@ from typing import Any, final
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from foretoken.server.requests.answering import ChoiceWriter, Shape, respond
-from foretoken.server.requests.answers import (
+from foretoken.server.requests.answer_json import (
     TokenTexts,
     chat_logprobs,
     prompt_logprobs,
     server_times,
     token_entry,
 )
+from foretoken.server.requests.answering import ChoiceWriter, Shape, respond
 from foretoken.server.requests.generation import Event, Generation
-from foretoken.server.requests.prompts import chat_prompt, check_model, check_texts
+from foretoken.server.requests.prompt_ids import chat_prompt, check_model, check_texts
 from foretoken.server.requests.sampling import chat_params
 from foretoken.server.schemas import ChatBody
 from foretoken.server.state import state_of

@@ -6,16 +6,16 @@ from typing import Any, final
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from foretoken.server.requests.answering import ChoiceWriter, Shape, respond
-from foretoken.server.requests.answers import (
+from foretoken.server.requests.answer_json import (
     TokenTexts,
     completion_logprobs,
     prompt_logprobs,
     server_times,
     token_entry,
 )
+from foretoken.server.requests.answering import ChoiceWriter, Shape, respond
 from foretoken.server.requests.generation import Event, Generation
-from foretoken.server.requests.prompts import (
+from foretoken.server.requests.prompt_ids import (
     PromptIds,
     check_model,
     check_texts,

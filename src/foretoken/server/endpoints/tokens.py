@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretoken.errors import PromptError
-from foretoken.server.requests.answers import TokenTexts
-from foretoken.server.requests.prompts import chat_prompt, check_model, encode, tokenizer_of
+from foretoken.server.requests.answer_json import TokenTexts
+from foretoken.server.requests.prompt_ids import chat_prompt, check_model, encode, tokenizer_of
 from foretoken.server.schemas import DetokenizeBody, TokenizeBody
 from foretoken.server.state import state_of
 from foretoken.server.transport.events import to_json

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from foretoken.server.requests.answers import Tally
+from foretoken.server.requests.answer_json import Tally
 from foretoken.server.requests.generation import Event, Generation, Order, accept
-from foretoken.server.requests.prompts import PromptIds
+from foretoken.server.requests.prompt_ids import PromptIds
 from foretoken.server.schemas import GenerationBody, StreamOptions
 from foretoken.server.state import priority_of, request_id_of, salt_of, state_of
 from foretoken.server.transport.events import EventStream, to_json, unless_gone

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from foretoken.engine import Engine
 from foretoken.engine_async import OutputStream
 from foretoken.server.problems import Problem, draining
-from foretoken.server.requests.prompts import PromptIds
+from foretoken.server.requests.prompt_ids import PromptIds
 from foretoken.server.state import ServerState
 from foretoken.types import (
     FinishReason,

@@ -22,8 +22,7 @@ from foretoken.kv.features import FINAL
 from foretoken.training.data.answers import FILE as ANSWERS_FILE
 from foretoken.training.data.answers import read_answers
 from foretoken.training.data.loaded_target import LoadedTarget
-from foretoken.training.data.prompts import PromptSet
-from foretoken.training.data.rows import (
+from foretoken.training.data.packed_rows import (
     ANSWERS,
     HELD_OUT,
     TEXT,
@@ -32,6 +31,7 @@ from foretoken.training.data.rows import (
     packed_rows,
     rows_of,
 )
+from foretoken.training.data.prompts import PromptSet
 from foretoken.training.data.shards import (
     RowSet,
     StatePlan,

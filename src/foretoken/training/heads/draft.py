@@ -15,9 +15,9 @@ from foretoken.errors import ConfigError
 from foretoken.training.heads.guesses import Guess, Guesser
 from foretoken.training.heads.kind import FreshHead, HeadKind
 from foretoken.training.heads.target import Captured, TargetParts
+from foretoken.training.llama import Block, Llama
 from foretoken.training.llama_folder import read_llama
 from foretoken.training.loop import prepare
-from foretoken.training.model import Block, Llama
 from foretoken.training.settings import Settings
 
 

@@ -16,7 +16,7 @@ from foretoken.training.heads.draft import draft_net, require_draft_fits
 from foretoken.training.heads.guesses import DepthAttention, Drops, Guess, Guesser, ahead
 from foretoken.training.heads.kind import FreshHead, HeadKind, require_mask
 from foretoken.training.heads.target import Captured, TargetParts
-from foretoken.training.model import Block, Llama, Rope
+from foretoken.training.llama import Block, Llama, Rope
 from foretoken.training.settings import Settings
 
 

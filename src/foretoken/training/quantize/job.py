@@ -23,10 +23,10 @@ from foretoken.quant.formats.packing import packed_config, packed_tensors
 from foretoken.shape import ModelShape
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.quantize.calibration_text import CalibrationText, read_text_rows
-from foretoken.training.quantize.folder import Shards, copy_beside, new_folder
 from foretoken.training.quantize.gptq import SeenInputs, gptq, output_error
 from foretoken.training.quantize.layers import Calibration
 from foretoken.training.quantize.settings import QuantizeSettings, check_fits
+from foretoken.training.quantize.written_folder import Shards, copy_beside, new_folder
 from foretoken.training.run_folder import versions
 
 PROVENANCE = "quantization.json"

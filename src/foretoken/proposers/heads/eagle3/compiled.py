@@ -17,7 +17,7 @@ from foretoken.layers.attention import AttentionBlock
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
-from foretoken.models.compiled import CompiledLayers, compile_layers
+from foretoken.models.compiled_layers import CompiledLayers, compile_layers
 from foretoken.models.rollout import CompiledRollout, MixedFeatures, RolloutParts, compile_rollout
 from foretoken.models.tensors import ModelInput
 from foretoken.ops.activation import ACTIVATIONS
@@ -25,9 +25,9 @@ from foretoken.ops.attention import Geometry
 from foretoken.ops.attention.compiled import CompiledAttention
 from foretoken.ops.linear import KernelLinear, Linear
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
+from foretoken.proposers.heads.head_runner import RunnerParts
 from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.proposers.heads.parts import HeadNorm, HeadShape
-from foretoken.proposers.heads.runner import RunnerParts
 
 if TYPE_CHECKING:
     from foretoken.proposers.heads.eagle3.network import Eagle3

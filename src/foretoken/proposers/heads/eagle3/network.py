@@ -25,9 +25,9 @@ from foretoken.proposers.heads.eagle3.formats import check_ids, describe
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer, Eagle3Shape
 from foretoken.proposers.heads.eagle3.peagle import MaskedDrafts
 from foretoken.proposers.heads.folder import HeadFolder
+from foretoken.proposers.heads.head_runner import CompiledHead, PagedHead, RunnerParts
 from foretoken.proposers.heads.paged import build_paged
 from foretoken.proposers.heads.parts import Attend, HeadNorm, HeadShape
-from foretoken.proposers.heads.runner import CompiledHead, PagedHead, RunnerParts
 
 
 @final

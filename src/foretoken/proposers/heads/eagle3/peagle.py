@@ -14,8 +14,8 @@ from torch import Tensor
 
 from foretoken.models.rollout import MaskSlots
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.proposers.heads.head_runner import HeadRunner
 from foretoken.proposers.heads.paged import SlotFeed
-from foretoken.proposers.heads.runner import HeadRunner
 from foretoken.proposers.own_kv import KVSteps, Stretches
 from foretoken.proposers.tree import DepthSteps, TreeSteps
 from foretoken.runtime.batch import Span

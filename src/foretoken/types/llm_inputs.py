@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretoken.errors import ParameterError, PromptError
-from foretoken.types import SamplingParams
+from foretoken.types.params import SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]

@@ -15,7 +15,7 @@ from torch import Tensor
 from foretoken.kernels.library import Library
 from foretoken.kernels.linear import TYPES
 from foretoken.kernels.structures import FtGateCall, FtNormCall, FtRotaryCall
-from foretoken.shape.memory import KV_SCALE_BYTES
+from foretoken.shape.memory_formula import KV_SCALE_BYTES
 
 STORED_TYPES = {**TYPES, torch.int8: 2}
 _PTR = ctypes.c_void_p

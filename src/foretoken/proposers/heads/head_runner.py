@@ -28,7 +28,7 @@ from foretoken.proposers.heads.parts import Attend as HeadAttend
 from foretoken.proposers.heads.parts import HeadShape
 from foretoken.runtime.runner import positions_of, slots_of
 from foretoken.shape import RopeShape
-from foretoken.shape.memory import KeptNumbers
+from foretoken.shape.memory_formula import KeptNumbers
 
 
 class CompiledHead(Protocol):

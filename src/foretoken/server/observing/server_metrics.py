@@ -27,9 +27,9 @@ from prometheus_client.registry import Collector
 import foretoken
 from foretoken import metrics as engine_metrics
 from foretoken.engine import Engine
-from foretoken.server.observing.acceptance import AcceptanceMetrics
 from foretoken.server.observing.log_lines import milliseconds
-from foretoken.server.observing.memory import device_bytes
+from foretoken.server.observing.process_memory import device_bytes
+from foretoken.server.observing.request_acceptance import AcceptanceMetrics
 from foretoken.types import FinishReason, Output, Request
 
 logger = logging.getLogger("foretoken")
