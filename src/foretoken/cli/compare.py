@@ -198,7 +198,7 @@ def _print_result(console: "Console", off: ComparedArm, on: ComparedArm, verdict
 def _document(
     model: str, config: dict[str, Any], summaries: tuple[ComparedArm, ...], verdict: Verdict
 ) -> dict[str, Any]:
-    from foretoken.cli.environment import describe_environment
+    from foretoken.cli.comparison import describe_environment
     from foretoken.cli.tables import as_records
 
     return {
