@@ -21,7 +21,7 @@ from foretoken.server.run import banner, serve
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.server.transport.drain import Drain
-from foretoken.server.transport.runner import DrainingServer
+from foretoken.server.transport.draining_server import DrainingServer
 from foretoken.testing import write_tiny_llama
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from foretoken.errors import CheckpointError, UnsupportedModelError
-from foretoken.shape.memory import Held
+from foretoken.shape.memory_formula import Held
 from foretoken.shape.stored import FLOATS, StoredScheme, stored_scheme
 
 INSTEAD = "16-bit checkpoint with quantization='int8' or 'int4'"
