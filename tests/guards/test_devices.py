@@ -7,7 +7,7 @@ from tests.guards.sources import modules
 ASKS_FOR_A_DEVICE = {
     "backend.py": "the border",
     "assembly.py": "how much memory a GPU has free",
-    "cli/environment.py": "names the GPU in reports",
+    "cli/timed_runs.py": "names the GPU in reports",
     "kernels/triton_found.py": "whether Triton runs, which the border asks",
     "kv/untouched.py": "memory that the system hands out when it is touched",
     "quant/finite.py": "how large a sum PyTorch makes in the calling thread",

@@ -200,8 +200,8 @@ def _print_result(console: "Console", off: ComparedArm, on: ComparedArm, verdict
 def _document(
     model: str, config: dict[str, Any], summaries: tuple[ComparedArm, ...], verdict: Verdict
 ) -> dict[str, Any]:
-    from foretoken.cli.environment import describe_environment
     from foretoken.cli.tables import as_records
+    from foretoken.cli.timed_runs import describe_environment
 
     return {
         "command": "foretoken compare",

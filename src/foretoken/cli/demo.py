@@ -259,8 +259,8 @@ def _print_result(console: "Console", summaries: tuple[ComparedArm, ...], plan: 
 def _document(
     summaries: tuple[ComparedArm, ...], plan: Plan, batch_invariant: bool
 ) -> dict[str, Any]:
-    from foretoken.cli.environment import describe_environment
     from foretoken.cli.tables import as_records
+    from foretoken.cli.timed_runs import describe_environment
 
     return {
         "command": "foretoken demo",

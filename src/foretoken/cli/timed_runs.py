@@ -1,17 +1,19 @@
 """Several LLMs write the same prompts in turns: speed, acceptance, and whether tokens differ.
 
-Owns the clock; one request at a time. Knows nothing about what is compared. A prompt counts with
-its median over repeats, and intervals come from resampling prompts, since repeats of a prompt are
-not independent of each other.
+Owns the clock, and what its numbers must be read with; one request at a time. Knows nothing about
+what is compared. A prompt counts with its median over repeats, and intervals come from resampling
+prompts, since repeats of a prompt are not independent of each other.
 """
 
+import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import foretoken
 from foretoken.lab.stats.repeats import bootstrap_ends, in_turn
 from foretoken.types import CompletionOutput, SamplingParams
 
@@ -198,3 +200,23 @@ def _accepted(run: TimedRun) -> tuple[int, ...]:
 
 def _drafted(run: TimedRun) -> tuple[int, ...]:
     return run.output.metrics.drafted_per_step if run.output.metrics is not None else ()
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions and machine as plain data for JSON."""
+    import torch
+
+    from foretoken.hardware import Hardware
+    from foretoken.kernels.library import describe_kernels
+
+    hardware = Hardware.detect()
+    return {
+        "foretoken": foretoken.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": hardware.cpu_name,
+        "cores": hardware.num_cores,
+        "threads": torch.get_num_threads(),
+        "kernels": describe_kernels(),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+    }

@@ -1,13 +1,13 @@
 """`foretoken train`: the commands that make drafters.
 
-Owns argument parsing only; the runs are in `foretoken.training`.
+Owns argument parsing and the table of what was measured; the runs are in `foretoken.training`.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 from typer.core import TyperGroup
@@ -16,6 +16,11 @@ from foretoken.cli.help import write_commands
 from foretoken.cli.options import read_prompts
 from foretoken.config.methods import ROWS, DraftingMethod, Trained, known_methods
 from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from foretoken.training.evaluation import Worth
 
 
 @final
@@ -180,7 +185,6 @@ def eval_drafter(
 
     from rich.console import Console
 
-    from foretoken.cli.worth_table import worth_table
     from foretoken.training.evaluation import EvalPlan, measure_worth, open_pair
     from foretoken.training.python_text.heldout import heldout_prompts
 
@@ -203,6 +207,39 @@ def eval_drafter(
         Console().print(worth_table(found, f"{drafter} for {target}"))
     if out is not None:
         out.write_text(text + "\n")
+
+
+def worth_table(found: "Worth", title: str) -> "Table":
+    """Rows by temperature: accepted share, tokens a verification, speed-up of 1, 2, ... drafts."""
+    from rich import box
+    from rich.table import Table
+
+    most = max(len(kept.lengths) for kept in found.acceptance.values())
+    by_count = {cost.drafts: cost for cost in found.costs}
+    plain = f"{1e3 * by_count[0].total_s:.1f} ms"
+    title = (
+        f"{title}\nspeed-up: what tokens a step and the times of steps come to, "
+        f"over steps of {plain} without drafts"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("temp.", no_wrap=True)
+    table.add_column("drafts", no_wrap=True)
+    for k in range(1, most + 1):
+        table.add_column(str(k), justify="right", no_wrap=True)
+    for temperature, kept in found.acceptance.items():
+        shares = [f"{share:.0%}" for share in kept.by_position]
+        table.add_row(temperature, "accepted", *shares)
+        table.add_row("", "tokens a step", *[f"{length:.2f}" for length in kept.lengths])
+        speedups = found.speedups[temperature]
+        best = max(speedups, default=0.0)
+        shown = [f"[bold]{s:.2f}[/]" if s == best else f"{s:.2f}" for s in speedups]
+        table.add_row("", "speed-up", *shown)
+        table.add_section()
+    steps = [
+        f"{1e3 * by_count[k].total_s:.1f}" if k in by_count else "" for k in range(1, most + 1)
+    ]
+    table.add_row("any", "step, ms", *steps)
+    return table
 
 
 def _moved(context: typer.Context) -> None:

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from foretoken.cli.worth_table import worth_table
+from foretoken.cli.train import worth_table
 from foretoken.training.evaluation import Accepted, DecodingStep, Worth
 
 
