@@ -111,7 +111,8 @@ class _Assembly:
             self.folder, user.quantization, user.kv_cache_dtype, batch_invariant=invariant
         )
         if self.points:
-            runner.keep_features(self.points)
+            readers = {name: one.points for name, one in self.found.items()}
+            runner.keep_features(self.points, readers, self.pool.generation)
         if proposer is None:
             drafters = self._drafters(verifier, runner)
         else:

@@ -38,6 +38,8 @@ class DraftPlan:
     """Most drafts of each decoding sequence, in the order in which they were asked for."""
     limit: int | None = None
     """What the load leaves to any sequence that it limits; None: it limited none of them."""
+    resting: frozenset[str] = frozenset()
+    """Drafters by name that nobody needs now: nothing is run or kept for them in this step."""
 
     @property
     def rests(self) -> bool:
