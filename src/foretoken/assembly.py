@@ -267,7 +267,14 @@ class _Assembly:
             kv_dtype=kept_dtype(kv_cache_dtype),
             max_model_len=self.config.max_model_len,
         )
-        return Runner.load(folder, options, num_pages=self.config.num_pages, points=points)
+        return Runner.load(
+            folder,
+            options,
+            num_pages=self.config.num_pages,
+            points=points,
+            readers={name: one.points for name, one in self.found.items()} if points else None,
+            generations=self.pool.generation,
+        )
 
     def _drafters(self, verifier: Verifier, target: Runner) -> Drafters:
         context = BuildContext(

@@ -14,7 +14,8 @@ from foretoken.models import LoadOptions
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.models.draft_model.steps import ModelSteps
-from foretoken.proposers.own_kv import DraftLimits, KVProposer
+from foretoken.proposers.own_kv import KVProposer
+from foretoken.proposers.progress import DraftLimits
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sampler import Sampler

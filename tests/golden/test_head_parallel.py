@@ -12,7 +12,7 @@ from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.eagle3.peagle import MaskedDrafts, ParallelSteps
 from foretoken.proposers.heads.head_runner import HeadRunner
-from foretoken.proposers.own_kv import Stretches
+from foretoken.proposers.progress import Stretches
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from tests.golden.test_head_kernels import SHAPE, VOCAB, runners

@@ -11,7 +11,8 @@ from foretoken.models import LoadOptions
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Context
-from foretoken.proposers.own_kv import DraftLimits, KVProposer
+from foretoken.proposers.own_kv import KVProposer
+from foretoken.proposers.progress import DraftLimits
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner

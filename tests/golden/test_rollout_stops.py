@@ -12,7 +12,7 @@ from foretoken.proposers.chain import ChainDraft, draft_chain
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.heads.head_runner import HeadRunner
 from foretoken.proposers.heads.paged import RecurrentSteps
-from foretoken.proposers.own_kv import Stretches
+from foretoken.proposers.progress import Stretches
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler
 from tests.golden.test_head_kernels import SHAPE, VOCAB, runners

@@ -19,7 +19,7 @@ from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.policy import FirstPolicy, Policy
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.own_kv import DraftLimits
+from foretoken.proposers.progress import DraftLimits
 from foretoken.runtime.batch import Batch, Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sampler import Sampler

@@ -1,14 +1,14 @@
 """What the tests of drafters share: sequences that need no engine, and contexts of them."""
 
 from collections.abc import Sequence as Seq
-from functools import partial
 from typing import Any
 
 from foretoken.proposers.base import Context
 from foretoken.proposers.confidence import Confidence
-from foretoken.proposers.models.draft_model.steps import ModelSteps
+from foretoken.proposers.models.draft_model.steps import ModelNetwork
 from foretoken.proposers.models.language import DraftLanguageModel
-from foretoken.proposers.own_kv import DraftLimits, DraftProgress, KVProposer
+from foretoken.proposers.own_kv import KVProposer
+from foretoken.proposers.progress import DraftLimits, DraftProgress
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
@@ -47,5 +47,5 @@ def draft_model(
 ) -> KVProposer:
     """A drafter of chains over `runner`."""
     progress = DraftProgress(generations, runner.page_size, limits)
-    make_steps = partial(ModelSteps, runner, progress)
-    return KVProposer("draft_model", make_steps, sampler, progress, confidence=confidence)
+    network = ModelNetwork(runner)
+    return KVProposer("draft_model", network, sampler, progress, confidence=confidence)

@@ -5,7 +5,9 @@ prefix hits need no second book: a token that was computed has its features, whe
 comes to ask. Knows neither models nor drafters. Costs one row of `width` values a token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from copy import copy
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -44,6 +46,12 @@ class FeatureStore:
         }
         size = (num_slots, len(points) * hidden_size)
         self.slots_SF = untouched_zeros(size, dtype=dtype, device=device)
+
+    def only(self, points: Collection[int]) -> Self:
+        """The same rows, of which these points alone are written."""
+        narrow = copy(self)
+        narrow.columns = {point: at for point, at in self.columns.items() if point in points}
+        return narrow
 
     def write(self, point: int, slots_T: Tensor | slice, x_TD: Tensor) -> None:
         """Keep the hidden states of a step's tokens, if this point is wanted."""
@@ -86,3 +94,40 @@ class FeatureView:
         if self._all:
             return rows_NF
         return torch.cat([rows_NF[:, columns] for columns in self._columns], dim=-1)
+
+
+class FeatureGaps:
+    """Tokens whose hidden states were not kept because nobody wanted them, page by page.
+
+    A page is known to have gaps as long as its contents stay, whoever computed them, so that a
+    prefix hit inherits them.
+    """
+
+    def __init__(self, generations: Sequence[int], page_size: int) -> None:
+        """No gaps; `generations` is the pool's count of how often each page changed contents."""
+        self._generations = generations
+        self._page_size = page_size
+        self._gaps: dict[int, tuple[int, int]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there may be any."""
+        return bool(self._gaps)
+
+    def add(self, page_table: Sequence[int], start: int, end: int) -> None:
+        """Places [start, end), the newest of a sequence, were computed and nothing was kept."""
+        size = self._page_size
+        for index in range(start // size, (end - 1) // size + 1):
+            page = page_table[index]
+            self._gaps[page] = self._generations[page], min(end - index * size, size)
+
+    def known_from(self, page_table: Sequence[int], start: int, end: int) -> int:
+        """The first place in [start, end) from which on there is no gap before `end`."""
+        if not self._gaps or start >= end:
+            return start
+        size = self._page_size
+        for index in range((end - 1) // size, start // size - 1, -1):
+            page = page_table[index]
+            generation, behind = self._gaps.get(page, (0, 0))
+            if generation == self._generations[page]:
+                return max(start, min(end, index * size + behind))
+        return start

@@ -1,6 +1,7 @@
 """What every proposer is: one question per step, one answer, no reach into the engine."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -53,6 +54,28 @@ class Proposer(ABC):
     @property
     def num_bytes(self) -> int:
         """Memory that it keeps beside weights and KV, about."""
+        return 0
+
+    @property
+    def max_window(self) -> int:
+        """Most tokens that `feed` may take for a whole sequence; 0: it has to know all of them."""
+        return 0
+
+    def num_missing(self, sequence: Sequence) -> int:
+        """Tokens of a decoding sequence that it would be fed before its first draft, one or a few
+        if it drafted in the last step; 0: none, or it cannot draft for the sequence yet."""
+        return 0
+
+    def feed(self, sequences: Seq[Sequence], most_rows: int, window: int | None = None) -> int:
+        """Catch up with decoding sequences, without drafting, in one pass; rows that it had.
+
+        Args:
+            sequences: as many as fit a pass are served, in order.
+            most_rows: of each sequence.
+            window: take so many of the latest tokens for the whole sequence where much more than
+                that is missing; later drafts go on from there. What is drafted is another guess
+                then, and the output is the same.
+        """
         return 0
 
     @abstractmethod

@@ -1,17 +1,14 @@
 """Drafters with keys and values of their own, under the target's page tables.
 
-Their KV lies in their own tensors but under the target's pages, so allocation, preemption and
-prefix hits need no second book. `DraftProgress` keeps per request how many positions are valid and
-which drafted tokens stand after them, and per page whether it was filled for what it holds now (so
-that a prefix hit finds the drafter's KV too). From this follows what a drafter has to be fed before
-it drafts. `KVProposer` is a step of any such drafter; what is run is the business of its steps.
-Pitfalls of such KV after partial acceptance are in docs/losslessness.md.
+Their KV lies in their own tensors but under the target's pages. `foretoken.proposers.progress` says
+what they have to be fed before they draft; `KVProposer` is a step of any such drafter; what is run
+is the business of its network and its steps. Pitfalls of such KV after partial acceptance are in
+docs/losslessness.md.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
@@ -19,6 +16,7 @@ from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.progress import DraftProgress, Stretches
 from foretoken.proposers.tree import (
     SpanTree,
     TreeShape,
@@ -30,170 +28,6 @@ from foretoken.proposers.tree import (
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftLimits:
-    """How far a drafter with KV of its own may go."""
-
-    max_model_len: int
-    """No drafts for sequences that would outgrow this many tokens."""
-    max_num_batched_tokens: int
-    """Most tokens of one pass."""
-    padded_to: int = 0
-    """What is fed before the first draft is made equally long for all sequences that miss at most
-    so many places; 0: each feeds what it misses."""
-
-    def starts(self, starts: Seq[int], ends: Seq[int]) -> list[int]:
-        """Where the stretches to be fed begin, given those of what is missing: padding feeds
-        places before them again, as far as there are any."""
-        counts = [end - start for start, end in zip(starts, ends, strict=True)]
-        longest = max((n for n in counts if n <= self.padded_to), default=0)
-        padded = zip(starts, ends, counts, strict=True)
-        return [max(0, end - longest) if n < longest else start for start, end, n in padded]
-
-
-@dataclass(frozen=True, slots=True)
-class Stretches:
-    """What is to be fed of some sequences: places [start, end) of each."""
-
-    starts: list[int]
-    ends: list[int]
-
-    def within(self, most: int, feed: Callable[[int, int, int], object]) -> "Stretches":
-        """What is left for one pass of at most `most` places, at least one of each sequence.
-
-        Args:
-            most: places of a pass.
-            feed: (index, start, end) feeds what has to go ahead, from the longest stretch first.
-        """
-        starts, ends = list(self.starts), self.ends
-        while sum(ends) - sum(starts) > most:
-            longest = max(range(len(starts)), key=lambda i: ends[i] - starts[i])
-            stop = min(ends[longest] - 1, starts[longest] + most)
-            feed(longest, starts[longest], stop)
-            starts[longest] = stop
-        return Stretches(starts, ends)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reach:
-    """What one sequence has."""
-
-    num_preemptions: int
-    """Preemptions of the sequence when this was written: a preempted one has new pages."""
-    num_valid: int
-    """Committed positions with valid KV."""
-    drafted: tuple[int, ...]
-    """Draft tokens whose KV stands after those."""
-
-
-class DraftProgress:
-    """The book of one drafter."""
-
-    def __init__(
-        self,
-        generations: Seq[int],
-        page_size: int,
-        limits: DraftLimits,
-        *,
-        joins_next: bool = False,
-    ) -> None:
-        """Start empty.
-
-        Args:
-            generations: the page pool's count of how often each page changed its contents.
-            page_size: positions of a page.
-            limits: of sequences and passes.
-            joins_next: whether what is kept at a place also depends on the token at the next one,
-                so that the newest token has no place yet (heads of the EAGLE family).
-        """
-        self.limits = limits
-        self._generations = generations
-        self._page_size = page_size
-        self._joins_next = int(joins_next)
-        self._filled: dict[int, int] = {}
-        self._reaches: dict[str, _Reach] = {}
-
-    def fits(self, span: Span) -> bool:
-        """Whether the span's drafts would stay within the drafter's context."""
-        return span.sequence.num_tokens + span.draft_budget <= self.limits.max_model_len
-
-    def missing(self, spans: Seq[Span]) -> Stretches:
-        """What the drafter has to be fed of each span before its first draft.
-
-        The newest place is always fed again, because its output is what drafting begins with.
-        """
-        ends = [span.sequence.num_tokens - self._joins_next for span in spans]
-        first = [
-            max(0, min(self._valid(span.sequence), end - 1))
-            for span, end in zip(spans, ends, strict=True)
-        ]
-        return Stretches(self.limits.starts(first, ends), ends)
-
-    def caught_up(self, spans: Seq[Span], feed: Callable[[int, int, int], object]) -> Stretches:
-        """What is `missing`, after what does not fit one pass was fed.
-
-        `feed` (index, start, end) feeds a part of one span's stretch.
-        """
-        return self.missing(spans).within(self.limits.max_num_batched_tokens, feed)
-
-    def _valid(self, sequence: Sequence) -> int:
-        """Leading places that need not be fed.
-
-        The last place of a page that another request filled is not among them where it depends on
-        the next token: that token need not be the same here.
-        """
-        valid = self.num_valid(sequence)
-        return valid if self._reach(sequence) is not None else valid - self._joins_next
-
-    def num_valid(self, sequence: Sequence) -> int:
-        """Leading positions of `sequence` whose KV can be used."""
-        reach = self._reach(sequence)
-        if reach is None:
-            return self._num_filled(sequence.page_table) * self._page_size
-        valid = reach.num_valid
-        committed = sequence.token_ids[valid:]
-        for drafted, token in zip(reach.drafted, committed, strict=False):
-            if drafted != token:
-                break
-            valid += 1
-        return valid
-
-    def record(self, sequence: Sequence, drafted: Seq[int] = ()) -> None:
-        """All committed tokens were fed, and `drafted` ones after them."""
-        num_valid = sequence.num_tokens - self._joins_next
-        before = self._reach(sequence)
-        first = 0 if before is None else before.num_valid // self._page_size
-        for page in sequence.page_table[first : num_valid // self._page_size]:
-            self._filled[page] = self._generations[page]
-        reach = _Reach(sequence.num_preemptions, num_valid, tuple(drafted))
-        self._reaches[sequence.request.request_id] = reach
-
-    def rewind(self, sequence: Sequence, num_kept: int) -> None:
-        """Tokens of `sequence` from `num_kept` on are not those that were there before."""
-        reach = self._reach(sequence)
-        if reach is None or reach.num_valid <= num_kept:
-            return
-        self._reaches[sequence.request.request_id] = _Reach(reach.num_preemptions, num_kept, ())
-        for page in sequence.page_table[num_kept // self._page_size :]:
-            self._filled.pop(page, None)
-
-    def release(self, request_id: str) -> None:
-        """Forget a request; its pages keep their marks."""
-        self._reaches.pop(request_id, None)
-
-    def _reach(self, sequence: Sequence) -> _Reach | None:
-        reach = self._reaches.get(sequence.request.request_id)
-        same = reach is not None and reach.num_preemptions == sequence.num_preemptions
-        return reach if same else None
-
-    def _num_filled(self, page_table: list[int]) -> int:
-        """Leading pages whose KV was written for their present contents."""
-        for count, page in enumerate(page_table):
-            if self._filled.get(page) != self._generations[page]:
-                return count
-        return len(page_table)
 
 
 class KVSteps(ChainSteps, ABC):
@@ -208,8 +42,16 @@ class KVSteps(ChainSteps, ABC):
         """The steps of a draft of trees; asked with nothing run yet, and then nothing else."""
 
 
-MakeSteps = Callable[[list[Span]], KVSteps]
-"""The steps of one draft of these spans."""
+class DraftNetwork(ABC):
+    """A model or a head with its keys and values. Sequences are as `DraftProgress` sees them."""
+
+    @abstractmethod
+    def steps(self, spans: list[Span], fed: Stretches) -> KVSteps:
+        """The steps of one draft of these spans, which begins with what is to be fed of each."""
+
+    @abstractmethod
+    def feed(self, sequences: Seq[Sequence], fed: Stretches) -> None:
+        """Run places of sequences in one pass for their keys and values alone."""
 
 
 class KVProposer(Proposer):
@@ -218,7 +60,7 @@ class KVProposer(Proposer):
     def __init__(
         self,
         name: str,
-        make_steps: MakeSteps,
+        network: DraftNetwork,
         sampler: DraftSampler,
         progress: DraftProgress,
         *,
@@ -229,14 +71,14 @@ class KVProposer(Proposer):
 
         Args:
             name: the word the user typed.
-            make_steps: what is run in a step.
+            network: what is run.
             sampler: turns logits into tokens and, under rejection, distributions.
             progress: the book of the drafter's keys and values, and how far they may reach.
             trees: the shape of trees; None: chains.
             confidence: where chains stop before their budget; default: nowhere.
         """
         self.name = name
-        self.make_steps = make_steps
+        self.network = network
         self.progress = progress
         self._sampler = sampler
         self._trees, self._confidence = trees, confidence
@@ -245,10 +87,13 @@ class KVProposer(Proposer):
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one and still fit the drafter's context."""
-        wanted = [i for i in context.wanted if self.progress.fits(context.spans[i])]
+        progress, every = self.progress, context.spans
+        wanted = [
+            i for i in context.wanted if progress.prepare(every[i].sequence, every[i].draft_budget)
+        ]
         if not wanted:
-            return Draft.empty(len(context.spans))
-        spans, count = [context.spans[i] for i in wanted], len(context.spans)
+            return Draft.empty(len(every))
+        spans, count = [every[i] for i in wanted], len(every)
         steps = self.make_steps(spans)
         if self._trees is None:
             drafted = draft_chain(steps, self._sampler, spans, self._confidence)
@@ -264,10 +109,60 @@ class KVProposer(Proposer):
             self.progress.record(span.sequence, tokens if steps.keeps_drafts else ())
         return draft
 
+    def make_steps(self, spans: list[Span]) -> KVSteps:
+        """The steps of one draft, after what does not fit their first pass was fed."""
+        progress, network = self.progress, self.network
+        missing, seen = progress.missing(spans), [_seen(progress, span) for span in spans]
+
+        def feed(index: int, start: int, end: int) -> None:
+            network.feed([seen[index].sequence], Stretches([start], [end]))
+
+        return network.steps(seen, missing.within(progress.limits.max_num_batched_tokens, feed))
+
+    def num_missing(self, sequence: Sequence) -> int:
+        """Places without keys and values, the newest included, which is fed with every draft."""
+        return self.progress.num_missing(sequence)
+
+    @property
+    def max_window(self) -> int:
+        """As far as its context reaches; 0 where the whole sequence has to be known."""
+        limits = self.progress.limits
+        return limits.max_model_len if limits.enters else 0
+
+    @torch.inference_mode()
+    def feed(self, sequences: Seq[Sequence], most_rows: int, window: int | None = None) -> int:
+        """One pass over what is missing; the newest places are left to the drafts."""
+        progress, left = self.progress, self.progress.limits.max_num_batched_tokens
+        seen, starts, ends, fed = list[Sequence](), list[int](), list[int](), list[Sequence]()
+        for sequence in sequences:
+            if window is not None:
+                progress.enter(sequence, window)
+            start, end = progress.to_feed(sequence, min(most_rows, left))
+            if start < end:
+                left -= end - start
+                view = progress.seen(sequence)
+                before = sequence.num_tokens - view.num_tokens
+                starts.append(start - before)
+                ends.append(end - before)
+                seen.append(view)
+                fed.append(sequence)
+        if not fed:
+            return 0
+        self.network.feed(seen, Stretches(starts, ends))
+        for sequence, view, end in zip(fed, seen, ends, strict=True):
+            progress.record_until(sequence, end + sequence.num_tokens - view.num_tokens)
+        return sum(ends) - sum(starts)
+
     def release(self, request_id: str) -> None:
         """Forget how far a request's KV reached; its pages keep their marks."""
         self.progress.release(request_id)
         self._sampler.release(request_id)
+
+
+def _seen(progress: DraftProgress, span: Span) -> Span:
+    """The span over what the drafter sees of its sequence."""
+    sequence = progress.seen(span.sequence)
+    return span if sequence is span.sequence else replace(span, sequence=sequence)
 
 
 def _first_branch(tree: SpanTree) -> list[int]:

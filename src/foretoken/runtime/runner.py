@@ -4,7 +4,7 @@ Knows pages and positions, not requests or sampling. The same runner drives targ
 models, each over a KV store of its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Self
@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from foretoken.kv.features import FeatureStore
+from foretoken.kv.features import FeatureGaps, FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.models import LoadOptions, Model, load_model
 from foretoken.models.tensors import (
@@ -29,17 +29,44 @@ from foretoken.runtime.batch import Batch
 class Runner:
     """A model and its KV store."""
 
-    def __init__(self, model: Model, store: KVStore, points: Sequence[int] = ()) -> None:
-        """Run `model` over `store`; keep the hidden states at `points` of every computed token."""
+    def __init__(
+        self,
+        model: Model,
+        store: KVStore,
+        points: Sequence[int] = (),
+        *,
+        readers: Mapping[str, Sequence[int]] | None = None,
+        generations: Sequence[int] = (),
+    ) -> None:
+        """Run `model` over `store`; keep the hidden states at `points` of every computed token.
+
+        Args:
+            model: what runs.
+            store: its keys and values.
+            points: where hidden states are taken.
+            readers: who reads which of them, by name: those that rest in a step get none.
+            generations: of the page pool, as `FeatureGaps` wants them.
+        """
         self.model = model
         self.store = store
         self.page_size = store.page_size
         self.features = _feature_store(model, store, points) if points else None
+        self._readers = {name: frozenset(read) for name, read in (readers or {}).items() if read}
+        self.gaps = {name: FeatureGaps(generations, self.page_size) for name in self._readers}
+        """What was computed while a reader of features rested, by its name."""
+        self._writers: dict[frozenset[str], FeatureStore | None] = {}
         self._device = model.embedding_VD.device
 
     @classmethod
     def load(
-        cls, folder: Path, options: LoadOptions, *, num_pages: int, points: Sequence[int] = ()
+        cls,
+        folder: Path,
+        options: LoadOptions,
+        *,
+        num_pages: int,
+        points: Sequence[int] = (),
+        readers: Mapping[str, Sequence[int]] | None = None,
+        generations: Sequence[int] = (),
     ) -> Self:
         """Load a checkpoint and allocate its KV store, and that of hidden states at `points`.
 
@@ -54,7 +81,7 @@ class Runner:
             dtype=options.kv_dtype or options.dtype,
             device=options.device,
         )
-        return cls(model, store, points)
+        return cls(model, store, points, readers=readers, generations=generations)
 
     def run(self, batch: Batch) -> ModelOutput:
         """The engine's step: every span with its drafts; rows span by span, in position order."""
@@ -72,7 +99,28 @@ class Runner:
         for span in batch.spans:
             end += span.num_tokens
             rows.extend(range(end - span.prompt_rows - span.sample_rows, end))
-        return self.forward(layouts, [span.input_ids for span in batch.spans], rows)
+        features = self.features
+        if features is not None and batch.plan.resting:
+            for name in batch.plan.resting.intersection(self.gaps):
+                for span in batch.spans:
+                    end = span.start + span.num_tokens
+                    self.gaps[name].add(span.sequence.page_table, span.start, end)
+            features = self._kept_in(batch)
+        token_ids = [span.input_ids for span in batch.spans]
+        return self._forward(layouts, token_ids, rows, features)
+
+    def _kept_in(self, batch: Batch) -> FeatureStore | None:
+        """Where the step's features go: those that somebody reads who does not rest."""
+        if self.features is None or not batch.plan.resting:
+            return self.features
+        resting = batch.plan.resting.intersection(self._readers)
+        if not resting:
+            return self.features
+        if resting not in self._writers:
+            awake = [read for name, read in self._readers.items() if name not in resting]
+            wanted = frozenset[int]().union(*awake)
+            self._writers[resting] = self.features.only(wanted) if wanted else None
+        return self._writers[resting]
 
     @torch.inference_mode()
     def settle(self, batch: Batch, accepted: Sequence[tuple[int, ...] | None]) -> None:
@@ -95,8 +143,9 @@ class Runner:
         source_N = torch.tensor(source, device=self._device)
         target_N = torch.tensor(target, device=self._device)
         self.store.move(source_N, target_N)
-        if self.features is not None:
-            self.features.move(source_N, target_N)
+        features = self._kept_in(batch)
+        if features is not None:
+            features.move(source_N, target_N)
 
     def forward_last(
         self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]]
@@ -128,7 +177,6 @@ class Runner:
         """float32 logits after some of the tokens, by index over all spans, [R, V]."""
         return self.forward(layouts, token_ids, rows).logits_RV
 
-    @torch.inference_mode()
     def forward(
         self,
         layouts: Sequence[SpanLayout],
@@ -142,8 +190,18 @@ class Runner:
             token_ids: the tokens of each span.
             rows: which of the step's tokens need logits, in order.
         """
+        return self._forward(layouts, token_ids, rows, self.features)
+
+    @torch.inference_mode()
+    def _forward(
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        features: FeatureStore | None,
+    ) -> ModelOutput:
         inputs = self._inputs(layouts, token_ids, rows)
-        hidden_TD = self.model.hidden(inputs, self.store, self.features)
+        hidden_TD = self.model.hidden(inputs, self.store, features)
         if inputs.rows_R is not None:
             hidden_TD = hidden_TD.index_select(0, inputs.rows_R)
         return ModelOutput(logits_RV=self.model.logits(hidden_TD), hidden_RD=hidden_TD)

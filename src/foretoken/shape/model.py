@@ -119,6 +119,15 @@ class ModelShape:
         return self.rope is not None
 
     @property
+    def counts_distances(self) -> bool:
+        """Whether only distances between positions matter, so that a text may begin anywhere.
+
+        Not where angles depend on the position itself, nor where it is unknown what is done.
+        """
+        kinds = (self.rope, self.local_rope)
+        return self.is_own and all(kind is None or kind.counts_distances for kind in kinds)
+
+    @property
     def query_size(self) -> int:
         """Width of all query heads."""
         return self.num_attention_heads * self.head_dim

@@ -71,6 +71,12 @@ class RopeShape:
             basic["factor"] = positive(rope, "factor")
         return cls(**basic, **_special(kind, config, rope, rotary_dim))
 
+    @property
+    def counts_distances(self) -> bool:
+        """Whether the angle between two tokens follows from their distance alone: frequencies are
+        the same everywhere, those of longrope too, which are chosen once for all positions."""
+        return self.rope_type != "dynamic"
+
     def context(self, max_position_embeddings: int) -> int:
         """Positions that the model was made to reach: dynamic and yarn scaling extend what
         config.json calls max_position_embeddings, the others are already part of it."""

@@ -18,7 +18,7 @@ from foretoken.checkpoint import find_model
 from foretoken.config import DrafterConfig
 from foretoken.config.memory import HeadMemory
 from foretoken.errors import ConfigError
-from foretoken.kv.features import FINAL, FeatureView
+from foretoken.kv.features import FINAL, FeatureGaps, FeatureView
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
@@ -65,6 +65,8 @@ class HeadSite:
     """What trees it is to draft; None: chains."""
     confidence: Confidence
     """Where chains stop before their budget."""
+    gaps: FeatureGaps | None = None
+    """Tokens without hidden states, because they were computed while the head rested."""
 
 
 class DraftHead(nn.Module, ABC):
@@ -195,6 +197,7 @@ def _build(head: DraftHead, config: DrafterConfig, engine: BuildContext) -> Prop
         linears=HeadLinears(config.quantization),
         trees=tree_shape(config),
         confidence=Confidence.of(config),
+        gaps=engine.target.gaps.get(config.label),
     )
     return head.proposer(site)
 

@@ -10,9 +10,9 @@ one slot a draft; P-EAGLE has a way of its own.
 Source: Li et al. 2024, 2025 (EAGLE to EAGLE-3).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import partial
 from typing import final
 
 from torch import Tensor
@@ -21,15 +21,11 @@ from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.heads.base import HeadSite
 from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner, PagedHead
-from foretoken.proposers.own_kv import (
-    DraftLimits,
-    DraftProgress,
-    KVProposer,
-    KVSteps,
-    Stretches,
-)
+from foretoken.proposers.own_kv import DraftNetwork, KVProposer, KVSteps
+from foretoken.proposers.progress import DraftLimits, DraftProgress, Stretches
 from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
 from foretoken.runtime.batch import Span
+from foretoken.runtime.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +37,10 @@ class SlotFeed:
     """The token after each slot's position."""
 
     @classmethod
-    def of(cls, spans: Sequence[Span], fed: Stretches) -> "SlotFeed":
-        """A stretch of each span's slots."""
+    def of(cls, sequences: Seq[Sequence], fed: Stretches) -> "SlotFeed":
+        """A stretch of each sequence's slots."""
         layouts, tokens = [], []
-        for span, start, end in zip(spans, fed.starts, fed.ends, strict=True):
-            sequence = span.sequence
+        for sequence, start, end in zip(sequences, fed.starts, fed.ends, strict=True):
             layouts.append(
                 SpanLayout(start=start, num_tokens=end - start, page_table=sequence.page_table)
             )
@@ -54,7 +49,7 @@ class SlotFeed:
 
     @property
     def last_rows(self) -> list[int]:
-        """The row of each span's last slot."""
+        """The row of each sequence's last slot."""
         rows, end = [], 0
         for layout in self.layouts:
             end += layout.num_tokens
@@ -94,10 +89,12 @@ def build_paged(
         padded_to=config.padded_to,
     )
     page_size = engine.target.page_size
-    progress = DraftProgress(engine.pool.generation, page_size, limits, joins_next=True)
+    progress = DraftProgress(
+        engine.pool.generation, page_size, limits, joins_next=True, gaps=site.gaps
+    )
     return KVProposer(
         head.method,
-        partial(_caught_up_steps, runner, progress, make_steps or RecurrentSteps),
+        HeadNetwork(runner, make_steps or RecurrentSteps),
         site.sampler,
         progress,
         trees=site.trees,
@@ -105,17 +102,23 @@ def build_paged(
     )
 
 
-def _caught_up_steps(
-    runner: HeadRunner, progress: DraftProgress, make_steps: MakeHeadSteps, spans: list[Span]
-) -> KVSteps:
-    """Feed what does not fit one pass; the steps of what is left."""
+@final
+class HeadNetwork(DraftNetwork):
+    """A head over its runner."""
 
-    def feed(index: int, start: int, end: int) -> None:
-        slots = SlotFeed.of([spans[index]], Stretches([start], [end]))
-        hidden_TD = runner.mixed_features(slots.layouts)
-        runner.forward(slots.layouts, slots.tokens, hidden_TD)
+    def __init__(self, runner: HeadRunner, make_steps: MakeHeadSteps) -> None:
+        """Draft with the steps that `make_steps` makes."""
+        self._runner, self._make_steps = runner, make_steps
 
-    return make_steps(runner, spans, progress.caught_up(spans, feed))
+    def steps(self, spans: list[Span], fed: Stretches) -> KVSteps:
+        """Those of the head's kind."""
+        return self._make_steps(self._runner, spans, fed)
+
+    def feed(self, sequences: Seq[Sequence], fed: Stretches) -> None:
+        """Slots with true features."""
+        slots = SlotFeed.of(sequences, fed)
+        hidden_TD = self._runner.mixed_features(slots.layouts)
+        self._runner.forward(slots.layouts, slots.tokens, hidden_TD)
 
 
 @final
@@ -126,20 +129,21 @@ class RecurrentSteps(KVSteps):
 
     def __init__(self, runner: HeadRunner, spans: list[Span], fed: Stretches) -> None:
         """Nothing is run yet."""
-        self.runner, self._spans, self._fed = runner, spans, fed
+        self.runner, self._fed = runner, fed
+        self._sequences = [span.sequence for span in spans]
         self._rows = list(range(len(spans)))
         self._output_BD: Tensor | None = None
 
     def feed(self) -> Tensor:
         """The outputs at the newest true slot of each span, [B, D]."""
-        feed = SlotFeed.of(self._spans, self._fed)
+        feed = SlotFeed.of(self._sequences, self._fed)
         hidden_TD = self.runner.mixed_features(feed.layouts)
         outputs_TD = self.runner.forward(feed.layouts, feed.tokens, hidden_TD)
         return outputs_TD[feed.last_rows]
 
     def trees(self) -> TreeSteps:
         """A slot a node."""
-        return _RecurrentTrees(self.runner, self._spans, self.feed)
+        return _RecurrentTrees(self.runner, self._sequences, self.feed)
 
     def roll_out(
         self, active: list[int], drafted: list[list[int]], plan: RolloutPlan
@@ -149,7 +153,7 @@ class RecurrentSteps(KVSteps):
         if drafted[0]:
             layouts, tokens, stream_BD = self._newest(active, drafted)
         else:
-            feed = SlotFeed.of(self._spans, self._fed)
+            feed = SlotFeed.of(self._sequences, self._fed)
             layouts, tokens = feed.layouts, feed.tokens
         found = self.runner.roll_out(layouts, [tokens], plan, stream_BD)
         # A call that left a choice open goes on later from its newest outputs.
@@ -179,9 +183,9 @@ class RecurrentSteps(KVSteps):
             stream_BD = stream_BD[[self._rows.index(i) for i in active]]
         layouts = [
             SpanLayout(
-                start=self._spans[i].sequence.num_tokens + len(tokens) - 2,
+                start=self._sequences[i].num_tokens + len(tokens) - 2,
                 num_tokens=1,
-                page_table=self._spans[i].sequence.page_table,
+                page_table=self._sequences[i].page_table,
             )
             for i, tokens in zip(active, drafted, strict=True)
         ]
@@ -193,19 +197,19 @@ class _RecurrentTrees(TreeSteps):
     """A slot a node, behind the true ones; each node attends to its own branch."""
 
     def __init__(
-        self, runner: HeadRunner, spans: Sequence[Span], first: Callable[[], Tensor]
+        self, runner: HeadRunner, sequences: Seq[Sequence], first: Callable[[], Tensor]
     ) -> None:
-        """Begin with `first`: the outputs at the newest true slot of each span, [B, D]."""
-        self._runner, self._first = runner, first
-        self._rows = LevelRows(len(spans))
-        self._fed: list[dict[int, int]] = [{} for _ in spans]
+        """Begin with `first`: the outputs at the newest true slot of each sequence, [B, D]."""
+        self._runner, self._sequences, self._first = runner, sequences, first
+        self._rows = LevelRows(len(sequences))
+        self._fed: list[dict[int, int]] = [{} for _ in sequences]
         self._output_FD: Tensor
 
     def first(self) -> Tensor:
         self._output_FD = self._first()
         return self._runner.logits(self._output_FD)
 
-    def after(self, trees: Sequence[SpanTree]) -> Tensor:
+    def after(self, trees: Seq[SpanTree]) -> Tensor:
         hidden_FD = self._output_FD[self._rows.advance(trees)]
         layouts = [self._layout(tree) for tree in trees]
         self._output_FD = self._runner.forward(layouts, newest_tokens(trees), hidden_FD)
@@ -214,13 +218,14 @@ class _RecurrentTrees(TreeSteps):
     def _layout(self, tree: SpanTree) -> SpanLayout:
         """Where the frontier lies: behind the nodes that were fed before."""
         growth, fed = tree.growth, self._fed[tree.index]
+        sequence = self._sequences[tree.index]
         known = len(fed)
         for node in growth.frontier:
             fed[node] = len(fed)
         return SpanLayout(
-            start=tree.span.sequence.num_tokens - 1,
+            start=sequence.num_tokens - 1,
             num_tokens=len(growth.frontier),
-            page_table=tree.span.sequence.page_table,
+            page_table=sequence.page_table,
             paths=tuple(tuple(fed[n] for n in growth.path(node)) for node in growth.frontier),
             known=known,
         )

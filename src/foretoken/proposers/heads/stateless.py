@@ -8,7 +8,7 @@ one call into C; trees, and everything else, run in PyTorch.
 import ctypes
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from typing import Any, final
 
 import torch
@@ -25,6 +25,7 @@ from foretoken.proposers.heads.base import DraftHead, HeadSite
 from foretoken.proposers.heads.linears import serve_linears
 from foretoken.proposers.tree import TreeSteps, draft_of_trees, draft_trees, start_trees
 from foretoken.runtime.batch import Span
+from foretoken.runtime.sequence import Sequence
 
 
 class StatelessHead(DraftHead, ABC):
@@ -36,11 +37,11 @@ class StatelessHead(DraftHead, ABC):
         """Most drafts on a branch."""
 
     @abstractmethod
-    def chain_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> ChainSteps:
+    def chain_steps(self, hidden_BD: Tensor, spans: Seq[Span]) -> ChainSteps:
         """The steps of one draft, given the hidden states of the newest computed tokens."""
 
     @abstractmethod
-    def tree_steps(self, hidden_BD: Tensor, spans: Sequence[Span]) -> TreeSteps:
+    def tree_steps(self, hidden_BD: Tensor, spans: Seq[Span]) -> TreeSteps:
         """The steps of one draft of trees, given the same."""
 
     def compiled(self, features_SD: Tensor | None) -> "StatelessCall | None":
@@ -87,6 +88,8 @@ class StatelessProposer(Proposer):
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one."""
         wanted = context.wanted
+        if self._site.gaps:
+            wanted = [i for i in wanted if self._has_state(context.spans[i].sequence)]
         if not wanted:
             return Draft.empty(len(context.spans))
         spans = [context.spans[i] for i in wanted]
@@ -103,7 +106,13 @@ class StatelessProposer(Proposer):
         """Forget the request's sampling state; nothing else is kept."""
         self._site.sampler.release(request_id)
 
-    def newest_slots(self, spans: Sequence[Span]) -> list[int]:
+    def _has_state(self, sequence: Sequence) -> bool:
+        """Whether the features of the newest computed token were kept."""
+        assert self._site.gaps is not None, "asked only where there are some"
+        newest = sequence.num_tokens - 2
+        return self._site.gaps.known_from(sequence.page_table, newest, newest + 1) == newest
+
+    def newest_slots(self, spans: Seq[Span]) -> list[int]:
         """Where the newest computed tokens' features are: those before the newest ones."""
         slots = []
         for span in spans:
@@ -112,7 +121,7 @@ class StatelessProposer(Proposer):
             slots.append(page * self._page_size + position % self._page_size)
         return slots
 
-    def newest_states(self, spans: Sequence[Span]) -> Tensor:
+    def newest_states(self, spans: Seq[Span]) -> Tensor:
         """Hidden states of the newest computed tokens, [B, D]."""
         view = self._site.view
         return view.read(torch.tensor(self.newest_slots(spans), device=view.slots_SF.device))
@@ -192,7 +201,7 @@ class StatelessCall:
         stride = features_SD.stride(0) * features_SD.element_size()
         self._call = FtHeadCall(features=features_SD.data_ptr(), feature_bytes=stride)
 
-    def __call__(self, slots: Sequence[int], fed: Sequence[int], plan: RolloutPlan) -> RolledOut:
+    def __call__(self, slots: Seq[int], fed: Seq[int], plan: RolloutPlan) -> RolledOut:
         """Draft up to `plan.steps` tokens for each sequence.
 
         Args:

@@ -22,7 +22,7 @@ from foretoken.config.quantization import AUTO
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.proposers.method import BuildContext
-from foretoken.proposers.own_kv import DraftLimits
+from foretoken.proposers.progress import DraftLimits
 from foretoken.runtime.runner import Runner
 from foretoken.shape import ModelShape
 
@@ -95,6 +95,7 @@ class ModelOnDisk:
             max_model_len=min(limit, self.config.max_model_len or limit),
             max_num_batched_tokens=max_num_batched_tokens,
             padded_to=self.config.padded_to,
+            enters=self.shape.counts_distances,
         )
 
     def load(self, context: BuildContext) -> Runner:

@@ -7,7 +7,7 @@ are overwritten by the next pass. The KV lies under the target's page tables.
 Source: An et al. 2025 (arXiv 2504.18583); checkpoints name the mask as `pard_token`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from functools import partial
 from typing import final
 
@@ -20,12 +20,14 @@ from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.method import BuildContext, FoundDrafter, Target
 from foretoken.proposers.models.language import ModelOnDisk
-from foretoken.proposers.own_kv import DraftProgress, KVProposer, KVSteps, Stretches
+from foretoken.proposers.own_kv import DraftNetwork, KVProposer, KVSteps
+from foretoken.proposers.progress import DraftProgress, Stretches
 from foretoken.proposers.tree import TreeSteps
 from foretoken.proposers.vocab.translation import Vocabulary, translation
 from foretoken.runtime.batch import Span
 from foretoken.runtime.draft_sampler import DraftSampler
 from foretoken.runtime.runner import Runner
+from foretoken.runtime.sequence import Sequence
 from foretoken.shape.fields import read_json
 from foretoken.text.tokenizer import Tokenizer
 
@@ -53,7 +55,7 @@ def _build(disk: ModelOnDisk, mask_token_id: int, context: BuildContext) -> Prop
     progress = DraftProgress(context.pool.generation, runner.page_size, limits)
     return KVProposer(
         "parallel",
-        lambda spans: MaskSteps(runner, progress, mask_token_id, spans),
+        MaskNetwork(runner, mask_token_id),
         DraftSampler(verifier.sampler, verifier.rule, config.draft_sample_method),
         progress,
         confidence=Confidence.of(config),
@@ -70,22 +72,43 @@ def _mask_token(disk: ModelOnDisk) -> int:
 
 
 @final
+class MaskNetwork(DraftNetwork):
+    """A model that was trained to see masks in place of what it guesses."""
+
+    def __init__(self, runner: Runner, mask_token_id: int) -> None:
+        """Draft with `runner`, over its own KV store."""
+        self._runner, self._mask = runner, mask_token_id
+
+    def steps(self, spans: list[Span], fed: Stretches) -> KVSteps:
+        """One pass with a mask for each draft but the first."""
+        return MaskSteps(self, spans, fed)
+
+    def feed(self, sequences: Seq[Sequence], fed: Stretches) -> None:
+        """No masks; the logits are thrown away."""
+        self.run(sequences, fed, [0] * len(sequences))
+
+    def run(self, sequences: Seq[Sequence], fed: Stretches, masks: Seq[int]) -> Tensor:
+        """Feed a stretch of each sequence and its masks; logits from its last token on."""
+        layouts, ids, rows, at = [], [], list[int](), 0
+        each = zip(sequences, fed.starts, fed.ends, masks, strict=True)
+        for sequence, start, end, extra in each:
+            count = end - start + extra
+            layouts.append(
+                SpanLayout(start=start, num_tokens=count, page_table=sequence.page_table)
+            )
+            ids.append([*sequence.token_ids[start:end], *[self._mask] * extra])
+            at += count
+            rows.extend(range(at - extra - 1, at))
+        return self._runner.forward(layouts, ids, rows).logits_RV
+
+
+@final
 class MaskSteps(KVSteps):
     """Reads rows of logits that one pass gave."""
 
-    def __init__(
-        self, runner: Runner, progress: DraftProgress, mask_token_id: int, spans: list[Span]
-    ) -> None:
-        """Nothing is run yet.
-
-        Args:
-            runner: the draft model over its own KV store.
-            progress: says what it has not seen.
-            mask_token_id: fed where a token is to be guessed.
-            spans: to be drafted for.
-        """
-        self._runner, self._progress, self._mask = runner, progress, mask_token_id
-        self._spans = spans
+    def __init__(self, network: MaskNetwork, spans: list[Span], fed: Stretches) -> None:
+        """Nothing is run yet; `fed` is what the network has not seen of the spans."""
+        self._network, self._fed, self._spans = network, fed, spans
         budgets = [span.draft_budget for span in spans]
         self._starts = [sum(budgets[:i]) for i in range(len(budgets))]
         self._logits_KV: Tensor
@@ -96,30 +119,12 @@ class MaskSteps(KVSteps):
 
     def first(self) -> Tensor:
         """Run the pass; logits after the newest tokens."""
-
-        def feed(index: int, start: int, end: int) -> None:
-            self._feed([self._spans[index]], Stretches([start], [end]), masks=[0])
-
-        fed = self._progress.caught_up(self._spans, feed)
         masks = [span.draft_budget - 1 for span in self._spans]
-        self._logits_KV = self._feed(self._spans, fed, masks)
+        sequences = [span.sequence for span in self._spans]
+        self._logits_KV = self._network.run(sequences, self._fed, masks)
         return self._logits_KV[self._starts]
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
         """Logits at the next mask, whatever was drafted before."""
         rows = [self._starts[i] + len(tokens) for i, tokens in zip(active, drafted, strict=True)]
         return self._logits_KV[rows]
-
-    def _feed(self, spans: Sequence[Span], fed: Stretches, masks: Sequence[int]) -> Tensor:
-        """Feed a stretch of each span and its masks; logits from its last token on."""
-        layouts, ids, rows, at = [], [], list[int](), 0
-        for span, start, end, extra in zip(spans, fed.starts, fed.ends, masks, strict=True):
-            sequence = span.sequence
-            count = end - start + extra
-            layouts.append(
-                SpanLayout(start=start, num_tokens=count, page_table=sequence.page_table)
-            )
-            ids.append([*sequence.token_ids[start:end], *[self._mask] * extra])
-            at += count
-            rows.extend(range(at - extra - 1, at))
-        return self._runner.forward(layouts, ids, rows).logits_RV

@@ -16,7 +16,8 @@ from foretoken.models.rollout import MaskSlots
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.proposers.heads.head_runner import HeadRunner
 from foretoken.proposers.heads.paged import SlotFeed
-from foretoken.proposers.own_kv import KVSteps, Stretches
+from foretoken.proposers.own_kv import KVSteps
+from foretoken.proposers.progress import Stretches
 from foretoken.proposers.tree import DepthSteps, TreeSteps
 from foretoken.runtime.batch import Span
 
@@ -39,7 +40,8 @@ class MaskedDrafts:
         """The steps of one draft."""
         most = self._depth
         counts = [s.draft_budget if most is None else min(s.draft_budget, most) for s in spans]
-        return ParallelSteps(runner, self, SlotFeed.of(spans, fed), counts)
+        known = SlotFeed.of([span.sequence for span in spans], fed)
+        return ParallelSteps(runner, self, known, counts)
 
     def rows(self, runner: HeadRunner, count: int) -> Tensor:
         """What stands for the mixed features of the first `count` mask slots, [count, D]."""

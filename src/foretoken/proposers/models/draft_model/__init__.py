@@ -7,10 +7,11 @@ from foretoken.kv.pool import PagePool
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.method import BuildContext, FoundDrafter, Target
-from foretoken.proposers.models.draft_model.steps import ModelSteps
+from foretoken.proposers.models.draft_model.steps import ModelNetwork
 from foretoken.proposers.models.draft_model.strings import StringDraftProposer
 from foretoken.proposers.models.language import DraftLanguageModel, ModelOnDisk
-from foretoken.proposers.own_kv import DraftProgress, KVProposer
+from foretoken.proposers.own_kv import KVProposer
+from foretoken.proposers.progress import DraftProgress
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.proposers.vocab.shared import SharedVocabularyRunner
 from foretoken.proposers.vocab.translation import Translation, Vocabulary, translation
@@ -49,7 +50,7 @@ def _build(disk: ModelOnDisk, words: Translation, context: BuildContext) -> Prop
     progress = DraftProgress(pool.generation, runner.page_size, limits)
     proposer = KVProposer(
         "draft_model",
-        partial(ModelSteps, runner, progress),
+        ModelNetwork(runner),
         drafts,
         progress,
         trees=tree_shape(config),

@@ -16,9 +16,28 @@ from torch import Tensor
 
 from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
 from foretoken.proposers.models.language import DraftLanguageModel
-from foretoken.proposers.own_kv import DraftProgress, KVSteps, Stretches
+from foretoken.proposers.own_kv import DraftNetwork, KVSteps
+from foretoken.proposers.progress import Stretches
 from foretoken.proposers.tree import SpanTree, TreeSteps
 from foretoken.runtime.batch import Span
+from foretoken.runtime.sequence import Sequence
+
+
+@final
+class ModelNetwork(DraftNetwork):
+    """A draft model over its own KV store."""
+
+    def __init__(self, runner: DraftLanguageModel) -> None:
+        """Draft with `runner`."""
+        self.runner = runner
+
+    def steps(self, spans: list[Span], fed: Stretches) -> KVSteps:
+        """Chains or trees, a token a pass."""
+        return ModelSteps(self.runner, spans, fed)
+
+    def feed(self, sequences: Seq[Sequence], fed: Stretches) -> None:
+        """The logits are thrown away."""
+        self.runner.forward_last(*_places(sequences, fed))
 
 
 @final
@@ -28,27 +47,20 @@ class ModelSteps(KVSteps):
     rolls_out = True
     keeps_drafts = True
 
-    def __init__(
-        self, runner: DraftLanguageModel, progress: DraftProgress, spans: list[Span]
-    ) -> None:
+    def __init__(self, runner: DraftLanguageModel, spans: list[Span], fed: Stretches) -> None:
         """Nothing is run yet.
 
         Args:
             runner: the draft model over its own KV store.
-            progress: says what it has not seen.
             spans: to be drafted for.
+            fed: what it has not seen of them.
         """
-        self.runner, self._progress, self._spans = runner, progress, spans
+        self.runner, self._fed = runner, fed
+        self.sequences = [span.sequence for span in spans]
 
     def first(self) -> Tensor:
         """Feed every committed token without draft KV; logits after the newest of each span."""
-
-        def feed(index: int, start: int, end: int) -> None:
-            part = _places([self._spans[index]], Stretches([start], [end]))
-            self.runner.forward_last(*part)
-
-        rest = self._progress.caught_up(self._spans, feed)
-        return self.runner.forward_last(*_places(self._spans, rest))
+        return self.runner.forward_last(*_places(self.sequences, self._fed))
 
     def after(self, active: list[int], drafted: list[list[int]]) -> Tensor:
         """Feed the newest draft of each span; the logits after it."""
@@ -60,8 +72,7 @@ class ModelSteps(KVSteps):
         """The first call also feeds what the draft has not seen: mostly one or two tokens."""
         if drafted[0]:
             return self.runner.roll_out(*self._newest(active, drafted), plan)
-        missing = self._progress.missing(self._spans)
-        return self.runner.roll_out(*_places(self._spans, missing), plan)
+        return self.runner.roll_out(*_places(self.sequences, self._fed), plan)
 
     def trees(self) -> TreeSteps:
         """A pass a level."""
@@ -71,7 +82,7 @@ class ModelSteps(KVSteps):
         self, active: list[int], drafted: list[list[int]]
     ) -> tuple[list[SpanLayout], list[list[int]]]:
         """Where the newest drafted token of each span stands, and what it is."""
-        sequences = [self._spans[i].sequence for i in active]
+        sequences = [self.sequences[i] for i in active]
         layouts = [
             SpanLayout(
                 start=sequence.num_tokens + len(tokens) - 1,
@@ -99,12 +110,13 @@ class _ModelTrees(TreeSteps):
         at = 0
         for tree in trees:
             growth, inner = tree.growth, tree.growth.inner
+            sequence = self._steps.sequences[tree.index]
             place = {node: i for i, node in enumerate(inner)}
             layouts.append(
                 SpanLayout(
-                    start=tree.span.sequence.num_tokens,
+                    start=sequence.num_tokens,
                     num_tokens=len(inner),
-                    page_table=tree.span.sequence.page_table,
+                    page_table=sequence.page_table,
                     paths=tuple(tuple(place[n] for n in growth.path(node)) for node in inner),
                 )
             )
@@ -114,11 +126,10 @@ class _ModelTrees(TreeSteps):
         return self._runner.logits_at(layouts, ids, rows)
 
 
-def _places(spans: Seq[Span], fed: Stretches) -> tuple[list[SpanLayout], list[list[int]]]:
+def _places(sequences: Seq[Sequence], fed: Stretches) -> tuple[list[SpanLayout], list[list[int]]]:
     """Where the tokens of a stretch of each sequence lie, and what they are."""
     layouts, ids = [], []
-    for span, start, end in zip(spans, fed.starts, fed.ends, strict=True):
-        sequence = span.sequence
+    for sequence, start, end in zip(sequences, fed.starts, fed.ends, strict=True):
         layouts.append(
             SpanLayout(start=start, num_tokens=end - start, page_table=sequence.page_table)
         )

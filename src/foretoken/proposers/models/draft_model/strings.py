@@ -8,6 +8,7 @@ identical and the rejection rule keeps them distributed as they should be.
 Source: string-level exact match of Timor et al. 2025 (arXiv 2502.05202).
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import final
 
@@ -83,6 +84,26 @@ class StringDraftProposer(Proposer):
                 promises[i] = promise
         return Draft(ids=tuple(ids), drafter=self.name, promises=tuple(promises))
 
+    def num_missing(self, sequence: Sequence) -> int:
+        """In tokens of the target for text that was not read yet, of the draft for the rest."""
+        shadow = self._shadows.get(sequence.request.request_id)
+        if shadow is None:
+            return sequence.num_tokens
+        unread = sequence.num_tokens - shadow.num_seen
+        return unread + self._inner.num_missing(shadow.sequence)
+
+    @property
+    def max_window(self) -> int:
+        """As far as the draft's context reaches, in its own tokens."""
+        return self._inner.max_window
+
+    def feed(self, sequences: Seq[Sequence], most_rows: int, window: int | None = None) -> int:
+        """The shadows of the sequences, as far as there are pages for them."""
+        self._num_steps += 1
+        shadows = [self._caught_up(sequence) for sequence in sequences]
+        found = [s.sequence for s in shadows if s.sequence.token_ids and self._has_pages(s, 0)]
+        return self._inner.feed(found, most_rows, window)
+
     def release(self, request_id: str) -> None:
         """Forget a request and give back its shadow's pages."""
         shadow = self._shadows.pop(request_id, None)
@@ -97,15 +118,8 @@ class StringDraftProposer(Proposer):
         budget = self._budget(span, sequence)
         if not shadow.text.is_whole or not sequence.token_ids:
             return None
-        shadow.used_at = self._num_steps
-        needed = sequence.num_tokens + budget
-        while tables.missing_pages(self._pool, sequence.page_table, needed) > (
-            self._pool.num_available
-        ):
-            if not self._evict_one():
-                return None
-        tables.truncate(self._pool, sequence.page_table, needed)
-        tables.grow(self._pool, sequence.page_table, needed)
+        if not self._has_pages(shadow, budget):
+            return None
         return Span(
             sequence=sequence,
             start=sequence.num_tokens - 1,
@@ -113,6 +127,18 @@ class StringDraftProposer(Proposer):
             draft_budget=budget,
             samples=True,
         )
+
+    def _has_pages(self, shadow: _Shadow, budget: int) -> bool:
+        """Give a shadow pages for its tokens and `budget` more; others that rest lose theirs."""
+        shadow.used_at = self._num_steps
+        table = shadow.sequence.page_table
+        needed = shadow.sequence.num_tokens + budget
+        while tables.missing_pages(self._pool, table, needed) > self._pool.num_available:
+            if not self._evict_one():
+                return False
+        tables.truncate(self._pool, table, needed)
+        tables.grow(self._pool, table, needed)
+        return True
 
     def _caught_up(self, sequence: Sequence) -> _Shadow:
         """The sequence's shadow, with every committed token."""

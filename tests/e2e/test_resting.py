@@ -1,0 +1,145 @@
+"""Steps in which heads rest: nothing is kept for them, and they never read what was not kept."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken import LLM
+from foretoken.control.plan import DraftPlan, StepLoad
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context
+from foretoken.proposers.own_kv import KVProposer
+from foretoken.runtime.runner import slot_of
+from foretoken.types import Request
+from tests.e2e.heads import HEADS, write_head
+from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
+
+NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa")
+TOKENS, COUNT = 40, 9
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("resting")
+    return {name: write_head(root / name, name, draft) for name in HEADS}
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
+    known: dict[str, list[Result]] = {}
+    with open_llm(model, None, "plain", **PRESSURES["one at a time"]) as llm:
+
+        def results(parameters: str) -> list[Result]:
+            if parameters not in known:
+                known[parameters] = run(llm, parameters)
+            return known[parameters]
+
+        yield results
+
+
+def run(llm: LLM, parameters: str) -> list[Result]:
+    chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
+    return generate(llm, make_prompts(COUNT, 3), chosen)
+
+
+class Resting:
+    """Plans stretches of steps in which some drafters rest, and looks at what the others read."""
+
+    def __init__(self, llm: LLM, seed: int) -> None:
+        self.parts = llm._engine.parts
+        self.members = self.parts.proposer.members  # type: ignore[attr-defined]
+        self._draw = random.Random(seed)
+        self._resting, self._left = frozenset[str](), 0
+        self.num_rested = self.num_drafted = 0
+        features = self.parts.runner.features
+        assert features is not None
+        self.features = features
+        features.slots_SF.fill_(torch.nan)
+        self.parts.scheduler._plan_drafts = self.plan
+        for name, member in self.members.items():
+            proposer = member.proposer
+            proposer.propose = self.watch(name, proposer, proposer.propose)
+
+    def plan(self, requests: Any, load: StepLoad) -> DraftPlan:
+        if self._left == 0:
+            self._left = self._draw.choice((1, 3, 9, 14))
+            names = sorted(self.members)
+            self._resting = frozenset(n for n in names if self._draw.random() < 0.5)
+        self._left -= 1
+        self.num_rested += bool(self._resting)
+        everybody = self._resting == self.members.keys()
+        most = 0 if everybody else 3
+        return DraftPlan(load=load, drafts=(most,) * len(requests), resting=self._resting)
+
+    def watch(self, name: str, proposer: Any, propose: Callable[[Context], Draft]) -> Any:
+        def watched(context: Context) -> Draft:
+            if name in self._resting:
+                return Draft.empty(len(context.spans))
+            found = propose(context)
+            for span, ids in zip(context.spans, found.ids, strict=True):
+                if ids:
+                    self.num_drafted += 1
+                    self.check(proposer, span.sequence)
+            return found
+
+        return watched
+
+    def check(self, proposer: Any, sequence: Any) -> None:
+        """All that the head can have read of this sequence was kept, and is not from elsewhere."""
+        first, size = sequence.num_tokens - 2, self.parts.runner.page_size
+        if isinstance(proposer, KVProposer):
+            first = sequence.num_tokens - proposer.progress.seen(sequence).num_tokens
+        slots = [
+            slot_of(i, sequence.page_table, size) for i in range(first, sequence.num_tokens - 1)
+        ]
+        network: Any = proposer.network if isinstance(proposer, KVProposer) else None
+        view = proposer._site.view if network is None else network._runner.features
+        assert not view.read(torch.tensor(slots)).isnan().any()
+
+
+@pytest.mark.parametrize("pressure", ["calm", "chunks", "shortage"])
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_read_only_what_was_kept(
+    name: str, pressure: str, model: Path, folders: dict[str, Path], plain: Any
+) -> None:
+    """Prompts and tokens of resting steps, prefix hits on their pages, preemption."""
+    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "block_size": 8}
+    config = {**HEADS[name], "model": str(folders[name])}
+    with LLM(str(model), speculative_config=config, **settings | PRESSURES[pressure]) as llm:
+        resting = Resting(llm, seed=2)
+        for parameters in ("greedy", "filters", "seeded", "greedy"):
+            assert run(llm, parameters) == plain(parameters), parameters
+    assert resting.num_rested > 30 and resting.num_drafted > 50
+
+
+def test_one_head_rests_and_the_other_does_not(
+    model: Path, folders: dict[str, Path], plain: Any
+) -> None:
+    """They read different points of the target."""
+    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "block_size": 8}
+    drafters = [{**HEADS[name], "model": str(folders[name])} for name in ("eagle3", "eagle")]
+    with LLM(str(model), speculative_config={"drafters": drafters}, **settings) as llm:
+        resting = Resting(llm, seed=3)
+        for parameters in ("greedy", "seeded", "greedy"):
+            assert run(llm, parameters) == plain(parameters), parameters
+    assert resting.num_drafted > 100
+
+
+@pytest.mark.parametrize("name", ["eagle3", "mlp"])
+def test_nothing_is_kept_while_all_rest(name: str, model: Path, folders: dict[str, Path]) -> None:
+    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
+    config = {**HEADS[name], "model": str(folders[name])}
+    with LLM(str(model), speculative_config=config, **settings) as llm:
+        resting = Resting(llm, seed=1)
+
+        def plan(requests: Sequence[Request], load: StepLoad) -> DraftPlan:
+            names = frozenset(resting.members)
+            return DraftPlan(load=load, drafts=(0,) * len(requests), resting=names)
+
+        llm._engine.parts.scheduler._plan_drafts = plan
+        run(llm, "greedy")
+        assert resting.features.slots_SF.isnan().all()
