@@ -47,6 +47,7 @@ class Acceptance:
 def build(model: str, speculative: dict[str, Any] | None = None, **settings: Any) -> LLM:
     """An LLM for one sequence at a time unless `settings` say otherwise."""
     defaults: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False}
+    defaults["adaptive_speculation"] = False  # a length is measured as it is
     return LLM(model, speculative_config=speculative, **(defaults | settings))
 
 

@@ -23,6 +23,7 @@ def load(job: Job) -> Loaded:
         quantization=SCHEMES[job.weights],
         enable_prefix_caching=False,
         speculative_config=speculative if job.method else None,
+        adaptive_speculation=False,
     )
 
     def generate(prompts: list[list[int]], tokens: int, k: int) -> list[list[int]]:

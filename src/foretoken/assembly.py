@@ -6,13 +6,16 @@ The only place that knows all the constructors.
 import logging
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from foretoken.backend import backend_for
 from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
+from foretoken.config.auto import AUTO
 from foretoken.config.memory import Drafting
+from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
 from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
 from foretoken.control.measured import MeasuredLimit
 from foretoken.engine import Engine, EngineParts, StepObserver
@@ -61,6 +64,31 @@ def build_engine(config: EngineConfig, proposer: Proposer | None = None) -> Engi
         ModelError: a model is missing, not supported, or broken on disk.
     """
     return _Assembly(config).engine(proposer)
+
+
+def default_speculation(config: EngineConfig) -> dict[str, Any] | None:
+    """The speculative_config where the user gives none: `auto` where it never changes a token.
+
+    Elsewhere None, and a warning says why and what to type. For the command line: `LLM` without a
+    speculative_config decodes plainly.
+
+    Raises:
+        ConfigError: a CUDA device is wanted, and there is none.
+        ModelError: the model is missing or not supported.
+    """
+    shape = ModelShape.from_config(find_model(config.model, revision=config.revision))
+    device = resolve_device(config.device, _gpu_free_memory())
+    dtype = resolve_dtype(config.dtype, device, Hardware.detect(), shape)
+    if resolve_invariance(config.batch_invariant, device, dtype):
+        return {"method": AUTO}
+    logger.warning(
+        "no speculation: with %s on %s and batch_invariant off, a draft may decide between two "
+        "tokens that are equally likely up to rounding. --speculative-config auto speculates "
+        "all the same, --batch-invariant on keeps every token",
+        dtype,
+        device,
+    )
+    return None
 
 
 class _Assembly:
@@ -118,7 +146,7 @@ class _Assembly:
             drafters = self._given(proposer, grammars)
         limits = {name: member.most for name, member in drafters.members.items()}
         live, measured = LivePolicy(), None
-        if config.user.adaptive_speculation and limits:
+        if config.user.control != "fixed" and limits:
             measured = MeasuredLimit(max(limits.values()))
         limit = measured or _load_limit(self.speculative)
         budget = RequestBudget(limits, limit, live, limits_free=measured is None)

@@ -32,6 +32,7 @@ def server() -> Iterator[Serving]:
         model="demo",
         max_num_seqs=8,
         kv_cache_memory_bytes=64 << 20,
+        adaptive_speculation=False,
         speculative_config={
             "method": "draft_model",
             "model": "demo-draft",

@@ -136,7 +136,12 @@ def with_model(config: dict[str, Any], draft: Path | None) -> dict[str, Any]:
 
 def open_llm(model: Path, draft: Path | None, method: str, **pressure: Any) -> LLM:
     """An LLM with the drafter that `method` names; float32 and invariant."""
-    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, **pressure}
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "batch_invariant": True,
+        "adaptive_speculation": False,  # every budget is drafted, whether it pays or not
+        **pressure,
+    }
     if method in METHODS:
         config = with_model(METHODS[method], draft)
         settings["speculative_config"] = config

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from foretoken import LLM, SamplingParams
+from foretoken.assembly import default_speculation
 from foretoken.cli.app import app
+from foretoken.config import EngineConfig
 
 PROMPT = "def add(a, b):\n"
 
@@ -34,6 +37,21 @@ def test_prompt_argument(expected: str) -> None:
 def test_plain_decoding_writes_the_same(expected: str) -> None:
     shown = generate(PROMPT, "--batch-invariant", "on", "--speculative-config", "none")
     assert shown == expected + "\n"
+
+
+@pytest.mark.parametrize("way", [["--speculative-config", "auto"], []])
+def test_auto_writes_the_same(expected: str, way: list[str]) -> None:
+    assert generate(PROMPT, "--batch-invariant", "on", *way) == expected + "\n"
+
+
+def test_where_a_draft_may_change_a_token_nothing_drafts_by_default(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings: dict[str, Any] = {"model": "demo", "dtype": "float32"}
+    assert default_speculation(EngineConfig.from_kwargs(**settings)) is None
+    assert "float32" in caplog.text and "--speculative-config auto" in caplog.text
+    exact = EngineConfig.from_kwargs(**settings, batch_invariant=True)
+    assert default_speculation(exact) == {"method": "auto"}
 
 
 def test_prompt_from_standard_input(expected: str) -> None:

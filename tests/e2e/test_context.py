@@ -27,6 +27,7 @@ def settings(folder: Path, pages: int) -> dict[str, Any]:
         "block_size": PAGE,
         "kv_cache_memory_bytes": pages * PAGE * token,
         "speculative_config": None,
+        "adaptive_speculation": False,
     }
 
 

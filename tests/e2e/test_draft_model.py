@@ -103,7 +103,8 @@ def _alternating() -> DraftPlanner:
 def test_a_draft_equal_to_the_target_is_always_accepted(k: int, model: Path) -> None:
     """After full acceptance the last draft has no KV yet; forgetting it would show here."""
     config = {"model": str(model), "num_speculative_tokens": k}
-    llm = LLM(str(model), dtype="float32", batch_invariant=True, speculative_config=config)
+    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
+    llm = LLM(str(model), speculative_config=config, adaptive_speculation=False, **settings)
     params = SamplingParams(max_tokens=1 + 6 * (k + 1), temperature=0.0, detokenize=False)
     outputs = llm.generate(make_prompts(5, 6), params, use_tqdm=False)
     for request in outputs:
@@ -135,7 +136,7 @@ def test_mixed_rules_in_one_batch(model: Path, draft: Path) -> None:
     settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
     with LLM(str(model), **settings) as plain:
         expected = plain.generate(prompts, seeded, use_tqdm=False)
-    with LLM(str(model), speculative_config=config, **settings) as llm:
+    with LLM(str(model), speculative_config=config, adaptive_speculation=False, **settings) as llm:
         found = llm.generate(prompts, mixed, use_tqdm=False)
     for i, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert len(one.outputs[0].token_ids) == mixed[i].max_tokens

@@ -24,7 +24,11 @@ CHOICES = [[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [1, 0, 0], [2
 NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa")
 DYNAMIC = {"tree_top_k": 3, "tree_depth": 3, "num_speculative_tokens": 10}
 COUNT, TOKENS = 6, 24
-SETTINGS: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "batch_invariant": True,
+    "adaptive_speculation": False,
+}
 
 
 @pytest.fixture(scope="module")

@@ -54,8 +54,11 @@ def plain(model: Path) -> Iterator[Callable[[str, int], list[Result]]]:
         yield results
 
 
+EXACT = {"dtype": "float32", "batch_invariant": True, "adaptive_speculation": False}
+
+
 def _open(model: Path, config: dict[str, Any], folder: Path, **pressure: Any) -> LLM:
-    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, **pressure}
+    settings: dict[str, Any] = {**EXACT, **pressure}
     return LLM(str(model), speculative_config={**config, "model": str(folder)}, **settings)
 
 
@@ -219,7 +222,7 @@ def test_heads_among_other_drafters(
     ]
     lookup = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
     config = {"policy": policy, "drafters": [lookup, *heads]}
-    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "max_num_seqs": 16}
+    settings: dict[str, Any] = {**EXACT, "max_num_seqs": 16}
     with LLM(str(model), speculative_config=config, **settings) as llm:
         for parameters in ("greedy", "filters"):
             chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}

@@ -40,7 +40,8 @@ FEW = {"draft": 40_000, "tree": 40_000, "eagle3": 125_000}
 
 def open_llm(model: Path, speculative: dict[str, Any] | None, **settings: Any) -> LLM:
     """A target with int8 keys and values, unless `settings` say otherwise."""
-    kept = {"dtype": "float32", "batch_invariant": True, "kv_cache_dtype": "int8", **settings}
+    kept: Any = {"dtype": "float32", "batch_invariant": True, "kv_cache_dtype": "int8"}
+    kept |= {"adaptive_speculation": False, **settings}
     return LLM(str(model), speculative_config=speculative, **kept)
 
 

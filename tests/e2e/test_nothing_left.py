@@ -33,6 +33,7 @@ def llm_of(folder: Path, way: str, known: dict[str, list[int]]) -> LLM:
         settings["proposer"] = TreeProposer(VOCAB, outputs=known)
     elif way == "draft":
         settings["speculative_config"] = {"model": str(folder), "num_speculative_tokens": 4}
+        settings["adaptive_speculation"] = False
     return LLM(str(folder), **settings)
 
 

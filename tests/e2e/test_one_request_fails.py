@@ -31,6 +31,7 @@ SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "kv_cache_memory_bytes": 64 << 20,
     "max_model_len": 256,
+    "adaptive_speculation": False,
     "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
 }
 

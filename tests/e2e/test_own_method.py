@@ -186,6 +186,7 @@ def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
 
 def open_llm(model: Path, config: dict[str, Any] | None, **settings: Any) -> LLM:
     exact: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
+    exact["adaptive_speculation"] = False
     return LLM(str(model), speculative_config=config, **exact, **settings)
 
 

@@ -11,6 +11,7 @@ from foretoken.types import FinishReason, TokenSource
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4},
     "draft_model": {"model": "demo-draft", "num_speculative_tokens": 5},
+    "auto": {"method": "auto"},
 }
 PROMPTS = [
     "def read_lines(path):\n    ",
@@ -33,10 +34,12 @@ def plain() -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(scope="module", params=list(DRAFTERS))
+@pytest.fixture(scope="module", params=[*DRAFTERS, "auto, controlled"])
 def drafting(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    config = DRAFTERS[request.param]
-    with LLM("demo", dtype="bfloat16", speculative_config=config) as llm:
+    name, _, controlled = request.param.partition(", ")
+    config = DRAFTERS[name]
+    settings: Any = {"dtype": "bfloat16", "adaptive_speculation": bool(controlled)}
+    with LLM("demo", speculative_config=config, **settings) as llm:
         yield llm
 
 

@@ -10,7 +10,11 @@ from foretoken.errors import ParameterError
 from foretoken.types import TokenSource
 from tests.e2e.lossless import VOCAB, make_prompts
 
-SETTINGS: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "batch_invariant": True,
+    "adaptive_speculation": False,
+}
 SAMPLED: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 4}]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 

@@ -217,7 +217,8 @@ def test_same_tokens_with_any_draft(source: Path, text: Path, tmp_path: Path) ->
     prompts: list[Any] = [{"prompt_token_ids": IDS[:length]} for length in (5, 17, 38)]
 
     def tokens(model: Path, speculative: dict[str, Any] | None) -> list[tuple[int, ...]]:
-        llm = LLM(str(model), batch_invariant=True, speculative_config=speculative)
+        settings: Any = {"batch_invariant": True, "adaptive_speculation": False}
+        llm = LLM(str(model), speculative_config=speculative, **settings)
         found = []
         for temperature in (0.0, 0.9):
             params = SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True)

@@ -27,7 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tokens(folder: Path, speculative: dict[str, Any] | None, **settings: Any) -> list[list[int]]:
-    llm = LLM(str(folder), batch_invariant=True, speculative_config=speculative, **settings)
+    settings |= {"batch_invariant": True, "adaptive_speculation": False}
+    llm = LLM(str(folder), speculative_config=speculative, **settings)
     found = []
     for parameters in PARAMETERS:
         outputs = llm.generate(PROMPTS, parameters, use_tqdm=False)

@@ -13,7 +13,11 @@ from foretoken.testing import write_tiny_llama
 from tests.e2e.lossless import PARAMETERS, PRESSURES, generate, make_prompts
 from tests.property.exact import assert_alike
 
-SETTINGS: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "batch_invariant": True,
+    "adaptive_speculation": False,
+}
 
 
 def open_llm(model: Path, draft: Path, rule: str, **others: Any) -> LLM:

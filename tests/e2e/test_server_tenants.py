@@ -24,6 +24,7 @@ def suffix_server() -> Iterator[Serving]:
         model="demo",
         max_num_seqs=4,
         kv_cache_memory_bytes=32 << 20,
+        adaptive_speculation=False,
         speculative_config={
             "method": "suffix",
             "num_speculative_tokens": 8,

@@ -47,6 +47,7 @@ PROMPT = "def parse(text):\n    return "
 @pytest.fixture(scope="module", params=METHODS)
 def llm(request: pytest.FixtureRequest) -> Iterator[tuple[str, LLM]]:
     settings: Any = {"max_num_seqs": 8, "kv_cache_memory_bytes": 32 << 20}
+    settings["adaptive_speculation"] = False
     spec = METHODS[request.param]
     with LLM("demo", speculative_config=spec, **settings) as made:
         yield request.param, made

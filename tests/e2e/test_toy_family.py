@@ -151,7 +151,8 @@ def test_speculation_changes_nothing(tmp_path: Path) -> None:
         with open_llm(toy, None, method, **PRESSURES[pressure]) as llm:
             assert generate(llm, prompts, parameters) == expected, (method, pressure)
     config = {"method": "draft_model", "model": str(toy), "num_speculative_tokens": 4}
-    with LLM(str(toy), dtype="float32", batch_invariant=True, speculative_config=config) as llm:
+    settings: dict[str, Any] = {"batch_invariant": True, "adaptive_speculation": False}
+    with LLM(str(toy), dtype="float32", speculative_config=config, **settings) as llm:
         assert generate(llm, prompts, parameters) == expected, "as its own draft model"
     known = {str(i): list(result.token_ids) for i, result in enumerate(expected)}
     trees = TreeProposer(VOCAB, outputs=known, seed=2)

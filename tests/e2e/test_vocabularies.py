@@ -14,7 +14,11 @@ from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate
 from tests.e2e.vocabularies import write_permuted, write_text_model, write_tokenizer
 from tests.property.exact import assert_alike
 
-SETTINGS: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "batch_invariant": True,
+    "adaptive_speculation": False,
+}
 WAYS = ("use_heterogeneous_vocab", "use_string_matching")
 SIZE = 72
 

@@ -14,7 +14,6 @@ FEWEST_LINES = 25
 TABLE = "config/methods.py"
 WHERE_METHODS_ARE_NAMED = {
     "cli/demo.py": "which of them the demo shows first",
-    "cli/options.py": "the default of the demo's commands",
     "config/aliases.py": "how vLLM's old flags for look-up begin",
     "config/drafter.py": "what a model without a method is",
     "lab/analysis/whatif.py": "replays the two look-ups over recorded texts",

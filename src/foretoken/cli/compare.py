@@ -65,7 +65,9 @@ def compare(
     speculative_config: Annotated[
         str,
         typer.Option(
-            "--speculative-config", metavar="JSON", help="How to draft, as JSON with vLLM's keys."
+            "--speculative-config",
+            metavar="JSON",
+            help="How to draft, as JSON with vLLM's keys, or `auto`.",
         ),
     ],
     prompts: Annotated[
@@ -89,7 +91,7 @@ def compare(
     from rich.console import Console
 
     console = Console(stderr=as_json, highlight=False)
-    config = parse_speculation(speculative_config, model)
+    config = parse_speculation(speculative_config)
     if config is None:
         raise ConfigError("--speculative-config", speculative_config, SPECULATION_EXAMPLE)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)

@@ -23,6 +23,7 @@ from foretoken.cli.timed_runs import (
     summarize,
     warm_up,
 )
+from foretoken.config.auto import AUTO
 from foretoken.config.methods import ROWS
 from foretoken.types import SamplingParams
 
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 BASELINE = "none"
 METHODS: dict[str, dict[str, Any] | None] = {
     BASELINE: None,
+    AUTO: {"method": AUTO},
     **{row.name: dict(row.demo) for row in ROWS if row.demo is not None},
 }
-SHOWN = (BASELINE, "draft_model")
+SHOWN = (BASELINE, AUTO)
 """Whose writing is shown."""
 
 
@@ -56,7 +58,7 @@ QUICK = Plan(
     max_tokens=24,
     num_repeats=1,
     shows_writing=False,
-    methods=(BASELINE, "ngram", "draft_model", "eagle3"),
+    methods=(BASELINE, AUTO, "draft_model", "eagle3"),
 )
 
 
@@ -149,6 +151,8 @@ def _open_arms(
                 enable_prefix_caching=False,
                 batch_invariant=batch_invariant,
                 speculative_config=config,
+                # A method alone is shown as it is, also where it is slower than plain decoding.
+                adaptive_speculation=AUTO if name == AUTO else False,
             )
             arms.append(Arm(name, stack.enter_context(llm)))
             progress.advance(task)
@@ -156,7 +160,7 @@ def _open_arms(
 
 
 def _show_writing(console: "Console", arms: tuple[Arm, ...]) -> None:
-    """One prompt, plainly and with the draft model, as it comes."""
+    """One prompt, plainly and with everything there is, as it comes."""
     from rich.text import Text
 
     from foretoken.cli.paint import STYLES, Painter, legend

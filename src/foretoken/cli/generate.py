@@ -57,7 +57,7 @@ def generate(
 
     Piped, the continuation alone is written.
 
-    The model `demo` speculates with `demo-draft` unless told otherwise.
+    It speculates unless told otherwise, with whatever there is for the model.
     """
     text = _read_prompt(prompt, file)
     params = SamplingParams(
@@ -76,16 +76,26 @@ def generate(
         "kv_cache_dtype": kv_cache_dtype,
         "batch_invariant": parse_invariant(batch_invariant),
         "max_num_seqs": 1,
-        "speculative_config": parse_speculation(speculative_config, model),
     }
     from foretoken import LLM
 
+    settings["speculative_config"] = _speculation(speculative_config, model, settings)
     with LLM(model, **settings) as llm:
         outputs = _unless_failed(llm.stream(text, params))
         if sys.stdout.isatty():
             _write_painted(text, outputs, llm.get_tokenizer())
         else:
             _write_plain(outputs)
+
+
+def _speculation(text: str | None, model: str, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """What the option says; where it is not given, the default for this model."""
+    from foretoken.assembly import default_speculation
+    from foretoken.config import EngineConfig
+
+    if text is not None:
+        return parse_speculation(text)
+    return default_speculation(EngineConfig.from_kwargs(model=model, **settings))
 
 
 def _unless_failed(outputs: Iterator[Output]) -> Iterator[Output]:

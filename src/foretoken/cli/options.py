@@ -9,11 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from foretoken.config.methods import find_method
+from foretoken.config.auto import AUTO
 from foretoken.errors import ConfigError
-
-DEMO_SPECULATION: dict[str, Any] = dict(find_method("draft_model").demo or {})
-"""What `demo` drafts with where nobody says how."""
 
 SPECULATION_EXAMPLE = """a JSON object such as '{"method": "ngram", "num_speculative_tokens": 5}'"""
 """How errors say what `--speculative-config` may be."""
@@ -23,7 +20,8 @@ SpeculativeOption = Annotated[
     typer.Option(
         "--speculative-config",
         metavar="JSON",
-        help="How to draft, as JSON with vLLM's keys, or `none`.",
+        help="How to draft, as JSON with vLLM's keys, `auto` or `none`.",
+        show_default="auto, where it never changes a token",
     ),
 ]
 DtypeOption = Annotated[
@@ -51,17 +49,16 @@ StopOption = Annotated[
 IgnoreEosOption = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end of text.")]
 
 
-def parse_speculation(text: str | None, model: str) -> dict[str, Any] | None:
-    """The dictionary of `--speculative-config`; left out, `demo` gets its own draft model.
+def parse_speculation(text: str) -> dict[str, Any] | None:
+    """The dictionary of `--speculative-config`; None for `none`.
 
     Raises:
         ConfigError: it is not a JSON object.
     """
-    if text is None:
-        return dict(DEMO_SPECULATION) if model == "demo" else None
-    if text.strip().lower() == "none":
-        return None
-    allowed = f"{SPECULATION_EXAMPLE}, or none"
+    word = text.strip().lower()
+    if word in (AUTO, "none"):
+        return {"method": AUTO} if word == AUTO else None
+    allowed = f"{SPECULATION_EXAMPLE}, auto or none"
     try:
         config = json.loads(text)
     except ValueError as error:

@@ -5,7 +5,6 @@ A file of `--config` holds the same names; the command line wins. Torch-free unt
 
 import logging
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ import typer
 
 from foretoken.cli.options import parse_invariant, parse_speculation, read_text
 from foretoken.cli.serve_options import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE, option
+from foretoken.config.auto import AUTO
 from foretoken.config.reader import KeyTable
 from foretoken.errors import ConfigError
 
@@ -99,7 +99,7 @@ def serve(
 ) -> None:
     """Serve a model through OpenAI's API.
 
-    The model `demo` speculates with `demo-draft` unless told otherwise.
+    It speculates unless told otherwise, with whatever there is for the model.
     """
     given = {k: v for k, v in locals().items() if v is not None and k != "config"}
     settings = {**_read_config(config), **given}
@@ -132,6 +132,7 @@ def _serve(settings: dict[str, Any]) -> int:
     model = settings.get("model")
     if not isinstance(model, str):
         raise ConfigError("MODEL", model, "a packaged name, a folder or a Hugging Face id")
+    from foretoken.assembly import default_speculation
     from foretoken.config import EngineConfig
     from foretoken.logs import show_logs
     from foretoken.server.observing.log_lines import LOG_FORMATS, LineFormatter
@@ -141,7 +142,7 @@ def _serve(settings: dict[str, Any]) -> int:
     engine = {name: settings[name] for name in _ENGINE if name in settings}
     if isinstance(engine.get("batch_invariant"), str):
         engine["batch_invariant"] = parse_invariant(engine["batch_invariant"])
-    speculation = speculation_of(settings, model)
+    speculation = speculation_of(settings)
     own = {ours: settings[name] for name, ours in _SERVER.items() if name in settings}
     own.setdefault("admin_key", os.environ.get(ADMIN_KEY_VARIABLE))
     if "api_keys" not in own and os.environ.get(API_KEY_VARIABLE):
@@ -157,14 +158,14 @@ def _serve(settings: dict[str, Any]) -> int:
     show_logs(formatter)
     for handler in logging.getLogger().handlers:  # what uvicorn and asyncio have to say
         handler.setFormatter(formatter)
+    if not any(name in settings for name in _SPECULATION):
+        speculation = default_speculation(EngineConfig.from_kwargs(model=model, **engine))
     config = EngineConfig.from_kwargs(model=model, speculative_config=speculation, **engine)
-    if "adaptive_speculation" not in engine and not config.has_lengths_by_load:
-        config = replace(config, adaptive_speculation=True)
     return run(config, server, lambda line: print(line, flush=True))
 
 
-def speculation_of(settings: dict[str, Any], model: str) -> dict[str, Any] | None:
-    """`--speculative-config` with the three short flags put in.
+def speculation_of(settings: dict[str, Any]) -> dict[str, Any] | None:
+    """`--speculative-config` with the three short flags put in; None: `none`, or nothing given.
 
     Raises:
         ConfigError: the same thing given twice, or a short flag beside `none`.
@@ -172,11 +173,14 @@ def speculation_of(settings: dict[str, Any], model: str) -> dict[str, Any] | Non
     given = settings.get("speculative_config")
     named = {key: settings.get(f"spec_{word}") for key, word in _SHORT.items()}
     short = {key: value for key, value in named.items() if value is not None}
+    config: dict[str, Any] | None = None
     if isinstance(given, dict):
-        config: dict[str, Any] | None = dict(given)
-    else:
-        enough = {"method", "model"} & short.keys()
-        config = {} if given is None and enough else parse_speculation(given, model)
+        config = dict(given)
+    elif given is not None:
+        config = parse_speculation(given)
+    elif short:
+        # A length alone: of whatever drafts without being named.
+        config = {} if {"method", "model"} & short.keys() else {"method": AUTO}
     if not short:
         return config
     if config is None:

@@ -21,7 +21,7 @@ DEFAULTS: dict[str, object] = {
     for field in fields(kind)
     if field.default is not None and field.default is not MISSING
 } | {"adaptive_speculation": True, "log_format": "text"}
-"""Setting -> what holds where it is not given; `serve` speculates adaptively, `LLM` does not."""
+"""Setting -> what holds where it is not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ GROUPS: dict[str, dict[str, Row]] = {
     },
     "Speculation": {
         "speculative_config": Row(
-            "How to draft, as JSON with vLLM's keys, or `none`.",
+            "How to draft, as JSON with vLLM's keys, `auto` or `none`.",
             "JSON",
-            "none; for `demo` its draft model",
+            "auto, where it never changes a token",
         ),
-        "spec_method": Row("Short for the key `method`.", "NAME"),
+        "spec_method": Row("Short for the key `method`; `auto`: all that there is.", "NAME"),
         "spec_model": Row("Short for the key `model`.", "NAME"),
         "spec_tokens": Row("Short for the key `num_speculative_tokens`.", "N"),
-        "adaptive_speculation": Row("Draft only as far as measured faster at the present load."),
+        "adaptive_speculation": Row("Draft only as far as it is faster at the present load."),
     },
     "Model": {
         "tokenizer": Row("Packaged name, folder, or hub id.", "NAME", "the model's own"),

@@ -59,6 +59,11 @@ class StopConfig:
     """Draft no further where one more draft is expected to take more time than it saves: by the
     drafter's probabilities so far, and by accepted shares and times as measured (chains of draft
     models and heads). It may stand beside a threshold."""
+    min_acceptance: Annotated[
+        float, Allowed("a number in [0, 1)", lambda share: 0 <= share < 1)
+    ] = 0.0
+    """The drafter rests while less than this share of its recent draft tokens was accepted, and
+    is tried again from time to time; in [0, 1). It holds beside `adaptive_speculation`."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -136,7 +141,9 @@ class DrafterConfig:
 
     method: str
     """`draft_model`, `parallel` (PARD), `eagle`, `eagle3`, `mlp`, `medusa`, `ngram`, `suffix`,
-    `custom_class`, or one that was registered; inferred from `model` when left out."""
+    `custom_class`, or one that was registered; inferred from `model` when left out. Not of one
+    drafter: `auto`, look-ups and what ships for the target compete, beside no other key of a
+    drafter but `num_speculative_tokens`; or what `drafters` lists."""
     model: str | None = None
     """The drafter's weights: packaged name, local folder or Hugging Face id (left out: the one that
     ships for the target, if one does); the dotted path of a `Proposer`, `package.module.Class`
@@ -259,6 +266,7 @@ class DrafterConfig:
             allowed = ", ".join(method_names(lambda one: one.trees))
             raise ConfigError(WHERE + name, getattr(tree, name), f"nothing but for {allowed}")
         of_chains = {spec.name: getattr(self.stop, spec.name) for spec in fields(StopConfig)}
+        del of_chains["min_acceptance"]
         of_chains["use_string_matching"] = self.vocabulary.use_string_matching
         for key, value in of_chains.items():
             require(WHERE + key, value, not value, f"nothing beside {name}: it is for chains")
@@ -270,6 +278,14 @@ class DrafterConfig:
     def depth(self) -> int:
         """Most drafts that can be accepted in one verification."""
         return self.tree.depth_of(self.num_speculative_tokens)
+
+    @property
+    def usual_acceptance(self) -> float:
+        """Chance that its first draft is accepted, before anything was measured: by the card of
+        a packaged drafter, else as usual for its method."""
+        method = find_method(self.method)
+        cards = (card.acceptance for card in method.packaged if card.model == self.model)
+        return next((one for one in cards if one is not None), method.usual_acceptance)
 
     @property
     def padded_to(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from foretoken.config.aliases import ENGINE_KEYS, with_flags_gathered
 from foretoken.config.quantization import KVCacheDtype, Quantization, check_quantization
@@ -12,7 +12,13 @@ from foretoken.config.speculative import SpeculativeConfig
 _PAGE = Allowed("a multiple of 8", lambda size: size >= 8 and size % 8 == 0)
 _SHARE = Allowed("a number in (0, 1]", lambda share: 0 < share <= 1)
 _INVARIANT = Allowed('"auto", True or False', lambda given: given in ("auto", True, False))
+_ADAPTIVE = Allowed(
+    '"auto", True, False or "measured"', lambda given: given in ("auto", True, False, "measured")
+)
 _ONE = Allowed("1 (more: not yet built)", lambda count: count == 1)
+
+Control: TypeAlias = Literal["adaptive", "measured", "fixed"]
+"""How the length of drafts is decided: by what is expected, by trial, or not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +76,11 @@ class EngineConfig:
     """False: one log line every ten seconds, and those of the start."""
     speculative_config: SpeculativeConfig | None = None
     """How to draft; None: plain decoding."""
-    adaptive_speculation: bool = False
-    """Draft as many tokens, up to num_speculative_tokens, as measured fastest with as many running
-    requests; none where drafting is not faster. What is written stays the same. `foretoken serve`
-    turns it on, unless speculative_config has lengths by load."""
+    adaptive_speculation: Annotated[bool | str, _ADAPTIVE] = "auto"
+    """In each step draft only as far as it is expected to be faster, up to num_speculative_tokens,
+    and not at all where it is not. What is written stays the same. `auto`: True with a
+    speculative_config, unless that has lengths by load. False: always as far as configured.
+    `measured`: no expectations, whichever of a few lengths took the least time at this load."""
 
     @classmethod
     def from_kwargs(cls, **given: Any) -> Self:
@@ -100,10 +107,20 @@ class EngineConfig:
         check_quantization("quantization", self.quantization)
         adaptive = self.adaptive_speculation
         allowed = "False beside lengths by load in speculative_config"
-        ok = not (adaptive and self.has_lengths_by_load)
+        ok = adaptive in ("auto", False) or not self.has_lengths_by_load
         require("adaptive_speculation", adaptive, ok, allowed)
 
     @property
     def has_lengths_by_load(self) -> bool:
         """Whether the user said how far to draft at which load."""
         return self.speculative_config is not None and self.speculative_config.load.is_set
+
+    @property
+    def control(self) -> Control:
+        """How the length of drafts is decided, `auto` resolved."""
+        given = self.adaptive_speculation
+        if given == "auto":
+            given = self.speculative_config is not None and not self.has_lengths_by_load
+        if given == "measured":
+            return "measured"
+        return "adaptive" if given else "fixed"

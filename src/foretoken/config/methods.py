@@ -66,6 +66,14 @@ class PackagedDrafter:
     """Its packaged name."""
     in_parallel: bool | None = None
     """Of methods that draft either way: whether it is the one for parallel_drafting."""
+    most_drafts: int | None = None
+    """Most draft tokens that it was made for; None: any number."""
+    quantization: str | None = None
+    """How its weights are best rounded at load."""
+    acceptance: float | None = None
+    """Chance that its first draft is accepted, by its card; None: as usual for the method."""
+    cost: float | None = None
+    """What four drafts take, in plain steps of its target, by its card; None: as usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +191,12 @@ class DraftingMethod:
     """Draft tokens per verification where nobody says how many."""
     default_drafts_key: str | None = None
     """A key of its own whose value is taken for that instead."""
+    most_drafts: int = 8
+    """Most draft tokens under `auto`, where control says in each step how many."""
+    usual_acceptance: float = 0.6
+    """Usual chance that its first draft is accepted: what control expects of it to begin with."""
+    usual_cost: float = 0.3
+    """What four of its drafts usually take, in plain steps of the target."""
     threshold_key: str | None = None
     """A key of its own that does what draft_confidence_threshold does for networks."""
     vllm_needs_length: bool = True
@@ -271,6 +285,8 @@ ROWS = (
         name="draft_model",
         summary="a smaller language model drafts a chain or a tree",
         source="Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318",
+        usual_acceptance=0.68,
+        usual_cost=0.4,
         drafts_with="model",
         code="foretoken.proposers.models.draft_model",
         own_kv=True,
@@ -279,7 +295,11 @@ ROWS = (
         quantizations=(*_FLOATS_TO_INTEGERS, "auto"),
         under_parallel_drafting="parallel",
         tensorrt=("Draft_Target",),
-        packaged=(PackagedDrafter(target="demo", model="demo-draft"),),
+        packaged=(
+            PackagedDrafter(
+                target="demo", model="demo-draft", quantization="int8", acceptance=0.67
+            ),
+        ),
         # What was fastest on the packaged pair, by benchmarks/methods.py.
         demo={
             "method": "draft_model",
@@ -309,6 +329,8 @@ ROWS = (
         name="parallel",
         summary="a draft model that guesses all its tokens in one pass over mask tokens (PARD)",
         source="arXiv 2504.18583",
+        usual_acceptance=0.65,
+        usual_cost=0.2,
         drafts_with="model",
         code="foretoken.proposers.models.parallel",
         own_kv=True,
@@ -333,6 +355,7 @@ ROWS = (
         name="eagle",
         summary="one decoder layer over the target's last features (EAGLE, EAGLE-2)",
         source="arXiv 2401.15077, 2406.16858",
+        usual_acceptance=0.65,
         drafts_with="head",
         code="foretoken.proposers.heads.eagle",
         own_kv=True,
@@ -354,6 +377,7 @@ ROWS = (
         name="eagle3",
         summary="decoder layers over three hidden states of the target (EAGLE-3, P-EAGLE)",
         source="arXiv 2503.01840, 2602.01469",
+        usual_acceptance=0.7,
         drafts_with="head",
         code="foretoken.proposers.heads.eagle3",
         own_kv=True,
@@ -375,8 +399,17 @@ ROWS = (
             ),
         ),
         packaged=(
-            PackagedDrafter(target="demo", model="demo-eagle3", in_parallel=False),
-            PackagedDrafter(target="demo", model="demo-parallel", in_parallel=True),
+            PackagedDrafter(
+                target="demo", model="demo-eagle3", in_parallel=False, acceptance=0.8, cost=0.67
+            ),
+            PackagedDrafter(
+                target="demo",
+                model="demo-parallel",
+                in_parallel=True,
+                most_drafts=5,
+                acceptance=0.79,
+                cost=1.0,
+            ),
         ),
         demo={"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 5},
         plan=MethodPlan(
@@ -409,6 +442,8 @@ ROWS = (
         name="mlp",
         summary="one small stage for each token ahead (MLP speculators)",
         source="arXiv 2404.19124",
+        usual_acceptance=0.5,
+        usual_cost=0.1,
         drafts_with="head",
         code="foretoken.proposers.heads.mlp",
         trees=True,
@@ -419,7 +454,11 @@ ROWS = (
             values=(("model_type", "mlp_speculator"),),
             architectures=("MLPSpeculatorPreTrainedModel",),
         ),
-        packaged=(PackagedDrafter(target="demo", model="demo-mlp"),),
+        packaged=(
+            PackagedDrafter(
+                target="demo", model="demo-mlp", most_drafts=3, acceptance=0.55, cost=1.3
+            ),
+        ),
         demo={"method": "mlp", "model": "demo-mlp", "num_speculative_tokens": 3},
         trained=(
             Trained(
@@ -434,13 +473,19 @@ ROWS = (
         name="medusa",
         summary="one head for each token ahead (Medusa)",
         source="arXiv 2401.10774",
+        usual_acceptance=0.5,
+        usual_cost=0.1,
         drafts_with="head",
         code="foretoken.proposers.heads.medusa",
         trees=True,
         quantizations=_FLOATS_TO_INTEGERS,
         tensorrt=("Medusa",),
         marks=Marks(keys=("medusa_num_heads",)),
-        packaged=(PackagedDrafter(target="demo", model="demo-medusa"),),
+        packaged=(
+            PackagedDrafter(
+                target="demo", model="demo-medusa", most_drafts=4, acceptance=0.45, cost=1.2
+            ),
+        ),
         demo={"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 4},
         trained=(
             Trained(
@@ -455,6 +500,9 @@ ROWS = (
         name="ngram",
         summary="what followed the last tokens when they stood in the same text before",
         source="prompt lookup decoding, Saxena 2023",
+        most_drafts=10,
+        usual_acceptance=0.57,
+        usual_cost=0.0,
         drafts_with="text",
         code="foretoken.proposers.lookup.ngram",
         settings=NgramSettings,
@@ -474,6 +522,8 @@ ROWS = (
         name="suffix",
         summary="what most often followed the end of the text, in it and in past outputs",
         source="suffix decoding, arXiv 2411.04975",
+        most_drafts=16,
+        usual_cost=0.0,
         drafts_with="text",
         code="foretoken.proposers.lookup.suffix",
         settings=SuffixSettings,

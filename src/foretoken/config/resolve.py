@@ -139,15 +139,9 @@ def resolve(
         ConfigError: max_model_len beyond the model's context, no CUDA device, or not enough
             memory, with the arithmetic and with settings that would work.
     """
-    device = config.device
-    if device == "auto":
-        device = "cpu" if gpu_free_memory is None else "cuda"
-    if device == "cuda" and gpu_free_memory is None:
-        raise ConfigError("device", "cuda", "cpu: PyTorch sees no CUDA device")
+    device = resolve_device(config.device, gpu_free_memory)
     dtype = resolve_dtype(config.dtype, device, hardware, shape)
-    invariant = config.batch_invariant
-    if invariant == "auto":
-        invariant = device == "cpu" and dtype == "bfloat16"
+    invariant = resolve_invariance(config.batch_invariant, device, dtype)
     max_model_len = config.max_model_len or shape.max_position_embeddings
     _check_length(max_model_len, shape)
     tokens = config.max_num_batched_tokens or 2048
@@ -169,7 +163,7 @@ def resolve(
         user=config,
         device=device,
         dtype=dtype,
-        batch_invariant=bool(invariant),
+        batch_invariant=invariant,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=tokens,
@@ -187,6 +181,24 @@ def _target(config: EngineConfig, shape: ModelShape) -> ModelMemory:
     return ModelMemory(
         shape=shape, quantization=config.quantization, kv_cache_dtype=config.kv_cache_dtype
     )
+
+
+def resolve_device(wanted: str, gpu_free_memory: int | None) -> str:
+    """A CUDA device where there is one, unless another is wanted.
+
+    Raises:
+        ConfigError: one is wanted, and there is none.
+    """
+    if wanted == "auto":
+        return "cpu" if gpu_free_memory is None else "cuda"
+    if wanted == "cuda" and gpu_free_memory is None:
+        raise ConfigError("device", "cuda", "cpu: PyTorch sees no CUDA device")
+    return wanted
+
+
+def resolve_invariance(wanted: bool | str, device: str, dtype: str) -> bool:
+    """On where it is cheap, unless the user says."""
+    return device == "cpu" and dtype == "bfloat16" if wanted == "auto" else bool(wanted)
 
 
 def resolve_dtype(wanted: str, device: str, hardware: Hardware, shape: ModelShape) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from foretoken.config.aliases import SPECULATIVE_KEYS, with_our_names
+from foretoken.config.auto import AUTO, auto_drafters
 from foretoken.config.drafter import MOST_DRAFTS, WHERE, DrafterConfig, drafter_keys
 from foretoken.config.methods import find_method
 from foretoken.config.reader import (
@@ -150,7 +151,8 @@ class SpeculativeConfig:
     the keys of a single drafter stand beside the others."""
     policy: Annotated[str, words("first", "best")] = "first"
     """Which of several drafters serves a sequence: `first`: the first in the list that has a
-    draft; `best`: the one that promises most accepted tokens per second, as measured."""
+    draft; `best`: the one that promises most accepted tokens per second, as measured. Under
+    `auto` the default is `best`."""
     rule: RuleConfig = flat(RuleConfig)
     """How drafts are checked."""
     load: LoadConfig = flat(LoadConfig)
@@ -169,14 +171,21 @@ class SpeculativeConfig:
             NotYetError: a key whose part is not built, at other than its neutral value.
         """
         named = with_our_names(given)
-        if named.get("drafters") is None and named.get("method") is not None:
+        auto = named.get("method") == AUTO
+        if named.get("drafters") is None and named.get("method") is not None and not auto:
             find_method(named["method"])  # before its keys: they may be unknown for that reason
         common, own = keys_of(cls), drafter_keys()
         kept = SPECULATIVE_KEYS.accept(named, (*common, *own))
         kept = {key: value for key, value in kept.items() if value is not None}
-        shared = grouped(cls, {key: value for key, value in kept.items() if key in common})
+        defaults = {"policy": "best"} if auto else {}
+        mine = {key: value for key, value in kept.items() if key in common}
+        shared = grouped(cls, defaults | mine)
         if "drafters" in kept:
             shared["drafters"] = _several(kept, target)
+        elif auto:
+            _refuse_keys_of_drafters(kept, "nothing beside auto: name the drafters in `drafters`")
+            most = kept.get("num_speculative_tokens") or shared["load"].longest
+            shared["drafters"] = auto_drafters(target, most)
         else:
             policy = kept.get("policy", "first")
             require(WHERE + "policy", policy, policy == "first", "first, unless there are drafters")
@@ -215,16 +224,11 @@ def _several(kept: Mapping[str, Any], target: str | None) -> tuple[DrafterConfig
     Raises:
         ConfigError: `drafters` is not a list of dictionaries, or a key stands where it cannot.
     """
-    where, entries, common = WHERE + "drafters", kept["drafters"], {}
-    method = kept.get("method", "drafters")
-    require(WHERE + "method", method, method == "drafters", "drafters, or left out beside them")
-    for key, default in drafter_keys().items():
-        if key == "num_speculative_tokens" and key in kept:
-            common = {key: kept[key]}
-        elif key != "method" and key in kept and kept[key] != default:
-            raise ConfigError(
-                WHERE + key, kept[key], "nothing here: it goes inside one of the drafters"
-            )
+    where, entries = WHERE + "drafters", kept["drafters"]
+    method, allowed = kept.get("method", "drafters"), "auto, drafters, or left out beside them"
+    require(WHERE + "method", method, method in ("drafters", AUTO), allowed)
+    _refuse_keys_of_drafters(kept, "nothing here: it goes inside one of the drafters")
+    common = {key: kept[key] for key in ("num_speculative_tokens",) if key in kept}
     listed = isinstance(entries, Sequence) and not isinstance(entries, str) and len(entries) > 0
     require(where, entries, listed, _LIST)
     found = []
@@ -238,6 +242,15 @@ def _several(kept: Mapping[str, Any], target: str | None) -> tuple[DrafterConfig
                 error.field.replace(WHERE, place + ".", 1), error.given, error.allowed
             ) from None
     return tuple(found)
+
+
+def _refuse_keys_of_drafters(kept: Mapping[str, Any], allowed: str) -> None:
+    """Raise a ConfigError for the first key of one drafter that stands outside of `drafters`."""
+    for key, default in drafter_keys().items():
+        if key in ("method", "num_speculative_tokens"):
+            continue
+        if key in kept and kept[key] != default:
+            raise ConfigError(WHERE + key, kept[key], allowed)
 
 
 def _entry(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from foretoken.config import DrafterConfig, SpeculativeConfig
 from foretoken.config.methods import find_method
+from foretoken.control.floor import AcceptanceFloor
 from foretoken.errors import ConfigError
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
@@ -50,10 +51,12 @@ def create_drafters(
     members = {}
     for one in () if config is None else config.drafters:
         drafter = found[one.label]
+        least = one.stop.min_acceptance
         members[one.label] = Member(
             proposer=drafter.build(context),
             most=one.num_speculative_tokens,
             least=one.stop.min_speculative_tokens,
+            floor=AcceptanceFloor(least) if least else None,
             check=DraftCheck(one.label, context.vocab_size) if drafter.checked else None,
         )
     policy = create_policy("first" if config is None else config.policy)

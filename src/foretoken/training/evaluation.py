@@ -95,6 +95,7 @@ def open_pair(target: str, drafter: str, method: str | None, plan: EvalPlan) -> 
     config = EngineConfig.from_kwargs(
         model=target,
         speculative_config=speculative,
+        adaptive_speculation=False,
         max_num_seqs=plan.max_num_seqs,
         enable_prefix_caching=False,
     )

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from foretoken.cli.options import (
-    DEMO_SPECULATION,
     parse_invariant,
     parse_speculation,
     read_prompts,
@@ -13,23 +12,19 @@ from foretoken.cli.options import (
 from foretoken.errors import ConfigError
 
 
-def test_demo_speculates_by_itself() -> None:
-    assert parse_speculation(None, "demo") == DEMO_SPECULATION
-    assert parse_speculation(None, "other/model") is None
-
-
-def test_none_is_plain_decoding() -> None:
-    assert parse_speculation("none", "demo") is None
+@pytest.mark.parametrize(("word", "meaning"), [("none", None), (" Auto", {"method": "auto"})])
+def test_words_instead_of_json(word: str, meaning: dict[str, str] | None) -> None:
+    assert parse_speculation(word) == meaning
 
 
 def test_json_is_taken_as_it_is() -> None:
-    assert parse_speculation('{"method": "ngram"}', "demo") == {"method": "ngram"}
+    assert parse_speculation('{"method": "ngram"}') == {"method": "ngram"}
 
 
 @pytest.mark.parametrize("text", ["{", "ngram", "[1]", "3", '"x"'])
 def test_other_text_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError, match="--speculative-config"):
-        parse_speculation(text, "demo")
+        parse_speculation(text)
 
 
 def test_invariance_has_three_values() -> None:

@@ -1,6 +1,5 @@
 """`foretoken serve`: vLLM's names, files with the same names, and errors that suggest."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
-from foretoken.cli.options import DEMO_SPECULATION
 from foretoken.cli.serve import speculation_of
+from foretoken.config.auto import auto_drafters
 from foretoken.errors import ConfigError
 from tests.guards.sources import ROOT
 
@@ -69,18 +68,18 @@ def test_a_model_is_needed() -> None:
 
 def test_short_flags_of_speculation() -> None:
     short = {"spec_method": "ngram", "spec_tokens": 4}
-    assert speculation_of(short, "demo") == {"method": "ngram", "num_speculative_tokens": 4}
-    found = speculation_of({"spec_tokens": 2}, "demo")
-    assert found is not None and found["method"] == "draft_model"
-    assert found["num_speculative_tokens"] == 2
-    assert speculation_of({}, "other/model") is None
+    assert speculation_of(short) == {"method": "ngram", "num_speculative_tokens": 4}
+    assert speculation_of({"spec_tokens": 2}) == {"method": "auto", "num_speculative_tokens": 2}
+    assert speculation_of({"spec_method": "auto"}) == {"method": "auto"}
+    assert speculation_of({"speculative_config": "auto"}) == {"method": "auto"}
+    assert speculation_of({}) is None
     for clash in ('{"method": "ngram"}', "none"):
         with pytest.raises(ConfigError, match="speculative-config"):
-            speculation_of({"speculative_config": clash, "spec_method": "suffix"}, "demo")
+            speculation_of({"speculative_config": clash, "spec_method": "suffix"})
 
 
 def test_the_document_shows_the_drafts_that_demo_has() -> None:
     """What the banner says of `foretoken serve demo`, and docs/serving.md of it."""
     shown = (ROOT / "docs" / "serving.md").read_text("utf-8")
-    [said] = re.findall(r"^Speculation: draft_model \(up to (\d+) tokens\)", shown, re.MULTILINE)
-    assert int(said) == DEMO_SPECULATION["num_speculative_tokens"]
+    for one in auto_drafters("demo"):
+        assert f"{one.label} (up to {one.num_speculative_tokens} tokens)" in shown

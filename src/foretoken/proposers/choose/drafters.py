@@ -46,6 +46,8 @@ class Drafters(Proposer):
         self._everyone = {**self.members, **own}
         gains = {name: member.proposer.gain for name, member in members.items()}
         self._gains = {name: gain for name, gain in gains.items() if gain is not None}
+        floors = {name: member.floor for name, member in members.items()}
+        self._floors = {name: floor for name, floor in floors.items() if floor is not None}
 
     def use_only(self, name: str | None) -> None:
         """Ask this drafter alone from now on; None: as at the start."""
@@ -68,8 +70,15 @@ class Drafters(Proposer):
         if predicted:
             step.take(step.ask(PREDICTION, predicted))
         if not context.plan.rests:
-            self._policy.fill(step, self._names)
+            self._policy.fill(step, self._awake())
         return step.draft()
+
+    def _awake(self) -> tuple[str, ...]:
+        """Who may be asked now; the same tuple as ever where nobody can rest."""
+        if not self._floors:
+            return self._names
+        resting = {name for name, floor in self._floors.items() if floor.rests}
+        return tuple(name for name in self._names if name not in resting)
 
     @property
     def num_bytes(self) -> int:
@@ -79,13 +88,15 @@ class Drafters(Proposer):
     def observe(self, batch: Batch, verification: Verification, stats: StepStats) -> None:
         """Tell all that learn what became of a step."""
         several = len(self._names) > 1
-        if not several and not self._gains:
+        if not several and not self._gains and not self._floors:
             return
         outcomes = draft_outcomes(batch, verification)
         if several:
             self._policy.observe(outcomes, stats)
         for name, gain in self._gains.items():
             gain.observe(outcomes, stats, name)
+        for name, floor in self._floors.items():
+            floor.observe(name, outcomes)
 
     def release(self, request_id: str) -> None:
         """Tell everybody."""
@@ -97,6 +108,8 @@ class Drafters(Proposer):
         """The usual case: one drafter, nothing to choose or to put together."""
         [name] = self._names
         member = self.members[name]
+        if member.floor is not None and member.floor.rests:
+            return Draft.empty(len(context.spans))
         if member.least or any(span.draft_budget > member.most for span in context.spans):
             step = StepOffers(self._everyone, context.spans)
             step.take(step.ask(name, step.open))

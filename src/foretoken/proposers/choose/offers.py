@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foretoken.control.floor import AcceptanceFloor
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.custom import DraftCheck
@@ -37,6 +38,8 @@ class Member:
     least: int = 0
     """It is not asked where there is room for fewer; looked-up drafts that are shorter, which
     follow from committed text alone, are not checked."""
+    floor: AcceptanceFloor | None = None
+    """Says when it rests for being accepted too rarely; None: never."""
     check: DraftCheck | None = None
     """Checks what a drafter of the user's own gives; None: its drafts are believed."""
 
