@@ -82,14 +82,6 @@ class Proposer(ABC):
     def propose(self, context: Context) -> Draft:
         """At most draft_budget tokens for each span; costs nothing when no span wants any."""
 
-    def num_missing(self, sequence: Sequence) -> int:
-        """Tokens of a sequence that it would read before its first draft."""
-        return 0
-
-    def feed(self, sequence: Sequence, most: int) -> int:
-        """Read up to `most` of those tokens without drafting; how many it read."""
-        return 0
-
     @abstractmethod
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ids are fine."""

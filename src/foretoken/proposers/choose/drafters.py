@@ -90,7 +90,7 @@ class Drafters(Proposer):
             began = time.perf_counter()
             proposer = self.members[name].proposer
             for feed in feeds:
-                proposer.feed(context.spans[feed.place].sequence, feed.rows)
+                proposer.feed([context.spans[feed.place].sequence], feed.rows)
             took = time.perf_counter() - began
             self.times = (*self.times, DraftingTime(name, len(feeds), 0, 0, took))
 
