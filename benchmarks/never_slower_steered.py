@@ -10,6 +10,7 @@ from never_slower_bars import SPEEDS, compare, compare_rates, show_arms, single
 from never_slower_bench import CHOOSING, MEASURED, TAUGHT, Bench
 from never_slower_drafter import Stream
 from never_slower_load import Ask, Crowd, Reply, Round
+from never_slower_return import coming_back
 
 GOOD, POOR = "accepting", "creative"
 CHANCES = {GOOD: 0.95, POOR: 0.2}
@@ -19,22 +20,12 @@ KEPT = 0.9
 
 def useless(bench: Bench) -> dict[str, Any]:
     """A drafter that is never right. The rounds of the warm-up are its first steps."""
-    (off, again), (control, _) = bench.off(), bench.steered("useless", [])
-    results = {}
-    for load in bench.given.useless_loads:
-        count = bench.size(off, load, bench.asks)
-        bench.warm_up([control], lambda t, n=count, c=load: [Crowd(bench.asks(CHOOSING, n), c)])
-        rounds = bench.in_turns(
-            [off, again, control],
-            lambda t, n=count, c=load: [Crowd(bench.asks(MEASURED + t * n, n), c)],
-        )
-        bench.forget()
-        where = f"{load} in flight"
-        arms = show_arms(f"useless drafter, {where}, {count} requests a round", rounds)
-        wanted = {"throughput": 0.98, "TPOT P50": 0.98}
-        ratios = bench.against_off("useless", where, rounds, wanted)
-        results[where] = {"arms": arms, "ratios": ratios}
-    return results
+    control, _ = bench.steered("useless", [])
+    wanted = {"throughput": 0.98, "TPOT P50": 0.98}
+    return {
+        f"{load} in flight": bench.over_off("useless", control, load, bench.asks, wanted)
+        for load in bench.given.useless_loads
+    }
 
 
 def teach(
@@ -181,6 +172,8 @@ def drift(bench: Bench) -> dict[str, Any]:
         show_arms(f"drift, {where}, {3 * third} tokens", rounds)
         results[where] = _drift_bars(bench, where, rounds, phases, (right.name, whole.name))
     bench.forget()
+    if bench.pair.name == "demo":
+        results["back from a rest"] = coming_back(bench)
     return results
 
 
