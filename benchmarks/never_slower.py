@@ -1,7 +1,7 @@
 """Is control slower than no speculation, or than the best fixed length, at any load, for anyone?
 
     python benchmarks/never_slower.py
-    python benchmarks/never_slower.py --target MODELS/cycle-target --draft MODELS/cycle-draft-80
+    python benchmarks/never_slower.py --pair MODELS
 
 Each arm is a server of its own, kept beside the others and idle unless it is its turn: `off` and
 `off again`, started without speculation; `fixed k`, which drafts k tokens at any load, k chosen by
@@ -79,7 +79,7 @@ def _three_arms_s(given: argparse.Namespace, pair: Pair, loads: Sequence[int]) -
 
 
 def _retrieval_s(given: argparse.Namespace, pair: Pair) -> float:
-    length = min(given.retrieval_tokens, pair.context - 34) + 32
+    length = min(int(given.retrieval_tokens), pair.context - 34) + 32
     each = 3 * int(given.repeats) + int(given.warm_up_rounds) + 2
     loads: list[int] = given.retrieval_loads
     least = float(given.round_s)
@@ -157,8 +157,9 @@ LOADS: dict[str, list[int] | None] = {
 def parse() -> argparse.Namespace:
     """The command line, completed with what is usual for the pair."""
     parser = make_parser(__doc__)
-    parser.add_argument("--target", type=Path, help="folder of a target; default: the packaged one")
-    parser.add_argument("--draft", type=Path, help="folder of its draft model")
+    parser.add_argument("--pair", default="demo", help="demo, or the folder of make_models.py")
+    parser.add_argument("--target", default="cycle-target", help="in that folder; %(default)s")
+    parser.add_argument("--draft", default="cycle-draft-80", help="in that folder; %(default)s")
     parser.add_argument("--cases", nargs="+", choices=CASES)
     parser.add_argument("--loads", nargs="+", type=int, help="requests in flight of `steady`")
     parser.add_argument("--lengths", nargs="+", type=int, help="drafts a step of fixed arms")
@@ -184,9 +185,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--window-repeats", type=int, default=5)
     parser.set_defaults(repeats=None)
     given = parser.parse_args()
-    if (given.target is None) != (given.draft is None):
-        parser.error("--target and --draft go together")
-    for name, value in USUAL[given.target is None].items():
+    for name, value in USUAL[given.pair == "demo"].items():
         if getattr(given, name) is None:
             setattr(given, name, value)
     return quickened(given) if given.quick else given
@@ -241,12 +240,12 @@ def goals_of(bench: Bench, results: dict[str, Any]) -> list[Goal]:
 
 def main() -> int:
     given = parse()
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        if given.target is None:
-            pair = demo_pair()
-        else:
-            pair = folder_pair(given.target, given.draft, LONG_CONTEXT, scratch)
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = Path(temporary)
+        pair = demo_pair()
+        if given.pair != "demo":
+            folder = Path(given.pair)
+            pair = folder_pair(folder / given.target, folder / given.draft, LONG_CONTEXT, scratch)
         where = announce(given)
         print("clients: coroutines of this process, on the same cores as the servers")
         if not pair.second_off:
