@@ -5,7 +5,7 @@ after what an off server gained or lost against another off server in the same r
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ class Bar:
     def __str__(self) -> str:
         low = "" if self.wanted_low is None else f" ({self.wanted_low})"
         return (
-            f"  {self.verdict:6}  {self.what:52} {self.measured!s:22} "
+            f"  {self.verdict:6}  {self.what:58} {self.measured!s:22} "
             f">= {self.wanted}{low:8} off/off +-{self.resolution:.3f}"
         )
 
@@ -123,6 +123,18 @@ class Bar:
             measured=self.measured.value,
             met=self.verdict != "MISSED",
         )
+
+
+def scaled(ratio: Ratio, by: float) -> Ratio:
+    """The ratio and its ends, times a number."""
+    return replace(
+        ratio,
+        value=ratio.value * by,
+        low=ratio.low * by,
+        high=ratio.high * by,
+        least=ratio.least * by,
+        most=ratio.most * by,
+    )
 
 
 def single(value: float) -> Ratio:

@@ -9,7 +9,7 @@ from typing import Any
 
 from common import Ratio
 from never_slower_arms import Arm, Pair, Servers, plain_ask
-from never_slower_bars import Bar, compare, resolution
+from never_slower_bars import Bar, compare, resolution, show_arms
 from never_slower_drafter import Stream, write_streams
 from never_slower_load import Ask, Crowd, Reply, Round
 
@@ -18,7 +18,10 @@ from foretoken.lab.stats.repeats import in_turn
 CHOOSING, MEASURED, TAUGHT, LONG = (half * 1_000_000 for half in range(4))
 """First numbers of prompts: what a length is chosen on is not what is measured."""
 CACHED, UNCACHED = "--enable-prefix-caching", "--no-enable-prefix-caching"
+Asks = Callable[[int, int], list[Ask]]
+"""Requests from a first number, and how many."""
 Turns = Callable[[int], Sequence[Crowd]]
+"""The requests of a turn."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +42,7 @@ class Bench:
     @property
     def most(self) -> int:
         """Most drafts of a step, in every arm that drafts."""
-        return max(self.given.lengths)
+        return int(max(self.given.lengths))
 
     def off(self, cache: str = UNCACHED) -> list[Arm]:
         """The server without speculation, and another one."""
@@ -89,7 +92,7 @@ class Bench:
         """Drop the tokens of a case that is over."""
         self._tokens.clear()
 
-    def size(self, arm: Arm, load: int, make: Callable[[int, int], list[Ask]]) -> int:
+    def size(self, arm: Arm, load: int, make: Asks) -> int:
         """Requests of a round that lasts as long as rounds are to last, twice `load` at least."""
         count = 2 * load
         trial = self.ask(arm, [Crowd(make(CHOOSING, count), load)])
@@ -98,7 +101,7 @@ class Bench:
             count = min(1000, int(count * self.given.round_s / lasted))
             trial = self.ask(arm, [Crowd(make(CHOOSING, count), load)])
             lasted = max(one.at_s[-1] for one in trial.replies) - trial.began_s
-        return max(2 * load, round(count * self.given.round_s / lasted))
+        return max(2 * load, int(count * self.given.round_s / lasted))
 
     def in_turns(
         self, arms: Sequence[Arm], make: Turns, repeats: int | None = None
@@ -159,6 +162,32 @@ class Bench:
             self.bar(case, f"{where}, {name} over off", found[name], (least, None), apart)
             found[f"off/off {name}"] = apart
         return found
+
+    def over_off(
+        self, case: str, control: Arm, load: int, make: Asks, wanted: dict[str, float]
+    ) -> dict[str, Any]:
+        """One load of a case in which control is held against off alone; `make` gives requests."""
+        off, again = self.off()
+        self.servers.start([off.spec, again.spec, control.spec])
+        count = self.size(off, load, make)
+
+        def turns(first: int) -> Turns:
+            return lambda turn: [Crowd(make(first + turn * count, count), load)]
+
+        cold = self.in_turns([off, control], turns(CHOOSING), 1)
+        first = cold["control"][0].tokens_per_s / cold["off"][0].tokens_per_s
+        self.warm_up([control], turns(CHOOSING))
+        rounds = self.in_turns([off, again, control], turns(MEASURED))
+        self.forget()
+        title = f"{case}, {load} in flight, {count} requests a round; "
+        arms = show_arms(f"{title}control's first round {first:.2f} of off", rounds)
+        ratios = self.against_off(case, f"{load} in flight", rounds, wanted)
+        return {
+            "requests a round": count,
+            "first round over off": first,
+            "arms": arms,
+            "ratios": ratios,
+        }
 
     def client_share(self) -> float:
         """Median share of a core that the clients took."""

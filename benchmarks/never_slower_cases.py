@@ -1,5 +1,6 @@
 """The cases of `never_slower.py` in which drafts come from the pair's own draft model."""
 
+from functools import partial
 from typing import Any
 
 from common import Ratio
@@ -87,53 +88,32 @@ def _steady_bars(
 def retrieval(bench: Bench) -> dict[str, Any]:
     """Long prompts, short answers: is catching up worth it?"""
     length = min(bench.given.retrieval_tokens, bench.pair.context - 34)
-    control, (off, again) = bench.control(), bench.off()
-    results: dict[str, Any] = {"prompt tokens": length}
 
     def asks(first: int, count: int) -> list[Ask]:
         listed = [plain_ask(bench.pair, first + i, length=length) for i in range(count)]
         return [Ask(key=a.key, body={**a.body, "max_tokens": 32}) for a in listed]
 
-    for load in bench.given.retrieval_loads:
-        count = bench.size(off, load, asks)
-        bench.warm_up([control], lambda t, n=count, c=load: [Crowd(asks(CHOOSING + t, n), c)])
-        rounds = bench.in_turns(
-            [off, again, control],
-            lambda t, n=count, c=load: [Crowd(asks(MEASURED + t * n, n), c)],
-        )
-        bench.forget()
-        where = f"{load} in flight"
-        arms = show_arms(f"retrieval, {length} + 32 tokens, {where}, {count} requests", rounds)
-        wanted = {"end to end": 0.98, "throughput": 0.98}
-        ratios = bench.against_off("retrieval", where, rounds, wanted)
-        results[where] = {"arms": arms, "ratios": ratios}
-    return results
+    wanted = {"end to end": 0.98, "throughput": 0.98}
+    loads = bench.given.retrieval_loads
+    found = {n: bench.over_off("retrieval", bench.control(), n, asks, wanted) for n in loads}
+    return {"prompt tokens": length, **_named(found)}
 
 
 def all_json(bench: Bench) -> dict[str, Any]:
     """Every request has a schema."""
-    control, (off, again) = bench.control(), bench.off()
-    results = {}
+    more = {"structured_outputs": {"json": JSON_SCHEMA}, "ignore_eos": False, "max_tokens": 120}
 
     def asks(first: int, count: int) -> list[Ask]:
-        more = {"structured_outputs": {"json": JSON_SCHEMA}, "ignore_eos": False, "max_tokens": 120}
-        listed = [plain_ask(bench.pair, first + i) for i in range(count)]
+        listed = bench.asks(first, count)
         return [Ask(key=f"JSON {a.key}", body={**a.body, **more}) for a in listed]
 
-    for load in bench.given.json_loads:
-        count = bench.size(off, load, asks)
-        bench.warm_up([control], lambda t, n=count, c=load: [Crowd(asks(CHOOSING + t, n), c)])
-        rounds = bench.in_turns(
-            [off, again, control],
-            lambda t, n=count, c=load: [Crowd(asks(MEASURED + t * n, n), c)],
-        )
-        bench.forget()
-        where = f"{load} in flight"
-        arms = show_arms(f"json, {where}, {count} requests a round", rounds)
-        wanted = {"throughput": 0.98, "TPOT P50": 0.98}
-        ratios = bench.against_off("json", where, rounds, wanted)
-        results[where] = {"arms": arms, "ratios": ratios}
-    return results
+    wanted = {"throughput": 0.98, "TPOT P50": 0.98}
+    loads = bench.given.json_loads
+    return _named({n: bench.over_off("json", bench.control(), n, asks, wanted) for n in loads})
+
+
+def _named(by_load: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    return {f"{load} in flight": found for load, found in by_load.items()}
 
 
 def ramp(bench: Bench) -> dict[str, Any]:
@@ -190,10 +170,9 @@ def contexts(bench: Bench) -> dict[str, Any]:
         tokens = int(trial.together_per_s / load * bench.given.window_s)
         tokens = max(16, min(tokens, bench.pair.context - length - 8))
         bench.ask(control, crowd(load, tokens))
+        asked = crowd(load, tokens)
         rounds = bench.in_turns(
-            [off, again, control],
-            lambda _, c=load, n=tokens: crowd(c, n),
-            bench.given.window_repeats,
+            [off, again, control], partial(_always, asked), bench.given.window_repeats
         )
         bench.forget()
         where = f"{load} in flight"
@@ -203,25 +182,17 @@ def contexts(bench: Bench) -> dict[str, Any]:
     return results
 
 
+def _always(crowds: list[Crowd], _: int) -> list[Crowd]:
+    return crowds
+
+
 def resting(bench: Bench) -> dict[str, Any]:
     """All drafters off by the operator's word: what do they still cost?"""
-    control, (off, again) = bench.control(), bench.off()
-    results: dict[str, Any] = {}
-    bench.servers.start([arm.spec for arm in (off, again, control)])
+    control, (off, _) = bench.control(), bench.off()
     bench.servers.set_speculation(control.spec, {"enabled": False})
-    for load in bench.given.resting_loads:
-        count = bench.size(off, load, bench.asks)
-        bench.warm_up([control], lambda t, n=count, c=load: [Crowd(bench.asks(CHOOSING, n), c)])
-        rounds = bench.in_turns(
-            [off, again, control],
-            lambda t, n=count, c=load: [Crowd(bench.asks(MEASURED + t * n, n), c)],
-        )
-        bench.forget()
-        where = f"{load} in flight"
-        arms = show_arms(f"resting, {where}, {count} requests a round", rounds)
-        wanted = {"throughput": 0.99, "TPOT P50": 0.99}
-        ratios = bench.against_off("resting", where, rounds, wanted)
-        results[where] = {"arms": arms, "ratios": ratios}
+    wanted = {"throughput": 0.99, "TPOT P50": 0.99}
+    loads = bench.given.resting_loads
+    results = _named({n: bench.over_off("resting", control, n, bench.asks, wanted) for n in loads})
     bench.servers.set_speculation(control.spec, {})
     tokens = {arm.name: bench.servers.kv_tokens(arm.spec) for arm in (off, control)}
     share = tokens["control"] / tokens["off"]

@@ -6,10 +6,11 @@ from itertools import pairwise
 from typing import Any
 
 from never_slower_arms import Arm, plain_ask
-from never_slower_bars import SPEEDS, compare, compare_rates, show_arms, single
+from never_slower_bars import SPEEDS, compare, compare_rates, scaled, show_arms
 from never_slower_bench import CHOOSING, MEASURED, TAUGHT, Bench
 from never_slower_drafter import Stream
 from never_slower_load import Ask, Crowd, Reply, Round
+from never_slower_return import coming_back
 
 GOOD, POOR = "accepting", "creative"
 CHANCES = {GOOD: 0.95, POOR: 0.2}
@@ -19,22 +20,12 @@ KEPT = 0.9
 
 def useless(bench: Bench) -> dict[str, Any]:
     """A drafter that is never right. The rounds of the warm-up are its first steps."""
-    (off, again), (control, _) = bench.off(), bench.steered("useless", [])
-    results = {}
-    for load in bench.given.useless_loads:
-        count = bench.size(off, load, bench.asks)
-        bench.warm_up([control], lambda t, n=count, c=load: [Crowd(bench.asks(CHOOSING, n), c)])
-        rounds = bench.in_turns(
-            [off, again, control],
-            lambda t, n=count, c=load: [Crowd(bench.asks(MEASURED + t * n, n), c)],
-        )
-        bench.forget()
-        where = f"{load} in flight"
-        arms = show_arms(f"useless drafter, {where}, {count} requests a round", rounds)
-        wanted = {"throughput": 0.98, "TPOT P50": 0.98}
-        ratios = bench.against_off("useless", where, rounds, wanted)
-        results[where] = {"arms": arms, "ratios": ratios}
-    return results
+    control, _ = bench.steered("useless", [])
+    wanted = {"throughput": 0.98, "TPOT P50": 0.98}
+    return {
+        f"{load} in flight": bench.over_off("useless", control, load, bench.asks, wanted)
+        for load in bench.given.useless_loads
+    }
 
 
 def teach(
@@ -90,11 +81,11 @@ def mix(bench: Bench) -> dict[str, Any]:
         ratios = bench.against_off("mix", f"{group} class", own, {"TPOT P99": 0.98})
         ratios["TPOT P50"] = compare("TPOT P50", own["control"], own["off"])
         found[f"{group}, over off"] = ratios
-    kept = found[f"{GOOD}, over off"]["TPOT P50"].value / best[GOOD]
+    kept = scaled(found[f"{GOOD}, over off"]["TPOT P50"], 1 / best[GOOD])
     found["kept of the guarded optimum"] = kept
     apart = compare("TPOT P50", rounds["off again"], rounds["off"])
-    what = f"accepting class, of the guarded optimum {best[GOOD]:.2f}"
-    bench.bar("mix", what, single(kept), (KEPT, None), apart)
+    what = f"accepting class, of the guarded optimum ({best['drafts']}, {best[GOOD]:.2f})"
+    bench.bar("mix", what, kept, (KEPT, None), apart)
     return found
 
 
@@ -126,7 +117,9 @@ def _guarded_optimum(
         best["tried"][name] = over
         if over[POOR] >= 0.98 and over[GOOD] > best[GOOD]:
             best |= {"drafts": name, **over}
-    print(f"\nmix: over off at fixed lengths of the accepting class {best['tried']}", flush=True)
+    print("\nmix: TPOT P50 over off where only the accepting class drafts, a fixed length")
+    for name, over in best["tried"].items():
+        print(f"  {name:12}" + "".join(f"{group} {over[group]:.3f}  " for group in CHANCES))
     return best
 
 
@@ -181,6 +174,8 @@ def drift(bench: Bench) -> dict[str, Any]:
         show_arms(f"drift, {where}, {3 * third} tokens", rounds)
         results[where] = _drift_bars(bench, where, rounds, phases, (right.name, whole.name))
     bench.forget()
+    if bench.pair.name == "demo":
+        results["back from a rest"] = coming_back(bench)
     return results
 
 
@@ -226,10 +221,10 @@ def _rates(
 
 def _rate(reply: Reply, phase: tuple[int, int], steps: int) -> float:
     begin, end = phase
-    starts = [i for i, position in enumerate(reply.positions) if position == 0 and i >= begin]
-    first = starts[min(steps, len(starts) - 2)]
-    end = max(i for i in starts if i <= end or i == starts[-1])
-    last = max(min(end, len(reply.at_s) - 1), first + 1)
+    starts = [i for i, position in enumerate(reply.positions) if position == 0]
+    starts = [i for i in starts if begin <= i < end]
+    assert len(starts) > 1, (phase, len(reply.ids))
+    first, last = starts[min(steps, len(starts) - 2)], starts[-1]
     return (last - first) / (reply.at_s[last] - reply.at_s[first])
 
 
