@@ -105,7 +105,7 @@ def test_another_speed_of_the_machine_is_a_level(times: float, lead: int) -> Non
             cost.observe(shape, times * seconds)
             steady.observe(shape, seconds)
 
-    steps(200 + lead, 1.0)
+    steps(300 + lead, 1.0)
     steps(15, times)
     assert cost.level == pytest.approx(times, rel=0.1)
     for num in (0, 200, 200):
@@ -210,7 +210,8 @@ def test_costs_come_back_from_a_file() -> None:
         cost.observe(shape, 1.3 * planted(shape) * math.exp(draw.gauss(0, 0.02)))
     again = LearnedCost.from_dict(json.loads(json.dumps(cost.to_dict())))
     for shape in [*SHAPES, StepShape(5, 1, 300.0), StepShape(24, 3, 800.0, 20)]:
-        assert again.seconds(shape).seconds == pytest.approx(cost.seconds(shape).seconds, rel=0.05)
+        assert cost.seconds(shape).seconds == pytest.approx(1.3 * planted(shape), rel=0.07)
+        assert again.seconds(shape).seconds == pytest.approx(1.3 * planted(shape), rel=0.07)
 
     drafter = DrafterCost([(shape, planted_draft(shape)) for shape in DRAFTS], sd=0.1)
     known = DrafterCost.from_dict(json.loads(json.dumps(drafter.to_dict())))

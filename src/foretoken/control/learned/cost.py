@@ -107,9 +107,10 @@ class LearnedCost(CostModel):
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """A step, drafting aside, took so long."""
-        learner = self._learner
-        region = None if learner.trusted else _region(shape)
-        if learner.observe(shape, seconds, self._expected(shape), region):
+        # Shapes of one region take about as long: each count within a power of two.
+        rows, sequences, context, _ = shape
+        region = rows.bit_length() << 12 | sequences.bit_length() << 6 | int(context).bit_length()
+        if self._learner.observe(shape, seconds, self._expected(shape), region):
             self._tabulate(len(self._by_rows) - 1)
 
     def describe(self) -> dict[str, Any]:
@@ -270,9 +271,7 @@ class DrafterCost:
     def observe(self, shape: DraftShape, seconds: float) -> None:
         """Drafting and feeding of a step took so long."""
         learner = self._learner
-        region = None
-        if not learner.trusted:
-            region = (shape.rows.bit_length(), shape.fed_rows.bit_length())
+        region = shape.rows.bit_length() << 6 | shape.fed_rows.bit_length()
         machine = self._machine
         if machine is not None:
             if machine.steps > self._machine_steps + _REST_STEPS:
@@ -371,12 +370,6 @@ def _draft_columns(shapes_NF: Floats) -> Floats:
     columns_NP[:, _FED] = fed_N
     columns_NP[:, _FED_KEYS] = fed_N * context_N
     return columns_NP
-
-
-def _region(shape: StepShape) -> tuple[int, int, int]:
-    """Shapes of one region take about as long."""
-    rows, sequences, context, _ = shape
-    return rows.bit_length(), sequences.bit_length(), int(context).bit_length()
 
 
 def _step_points(rows: Iterable[Sequence[float]]) -> list[tuple[StepShape, float]]:

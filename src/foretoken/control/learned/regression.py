@@ -11,7 +11,7 @@ only once every `LEAST_BATCH` to `MOST_BATCH` of them.
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import numpy as np
@@ -31,8 +31,6 @@ _OUTLIER = 3.0
 _WINDOW = 15
 """Measurements whose median is the level."""
 _MOST_LEVEL = math.log(16.0)
-_TRUSTED_SD = 0.15
-"""A prior at least so good tells a slow machine from a wrong coefficient at once."""
 _ERRORS = 256
 """Errors kept to report them."""
 _RIDGE = 1e-5
@@ -52,7 +50,7 @@ class Learner:
     __slots__ = (
         "_before", "_buffer", "_due", "_errors", "_features", "_free", "_interval", "_known",
         "_log_level", "_moments", "_new", "_precision", "_prior", "_ratios", "_residuals",
-        "coefficients", "count", "covariance", "noise", "trusted",
+        "coefficients", "count", "covariance", "noise",
     )  # fmt: skip
 
     def __init__(
@@ -85,9 +83,8 @@ class Learner:
         self._ratios: deque[float] = deque(maxlen=_WINDOW)
         self._residuals: deque[float] = deque(maxlen=_ERRORS)
         self._errors: deque[float] = deque(maxlen=_ERRORS)
-        self.trusted = sd <= _TRUSTED_SD
-        self._known: set[Hashable] = set()
-        self._new: set[Hashable] = set()
+        self._known: set[int] = set()
+        self._new: set[int] = set()
         self._solve()
 
     @property
@@ -110,12 +107,12 @@ class Learner:
         return math.exp(ordered[len(ordered) // 2]) if len(ordered) >= _WINDOW else 1.0
 
     def observe(
-        self, shape: tuple[float, ...], seconds: float, expected: float, region: Hashable
+        self, shape: tuple[float, ...], seconds: float, expected: float, region: int
     ) -> bool:
         """A shape took `seconds`, `expected` by the coefficients; whether these are new now.
 
         `region` names shapes that are alike: the level learns from those only that were fitted.
-        None where the prior is good enough (`trusted`).
+        Where nothing was fitted yet, the prior may be what is wrong.
         """
         if not 0.0 < seconds < math.inf:  # a clock that was set back
             return False
@@ -125,7 +122,7 @@ class Learner:
         self._buffer.append((*shape, seconds))
         self._residuals.append(ratio)
         self._errors.append(error)
-        if region is None or region in self._known:
+        if region in self._known:
             self._ratios.append(ratio)
             # Sorting takes as long as all the rest: it waits unless something seems to change.
             if error > _OUTLIER * self.noise:
@@ -173,6 +170,9 @@ class Learner:
         now = self._log_level
         nearer_N = np.abs(ratios_N - now) <= np.abs(ratios_N - self._before)
         levels_N = np.where(nearer_N, now, self._before)
+        if now and nearer_N.sum() > _WINDOW:
+            # More steps than those of the window tell the level of the whole buffer better.
+            levels_N[nearer_N] = np.median(ratios_N[nearer_N])
         off_N = np.abs(ratios_N - levels_N)
         doubt_N = ((columns_NP @ self.covariance) * columns_NP).sum(axis=1) / expected_N**2
         allowed_N = _OUTLIER * np.sqrt(doubt_N + self.noise**2)
