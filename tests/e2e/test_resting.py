@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from foretoken import LLM
-from foretoken.control.plan import DraftPlan, StepLoad
+from foretoken.control.plan import DecodingSequence, DraftPlan, StepLoad
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
 from foretoken.proposers.own_kv import KVProposer
 from foretoken.runtime.runner import slot_of
-from foretoken.types import Request
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
 
@@ -121,6 +120,7 @@ def test_one_head_rests_and_the_other_does_not(
 ) -> None:
     """They read different points of the target."""
     settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "block_size": 8}
+    settings["adaptive_speculation"] = False
     drafters = [{**HEADS[name], "model": str(folders[name])} for name in ("eagle3", "eagle")]
     with LLM(str(model), speculative_config={"drafters": drafters}, **settings) as llm:
         resting = Resting(llm, seed=3)
@@ -132,11 +132,12 @@ def test_one_head_rests_and_the_other_does_not(
 @pytest.mark.parametrize("name", ["eagle3", "mlp"])
 def test_nothing_is_kept_while_all_rest(name: str, model: Path, folders: dict[str, Path]) -> None:
     settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
+    settings["adaptive_speculation"] = False
     config = {**HEADS[name], "model": str(folders[name])}
     with LLM(str(model), speculative_config=config, **settings) as llm:
         resting = Resting(llm, seed=1)
 
-        def plan(requests: Sequence[Request], load: StepLoad) -> DraftPlan:
+        def plan(requests: Sequence[DecodingSequence], load: StepLoad) -> DraftPlan:
             names = frozenset(resting.members)
             return DraftPlan(load=load, drafts=(0,) * len(requests), resting=names)
 

@@ -102,14 +102,13 @@ def test_long_answers_are_worth_reading_the_prompt() -> None:
     assert chunks[0] == 0, "reading comes in chunks where others wait"
 
 
-def test_a_slow_machine_changes_no_decision() -> None:
+def test_a_machine_ten_times_as_slow_changes_no_decision() -> None:
     batch, sequences = batch_of(4, 0.8)
     batch.run(sequences, 300)
-    before = batch.lengths[-1]
+    before = batch.run(sequences, 300)
     batch.world.scale = 10.0
-    batch.run(sequences, 200)
-    drafted = [sum(lengths) for lengths in batch.lengths[-50:]]
-    assert abs(sum(drafted) / 50 - sum(before)) <= 4
+    batch.run(sequences, 30)
+    assert batch.run(sequences, 300) >= 0.95 * before
 
 
 def test_the_operator_is_obeyed_at_once() -> None:

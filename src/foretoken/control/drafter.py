@@ -10,6 +10,10 @@ _RESTS_AFTER = 8
 """Steps without a draft after which a drafter rests."""
 _SPACING, _SPACING_MOST = 4, 32
 """Steps between a trial that failed and the next, at first and at most."""
+_SPACING_MOST_WITH_FEATURES = 256
+"""The same for drafters that are only worth a trial after they were awake for some steps."""
+_WAKES = 32
+"""Tokens with features after which a head that rested drafts again."""
 
 
 @final
@@ -24,8 +28,8 @@ class DrafterFacts:
     """Whether it finds drafts in text, without a pass."""
     missing: Callable[[Any], int] = lambda _: 0
     """Tokens of a sequence that it would read before its first draft."""
-    least_acceptance: float = 0.0
-    """It rests where fewer of its drafts are accepted."""
+    reads_features: bool = False
+    """Whether it reads hidden states of the target, which nobody writes while it rests."""
 
 
 @final
@@ -44,11 +48,19 @@ class DrafterState:
     tries: int = 1
     """Sequences of the next trial."""
     num_trials: int = 0
+    awake: int = 1 << 30
+    """Steps since it last rested."""
 
     @property
     def rests(self) -> bool:
-        """Whether nobody needs what it keeps."""
-        return self.idle >= _RESTS_AFTER
+        """Whether nobody needs what it keeps. It wakes in time for its next trial."""
+        due = self.spacing - self.since_trial
+        return self.idle >= _RESTS_AFTER and (not self.facts.reads_features or due > _WAKES)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it would know enough of sequences that ran while it rested."""
+        return not self.facts.reads_features or self.awake >= _WAKES
 
     def learn_trial(self, drafted: int, accepted: int, *, all_tried: bool) -> None:
         """A trial that succeeds is followed by a larger one at once, others ever more rarely.
@@ -61,7 +73,8 @@ class DrafterState:
         if 2 * accepted >= drafted > 0 and not all_tried:
             self.spacing, self.tries = 0, 4 * self.tries
         else:
-            self.spacing = min(max(2 * self.spacing, _SPACING), _SPACING_MOST)
+            most = _SPACING_MOST_WITH_FEATURES if self.facts.reads_features else _SPACING_MOST
+            self.spacing = min(max(2 * self.spacing, _SPACING), most)
             self.tries = 1
         if all_tried:
-            self.spacing = _SPACING_MOST
+            self.spacing = max(self.spacing, _SPACING_MOST)

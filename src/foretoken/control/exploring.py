@@ -91,7 +91,7 @@ def pick_trial(
     unused = [view for view in views if view.name not in used and view.name in by_name]
     for view in sorted(unused, key=lambda view: -drafters[view.name].idle):
         drafter = drafters[view.name]
-        if drafter.since_trial < drafter.spacing:
+        if drafter.since_trial < drafter.spacing or not drafter.is_ready:
             continue
         chosen = _to_try(view, drafter)
         reading_s = [

@@ -113,6 +113,12 @@ class Planner:
         scene = self._scene(tracked, ids, shape, gained_s, views)
         options = scene.options(passing)
         found = scene.best(options)
+        waking = {options[i].name for i in found.drafter_N.tolist() if i >= 0}
+        waking = {name for name in waking if not self.drafters[name].is_ready}
+        if waking:
+            # What they read of the target is kept from now on; they draft once there is enough.
+            options = [option for option in options if self.drafters[option.name].is_ready]
+            found = scene.best(options)
         trial = pick_trial(
             scene, found, options, passing, self.drafters, self.account,
         )  # fmt: skip
@@ -135,7 +141,7 @@ class Planner:
             drafters=tuple(caught.drafters),
             surplus=surplus(found, options, forecast),
             feeds=tuple(caught.feeds),
-            resting=self._resting({*caught.drafters, *caught.missing}),
+            resting=self._resting({*caught.drafters, *caught.missing, *waking}),
             forecast=forecast,
         )
         return MadePlan(
@@ -161,6 +167,7 @@ class Planner:
                     i for i, by in zip(made.ids, made.plan.drafters, strict=True) if by != name
                 ]
                 self.acceptance.fade(others, name, steps)
+            drafter.awake = 0 if name in made.plan.resting else drafter.awake + steps
             drafter.idle = 0 if name in used else drafter.idle + steps
             drafter.since_trial += steps
 
