@@ -130,6 +130,7 @@ def test_entering_anywhere_changes_no_token(
 ) -> None:
     """Twice, so that the second time finds prefixes whose pages were entered."""
     settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "block_size": PAGE}
+    settings["adaptive_speculation"] = False
     config = {**METHODS[name], "model": str(folders[name])}
     with LLM(str(model), speculative_config=config, **settings | PRESSURES[pressure]) as llm:
         proposer = entering(llm, seed=4, audits=False)
@@ -145,6 +146,7 @@ def test_a_window_is_drafted_for_as_a_text_of_its_own(
     """Of heads, the last slot of a page depends on the token after it, which need not be the same
     to all that share the page: they are compared without prefix hits."""
     settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "block_size": PAGE}
+    settings["adaptive_speculation"] = False
     settings["enable_prefix_caching"] = METHODS[name]["method"] == "draft_model"
     config = {**METHODS[name], "model": str(folders[name])}
     with LLM(str(model), speculative_config=config, **settings, **PRESSURES["calm"]) as llm:
