@@ -203,6 +203,7 @@ class _Assembly:
                 most=member.most,
                 looks_up=member.proposer.looks_up,
                 missing=member.proposer.num_missing,
+                max_window=member.proposer.max_window,
                 reads_features=name in self.found and bool(self.found[name].points),
             )
             for name, member in drafters.members.items()

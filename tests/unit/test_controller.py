@@ -58,7 +58,7 @@ def test_acceptance_that_collapses_and_recovers_is_followed(count: int) -> None:
     steady = batch.run(sequences, 400)
     assert steady > 1.5
     batch.run(sequences, 50)
-    assert batch.run(sequences, 350) >= 0.98
+    assert batch.run(sequences, 350) >= 0.975, "trials cost one percent of it"
     batch.run(sequences, 64)
     assert batch.run(sequences, 336) >= 0.9 * steady
 

@@ -17,7 +17,7 @@ from foretoken.control.budget import RequestBudget
 from foretoken.control.drafter import DrafterFacts
 from foretoken.control.exploring import PLAIN
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.control.learned.cost import DrafterCost, LearnedCost
 from foretoken.control.plan import (
     DecodingSequence,
     DraftOutcome,
@@ -26,14 +26,17 @@ from foretoken.control.plan import (
     StepLoad,
 )
 from foretoken.control.planner import MadePlan, Planner
-from foretoken.types import DraftingTime, StepStats
+from foretoken.control.step_times import StepTimes
+from foretoken.types import StepStats
 
 _DECIDING = 0.004
 """Share of the time that deciding may take."""
 _KEPT_LEAST, _KEPT_MOST = 4, 64
 """Steps that a plan is kept for."""
-_SURPRISES = 3
-"""Steps in turn without any accepted draft after which a plan is made anew."""
+_SURPRISING = 0.01
+"""Chance of a run of steps without any accepted draft at which a plan is made anew."""
+_TOGETHER = 16
+"""Steps whose times are learnt together, those of a shape by their median."""
 
 
 @final
@@ -61,7 +64,9 @@ class AdaptiveControl:
         self._caps, self._operator = caps, caps.operator
         self._made: MadePlan | None = None
         self._sequences: list[DecodingSequence] = []
-        self._steps_left = self._steps_done = self._in_vain = 0
+        self._steps_left = self._steps_done = 0
+        self._in_vain = 1.0
+        self._times = StepTimes()
         self._deciding_s = self._step_s = 0.0
 
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
@@ -73,10 +78,11 @@ class AdaptiveControl:
             return made.plan
         began = time.perf_counter()
         if made is not None:
+            self._learn_times(made)
             self._planner.put_away(made, self._steps_done)
         self._operator, self._sequences = self._caps.operator, list(sequences)
         made = self._made = self._planner.make(self._sequences, load)
-        self._steps_done, self._in_vain = 1, 0
+        self._steps_done, self._in_vain = 1, 1.0
         self._deciding_s += 0.2 * (time.perf_counter() - began - self._deciding_s)
         self._steps_left = self._steps_to_keep(made)
         return made.plan
@@ -87,9 +93,16 @@ class AdaptiveControl:
         if made is None or made.plan is not plan or forecast is None:
             return
         self._step_s = stats.total_s
-        self._learn_times(made, stats)
-        self._learn_acceptance(outcomes)
-        self._book(made, outcomes, stats, forecast)
+        drafted, accepted = self._learn_acceptance(made, outcomes)
+        made.spare_s += forecast.plain_s - stats.total_s
+        account = self._planner.account
+        account.earn(stats.total_s, forecast.plain_s)
+        account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
+        if made.trial:
+            self._charge(made, forecast, drafted, accepted)
+        self._times.add(made, stats, first=self._steps_done == 1)
+        if self._times.count >= _TOGETHER:
+            self._learn_times(made)
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ones are fine."""
@@ -141,65 +154,45 @@ class AdaptiveControl:
         due = (d.spacing - d.since_trial for d in unused if not d.facts.looks_up)
         return min(max(min(steps, *due, _KEPT_MOST), _KEPT_LEAST), _KEPT_MOST) - 1
 
-    def _learn_times(self, made: MadePlan, stats: StepStats) -> None:
-        planner, prompt, drafted = self._planner, stats.num_prefilled, stats.num_draft_tokens
-        # What the step really computed of prompts may differ from what was foreseen.
-        rows = made.shape.rows - made.shape.prompt_rows + prompt + drafted
-        shape = made.shape._replace(rows=rows, prompt_rows=prompt)
-        seconds = stats.total_s - stats.drafting_s
-        planner.target.observe(shape, seconds)
-        for drafting in stats.drafters:
-            self._learn_drafting(made, drafting)
-        if not prompt and not made.shape.prompt_rows and drafted < len(made.rows_s):
-            ratio = seconds / float(made.rows_s[drafted])
-            planner.missed.observe(shape.sequences, drafted=drafted > 0, ratio=ratio)
-
-    def _learn_drafting(self, made: MadePlan, drafting: DraftingTime) -> None:
-        drafter = self._planner.drafters.get(drafting.name)
-        if drafter is None or not drafting.sequences:
-            return
-        # What was missed is read in the first step of a plan.
-        fed_rows = made.missing.get(drafting.name, 0) if self._steps_done == 1 else 0
-        shape = DraftShape(
-            sequences=drafting.sequences,
-            passes=drafting.depth,
-            rows=drafting.num_drafts,
-            context=made.shape.context,
-            fed_rows=fed_rows,
-        )
-        drafter.cost.observe(shape, drafting.seconds)
-
-    def _learn_acceptance(self, outcomes: Seq[DraftOutcome]) -> None:
-        accepted = 0
+    def _learn_acceptance(self, made: MadePlan, outcomes: Seq[DraftOutcome]) -> tuple[int, int]:
+        """How many drafts were checked, and how many accepted."""
+        planner = self._planner
+        drafted = kept = 0
         for request_id, drafter, num_drafted, num_accepted, _ in outcomes:
-            accepted += num_accepted
-            if drafter in self._planner.drafters:
-                self._planner.acceptance.observe(request_id, drafter, num_drafted, num_accepted)
-        if outcomes:
-            self._in_vain = 0 if accepted else self._in_vain + 1
-            if self._in_vain >= _SURPRISES:
+            drafted += num_drafted
+            kept += num_accepted
+            made.accepted[request_id] = made.accepted.get(request_id, 0) + num_accepted
+            if drafter in planner.drafters:
+                planner.acceptance.observe(request_id, drafter, num_drafted, num_accepted)
+        if drafted:
+            # A run without any accepted draft that was not to be expected.
+            self._in_vain = 1.0 if kept else self._in_vain * made.chance_of_none
+            if self._in_vain < _SURPRISING:
                 self._steps_left = 0
+        return drafted, kept
 
-    def _book(
-        self, made: MadePlan, outcomes: Seq[DraftOutcome], stats: StepStats, forecast: StepForecast
-    ) -> None:
-        """Who gained, what was earned for trials, and what a trial cost."""
+    def _learn_times(self, made: MadePlan) -> None:
+        planner, shape = self._planner, made.shape
+        for (prompt, drafted), seconds in self._times.target():
+            # What the step really computed of prompts may differ from what was foreseen.
+            rows = shape.rows - shape.prompt_rows + prompt + drafted
+            planner.target.observe(shape._replace(rows=rows, prompt_rows=prompt), seconds)
+            if not prompt and not shape.prompt_rows and drafted < len(made.rows_s):
+                ratio = seconds / float(made.rows_s[drafted])
+                planner.missed.observe(shape.sequences, drafted=drafted > 0, ratio=ratio)
+        for drafting, seconds in self._times.drafters():
+            drafter = planner.drafters.get(drafting.name)
+            if drafter is not None and drafting.sequences:
+                drafter.cost.observe(drafting.shape(shape.context), seconds)
+        self._times.clear()
+
+    def _charge(self, made: MadePlan, forecast: StepForecast, drafted: int, accepted: int) -> None:
+        """What a trial cost beyond the plain steps that its tokens would have taken."""
         plain_s, count, account = forecast.plain_s, len(made.ids), self._planner.account
-        account.earn(stats.total_s, plain_s)
-        made.gained_s += plain_s - stats.total_s
-        drafted = accepted = 0
-        if outcomes:
-            place = {request_id: i for i, request_id in enumerate(made.ids)}
-            for outcome in outcomes:
-                drafted += outcome.num_drafted
-                accepted += outcome.num_accepted
-                at = place.get(outcome.request_id)
-                if at is not None:
-                    made.gained_s[at] += plain_s * outcome.num_accepted
-        account.steps_since_plain = account.steps_since_plain + 1 if outcomes else 0
         if made.trial == PLAIN:
             account.charge(max(plain_s - forecast.seconds, 0.0))
-        elif made.trial:
-            account.charge(forecast.seconds - plain_s * (1.0 + accepted / count))
-            tried = self._planner.drafters[made.trial]
-            tried.learn_trial(drafted, accepted, all_tried=len(outcomes) == count > 1)
+            return
+        account.charge(forecast.seconds - plain_s * (1.0 + accepted / count))
+        tried = self._planner.drafters[made.trial]
+        everybody = sum(name == made.trial for name in made.plan.drafters) == count > 1
+        tried.learn_trial(drafted, accepted, all_tried=everybody)

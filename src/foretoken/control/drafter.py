@@ -28,6 +28,8 @@ class DrafterFacts:
     """Whether it finds drafts in text, without a pass."""
     missing: Callable[[Any], int] = lambda _: 0
     """Tokens of a sequence that it would read before its first draft."""
+    max_window: int = 0
+    """Most of the latest tokens that it may take for a whole sequence; 0: it has to read all."""
     reads_features: bool = False
     """Whether it reads hidden states of the target, which nobody writes while it rests."""
 

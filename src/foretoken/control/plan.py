@@ -59,6 +59,8 @@ class Feed(NamedTuple):
     drafter: str
     rows: int
     """Most tokens to read now."""
+    window: int | None = None
+    """So many of the latest tokens are taken for the whole sequence; None: all of it is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import final
 
 import numpy as np
 
+from foretoken.control.allocation import Allocation, DraftOption
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.drafter import DrafterFacts, DrafterState
@@ -21,10 +22,15 @@ from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import DrafterCost, LearnedCost
 from foretoken.control.learned.lengths import OutputLengths
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepForecast, StepLoad
-from foretoken.control.planning import budgets, catch_up, surplus
+from foretoken.control.planning import budgets, read_first, surplus
 from foretoken.control.scene import DrafterView, Scene
 from foretoken.control.tracked import TrackedRequest, note_read, view_of
 
+_READING = 0.02
+"""Share of the time that a sequence still needs in which a drafter may read all of it."""
+_BENEFIT = 1.15
+"""A sequence that may still lose something gets the benefit of the doubt: of many estimates that
+are all a little wrong, the lowest would decide for everybody."""
 _LEARNS, _AT_ONCE = 0.05, 0.3
 """Share of a step in what the model of time misses, and the most that one step says of it."""
 
@@ -62,13 +68,19 @@ class MadePlan:
     shape: StepShape
     """Of the step without drafts."""
     gained_s: Floats
-    """What each request gained so far, in seconds; kept up by whoever books."""
+    """What each request had gained before, in seconds."""
     rows_s: Floats
     """Seconds of the step without drafting, with 0, 1, ... more rows, as the model says."""
     trial: str = ""
     """The drafter on trial, PLAIN, or nothing."""
     missing: dict[str, int] = field(default_factory=dict)
     """Tokens that each drafter reads in its first step."""
+    chance_of_none: float = 1.0
+    """That no draft of a step is accepted."""
+    spare_s: float = 0.0
+    """Seconds that plain steps would have taken beyond those that were measured."""
+    accepted: dict[str, int] = field(default_factory=dict)
+    """Drafts of each request that were accepted."""
 
 
 @final
@@ -106,11 +118,16 @@ class Planner:
             plan = DraftPlan(load=load, drafts=(), resting=self._resting(()))
             return MadePlan(plan, ids, shape, np.zeros(0), np.zeros(0))
         tracked = [self._track(sequence) for sequence in sequences]
-        views = [view_of(one, tracked, self._caps) for one in self.drafters.values()]
+        gained_s = self.ledger.of(ids)
+        left_N = self._left(tracked)
+        plain_s = self.target.seconds(shape).seconds
+        worth_s = _READING * plain_s * left_N
+        views = [
+            view_of(one, tracked, self._caps, worth_s, context) for one in self.drafters.values()
+        ]
         passing = [view for view in views if not self.drafters[view.name].facts.looks_up]
         lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
-        gained_s = self.ledger.of(ids)
-        scene = self._scene(tracked, ids, shape, gained_s, views)
+        scene = self._scene(tracked, ids, shape, gained_s, left_N, views)
         options = scene.options(passing)
         found = scene.best(options)
         waking = {options[i].name for i in found.drafter_N.tolist() if i >= 0}
@@ -119,40 +136,47 @@ class Planner:
             # What they read of the target is kept from now on; they draft once there is enough.
             options = [option for option in options if self.drafters[option.name].is_ready]
             found = scene.best(options)
-        trial = pick_trial(
-            scene, found, options, passing, self.drafters, self.account,
-        )  # fmt: skip
+        trial = pick_trial(scene, found, options, passing, self.drafters, self.account)
         if trial is not None:
             found, options = trial.found, trial.options
-        caught = catch_up(
-            found, options, views, alone=trial is not None or (count == 1 and not prompt)
-        )
+        alone = trial is not None or (count == 1 and not prompt)
+        reading = read_first(found, options, views, scene, alone=alone)
+        if reading.waiting:
+            options = scene.without(options, reading.waiting)
+            found = scene.best(options)
+        lengths: list[int] = found.drafts_N.tolist()
+        names = [options[i].name if i >= 0 else "" for i in found.drafter_N.tolist()]
         forecast = StepForecast(
             seconds=found.seconds,
             plain_s=scene.plain_s,
             tokens=found.tokens,
-            row_s=scene.row_s(sum(caught.lengths)),
+            row_s=scene.row_s(sum(lengths)),
             free_rows=0 if trial is not None else scene.free_rows(found),
         )
         plan = DraftPlan(
             load=load,
-            drafts=budgets(sequences, caught.lengths, lookups, self._caps, forecast.free_rows),
-            lengths=tuple(caught.lengths),
-            drafters=tuple(caught.drafters),
+            drafts=budgets(sequences, lengths, lookups, self._caps, forecast.free_rows),
+            lengths=tuple(lengths),
+            drafters=tuple(names),
             surplus=surplus(found, options, forecast),
-            feeds=tuple(caught.feeds),
-            resting=self._resting({*caught.drafters, *caught.missing, *waking}),
+            feeds=tuple(reading.feeds),
+            resting=self._resting({*names, *reading.missing, *waking}),
             forecast=forecast,
         )
         return MadePlan(
             plan, ids, shape, gained_s, scene.model_s,
-            trial="" if trial is None else trial.of, missing=caught.missing,
+            trial="" if trial is None else trial.of, missing=reading.missing,
         )  # fmt: skip
 
     def put_away(self, made: MadePlan, steps: int) -> None:
         """A plan has held for so many steps."""
         alive = [i for i, request_id in enumerate(made.ids) if request_id in self._requests]
-        self.ledger.keep([made.ids[i] for i in alive], made.gained_s[alive])
+        forecast = made.plan.forecast
+        if forecast is not None:
+            made.gained_s += made.spare_s
+            accepted = np.array([made.accepted.get(request_id, 0) for request_id in made.ids])
+            gained_s = made.gained_s + forecast.plain_s * accepted
+            self.ledger.keep([made.ids[i] for i in alive], gained_s[alive])
         used = set()
         for request_id, name in zip(made.ids, made.plan.drafters, strict=True):
             if name:
@@ -160,7 +184,9 @@ class Planner:
                 note_read(self._requests, request_id, name, None)
         for feed in made.plan.feeds:
             used.add(feed.drafter)
-            note_read(self._requests, made.ids[feed.place], feed.drafter, feed.rows)
+            rows = None if feed.window is not None else feed.rows
+            if not made.plan.drafters[feed.place]:
+                note_read(self._requests, made.ids[feed.place], feed.drafter, rows)
         for name, drafter in self.drafters.items():
             if not drafter.facts.looks_up:
                 others = [
@@ -189,29 +215,35 @@ class Planner:
             one.refresh()
         return one
 
+    def _left(self, tracked: list[TrackedRequest]) -> Floats:
+        """Tokens that each is still expected to write."""
+        left = []
+        for one in tracked:
+            output, most = one.sequence.num_output, one.sequence.request.max_tokens
+            left.append(self.lengths.remaining(one.class_key, output, most))
+        return np.array(left)
+
     def _scene(
         self,
         tracked: list[TrackedRequest],
         ids: list[str],
         shape: StepShape,
         gained_s: Floats,
+        left_N: Floats,
         views: list[DrafterView],
     ) -> Scene:
-        outputs = [one.sequence.num_output for one in tracked]
-        left_N = np.array([
-            self.lengths.remaining(one.class_key, output, one.sequence.request.max_tokens)
-            for one, output in zip(tracked, outputs, strict=True)
-        ])  # fmt: skip
         most = PREDICTED_DRAFTS * len(ids) + sum(int(view.most_N.sum()) for view in views)
         off, on = self.missed.of(shape.sequences)
         model_s = self.target.curve(shape, most)
         plain_s = float(model_s[0]) * math.exp(off)
-        allowed_s = self.ledger.allowance(gained_s, np.array(outputs) + left_N, plain_s)
+        outputs = np.array([one.sequence.num_output for one in tracked])
+        allowed_s = self.ledger.allowance(gained_s, outputs + left_N, plain_s)
         return Scene(
             ids=ids,
             context=shape.context,
             left_N=left_N,
             bound_s=plain_s + allowed_s,
+            token_s=plain_s * np.where(allowed_s > 0.0, _BENEFIT, 1.0),
             plain_s=plain_s,
             model_s=model_s,
             rows_s=model_s * math.exp(on),
@@ -222,3 +254,12 @@ class Planner:
         return frozenset(
             name for name, one in self.drafters.items() if one.rests and name not in used
         )
+
+
+def _chance_of_none(found: Allocation, options: Seq[DraftOption]) -> float:
+    """That the first draft of every sequence is rejected."""
+    chance = 1.0
+    for place, chosen in enumerate(found.drafter_N.tolist()):
+        if chosen >= 0:
+            chance *= 1.0 - float(options[chosen].survival_NK[place, 0])
+    return min(max(chance, 0.01), 0.99)

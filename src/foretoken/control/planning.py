@@ -8,47 +8,63 @@ import numpy as np
 from foretoken.control.allocation import Allocation, DraftOption
 from foretoken.control.budget import RequestBudget
 from foretoken.control.plan import DecodingSequence, Feed, StepForecast
-from foretoken.control.scene import DrafterView
+from foretoken.control.scene import DrafterView, Scene
 
-_CHUNK = 256
-"""Tokens that drafters read at once while they catch up and others wait."""
+_CHUNK = 64
+"""Tokens that drafters may read in a step at the least while others wait."""
+_CHUNK_SHARE = 0.5
+"""Share of a plain step that reading may take while others wait."""
 _ALL = 1 << 30
 
 
-class CaughtUp(NamedTuple):
-    """An allocation without the sequences that drafters have to read first."""
+class Reading(NamedTuple):
+    """What drafters read of the sequences that they are to draft for."""
 
-    lengths: list[int]
-    drafters: list[str]
     feeds: list[Feed]
+    waiting: dict[int, str]
+    """Sequences that cannot draft in this step, and the drafter that first has to read more."""
     missing: dict[str, int]
-    """Tokens that each drafter reads in the step."""
+    """Tokens that each drafter reads."""
 
 
-def catch_up(
-    found: Allocation, options: Seq[DraftOption], views: Seq[DrafterView], *, alone: bool
-) -> CaughtUp:
-    """Set aside the sequences whose reading would keep others waiting: they are read in chunks.
-
-    `alone`: there are no others, so that everything is read at once.
-    """
+def read_first(
+    found: Allocation,
+    options: Seq[DraftOption],
+    views: Seq[DrafterView],
+    scene: Scene,
+    *,
+    alone: bool,
+) -> Reading:
+    """Who has to be read before the plan `found` can be carried out: in chunks, so that nobody
+    waits for long. `alone`: nobody waits."""
     by_name = {view.name: view for view in views}
-    caught = CaughtUp(found.drafts_N.tolist(), [], [], {})
-    left = _ALL if alone else _CHUNK
+    reading = Reading([], {}, {})
+    left = _ALL
     for place, chosen in enumerate(found.drafter_N.tolist()):
-        name = options[chosen].name if chosen >= 0 else ""
-        missed = int(by_name[name].missing_N[place]) if name else 0
+        if chosen < 0:
+            continue
+        view = by_name[options[chosen].name]
+        missed = int(view.missing_N[place])
+        if not missed:
+            continue
+        if left == _ALL and not alone:
+            left = _chunk(view, scene)
         rows = min(missed, left)
         left -= rows
-        if missed:
-            caught.missing[name] = caught.missing.get(name, 0) + rows
+        reading.missing[view.name] = reading.missing.get(view.name, 0) + rows
+        windowed = bool(view.windowed_N[place])
         if rows < missed:
-            caught.lengths[place] = 0
-            if rows:
-                caught.feeds.append(Feed(place, name, rows))
-            name = ""
-        caught.drafters.append(name)
-    return caught
+            reading.waiting[place] = view.name
+        if rows and (windowed or not alone):
+            reading.feeds.append(Feed(place, view.name, rows, missed if windowed else None))
+    return reading
+
+
+def _chunk(view: DrafterView, scene: Scene) -> int:
+    """Tokens that a drafter reads in the time that others may wait."""
+    one, two = view.cost.feeding(64, scene.context), view.cost.feeding(128, scene.context)
+    row_s = max((two - one) / 64, 1e-9)
+    return max(int(_CHUNK_SHARE * scene.plain_s / row_s), _CHUNK)
 
 
 def budgets(

@@ -4,11 +4,13 @@ Made of the models' answers for the sequences of one step; asked once for the be
 plan of a trial. Knows neither how the models learn nor what comes of the plan.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretoken.control.allocation import (
     Allocation,
@@ -38,7 +40,9 @@ class DrafterView:
     most_N: Counts
     """Most drafts of each sequence."""
     missing_N: Counts
-    """Tokens of each that the drafter has not read, beyond those of the last step."""
+    """Tokens of each that the drafter has to read, beyond those of the last step."""
+    windowed_N: NDArray[np.bool_]
+    """Whether those are only the latest of all that it has not read."""
 
 
 @final
@@ -53,6 +57,8 @@ class Scene:
     """Tokens that each is still expected to write."""
     bound_s: Floats
     """Seconds that the step may take if a sequence gets one token, [N]."""
+    token_s: Floats
+    """What each further expected token of a sequence adds to that, [N]."""
     plain_s: float
     model_s: Floats
     """Seconds of the target's step with 0, 1, ... more rows, by the model of time alone."""
@@ -68,10 +74,24 @@ class Scene:
 
     def step(self) -> StepOptions:
         """What the step costs and may cost."""
-        token_s = np.full(len(self.ids), self.plain_s)
         return StepOptions(
-            rows_s=self.rows_s, plain_s=self.plain_s, bound_s=self.bound_s, token_s=token_s
+            rows_s=self.rows_s,
+            plain_s=self.plain_s,
+            bound_s=self.bound_s,
+            token_s=self.token_s,
         )
+
+    def without(self, options: Seq[DraftOption], waiting: Mapping[int, str]) -> list[DraftOption]:
+        """The options without drafts of the drafters for which sequences wait, by their place."""
+        found = []
+        for option in options:
+            places = [place for place, name in waiting.items() if name == option.name]
+            if places:
+                survival_NK = option.survival_NK.copy()
+                survival_NK[places] = 0.0
+                option = replace(option, survival_NK=survival_NK)
+            found.append(option)
+        return found
 
     def best(self, options: Seq[DraftOption]) -> Allocation:
         """The plan with most expected tokens per second."""

@@ -7,9 +7,9 @@ from typing import Self, final
 
 import numpy as np
 
-from foretoken.control.allocation import Counts
 from foretoken.control.budget import RequestBudget
 from foretoken.control.drafter import DrafterState
+from foretoken.control.guard import Floats
 from foretoken.control.plan import DecodingSequence
 from foretoken.control.scene import DrafterView
 from foretoken.types import Request
@@ -18,6 +18,8 @@ TEMPERATURE_EDGES = (0.0, 0.2, 0.5, 0.7, 1.0)
 """Upper edges of the temperatures whose acceptance is learnt together."""
 _CATCHING_UP = 32
 """Missing tokens from which on reading them is work of its own."""
+_WINDOW = 128
+"""The latest tokens, where reading all of them does not pay."""
 
 
 @final
@@ -43,7 +45,7 @@ class TrackedRequest:
             self.read.clear()
 
     def missing(self, drafter: DrafterState) -> int:
-        """Tokens that the drafter reads before its first draft, those of a usual step aside."""
+        """Tokens that the drafter has not read, those of a usual step aside."""
         facts, sequence = drafter.facts, self.sequence
         if facts.looks_up:
             return 0
@@ -55,20 +57,40 @@ class TrackedRequest:
 
 
 def view_of(
-    drafter: DrafterState, tracked: list[TrackedRequest], caps: RequestBudget
+    drafter: DrafterState,
+    tracked: list[TrackedRequest],
+    caps: RequestBudget,
+    worth_s: Floats,
+    context: float,
 ) -> DrafterView:
-    """What the drafter may do for these requests, and what it has not read of them."""
-    facts, most, missing = drafter.facts, [], []
-    for one in tracked:
+    """What the drafter may do for these requests, and what it would have to read of them.
+
+    Args:
+        drafter: whose view it is.
+        tracked: the requests.
+        caps: what users and operators allow.
+        worth_s: seconds that reading all of a sequence may take, [N]. Where it takes longer, the
+            latest tokens have to do.
+        context: mean tokens of a sequence.
+    """
+    facts, most, missing, windowed = drafter.facts, [], [], []
+    window = min(_WINDOW, facts.max_window)
+    for one, worth in zip(tracked, worth_s.tolist(), strict=True):
         request = one.sequence.request
         # A step yields one token more than it has drafts.
         left = request.max_tokens - one.sequence.num_output - 1
         most.append(max(min(caps.allowed(request, facts.name), left), 0))
-        missing.append(one.missing(drafter))
-    most_N: Counts = np.array(most, dtype=np.int64)
-    missing_N: Counts = np.array(missing, dtype=np.int64)
+        missed = one.missing(drafter)
+        partly = 0 < window < missed and drafter.cost.feeding(missed, context) > worth
+        missing.append(window if partly else missed)
+        windowed.append(partly)
     return DrafterView(
-        name=facts.name, most=facts.most, cost=drafter.cost, most_N=most_N, missing_N=missing_N
+        name=facts.name,
+        most=facts.most,
+        cost=drafter.cost,
+        most_N=np.array(most, dtype=np.int64),
+        missing_N=np.array(missing, dtype=np.int64),
+        windowed_N=np.array(windowed, dtype=np.bool_),
     )
 
 

@@ -90,7 +90,8 @@ class Drafters(Proposer):
             began = time.perf_counter()
             proposer = self.members[name].proposer
             for feed in feeds:
-                proposer.feed([context.spans[feed.place].sequence], feed.rows)
+                sequence = context.spans[feed.place].sequence
+                proposer.feed([sequence], feed.rows, feed.window)
             took = time.perf_counter() - began
             self.times = (*self.times, DraftingTime(name, len(feeds), 0, 0, took))
 
