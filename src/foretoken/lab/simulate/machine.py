@@ -5,12 +5,18 @@ multiple of its time. Knows neither requests nor tokens.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import final
 
-from foretoken.control.cost import CostModel, LineCost, StepShape
+from foretoken.control.cost import CostModel, LineCost, StepShape, StepTime
+from foretoken.lab.plan.predict import step_models
+from foretoken.lab.plan.setup import PlanSettings, resolve_setup
+
+HOST_S = 1e-3
+"""Of every step of a server on a GPU, beside its kernels: an assumption."""
 
 
 @final
@@ -70,21 +76,63 @@ class SimulatedMachine:
 
 @final
 class MachineNoise:
-    """Factors of step times: lognormal, correlated from step to step, with spikes."""
+    """Noise of step times: a lognormal factor, correlated from step to step, and spikes that add
+    a multiple of a usual step."""
 
     MEMORY = 0.7
-    SPIKES, SPIKE = 0.01, 4.0
+    SPIKES, SPIKE = 0.01, 3.0
 
     def __init__(self, sd: float, seed: int) -> None:
         """`sd` of the logarithm; 0: none, and no spikes either."""
         self._sd, self._random = sd, Random(seed)
-        self._log = 0.0
+        self._log = self._usual_s = 0.0
 
-    def factor(self) -> float:
-        """Of the next step."""
+    def factor(self, seconds: float) -> float:
+        """What a step is multiplied by that would take so long."""
         if not self._sd:
             return 1.0
         fresh = math.sqrt(1.0 - self.MEMORY**2) * self._random.gauss(0.0, self._sd)
         self._log = self.MEMORY * self._log + fresh
-        spike = self.SPIKE if self._random.random() < self.SPIKES else 1.0
-        return spike * math.exp(self._log)
+        self._usual_s = self._usual_s or seconds
+        self._usual_s += 0.05 * (min(seconds, 2.0 * self._usual_s) - self._usual_s)
+        spike = self.SPIKE * self._usual_s if self._random.random() < self.SPIKES else 0.0
+        return math.exp(self._log) + spike / seconds
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TableCost(CostModel):
+    """Seconds by rows as they were measured, straight in between, and seconds per key read."""
+
+    points: tuple[tuple[int, float], ...]
+    """(rows, seconds), ascending."""
+    key_s: float = 0.0
+    """What each token that a sequence attends to adds."""
+
+    def seconds(self, shape: StepShape) -> StepTime:
+        """Beyond the last point the last slope goes on."""
+        points = self.points
+        place = min(max(bisect_left([rows for rows, _ in points], shape.rows), 1), len(points) - 1)
+        (low, low_s), (high, high_s) = points[place - 1], points[place]
+        seconds = low_s + (high_s - low_s) / (high - low) * (shape.rows - low)
+        return StepTime(seconds + self.key_s * shape.sequences * shape.context)
+
+
+def planned_machine(settings: PlanSettings, name: str = "draft") -> SimulatedMachine:
+    """A target and its drafter on the devices of a plan, by data sheet: `foretoken lab plan`.
+
+    Raises:
+        ConfigError: an unknown device, or a method that lacks its draft.
+        ModelNotFoundError: an unknown model.
+    """
+    setup = resolve_setup(settings)
+    target, passes = step_models(setup)
+    most = setup.k or 5
+    one = SimulatedDrafter(
+        name=name,
+        most=most,
+        passes=passes or LineCost(0.0, 0.0),
+        looks_up=passes is None,
+        reads=passes is not None,
+    )
+    return SimulatedMachine(target=target, drafters=(one,), host_s=HOST_S)

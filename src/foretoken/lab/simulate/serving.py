@@ -51,6 +51,7 @@ class StepRecord(NamedTuple):
 class ServedRequest(NamedTuple):
     """One request of a run that was answered."""
 
+    index: int
     kind: str
     arrival: float
     first: float
@@ -197,9 +198,10 @@ class SimulatedServing:
         contexts = [span.start + span.length for span in batch.spans]
         prompt_rows = committed - len(decoding)
         shape = StepShape(rows, len(batch.spans), sum(contexts) / len(contexts), prompt_rows)
-        factor = self._noise.factor()
-        drafting_s = factor * sum(time.seconds for time in drafted.times)
-        verifying_s = factor * self._machine.target_s(shape, tokens)
+        drafting_s = sum(time.seconds for time in drafted.times)
+        verifying_s = self._machine.target_s(shape, tokens)
+        factor = self._noise.factor(drafting_s + verifying_s)
+        drafting_s, verifying_s = factor * drafting_s, factor * verifying_s
         self.clock += drafting_s + verifying_s
         outputs = self._scheduler.commit(batch, results, self.clock)
         stats = StepStats(
@@ -262,6 +264,7 @@ class SimulatedServing:
         simulated = self._running.pop(request_id)
         self._served.append(
             ServedRequest(
+                simulated.index,
                 simulated.kind.name,
                 arrival,
                 arrival + output.metrics.first_token_s,
