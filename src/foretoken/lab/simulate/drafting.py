@@ -1,0 +1,216 @@
+"""What drafters do in a simulated step: as the plan says, or one after the other where none does.
+
+The counterpart of `proposers/choose` without tokens: forced tokens of a schema first, then what is
+looked up where it brings more than what was planned, then the passes of the plan.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, final
+
+from foretoken.control.acceptance import PromisedAcceptance
+from foretoken.control.plan import DraftOutcome, DraftPlan
+from foretoken.lab.simulate.machine import SimulatedDrafter, SimulatedMachine
+from foretoken.lab.simulate.traffic import SimulatedRequest
+from foretoken.types import DraftingTime
+
+FORCED = "grammar"
+"""Name under which tokens are drafted that a schema leaves no choice about."""
+
+
+class Guess(NamedTuple):
+    """One sequence's draft, and how much of it is right."""
+
+    drafter: str
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedStep:
+    """What all drafters did in a step."""
+
+    guesses: dict[int, Guess]
+    """By the place of the sequence among those that decode."""
+    times: tuple[DraftingTime, ...]
+    """Without noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """A sequence that decodes, and what it may draft."""
+
+    sequence: Any
+    simulated: SimulatedRequest
+    budget: int
+
+
+@dataclass(slots=True)
+class _Offers:
+    """What was taken so far in a step."""
+
+    sequences: list[Decoding]
+    guesses: dict[int, Guess] = field(default_factory=dict)
+    times: list[DraftingTime] = field(default_factory=list)
+
+    @property
+    def context(self) -> float:
+        total = sum(one.sequence.num_tokens for one in self.sequences)
+        return total / max(len(self.sequences), 1)
+
+
+@final
+class SimulatedDrafting:
+    """All drafters of a machine, and what each has read."""
+
+    def __init__(self, machine: SimulatedMachine) -> None:
+        """Nobody has read anything."""
+        self._machine = machine
+        self._read: dict[tuple[str, str], tuple[int, int]] = {}
+        self._promised = PromisedAcceptance()
+
+    def missing(self, drafter: str, sequence: Any) -> int:
+        """Tokens of a sequence that the drafter would read before its first draft."""
+        if not self._machine.drafter(drafter).reads:
+            return 0
+        preemptions, read = self._read.get((drafter, sequence.request.request_id), (0, 0))
+        # A preempted sequence has new pages, in which nothing of the drafter stands.
+        read = read if preemptions == sequence.num_preemptions else 0
+        return int(sequence.num_tokens - read)
+
+    def draft(self, plan: DraftPlan, sequences: list[Decoding]) -> DraftedStep:
+        """The drafts of a step."""
+        offers = _Offers(sequences)
+        for feed in plan.feeds:
+            self._feed(offers, feed.place, feed.drafter, feed.rows)
+        self._force(offers, plan)
+        if plan.forecast is None:
+            for one in self._machine.drafters:
+                self._ask(offers, one, [s.budget for s in sequences])
+        else:
+            planned = self._look_up(offers, plan)
+            for name in dict.fromkeys(plan.drafters):
+                if name:
+                    wanted = [
+                        length if plan.drafters[i] == name and i not in planned else 0
+                        for i, length in enumerate(plan.lengths)
+                    ]
+                    self._ask(offers, self._machine.drafter(name), wanted)
+        return DraftedStep(offers.guesses, tuple(offers.times))
+
+    def learn(self, outcomes: Mapping[str, Guess]) -> None:
+        """What became of what was looked up and forced."""
+        for request_id, (drafter, drafted, accepted) in outcomes.items():
+            if drafter == FORCED or self._machine.drafter(drafter).looks_up:
+                self._promised.begin(request_id)
+                self._promised.observe(request_id, drafter, float(drafted), accepted)
+
+    def release(self, request_id: str) -> None:
+        """Forget a request."""
+        self._promised.release(request_id)
+        for one in self._machine.drafters:
+            self._read.pop((one.name, request_id), None)
+
+    def _ask(self, offers: _Offers, one: SimulatedDrafter, wanted: list[int]) -> None:
+        """One drafter drafts for all that have nothing yet."""
+        lengths, fed, asked = [], 0, 0
+        for place, (decoding, most) in enumerate(zip(offers.sequences, wanted, strict=True)):
+            length = min(most, decoding.budget, one.most)
+            if place in offers.guesses or length <= 0:
+                continue
+            asked += 1
+            guess = self._guess(one, decoding, length)
+            if guess is None:
+                continue
+            offers.guesses[place] = guess
+            lengths.append(length)
+            if one.reads:
+                fed += max(self.missing(one.name, decoding.sequence) - length - 1, 0)
+                self._note(one, decoding, decoding.sequence.num_tokens + guess.accepted)
+        if asked:
+            seconds = one.drafting_s(lengths, offers.context) if lengths else one.call_s
+            seconds += one.reading_s(fed, offers.context)
+            depth, total = max(lengths, default=0), sum(lengths)
+            offers.times.append(DraftingTime(one.name, asked, depth, total, seconds))
+
+    def _guess(self, one: SimulatedDrafter, decoding: Decoding, length: int) -> Guess | None:
+        done, simulated = decoding.sequence.num_output, decoding.simulated
+        if one.looks_up and not simulated.finds(one.name, done):
+            return None
+        return Guess(one.name, length, simulated.accepted(one.name, done, length))
+
+    def _note(self, one: SimulatedDrafter, decoding: Decoding, read: int) -> None:
+        sequence = decoding.sequence
+        key = (one.name, sequence.request.request_id)
+        self._read[key] = (sequence.num_preemptions, read)
+
+    def _feed(self, offers: _Offers, place: int, name: str, rows: int) -> None:
+        decoding, one = offers.sequences[place], self._machine.drafter(name)
+        missing = self.missing(name, decoding.sequence)
+        rows = min(rows, missing)
+        self._note(one, decoding, decoding.sequence.num_tokens - missing + rows)
+        seconds = one.reading_s(rows, offers.context)
+        offers.times.append(DraftingTime(name, 1, 0, 0, seconds))
+
+    def _force(self, offers: _Offers, plan: DraftPlan) -> None:
+        """Take what a schema forces, the longest first where the step has little room."""
+        found = {}
+        for place, decoding in enumerate(offers.sequences):
+            run = int(decoding.simulated.forced[decoding.sequence.num_output])
+            length = min(run, decoding.budget)
+            if length > 0:
+                found[place] = Guess(FORCED, length, length)
+        self._take(offers, plan, found, {})
+
+    def _look_up(self, offers: _Offers, plan: DraftPlan) -> set[int]:
+        """Take what was found where it brings more than what is planned."""
+        forecast = plan.forecast
+        assert forecast is not None
+        taken: set[int] = set()
+        if not forecast.free_rows:
+            return taken
+        for one in self._machine.drafters:
+            if not one.looks_up:
+                continue
+            found = {}
+            for place, decoding in enumerate(offers.sequences):
+                length = min(decoding.budget, one.most)
+                if place not in offers.guesses and length > 0:
+                    guess = self._guess(one, decoding, length)
+                    if guess is not None:
+                        found[place] = guess
+            planned = dict(enumerate(plan.surplus))
+            before = set(offers.guesses)
+            self._take(offers, plan, found, planned)
+            taken |= set(offers.guesses) - before
+            depth = max((guess.drafted for guess in found.values()), default=0)
+            rows = sum(guess.drafted for guess in found.values())
+            timed = DraftingTime(one.name, len(offers.sequences), depth, rows, one.call_s)
+            offers.times.append(timed)
+        return taken
+
+    def _take(
+        self,
+        offers: _Offers,
+        plan: DraftPlan,
+        found: dict[int, Guess],
+        planned: Mapping[int, float],
+    ) -> None:
+        """Those of these drafts that are worth their rows, the best first, each whole."""
+        forecast = plan.forecast
+        if forecast is None:
+            offers.guesses.update(found)
+            return
+        worth = {}
+        for place, guess in found.items():
+            request_id = offers.sequences[place].sequence.request.request_id
+            drafted = guess.drafted
+            expected = self._promised.expected(request_id, guess.drafter, float(drafted), drafted)
+            worth[place] = expected - forecast.price * forecast.row_s * drafted
+        taken = [guess for guess in offers.guesses.values() if guess.drafter == FORCED]
+        rows = forecast.free_rows - sum(guess.drafted for guess in taken)
+        for place in sorted(worth, key=lambda place: -worth[place]):
+            drafted = found[place].drafted
+            if worth[place] > max(planned.get(place, 0.0), 0.0) and drafted <= rows:
+                offers.guesses[place] = found[place]
+                rows -= drafted

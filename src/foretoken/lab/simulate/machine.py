@@ -1,0 +1,138 @@
+"""What steps take on a simulated machine: a model of step time for each of its parts, and noise.
+
+Noise is that of machines that are shared: it lasts for some steps, and now and then a step takes a
+multiple of its time. Knows neither requests nor tokens.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import final
+
+from foretoken.control.cost import CostModel, LineCost, StepShape, StepTime
+from foretoken.lab.plan.predict import step_models
+from foretoken.lab.plan.setup import PlanSettings, resolve_setup
+
+HOST_S = 1e-3
+"""Of every step of a server on a GPU, beside its kernels: an assumption."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedDrafter:
+    """One drafter: who it is, and what its passes take."""
+
+    name: str
+    most: int = 5
+    """Drafts per sequence and step."""
+    passes: CostModel = LineCost(0.0, 0.0)
+    """Of one pass over some rows, and of reading tokens that it missed."""
+    call_s: float = 0.0
+    """Of drafting in a step, beside the passes."""
+    one_pass: bool = False
+    """All drafts of a step come from one pass."""
+    looks_up: bool = False
+    """It finds drafts in text: no passes, nothing to read before."""
+    reads: bool = True
+    """Whether it has keys and values of its own, so that it must read what it missed."""
+
+    def drafting_s(self, lengths: Sequence[int], context: float) -> float:
+        """Drafts of these lengths, one for each sequence."""
+        if not lengths:
+            return 0.0
+        seconds = self.call_s
+        for depth in range(1 if self.one_pass else max(lengths)):
+            rows = sum(length > depth for length in lengths)
+            seconds += self.passes.seconds(StepShape(rows, rows, context)).seconds
+        return seconds
+
+    def reading_s(self, rows: int, context: float) -> float:
+        """Reading so many tokens that it missed."""
+        return self.passes.seconds(StepShape(rows, 1, context)).seconds if rows else 0.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedMachine:
+    """A target and its drafters on one machine, without noise."""
+
+    target: CostModel
+    drafters: tuple[SimulatedDrafter, ...] = ()
+    host_s: float = 0.0
+    """Of every step, beside the forward pass."""
+    token_s: float = 0.0
+    """Of every token that a step gives, beside the forward pass."""
+
+    def target_s(self, shape: StepShape, tokens: int) -> float:
+        """All of a step that gives so many tokens, but drafting."""
+        return self.host_s + self.token_s * tokens + self.target.seconds(shape).seconds
+
+    def drafter(self, name: str) -> SimulatedDrafter:
+        """The drafter of this name."""
+        return next(one for one in self.drafters if one.name == name)
+
+
+@final
+class MachineNoise:
+    """Noise of step times: a lognormal factor, correlated from step to step, and spikes that add
+    a multiple of a usual step."""
+
+    MEMORY = 0.7
+    SPIKES, SPIKE = 0.01, 3.0
+
+    def __init__(self, sd: float, seed: int) -> None:
+        """`sd` of the logarithm; 0: none, and no spikes either."""
+        self._sd, self._random = sd, Random(seed)
+        self._log = self._usual_s = 0.0
+
+    def factor(self, seconds: float) -> float:
+        """What a step is multiplied by that would take so long."""
+        if not self._sd:
+            return 1.0
+        fresh = math.sqrt(1.0 - self.MEMORY**2) * self._random.gauss(0.0, self._sd)
+        self._log = self.MEMORY * self._log + fresh
+        self._usual_s = self._usual_s or seconds
+        self._usual_s += 0.05 * (min(seconds, 2.0 * self._usual_s) - self._usual_s)
+        spike = self.SPIKE * self._usual_s if self._random.random() < self.SPIKES else 0.0
+        return math.exp(self._log) + spike / seconds
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TableCost(CostModel):
+    """Seconds by rows as they were measured, straight in between, and seconds per key read."""
+
+    points: tuple[tuple[int, float], ...]
+    """(rows, seconds), ascending."""
+    key_s: float = 0.0
+    """What each token that a sequence attends to adds."""
+
+    def seconds(self, shape: StepShape) -> StepTime:
+        """Beyond the last point the last slope goes on."""
+        points = self.points
+        place = min(max(bisect_left([rows for rows, _ in points], shape.rows), 1), len(points) - 1)
+        (low, low_s), (high, high_s) = points[place - 1], points[place]
+        seconds = low_s + (high_s - low_s) / (high - low) * (shape.rows - low)
+        return StepTime(seconds + self.key_s * shape.sequences * shape.context)
+
+
+def planned_machine(settings: PlanSettings, name: str = "draft") -> SimulatedMachine:
+    """A target and its drafter on the devices of a plan, by data sheet: `foretoken lab plan`.
+
+    Raises:
+        ConfigError: an unknown device, or a method that lacks its draft.
+        ModelNotFoundError: an unknown model.
+    """
+    setup = resolve_setup(settings)
+    target, passes = step_models(setup)
+    most = setup.k or 5
+    one = SimulatedDrafter(
+        name=name,
+        most=most,
+        passes=passes or LineCost(0.0, 0.0),
+        looks_up=passes is None,
+        reads=passes is not None,
+    )
+    return SimulatedMachine(target=target, drafters=(one,), host_s=HOST_S)

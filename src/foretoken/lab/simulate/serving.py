@@ -1,0 +1,288 @@
+"""One simulated run: the real scheduler, somebody who decides, and a clock that jumps.
+
+A step takes what the models of the machine say, times noise; nothing waits. Invariant: whoever
+decides learns nothing that an engine would not tell it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+from foretoken.control.cost import StepShape
+from foretoken.control.plan import DraftOutcome
+from foretoken.lab.simulate.arms import Arm
+from foretoken.lab.simulate.drafting import Decoding, DraftedStep, SimulatedDrafting
+from foretoken.lab.simulate.machine import MachineNoise, SimulatedMachine
+from foretoken.lab.simulate.traffic import SimulatedRequest, Traffic
+from foretoken.types import Output, StepStats
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingLimits:
+    """How the simulated engine is set up, as the fields of `EngineConfig`."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 32768
+    num_pages: int = 8192
+    page_size: int = 32
+    noise: float = 0.05
+    """Standard deviation of the logarithm of step times."""
+    most_tokens: int = 0
+    """End after so many output tokens; 0: when all requests have ended."""
+
+
+class StepRecord(NamedTuple):
+    """One step of a run."""
+
+    at: float
+    """When it ended."""
+    seconds: float
+    sequences: int
+    """That decoded."""
+    drafted: int
+    accepted: int
+    tokens: int
+    predicted: float
+    """Seconds that the plan expected; 0: it expected nothing."""
+
+
+class ServedRequest(NamedTuple):
+    """One request of a run that was answered."""
+
+    index: int
+    kind: str
+    arrival: float
+    first: float
+    ended: float
+    tokens: int
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first token."""
+        return self.first - self.arrival
+
+    @property
+    def tpot(self) -> float:
+        """Seconds between two later tokens."""
+        return (self.ended - self.first) / max(self.tokens - 1, 1)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """What came of a run."""
+
+    arm: str
+    steps: list[StepRecord]
+    requests: list[ServedRequest]
+
+    @property
+    def seconds(self) -> float:
+        """Of all."""
+        return self.steps[-1].at
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens per second."""
+        return sum(step.tokens for step in self.steps) / self.seconds
+
+    @property
+    def drafting(self) -> float:
+        """Share of the steps that drafted."""
+        return sum(step.drafted > 0 for step in self.steps) / len(self.steps)
+
+
+class _Result(NamedTuple):
+    """What the scheduler is told of a span."""
+
+    new_ids: tuple[int, ...] = ()
+    num_accepted: int = 0
+    num_drafted: int = 0
+    sources: tuple[Any, ...] = ()
+    logprobs: None = None
+    prompt_logprobs: None = None
+    valid: bool = True
+
+
+class _Results(NamedTuple):
+    spans: Sequence[_Result | None]
+
+
+@final
+class SimulatedServing:
+    """A server of one machine and one arm."""
+
+    def __init__(
+        self, machine: SimulatedMachine, arm: Arm, limits: ServingLimits, *, seed: int = 0
+    ) -> None:
+        """Nothing runs yet."""
+        # The scheduler lives beside code that needs torch, which the lab loads only here.
+        from foretoken.kv.pool import PagePool
+        from foretoken.runtime.scheduling.scheduler import Scheduler, SchedulerConfig
+
+        self._machine, self._arm, self._limits = machine, arm, limits
+        self._drafting = SimulatedDrafting(machine)
+        self._deciding = arm.build(machine, self._drafting.missing)
+        self._noise = MachineNoise(limits.noise, seed)
+        self.clock = 0.0
+        self._scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                max_model_len=limits.max_model_len,
+                enable_prefix_caching=False,
+            ),
+            PagePool(limits.num_pages, limits.page_size),
+            plan_drafts=self._deciding.plan,
+            clock=lambda: self.clock,
+        )
+        self._running: dict[str, SimulatedRequest] = {}
+        self._steps: list[StepRecord] = []
+        self._served: list[ServedRequest] = []
+
+    def run(self, traffic: Traffic) -> SimulatedRun:
+        """Serve all of it."""
+        waiting, times = traffic.draw(), traffic.times()
+        waiting.reverse()
+        tokens = 0
+        while waiting or self._running:
+            self._admit(traffic, waiting, times)
+            if not self._running:
+                # Nobody is there: the clock goes to whoever comes next.
+                self.clock = times[traffic.requests - len(waiting)] if times else self.clock + 0.1
+                continue
+            tokens += self._step()
+            if 0 < self._limits.most_tokens <= tokens:
+                break
+        return SimulatedRun(self._arm.name, self._steps, self._served)
+
+    def _admit(
+        self, traffic: Traffic, waiting: list[SimulatedRequest], times: list[float]
+    ) -> None:
+        """Take over whoever has arrived."""
+        while waiting:
+            arrival = self.clock
+            if times:
+                arrival = times[traffic.requests - len(waiting)]
+                if arrival > self.clock:
+                    return
+            elif len(self._running) >= traffic.in_flight(self.clock):
+                return
+            simulated = waiting.pop()
+            request = simulated.request(arrival)
+            self._scheduler.add(request)
+            self._running[request.request_id] = simulated
+
+    def _step(self) -> int:
+        """One step; the tokens that it gave."""
+        batch = self._scheduler.schedule()
+        plan = batch.plan
+        decoding = [
+            Decoding(
+                sequence=span.sequence,
+                simulated=self._running[span.sequence.request.request_id],
+                budget=span.draft_budget,
+            )
+            for span in batch.spans[: len(plan.drafts)]
+        ]
+        drafted = self._drafting.draft(plan, decoding)
+        results = _Results([
+            self._result(span, drafted, place) for place, span in enumerate(batch.spans)
+        ])  # fmt: skip
+        committed = sum(span.length for span in batch.spans)
+        guesses = drafted.guesses.values()
+        rows = committed + sum(guess.drafted for guess in guesses)
+        tokens = sum(len(result.new_ids) for result in results.spans if result)
+        contexts = [span.start + span.length for span in batch.spans]
+        prompt_rows = committed - len(decoding)
+        shape = StepShape(rows, len(batch.spans), sum(contexts) / len(contexts), prompt_rows)
+        drafting_s = sum(time.seconds for time in drafted.times)
+        verifying_s = self._machine.target_s(shape, tokens)
+        factor = self._noise.factor(drafting_s + verifying_s)
+        drafting_s, verifying_s = factor * drafting_s, factor * verifying_s
+        self.clock += drafting_s + verifying_s
+        outputs = self._scheduler.commit(batch, results, self.clock)
+        stats = StepStats(
+            num_sequences=self._scheduler.num_running,
+            num_tokens=rows,
+            num_drafts=len(drafted.guesses),
+            num_draft_tokens=sum(guess.drafted for guess in guesses),
+            num_accepted_tokens=sum(guess.accepted for guess in guesses),
+            num_accepted_tokens_per_pos=(),
+            num_output_tokens=sum(len(output.new_token_ids) for output in outputs),
+            num_waiting=self._scheduler.num_waiting,
+            drafting_s=drafting_s,
+            verifying_s=verifying_s,
+            total_s=drafting_s + verifying_s,
+            num_sampled=sum(span.samples for span in batch.spans),
+            drafters=tuple(
+                time._replace(seconds=factor * time.seconds) for time in drafted.times
+            ),
+        )
+        by_request = {
+            decoding[place].sequence.request.request_id: guess
+            for place, guess in drafted.guesses.items()
+        }
+        self._drafting.learn(by_request)
+        outcomes = [DraftOutcome(request_id, *guess) for request_id, guess in by_request.items()]
+        self._deciding.observe(plan, outcomes, stats)
+        self._note(stats, len(decoding), 0.0 if plan.forecast is None else plan.forecast.seconds)
+        for output in outputs:
+            self._end(output)
+        return stats.num_output_tokens
+
+    def _result(self, span: Any, drafted: DraftedStep, place: int) -> _Result | None:
+        if not span.samples:
+            return None
+        simulated = self._running[span.sequence.request.request_id]
+        guess = drafted.guesses.get(place)
+        drafts, accepted = (0, 0) if guess is None else guess[1:]
+        done = span.sequence.num_output
+        return _Result(simulated.tokens(done, accepted + 1), accepted, drafts)
+
+    def _note(self, stats: StepStats, decoding: int, predicted: float) -> None:
+        self._steps.append(
+            StepRecord(
+                self.clock,
+                stats.total_s,
+                decoding,
+                stats.num_draft_tokens,
+                stats.num_accepted_tokens,
+                stats.num_output_tokens,
+                predicted,
+            )
+        )
+
+    def _end(self, output: Output) -> None:
+        request_id = output.request_id
+        if output.finish_reason is None:
+            return
+        assert output.metrics is not None
+        arrival = self.clock - output.metrics.finished_s
+        simulated = self._running.pop(request_id)
+        self._served.append(
+            ServedRequest(
+                simulated.index,
+                simulated.kind.name,
+                arrival,
+                arrival + output.metrics.first_token_s,
+                self.clock,
+                simulated.length,
+            )
+        )
+        self._deciding.release(request_id)
+        self._drafting.release(request_id)
+
+
+def simulate(
+    machine: SimulatedMachine,
+    arm: Arm,
+    traffic: Traffic,
+    limits: ServingLimits | None = None,
+    *,
+    seed: int = 0,
+) -> SimulatedRun:
+    """Serve a traffic on a machine with somebody who decides."""
+    return SimulatedServing(machine, arm, limits or ServingLimits(), seed=seed).run(traffic)

@@ -1,0 +1,195 @@
+"""Who asks for what and when, and which drafts would be right.
+
+Whether the draft at an output position is right is drawn once for each request, so that all arms
+that serve a traffic are given the same answers to write, and differ by what they do alone.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.types import Request, SamplingParams
+
+END_TOKEN, TEXT_TOKEN = 1, 2
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftChance:
+    """How often a drafter is right about a class of requests."""
+
+    chance: float
+    """Of a first draft."""
+    deeper: float = 1.0
+    """What the chance is multiplied by for each draft before it."""
+    spread: float = 0.0
+    """Standard deviation between requests, of the logarithm of the odds."""
+    later: tuple[tuple[int, float], ...] = ()
+    """From these output tokens on it is another: (first token, chance)."""
+    found: float = 1.0
+    """Of look-ups: share of the tokens at which anything is found."""
+
+    def by_position(self, length: int, random: np.random.Generator) -> NDArray[np.float64]:
+        """The chance at each output position of one request."""
+        chances = np.full(length, self.chance)
+        for first, chance in self.later:
+            chances[first:] = chance
+        if self.spread:
+            odds = np.clip(chances, 1e-6, 1 - 1e-6)
+            odds = odds / (1 - odds) * np.exp(self.spread * random.standard_normal())
+            chances = odds / (1 + odds)
+        return chances
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestClass:
+    """Requests that are alike."""
+
+    name: str = "all"
+    share: float = 1.0
+    """Of all requests."""
+    prompt: int = 128
+    """Tokens of a prompt, on average."""
+    output: int = 128
+    """Tokens of an answer, on average."""
+    varied: bool = True
+    """Lengths differ: prompts by half, answers geometrically; else all are alike."""
+    chances: Mapping[str, DraftChance] = field(default_factory=dict)
+    """By drafter."""
+    temperature: float = 0.0
+    salt: str | None = None
+    forced: float = 0.0
+    """Share of the answer that a JSON schema leaves no choice about; 0: no schema."""
+    forced_run: int = 4
+    """Tokens of such a place, on average."""
+
+
+@final
+class SimulatedRequest:
+    """One request and its answer: how long, and which drafts of it would be right."""
+
+    def __init__(self, kind: RequestClass, index: int, seed: int) -> None:
+        """Draw it: the same for the same seed and index."""
+        random = np.random.default_rng((seed, index))
+        self.kind, self.index = kind, index
+        self.prompt, length = kind.prompt, kind.output
+        if kind.varied:
+            self.prompt = max(int(kind.prompt * random.uniform(0.5, 1.5)), 1)
+            length = int(random.geometric(1 / kind.output))
+        self.length = min(length, 8 * kind.output)
+        self._right: dict[str, NDArray[np.bool_]] = {}
+        self._found: dict[str, NDArray[np.bool_]] = {}
+        self._draws: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+        for name, law in kind.chances.items():
+            chances = law.by_position(self.length, random)
+            self._draws[name] = chances, random.random(self.length)
+            self._found[name] = random.random(self.length) < law.found
+        self.forced = _runs(kind, self.length, random)
+
+    def request(self, arrival: float) -> Request:
+        """What the scheduler is given at that time."""
+        kind = self.kind
+        return Request(
+            request_id=f"{kind.name}-{self.index}",
+            prompt_token_ids=(TEXT_TOKEN,) * self.prompt,
+            params=SamplingParams(
+                temperature=kind.temperature,
+                max_tokens=None,
+                structured_outputs={"json_object": True} if kind.forced else None,
+            ),
+            seed=self.index,
+            max_tokens=16 * kind.output,
+            stop_ids=frozenset({END_TOKEN}),
+            arrival=arrival,
+            cache_salt=kind.salt,
+        )
+
+    def accepted(self, drafter: str, done: int, drafted: int) -> int:
+        """Of so many drafts after `done` output tokens, how many are right in turn."""
+        if drafter not in self._draws:
+            return 0
+        deeper = self.kind.chances[drafter].deeper
+        chances, draws = self._draws[drafter]
+        most = min(drafted, self.length - done)
+        for depth in range(most):
+            if draws[done + depth] >= chances[done + depth] * deeper**depth:
+                return depth
+        return most
+
+    def finds(self, drafter: str, done: int) -> bool:
+        """Whether a look-up finds anything after `done` output tokens."""
+        found = self._found.get(drafter)
+        return found is not None and done < self.length and bool(found[done])
+
+    def tokens(self, done: int, count: int) -> tuple[int, ...]:
+        """What the target says after `done` output tokens, beyond the end as well."""
+        before = min(count, self.length - done - 1)
+        after = count - before - 1
+        return (TEXT_TOKEN,) * before + ((END_TOKEN,) + (TEXT_TOKEN,) * after if after >= 0 else ())
+
+
+def _runs(kind: RequestClass, length: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """At each output position, how many tokens from there on are forced by a schema."""
+    left = np.zeros(length + 1, np.int64)
+    if not kind.forced:
+        return left
+    begins = kind.forced / (1.0 - kind.forced) / kind.forced_run
+    position = 0
+    while position < length:
+        if random.random() < begins:
+            run = min(int(random.geometric(1 / kind.forced_run)), length - position)
+            left[position : position + run] = np.arange(run, 0, -1)
+            position += run
+        position += 1
+    return left
+
+
+Clients = Callable[[float], int]
+"""How many requests are in flight at a time."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Requests of some classes, by a number of clients or by times of arrival."""
+
+    classes: tuple[RequestClass, ...]
+    requests: int
+    """How many in all."""
+    clients: int | Clients = 1
+    """Each asks again when it was answered; a function of the time where they come and go."""
+    rate: float = 0.0
+    """Requests per second that arrive whoever waits (Poisson); 0: the clients decide."""
+    arrivals: tuple[float, ...] = ()
+    """When they arrive, as it was recorded; empty: the rate or the clients decide."""
+    seed: int = 0
+
+    def draw(self) -> list[SimulatedRequest]:
+        """All requests, in order of arrival."""
+        shares = np.array([kind.share for kind in self.classes])
+        # Classes come in turn rather than by chance: a short run has its shares exactly.
+        debts, found = np.zeros(len(shares)), []
+        for index in range(self.requests):
+            debts += shares / shares.sum()
+            kind = int(debts.argmax())
+            debts[kind] -= 1.0
+            found.append(SimulatedRequest(self.classes[kind], index, self.seed))
+        return found
+
+    def times(self) -> list[float]:
+        """When they arrive; empty where the clients decide."""
+        if self.arrivals:
+            return list(self.arrivals[: self.requests])
+        if not self.rate:
+            return []
+        gaps = np.random.default_rng((self.seed, 1 << 20)).exponential(1 / self.rate, self.requests)
+        times: list[float] = np.cumsum(gaps).tolist()
+        return times
+
+    def in_flight(self, now: float) -> int:
+        """How many clients there are."""
+        return self.clients(now) if callable(self.clients) else self.clients
