@@ -137,6 +137,12 @@ class MemoryFacts:
     max_model_len_given: bool
     max_num_seqs: int
     max_num_batched_tokens: int
+    gives_back: bool = False
+    """Whether pages that drafters do without are memory again."""
+
+    def page_of_target(self, need: Need) -> int:
+        """Bytes that each page has for certain."""
+        return self.page_size * (need.kv_per_token if self.gives_back else need.per_token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +155,21 @@ class Budget:
     num_pages: int
     plain_pages: int
     """How many there would be without speculation, all other settings the same."""
+    kv_bytes: int
+    """What pages may take, those of drafters included."""
+    is_shared: bool = False
+    """Whether drafters get what the target leaves of that, and give it back; else they have a part
+    of every page."""
+
+    @property
+    def page_bytes(self) -> int:
+        """What pages take once all have been written that fit."""
+        return min(self.kv_bytes, self.num_tokens * self.need.per_token)
+
+    @property
+    def draft_bytes(self) -> int:
+        """What drafters have if the target has written all of its pages."""
+        return self.page_bytes - self.num_tokens * self.need.kv_per_token
 
     @property
     def num_tokens(self) -> int:
@@ -158,7 +179,7 @@ class Budget:
     @property
     def total(self) -> int:
         """What the engine adds to an idle process once all pages have been written."""
-        return self.need.fixed + self.num_tokens * self.need.per_token
+        return self.need.fixed + self.page_bytes
 
     @property
     def plain_tokens(self) -> int:
@@ -197,20 +218,23 @@ def need_of(facts: MemoryFacts) -> Need:
 def plan_pages(facts: MemoryFacts) -> Budget:
     """The pages with the drafter and without; where nobody said how many, as long a context."""
     plain = replace(facts, drafting=Drafting())
-    plain_pages = _pages(plain, need_of(plain), 0)
+    plain_pages, _ = _pages(plain, need_of(plain), 0)
     need = need_of(facts)
     context = min(plain_pages, -(-facts.max_model_len // facts.page_size))
+    num_pages, kv_bytes = _pages(facts, need, context)
     return Budget(
         need=need,
         free=facts.free,
         page_size=facts.page_size,
-        num_pages=_pages(facts, need, context),
+        num_pages=num_pages,
         plain_pages=plain_pages,
+        kv_bytes=kv_bytes,
+        is_shared=facts.gives_back and need.draft_kv_per_token > 0,
     )
 
 
-def _pages(facts: MemoryFacts, need: Need, least: int) -> int:
-    """As many as are wanted, and `least` if nobody said how many and they fit."""
+def _pages(facts: MemoryFacts, need: Need, least: int) -> tuple[int, int]:
+    """As many as are wanted, and `least` if nobody said how many and they fit; and their bytes."""
     page_bytes = need.per_token * facts.page_size
     left = facts.free - need.fixed
     wanted = facts.kv_bytes
@@ -218,7 +242,8 @@ def _pages(facts: MemoryFacts, need: Need, least: int) -> int:
         wanted = max(min(int(facts.free * facts.kv_share), left), min(_LEAST_KV_BYTES, left))
         wanted = max(wanted, min(least * page_bytes, left))
     full = facts.max_num_seqs * -(-facts.max_model_len // facts.page_size)
-    return max(0, min(wanted // page_bytes, full))
+    num_pages = max(0, min(wanted // facts.page_of_target(need), full))
+    return num_pages, max(wanted, 0)
 
 
 def shortage_of(facts: MemoryFacts, budget: Budget) -> str | None:
@@ -290,7 +315,7 @@ def _alternatives(facts: MemoryFacts, budget: Budget) -> Iterator[tuple[str, Mem
     fit = _longest(facts)
     if 0 < fit < facts.max_model_len:
         yield f"max_model_len={fit}", _shorter(facts, fit)
-    page = budget.need.per_token * facts.page_size
+    page = facts.page_of_target(budget.need)
     if facts.kv_bytes is not None:
         whole = page * -(-facts.max_model_len // facts.page_size)
         for kv_bytes in (whole,) if budget.num_pages and budget.lost_tokens else (whole, page):
@@ -367,7 +392,8 @@ def _smaller_drafts(facts: MemoryFacts) -> Iterator[tuple[str, Drafting]]:
 
 def _arithmetic(facts: MemoryFacts, budget: Budget) -> str:
     need = budget.need
-    page = need.per_token * facts.page_size
+    page = facts.page_of_target(need)
+    each = page // facts.page_size
     parts = [f"weights {show(need.weights)}"]
     if need.draft_weights:
         parts.append(f"draft weights {show(need.draft_weights)}")
@@ -378,7 +404,7 @@ def _arithmetic(facts: MemoryFacts, budget: Budget) -> str:
         fit += f" ({budget.plain_tokens} without speculation, which must not shorten the context)"
     return (
         f"{show(facts.free)} are free; {' + '.join(parts)} = {show(need.fixed)}, which leaves "
-        f"{show(facts.free - need.fixed)} for keys and values at {need.per_token} bytes a token: "
+        f"{show(facts.free - need.fixed)} for keys and values at {each} bytes a token: "
         f"one page is {page} bytes, one request of max_model_len {facts.max_model_len} "
         f"{show(request)}, and {fit}"
     )
