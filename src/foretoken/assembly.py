@@ -29,7 +29,7 @@ from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.pool import PagePool
-from foretoken.kv.shared import SharedPages
+from foretoken.kv.shared_pages import SharedPages
 from foretoken.kv.untouched import gives_back
 from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY

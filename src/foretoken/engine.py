@@ -16,7 +16,7 @@ from foretoken.control.controller import AdaptiveControl
 from foretoken.control.measured import MeasuredLimit
 from foretoken.intake import Intake
 from foretoken.kernels.threads import StepThreads
-from foretoken.kv.shared import SharedPages
+from foretoken.kv.shared_pages import SharedPages
 from foretoken.metrics import EngineMetrics
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose.drafters import Drafters

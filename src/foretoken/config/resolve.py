@@ -12,9 +12,9 @@ from foretoken.config.memory import (
     Drafting,
     MemoryFacts,
     ModelMemory,
-    budget_of,
     show,
 )
+from foretoken.config.refusal import budget_of
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.shape import ModelShape

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from foretoken.kv.free_runs import FreeRuns, Run
 
 if TYPE_CHECKING:
-    from foretoken.kv.shared import SharedPages
+    from foretoken.kv.shared_pages import SharedPages
 
 
 class PagePool:
@@ -54,6 +54,11 @@ class PagePool:
     def num_available(self) -> int:
         """Pages that `allocate` can hand out: free ones and kept ones nobody uses."""
         return self._free.num_free + len(self._evictable)
+
+    @property
+    def num_spare(self) -> int:
+        """Those of them that nobody else has the memory of."""
+        return self.num_available - (0 if self.shared is None else self.shared.withheld)
 
     @property
     def num_free(self) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from foretoken.config import DrafterConfig
 from foretoken.config.memory import HeadMemory, ModelMemory
 from foretoken.kv.pool import PagePool
-from foretoken.kv.shared import DraftPages, SharedPages
+from foretoken.kv.shared_pages import DraftPages, SharedPages
 from foretoken.kv.store import KVStore
 from foretoken.proposers.base import Proposer
 from foretoken.runtime.runner import Runner

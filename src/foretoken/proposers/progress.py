@@ -18,7 +18,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from foretoken.kv.features import FeatureGaps
-from foretoken.kv.shared import DraftPages
+from foretoken.kv.shared_pages import DraftPages
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kv.features import FeatureGaps, FeatureStore
-from foretoken.kv.shared import DraftPages, SharedPages
+from foretoken.kv.shared_pages import DraftPages, SharedPages
 from foretoken.kv.store import KVStore
 from foretoken.models import LoadOptions, Model, load_model
 from foretoken.models.tensors import (

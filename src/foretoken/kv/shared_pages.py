@@ -39,7 +39,7 @@ class DraftPages:
         self.written: dict[int, None] = {}
         """Read only; in order of writing."""
         self.forget: Callable[[Collection[int]], object] = lambda pages: None
-        """Is told which pages were given back."""
+        """Is told which pages with contents were given back."""
         self._shared = shared
         self._readers = frozenset(readers)
 
@@ -195,7 +195,10 @@ class SharedPages:
         self._draft_bytes -= len(pages) * drafts.page_bytes
         self.num_reclaimed += len(pages)
         give_back(runs_of(pages))
-        drafts.forget(pages)
+        # A page that nobody has may be somebody's before long, and is no loss to anybody.
+        lost = [page for page in pages if page not in drafts.free]
+        if lost:
+            drafts.forget(lost)
 
     def _keep_target_small(self) -> None:
         """Give back free pages of the target that were written, if drafters have their memory."""
