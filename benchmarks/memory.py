@@ -75,9 +75,14 @@ def run_arm(settings: Mapping[str, Any]) -> dict[str, int]:
     loaded = anonymous_bytes()
     config = llm._engine.parts.config
     with Peak() as running:
+        # Drafters write what a full target leaves to them.
+        budget, target = config.budget, llm._engine.parts.runner.store
+        every = budget.num_tokens * budget.need.draft_kv_per_token
+        share = budget.draft_bytes / every if every else 1.0
         for store in [found for found in gc.get_objects() if isinstance(found, KVStore)]:
             for layer_SKh in store.layers:
-                layer_SKh.fill_(0)
+                rows = layer_SKh.shape[0]
+                layer_SKh[: rows if store is target else int(share * rows)].fill_(0)
         each = config.max_num_batched_tokens // config.max_num_seqs
         prompts = [
             {"prompt_token_ids": [1 + (7 * i + j) % 90 for j in range(each)]}
@@ -85,7 +90,6 @@ def run_arm(settings: Mapping[str, Any]) -> dict[str, int]:
         ]
         params = SamplingParams(temperature=0.8, max_tokens=8, ignore_eos=True)
         llm.generate(prompts, params, use_tqdm=False)
-    budget = config.budget
     return {
         "tokens": budget.num_tokens,
         "predicted": budget.total,

@@ -29,6 +29,8 @@ from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.pool import PagePool
+from foretoken.kv.shared_pages import SharedPages
+from foretoken.kv.untouched import gives_back
 from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.ops.stored_kv import kept_dtype
@@ -150,8 +152,9 @@ class _Assembly:
             batch_invariant=invariant,
             points=self.points,
         )
+        shared = self._shared_pages(runner)
         if proposer is None:
-            drafters = self._drafters(verifier, runner)
+            drafters = self._drafters(verifier, runner, shared)
         else:
             drafters = self._given(proposer, grammars)
         limits = {name: member.most for name, member in drafters.members.items()}
@@ -190,6 +193,7 @@ class _Assembly:
                 grammars=grammars,
                 threads=self._threads(),
                 live=live,
+                shared=shared,
                 measured=measured,
                 control=control,
             )
@@ -278,7 +282,19 @@ class _Assembly:
             generations=self.pool.generation,
         )
 
-    def _drafters(self, verifier: Verifier, target: Runner) -> Drafters:
+    def _shared_pages(self, target: Runner) -> SharedPages | None:
+        """One budget for all pages, where drafters keep any and the device gives memory back."""
+        budget = self.config.budget
+        if not budget.is_shared or not gives_back(torch.device(self.config.device)):
+            return None
+        store = target.store
+        num_bytes = max(budget.kv_bytes, self.pool.num_pages * store.page_bytes)
+        shared = SharedPages(self.pool, num_bytes, store.page_bytes, store.give_back)
+        if target.features is not None:
+            target.share_features(shared)
+        return shared
+
+    def _drafters(self, verifier: Verifier, target: Runner, shared: SharedPages | None) -> Drafters:
         context = BuildContext(
             target=target,
             verifier=verifier,
@@ -287,6 +303,7 @@ class _Assembly:
             device=self.config.device,
             max_model_len=self.config.max_model_len,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
+            shared=shared,
         )
         planned = self.config.user.control == "adaptive"
         return create_drafters(self.speculative, self.found, context, planned=planned)

@@ -16,6 +16,7 @@ from foretoken.control.controller import AdaptiveControl
 from foretoken.control.measured import MeasuredLimit
 from foretoken.intake import Intake
 from foretoken.kernels.threads import StepThreads
+from foretoken.kv.shared_pages import SharedPages
 from foretoken.metrics import EngineMetrics
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose.drafters import Drafters
@@ -54,6 +55,8 @@ class EngineParts:
     threads: StepThreads
     """Whose threads run a step."""
     live: LivePolicy
+    shared: SharedPages | None = None
+    """The memory of pages, where drafters have no part of their own."""
     measured: MeasuredLimit | None = None
     control: AdaptiveControl | None = None
     """Plans the steps; None: settings do."""
@@ -158,6 +161,8 @@ class Engine:
             return []
         try:
             with parts.threads:
+                if parts.shared is not None:
+                    parts.shared.resting = planned.plan.resting
                 context = Context(planned.spans, planned.plan)
                 batch = planned.with_draft(parts.proposer.propose(context))
                 drafted = time.perf_counter()

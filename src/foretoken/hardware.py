@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,11 @@ class Hardware:
     def has_bf16(self) -> bool:
         """Whether the CPU multiplies bfloat16 in hardware."""
         return "avx512_bf16" in self.cpu_flags or "amx_bf16" in self.cpu_flags
+
+    @property
+    def gives_memory_back(self) -> bool:
+        """Whether a part of a tensor in main memory can be given back to the system."""
+        return sys.platform == "linux"
 
     @classmethod
     def detect(cls) -> Self:

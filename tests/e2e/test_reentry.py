@@ -128,7 +128,8 @@ def entering(llm: LLM, seed: int, *, audits: bool) -> Entering:
 def test_entering_anywhere_changes_no_token(
     name: str, pressure: str, model: Path, folders: dict[str, Path], plain: Any
 ) -> None:
-    """Twice, so that the second time finds prefixes whose pages were entered."""
+    """Twice, so that the second time finds prefixes whose pages were entered. Short of pages, the
+    target leaves little memory to drafters."""
     settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "block_size": PAGE}
     settings["adaptive_speculation"] = False
     config = {**METHODS[name], "model": str(folders[name])}
@@ -136,7 +137,8 @@ def test_entering_anywhere_changes_no_token(
         proposer = entering(llm, seed=4, audits=False)
         for parameters in ("greedy", "seeded", "filters", "greedy"):
             assert run(llm, parameters) == plain(parameters), parameters
-    assert proposer.num_fed > 100 and proposer.num_entered > 20
+    assert proposer.num_fed > (10 if pressure == "shortage" else 100)
+    assert proposer.num_entered > 20 or pressure == "shortage"
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -10,6 +10,7 @@ import torch
 
 from foretoken import LLM
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepLoad
+from foretoken.metrics import Counter
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
 from foretoken.proposers.own_kv import KVProposer
@@ -144,3 +145,44 @@ def test_nothing_is_kept_while_all_rest(name: str, model: Path, folders: dict[st
         llm._engine.parts.scheduler._plan_drafts = plan
         run(llm, "greedy")
         assert resting.features.slots_SF.isnan().all()
+
+
+SHARED = {
+    "draft": {"method": "draft_model", "num_speculative_tokens": 4},
+    "eagle3": HEADS["eagle3"],
+    "medusa": HEADS["medusa"],
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_drafters_have_what_the_target_leaves(
+    name: str, model: Path, draft: Path, folders: dict[str, Path], plain: Any
+) -> None:
+    """As many tokens as without speculation, whose pages are all used; what drafters have written
+    is given back for them, and the tokens stay the same."""
+    settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
+    settings |= PRESSURES["shortage"]
+    folder = draft if name == "draft" else folders[name]
+    config = {**SHARED[name], "model": str(folder)}
+    with LLM(str(model), **settings) as alone:
+        num_tokens = alone._engine.parts.config.num_kv_tokens
+    with LLM(str(model), speculative_config=config, **settings) as llm:
+        parts = llm._engine.parts
+        pool, shared = parts.scheduler._pages.pool, parts.shared
+        if shared is None:
+            pytest.skip("this system takes no memory back")
+        assert parts.config.num_kv_tokens == num_tokens == pool.capacity
+        fullest, run_step = 0, parts.runner.run
+
+        def watched(batch: Any) -> Any:
+            nonlocal fullest
+            parts.scheduler.check_integrity()
+            fullest = max(fullest, pool.num_used)
+            return run_step(batch)
+
+        parts.runner.run = watched  # type: ignore[method-assign]
+        for parameters in ("greedy", "seeded", "greedy"):
+            assert run(llm, parameters) == plain(parameters), parameters
+        [drafted] = [m for m in llm.get_metrics() if m.name.endswith("num_draft_tokens")]
+        assert isinstance(drafted, Counter) and drafted.value > 100
+        assert fullest > 0.95 * pool.num_pages and shared.num_reclaimed > 0

@@ -366,6 +366,7 @@ def test_metrics_have_vllms_names(server: Serving) -> None:
         "vllm:spec_decode_num_accepted_tokens_total",
         "vllm:spec_decode_num_accepted_tokens_per_pos_total",
         "foretoken:drafting_seconds_total", "foretoken:verifying_seconds_total",
+        "foretoken:drafter_prefix_cache_queries_total", "foretoken:drafter_prefix_cache_hits_total",
     ):  # fmt: skip
         assert f"\n{name}{{" in text, name
     assert (

@@ -17,8 +17,8 @@ from foretoken.config.memory import (
     HeadMemory,
     MemoryFacts,
     ModelMemory,
-    budget_of,
 )
+from foretoken.config.refusal import budget_of
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import find_library
 from foretoken.kernels.linear import Packed

@@ -74,6 +74,31 @@ def resolved(free_gib: float, *, drafts: int = 0, **settings: object) -> Resolve
     return resolve(config, hardware, DEMO, drafting=drafting)
 
 
+@pytest.mark.parametrize("kv_bytes", [3 << 20, 8 << 20, 1 << 30, None])
+def test_drafters_take_no_token_where_memory_is_given_back(kv_bytes: int | None) -> None:
+    settings = {"max_model_len": 256, "max_num_seqs": 16, "kv_cache_memory_bytes": kv_bytes}
+    plain, both = (resolved(4, drafts=drafts, **settings) for drafts in (0, 5))
+    assert both.num_kv_tokens == plain.num_kv_tokens and both.budget.lost_tokens == 0
+    budget = both.budget
+    assert budget.is_shared and not plain.budget.is_shared
+    assert budget.page_bytes <= (kv_bytes or budget.page_bytes)
+    found = amounts(both.describe_memory())
+    assert found["draft KV cache"] == pytest.approx(budget.draft_bytes / 2**20, abs=0.06)
+    total = found.pop("all together")
+    assert sum(found.values()) == pytest.approx(total, abs=0.3)
+    tight = kv_bytes is not None and kv_bytes < 1 << 30
+    assert ("beside a full KV cache" in "".join(both.describe_memory())) == tight
+
+
+def test_a_device_that_gives_nothing_back_says_so() -> None:
+    hardware = Hardware(cpu_name="any", num_cores=2, free_memory=2**33, cpu_flags=frozenset())
+    drafting = Drafting(models=(ModelMemory(shape=DRAFT),), lookahead=4)
+    config = EngineConfig(model="demo", device="cuda", kv_cache_memory_bytes=64 << 20)
+    found = resolve(config, hardware, DEMO, drafting=drafting, gpu_free_memory=2**33)
+    assert not found.budget.is_shared and found.budget.lost_tokens > 0
+    assert found.describe_memory()[-1].endswith("cuda gives no memory back")
+
+
 def shown(first: str) -> str:
     """The block of docs/memory.md that begins so."""
     blocks = re.findall(r"```\n(.*?)```", (ROOT / "docs/memory.md").read_text("utf-8"), re.DOTALL)

@@ -25,8 +25,8 @@ def test_padded_feeds_as_many_of_all_that_decode() -> None:
     assert limits(3).starts([9, 4, 0, 1], [10, 8, 30, 2]) == [9, 4, 0, 1]
 
 
-def progress(gaps: FeatureGaps | None = None, **keys: bool) -> DraftProgress:
-    return DraftProgress([1] * 64, PAGE, limits(0), gaps=gaps, **keys)
+def progress(gaps: FeatureGaps | None = None, *, joins_next: bool = False) -> DraftProgress:
+    return DraftProgress([1] * 64, PAGE, limits(0), gaps=gaps, joins_next=joins_next)
 
 
 def sequence_of(count: int, first_page: int = 0, name: str = "r") -> Sequence:

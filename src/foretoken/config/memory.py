@@ -1,15 +1,13 @@
-"""Where an engine's memory goes: weights, keys and values, what a step needs; or a refusal.
+"""Where an engine's memory goes: weights, keys and values, what a step needs.
 
-What one model or head keeps, what a configuration keeps, how many pages are left for it, and which
-other settings would have worked where none are. Applies the formula of
+What one model or head keeps, what a configuration keeps, and how many pages are left for it.
+`foretoken.config.refusal` says what would have worked where none are. Applies the formula of
 `foretoken.shape.memory_formula`. Pure: the same facts give the same budget. Sizes in bytes.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from foretoken.config.quantization import QUANTIZATIONS
-from foretoken.errors import ConfigError
 from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import (
     RUNTIME_BYTES,
@@ -27,8 +25,6 @@ from foretoken.shape.memory_formula import (
 )
 
 _LEAST_KV_BYTES = 64 << 20
-_SHORT_STEP = 512
-"""Tokens of a step whose activations take little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +133,12 @@ class MemoryFacts:
     max_model_len_given: bool
     max_num_seqs: int
     max_num_batched_tokens: int
+    gives_back: bool = False
+    """Whether pages that drafters do without are memory again."""
+
+    def page_of_target(self, need: Need) -> int:
+        """Bytes that each page has for certain."""
+        return self.page_size * (need.kv_per_token if self.gives_back else need.per_token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,21 @@ class Budget:
     num_pages: int
     plain_pages: int
     """How many there would be without speculation, all other settings the same."""
+    kv_bytes: int
+    """What pages may take, those of drafters included."""
+    is_shared: bool = False
+    """Whether drafters get what the target leaves of that, and give it back; else they have a part
+    of every page."""
+
+    @property
+    def page_bytes(self) -> int:
+        """What pages take once all have been written that fit."""
+        return min(self.kv_bytes, self.num_tokens * self.need.per_token)
+
+    @property
+    def draft_bytes(self) -> int:
+        """What drafters have if the target has written all of its pages."""
+        return self.page_bytes - self.num_tokens * self.need.kv_per_token
 
     @property
     def num_tokens(self) -> int:
@@ -158,7 +175,7 @@ class Budget:
     @property
     def total(self) -> int:
         """What the engine adds to an idle process once all pages have been written."""
-        return self.need.fixed + self.num_tokens * self.need.per_token
+        return self.need.fixed + self.page_bytes
 
     @property
     def plain_tokens(self) -> int:
@@ -197,20 +214,23 @@ def need_of(facts: MemoryFacts) -> Need:
 def plan_pages(facts: MemoryFacts) -> Budget:
     """The pages with the drafter and without; where nobody said how many, as long a context."""
     plain = replace(facts, drafting=Drafting())
-    plain_pages = _pages(plain, need_of(plain), 0)
+    plain_pages, _ = _pages(plain, need_of(plain), 0)
     need = need_of(facts)
     context = min(plain_pages, -(-facts.max_model_len // facts.page_size))
+    num_pages, kv_bytes = _pages(facts, need, context)
     return Budget(
         need=need,
         free=facts.free,
         page_size=facts.page_size,
-        num_pages=_pages(facts, need, context),
+        num_pages=num_pages,
         plain_pages=plain_pages,
+        kv_bytes=kv_bytes,
+        is_shared=facts.gives_back and need.draft_kv_per_token > 0,
     )
 
 
-def _pages(facts: MemoryFacts, need: Need, least: int) -> int:
-    """As many as are wanted, and `least` if nobody said how many and they fit."""
+def _pages(facts: MemoryFacts, need: Need, least: int) -> tuple[int, int]:
+    """As many as are wanted, and `least` if nobody said how many and they fit; and their bytes."""
     page_bytes = need.per_token * facts.page_size
     left = facts.free - need.fixed
     wanted = facts.kv_bytes
@@ -218,7 +238,8 @@ def _pages(facts: MemoryFacts, need: Need, least: int) -> int:
         wanted = max(min(int(facts.free * facts.kv_share), left), min(_LEAST_KV_BYTES, left))
         wanted = max(wanted, min(least * page_bytes, left))
     full = facts.max_num_seqs * -(-facts.max_model_len // facts.page_size)
-    return max(0, min(wanted // page_bytes, full))
+    num_pages = max(0, min(wanted // facts.page_of_target(need), full))
+    return num_pages, max(wanted, 0)
 
 
 def shortage_of(facts: MemoryFacts, budget: Budget) -> str | None:
@@ -257,131 +278,6 @@ def _position_bytes(shape: ModelShape, facts: MemoryFacts) -> int:
     kinds = len(set(shape.windows)) or 1
     positions = min(facts.max_model_len, shape.max_position_embeddings)
     return 2 * kinds * positions * shape.rope.rotary_dim * facts.dtype_bytes
-
-
-def budget_of(facts: MemoryFacts) -> Budget:
-    """The budget of this configuration.
-
-    Raises:
-        ConfigError: it cannot work; with the arithmetic, and what would.
-    """
-    budget = plan_pages(facts)
-    field = shortage_of(facts, budget)
-    if field is None:
-        return budget
-    if field == "model" and _longest(facts):
-        field = "max_model_len"
-    others = [text for text, other in _alternatives(facts, budget) if _works(other)]
-    allowed = f"{_arithmetic(facts, budget)}. What would work: "
-    given = {
-        "kv_cache_memory_bytes": facts.kv_bytes,
-        "max_model_len": facts.max_model_len,
-        "speculative_config": f"a context of {budget.num_tokens} tokens",
-    }.get(field, "its weights")
-    raise ConfigError(field, given, allowed + ("; ".join(others[:4]) or "a smaller model"))
-
-
-def _works(facts: MemoryFacts) -> bool:
-    return shortage_of(facts, plan_pages(facts)) is None
-
-
-def _alternatives(facts: MemoryFacts, budget: Budget) -> Iterator[tuple[str, MemoryFacts]]:
-    """What else could be asked for, the least change first."""
-    fit = _longest(facts)
-    if 0 < fit < facts.max_model_len:
-        yield f"max_model_len={fit}", _shorter(facts, fit)
-    page = budget.need.per_token * facts.page_size
-    if facts.kv_bytes is not None:
-        whole = page * -(-facts.max_model_len // facts.page_size)
-        for kv_bytes in (whole,) if budget.num_pages and budget.lost_tokens else (whole, page):
-            words = f"kv_cache_memory_bytes={kv_bytes}"
-            yield words, replace(facts, kv_bytes=kv_bytes)
-    else:
-        yield (
-            f"kv_cache_memory_bytes={page * -(-facts.max_model_len // facts.page_size)}",
-            replace(facts, kv_bytes=page * -(-facts.max_model_len // facts.page_size)),
-        )
-    if facts.max_num_seqs > 1:
-        for count in (facts.max_num_seqs // 2, 1):
-            yield f"max_num_seqs={count}", replace(facts, max_num_seqs=count)
-    if facts.max_num_batched_tokens > _SHORT_STEP:
-        words = f"max_num_batched_tokens={_SHORT_STEP}"
-        yield words, replace(facts, max_num_batched_tokens=_SHORT_STEP)
-    plain = replace(facts, drafting=Drafting())
-    for words, smaller in _smaller_drafts(facts):
-        yield f"speculative_config{words}", replace(facts, drafting=smaller)
-    if facts.drafting.has_weights:
-        yield "no speculative_config", plain
-    if facts.target.kv_cache_dtype == "auto":
-        target = replace(facts.target, kv_cache_dtype="int8")
-        yield 'kv_cache_dtype="int8"', replace(facts, target=target)
-    if facts.packs is not Packs.NONE:
-        for scheme in _fewer_bits(facts.target.quantization):
-            target = replace(facts.target, quantization=scheme)
-            yield f'quantization="{scheme}"', replace(facts, target=target)
-            if facts.drafting.has_weights:
-                words = f'quantization="{scheme}" and no speculative_config'
-                yield words, replace(plain, target=target)
-
-
-def _shorter(facts: MemoryFacts, max_model_len: int) -> MemoryFacts:
-    return replace(facts, max_model_len=max_model_len, max_model_len_given=True)
-
-
-def _longest(facts: MemoryFacts) -> int:
-    """The longest context that works, all other settings the same; 0: none does."""
-    works, fails = 0, facts.max_model_len
-    while fails - works > 1:
-        middle = (works + fails) // 2
-        if _works(_shorter(facts, middle)):
-            works = middle
-        else:
-            fails = middle
-    return works
-
-
-def _fewer_bits(quantization: str | None) -> tuple[str, ...]:
-    """The schemes that keep weights in less, the widest first."""
-    if quantization not in QUANTIZATIONS:
-        return QUANTIZATIONS
-    return QUANTIZATIONS[QUANTIZATIONS.index(quantization) + 1 :]
-
-
-def _smaller_drafts(facts: MemoryFacts) -> Iterator[tuple[str, Drafting]]:
-    """Ways to keep drafters in less, as keys of speculative_config."""
-    drafting = facts.drafting
-    if facts.packs is not Packs.NONE:
-        fewer = {scheme for one in drafting.kept for scheme in _fewer_bits(one.quantization)}
-        for scheme in sorted(fewer, key=QUANTIZATIONS.index):
-            models = tuple(replace(one, quantization=scheme) for one in drafting.models)
-            heads = tuple(replace(one, quantization=scheme) for one in drafting.heads)
-            yield f'["quantization"]="{scheme}"', replace(drafting, models=models, heads=heads)
-    narrow = replace(
-        drafting,
-        models=tuple(replace(one, kv_cache_dtype="int8") for one in drafting.models),
-        heads=tuple(one.with_int8_keys() for one in drafting.heads),
-    )
-    if narrow != drafting:
-        yield '["kv_cache_dtype"]="int8"', narrow
-
-
-def _arithmetic(facts: MemoryFacts, budget: Budget) -> str:
-    need = budget.need
-    page = need.per_token * facts.page_size
-    parts = [f"weights {show(need.weights)}"]
-    if need.draft_weights:
-        parts.append(f"draft weights {show(need.draft_weights)}")
-    parts.append(f"activations and workspace {show(need.activations + need.workspace)}")
-    request = -(-facts.max_model_len // facts.page_size) * page
-    fit = f"{budget.num_tokens} tokens would fit"
-    if budget.lost_tokens:
-        fit += f" ({budget.plain_tokens} without speculation, which must not shorten the context)"
-    return (
-        f"{show(facts.free)} are free; {' + '.join(parts)} = {show(need.fixed)}, which leaves "
-        f"{show(facts.free - need.fixed)} for keys and values at {need.per_token} bytes a token: "
-        f"one page is {page} bytes, one request of max_model_len {facts.max_model_len} "
-        f"{show(request)}, and {fit}"
-    )
 
 
 def show(count: float) -> str:

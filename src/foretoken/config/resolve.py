@@ -12,9 +12,9 @@ from foretoken.config.memory import (
     Drafting,
     MemoryFacts,
     ModelMemory,
-    budget_of,
     show,
 )
+from foretoken.config.refusal import budget_of
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.shape import ModelShape
@@ -67,7 +67,7 @@ class ResolvedConfig:
         return (
             f"{self.user.model}: {weights}{self.dtype} on {self.device}, "
             f"batch_invariant {invariant}, "
-            f"{self._kv_words} {self.num_kv_tokens * self.kv_bytes_per_token / 2**20:.0f} MiB = "
+            f"{self._kv_words} {self.budget.page_bytes / 2**20:.0f} MiB = "
             f"{self.num_kv_tokens} tokens = {full:.1f} requests of {self.max_model_len}, "
             f"up to {self.max_num_seqs} at once, {self.max_num_batched_tokens} tokens a step"
         )
@@ -88,21 +88,26 @@ class ResolvedConfig:
                 tokens * need.kv_per_token,
                 f"{tokens} tokens x {need.kv_per_token} B",
             ),
-            (
-                "draft KV cache",
-                tokens * need.draft_kv_per_token,
-                f"{tokens} tokens x {need.draft_kv_per_token} B",
-            ),
+            ("draft KV cache", budget.draft_bytes, self._draft_note),
             ("activations", need.activations, "at most, in a full step"),
             ("workspace", need.workspace, ""),
         ]
         shown = [
             f"memory: {name:<15}{show(size):>11}  {note}".rstrip()
             for name, size, note in lines
-            if size
+            if size or note
         ]
         total = f"memory: {'all together':<15}{show(budget.total):>11}  of {show(budget.free)} free"
         return [*shown, total, *self._speculation_line()]
+
+    @property
+    def _draft_note(self) -> str:
+        budget, each = self.budget, self.budget.need.draft_kv_per_token
+        if not each:
+            return ""
+        if budget.draft_bytes < budget.num_tokens * each:
+            return f"beside a full KV cache, more beside an emptier one, x {each} B"
+        return f"{budget.num_tokens} tokens x {each} B"
 
     def _speculation_line(self) -> list[str]:
         budget, need = self.budget, self.budget.need
@@ -110,10 +115,14 @@ class ResolvedConfig:
             return []
         slots = min(need.lookahead_tokens, self.num_kv_tokens)
         share = budget.lost_tokens / budget.plain_tokens if budget.plain_tokens else 0.0
-        return [
+        lines = [
             f"memory: speculation costs {budget.lost_tokens} tokens of KV ({share:.1%} of the "
             f"{budget.plain_tokens} without it); drafts that are being checked hold up to {slots}"
         ]
+        if need.draft_kv_per_token and not budget.is_shared:
+            device = f"{self.device} gives no memory back"
+            lines.append(f"memory: the draft KV cache is reserved, used or not: {device}")
+        return lines
 
 
 def resolve(
@@ -158,6 +167,7 @@ def resolve(
         max_model_len_given=config.max_model_len is not None,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=tokens,
+        gives_back=device == "cpu" and hardware.gives_memory_back,
     )
     return ResolvedConfig(
         user=config,

@@ -5,14 +5,15 @@ prefix hits need no second book: a token that was computed has its features, whe
 comes to ask. Knows neither models nor drafters. Costs one row of `width` values a token.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from foretoken.kv.untouched import untouched_zeros
+from foretoken.kv.free_runs import Run
+from foretoken.kv.untouched import give_back, untouched_zeros
 
 FINAL = -1
 """The point after the last norm; other points i are the residual stream before layer i."""
@@ -62,6 +63,17 @@ class FeatureStore:
             self.slots_SF[slots_T, columns] = x_TD
         else:
             self.slots_SF[:, columns].index_copy_(0, slots_T, x_TD)
+
+    @property
+    def slot_bytes(self) -> int:
+        """What a token takes once it was written."""
+        return self.slots_SF.stride(0) * self.slots_SF.element_size()
+
+    def give_back(self, runs: Iterable[Run], page_size: int) -> None:
+        """Give the memory of pages back to the system, which needs `gives_back`."""
+        for run in runs:
+            first, stop = run.start * page_size, (run.start + run.length) * page_size
+            give_back(self.slots_SF, first, stop)
 
     def move(self, source_N: Tensor, target_N: Tensor) -> None:
         """Copy slots to others, all read before any is written; int64 slot numbers."""
@@ -119,6 +131,11 @@ class FeatureGaps:
         for index in range(start // size, (end - 1) // size + 1):
             page = page_table[index]
             self._gaps[page] = self._generations[page], min(end - index * size, size)
+
+    def lose(self, pages: Iterable[int]) -> None:
+        """What was kept of these pages was given up."""
+        for page in pages:
+            self._gaps[page] = self._generations[page], self._page_size
 
     def known_from(self, page_table: Sequence[int], start: int, end: int) -> int:
         """The first place in [start, end) from which on there is no gap before `end`."""

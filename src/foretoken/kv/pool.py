@@ -9,8 +9,12 @@ only: neither tokens nor tensors.
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from foretoken.kv.free_runs import FreeRuns, Run
+
+if TYPE_CHECKING:
+    from foretoken.kv.shared_pages import SharedPages
 
 
 class PagePool:
@@ -34,6 +38,10 @@ class PagePool:
         """Read only. Rises whenever a page's contents are given up, before it is used again."""
         self.num_evicted = 0
         """Kept pages given up so far."""
+        self.shared: SharedPages | None = None
+        """Who else has the memory of free pages; None: nobody."""
+        self.free: set[int] | None = None
+        """Read only. Pages without contents, if somebody asked for that with `follow_free`."""
         self._references = [0] * num_pages
         self._keep = [False] * num_pages
         self._free = FreeRuns(num_pages)
@@ -46,6 +54,21 @@ class PagePool:
     def num_available(self) -> int:
         """Pages that `allocate` can hand out: free ones and kept ones nobody uses."""
         return self._free.num_free + len(self._evictable)
+
+    @property
+    def num_spare(self) -> int:
+        """Those of them that nobody else has the memory of."""
+        return self.num_available - (0 if self.shared is None else self.shared.withheld)
+
+    @property
+    def num_free(self) -> int:
+        """Pages without contents."""
+        return self._free.num_free
+
+    @property
+    def num_kept(self) -> int:
+        """Pages that nobody uses and whose contents may be wanted again."""
+        return len(self._evictable)
 
     @property
     def num_used(self) -> int:
@@ -72,8 +95,10 @@ class PagePool:
         count <= num_available.
         """
         assert 0 <= count <= self.num_available, (count, self.num_available)
+        if self.shared is not None:
+            self.shared.make_room(count)
         if count > self._free.num_free:
-            self._evict(count - self._free.num_free)
+            self.evict(count - self._free.num_free)
         pages: list[int] = []
         while len(pages) < count:
             run = self._place(count - len(pages), after)
@@ -81,6 +106,10 @@ class PagePool:
             after = pages[-1]
         for page in pages:
             self._references[page] = 1
+        if self.free is not None:
+            self.free.difference_update(pages)
+        if self.shared is not None:
+            self.shared.handed_out(pages)
         return pages
 
     def _place(self, count: int, after: int | None) -> Run:
@@ -106,8 +135,9 @@ class PagePool:
                 self._evict_page(neighbour)
         return self._free.run_at(neighbour)
 
-    def _evict(self, count: int) -> None:
-        """Free at least `count` kept pages, the longest released first."""
+    def evict(self, count: int) -> None:
+        """Free at least `count` kept pages, the longest released first; asserts that there are."""
+        assert count <= len(self._evictable), (count, len(self._evictable))
         ahead = min(self._eighth, len(self._evictable) // 2)
         for _ in range(max(count, ahead)):
             self._evict_page(next(iter(self._evictable)))
@@ -121,6 +151,8 @@ class PagePool:
         self._keep[page] = False
         self.generation[page] += 1
         self._free.add(page)
+        if self.free is not None:
+            self.free.add(page)
 
     def retain(self, page: int) -> None:
         """One more reference to a used or kept page."""
@@ -161,10 +193,20 @@ class PagePool:
                     del self._evictable[page]
                     self._give_up(page)
 
+    def follow_free(self) -> set[int]:
+        """The pages without contents, from now on kept up to date."""
+        if self.free is None:
+            runs = self._free.runs()
+            self.free = {p for run in runs for p in range(run.start, run.start + run.length)}
+        return self.free
+
     def check_integrity(self) -> None:
         """Assert that every page is used, kept or free, and nothing else. O(P)."""
         self._free.check_integrity()
+        if self.shared is not None:
+            self.shared.check_integrity()
         free = {p for run in self._free.runs() for p in range(run.start, run.start + run.length)}
+        assert self.free is None or self.free == free, self.free ^ free
         for page, references in enumerate(self._references):
             states = (references > 0, page in self._evictable, page in free)
             assert sum(states) == 1, f"page {page}: used, kept, free are {states}"

@@ -5,12 +5,14 @@ knows how int8 is written. Knows nothing of sequences or of who uses a page. Eve
 is finite at all times: attention reads masked slots and multiplies them by zero.
 """
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from foretoken.kv.untouched import untouched_zeros
+from foretoken.kv.free_runs import Run
+from foretoken.kv.untouched import give_back, untouched_zeros
 from foretoken.shape.memory_formula import KV_SCALE_BYTES
 
 SLACK = 1024
@@ -69,6 +71,18 @@ class KVStore:
             for _ in range(shape.num_hidden_layers)
         ]
         """Per layer [slots, 2 * KV, hd], hd + 4 in int8: key heads, then value heads."""
+
+    @property
+    def page_bytes(self) -> int:
+        """What a page takes once it was written."""
+        return sum(self.page_size * one.stride(0) * one.element_size() for one in self.layers)
+
+    def give_back(self, runs: Iterable[Run]) -> None:
+        """Give the memory of pages back to the system, which needs `gives_back`."""
+        size = self.page_size
+        for run in runs:
+            for layer_SKh in self.layers:
+                give_back(layer_SKh, run.start * size, (run.start + run.length) * size)
 
     def move(self, source_N: Tensor, target_N: Tensor) -> None:
         """Copy slots to others, all read before any is written; int64 slot numbers."""

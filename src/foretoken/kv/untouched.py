@@ -5,17 +5,22 @@ takes the memory and seconds. The system gives pages of zeros when they are firs
 there are many, huge ones are asked for, through which attention reads faster.
 """
 
+import ctypes
 import mmap
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor
 
 _MANY = 64 << 20
 """Bytes of a tensor from which on a huge page, 2 MiB to be zeroed at once, is little of it."""
+_MADV_DONTNEED: int = getattr(mmap, "MADV_DONTNEED", 4)
 _MADV_HUGEPAGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
@@ -30,3 +35,31 @@ def untouched_zeros(size: Sequence[int], *, dtype: torch.dtype, device: torch.de
         with suppress(OSError):  # Kernels without huge pages refuse.
             memory.madvise(_MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(*size)
+
+
+def gives_back(device: torch.device) -> bool:
+    """Whether memory of such tensors can be given back: a CPU's, where the system is Linux."""
+    return device.type == "cpu" and sys.platform == "linux"
+
+
+def give_back(rows_SX: Tensor, first: int, stop: int) -> None:
+    """Give the memory of rows [first, stop) back; they are zeros, but for what shares a page of the
+    system with other rows.
+
+    Args:
+        rows_SX: all of a tensor of `untouched_zeros`, where `gives_back`.
+        first: index of a row.
+        stop: one behind the last row.
+    """
+    size, page = rows_SX.stride(0) * rows_SX.element_size(), mmap.PAGESIZE
+    base = rows_SX.data_ptr()
+    begin, end = -(-(base + first * size) // page) * page, (base + stop * size) // page * page
+    if begin < end and _madvise()(begin, end - begin, _MADV_DONTNEED) != 0:
+        raise OSError(ctypes.get_errno(), "madvise")
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int]:
+    function = ctypes.CDLL(None, use_errno=True).madvise
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return cast("Callable[[int, int, int], int]", function)

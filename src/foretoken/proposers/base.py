@@ -57,6 +57,11 @@ class Proposer(ABC):
         return 0
 
     @property
+    def prefix_tokens(self) -> tuple[int, int]:
+        """Tokens of all sequences when it was first fed of them, and those that others had fed."""
+        return 0, 0
+
+    @property
     def max_window(self) -> int:
         """Most tokens that `feed` may take for a whole sequence; 0: it has to know all of them."""
         return 0

@@ -14,6 +14,8 @@ from pathlib import Path
 from foretoken.config import DrafterConfig
 from foretoken.config.memory import HeadMemory, ModelMemory
 from foretoken.kv.pool import PagePool
+from foretoken.kv.shared_pages import DraftPages, SharedPages
+from foretoken.kv.store import KVStore
 from foretoken.proposers.base import Proposer
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.verifier import Verifier
@@ -46,6 +48,16 @@ class BuildContext:
     """Where the target runs."""
     max_model_len: int
     max_num_batched_tokens: int
+    shared: SharedPages | None = None
+    """Says what drafters may write; None: every page of theirs has its memory."""
+
+    def draft_pages(
+        self, label: str, store: KVStore, pool: PagePool | None = None
+    ) -> DraftPages | None:
+        """The book of a drafter's keys and values; `pool`: whose pages they are, if its own."""
+        if self.shared is None:
+            return None
+        return self.shared.add((label,), store.page_bytes, store.give_back, pool)
 
     @property
     def vocab_size(self) -> int:

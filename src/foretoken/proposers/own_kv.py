@@ -2,8 +2,7 @@
 
 Their KV lies in their own tensors but under the target's pages. `foretoken.proposers.progress` says
 what they have to be fed before they draft; `KVProposer` is a step of any such drafter; what is run
-is the business of its network and its steps. Pitfalls of such KV after partial acceptance are in
-docs/losslessness.md.
+is the business of its network and its steps.
 """
 
 from abc import ABC, abstractmethod
@@ -122,6 +121,11 @@ class KVProposer(Proposer):
     def num_missing(self, sequence: Sequence) -> int:
         """Places without keys and values, the newest included, which is fed with every draft."""
         return self.progress.num_missing(sequence)
+
+    @property
+    def prefix_tokens(self) -> tuple[int, int]:
+        """As its book counts them."""
+        return self.progress.num_queried_tokens, self.progress.num_hit_tokens
 
     @property
     def max_window(self) -> int:

@@ -13,11 +13,12 @@ overwrite each other's: who entered later goes behind such pages, and who comes 
 makes the other enter again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from foretoken.kv.features import FeatureGaps
+from foretoken.kv.shared_pages import DraftPages
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
 
@@ -80,6 +81,19 @@ class _Reach:
     """Draft tokens whose KV stands after those."""
     origin: int = 0
     """The first place that the drafter knows of, at the beginning of a page."""
+    num_losses: int = 0
+    """How often pages had been taken away when all of this was last seen to be there."""
+
+
+def _num_valid(sequence: Sequence, reach: _Reach) -> int:
+    """Leading places with valid KV, accepted drafts included; those before the origin count."""
+    valid = reach.num_valid
+    committed = sequence.token_ids[valid:]
+    for drafted, token in zip(reach.drafted, committed, strict=False):
+        if drafted != token:
+            break
+        valid += 1
+    return valid
 
 
 class DraftProgress:
@@ -93,6 +107,7 @@ class DraftProgress:
         *,
         joins_next: bool = False,
         gaps: FeatureGaps | None = None,
+        pages: DraftPages | None = None,
     ) -> None:
         """Start empty.
 
@@ -103,6 +118,7 @@ class DraftProgress:
             joins_next: whether what is kept at a place also depends on the token at the next one,
                 so that the newest token has no place yet (heads of the EAGLE family).
             gaps: where the hidden states that it is fed are missing; None: it reads none.
+            pages: the memory that it may write; None: it has all that there is.
         """
         self.limits = limits
         self._generations = generations
@@ -113,14 +129,28 @@ class DraftProgress:
         self._reaches: dict[str, _Reach] = {}
         self._entered: dict[int, str] = {}
         """Pages that a request filled which entered later, and that request."""
+        self._pages = pages
+        self._num_losses = 0
+        self.num_queried_tokens = 0
+        """Tokens of all sequences when they were first fed."""
+        self.num_hit_tokens = 0
+        """Tokens of those that others had fed."""
+        if pages is not None:
+            pages.forget = self._lose
 
     def prepare(self, sequence: Sequence, num_drafts: int) -> bool:
         """Whether it can draft for the sequence; where features are missing, from behind them."""
         if self._gaps is not None and not self._enter_behind_gaps(sequence, self._gaps):
             return False
-        origin, end = self._origin(sequence), sequence.num_tokens - self._joins_next
-        fits = sequence.num_tokens - origin + num_drafts <= self.limits.max_model_len
-        return fits and origin < end
+        reach, end = self._reach(sequence), sequence.num_tokens - self._joins_next
+        origin = 0 if reach is None else reach.origin
+        if sequence.num_tokens - origin + num_drafts > self.limits.max_model_len or origin >= end:
+            return False
+        # In most steps nothing is written outside of the pages that it wrote before.
+        written = 0 if reach is None else -(-reach.num_valid // self._page_size)
+        if self._pages is None or end + num_drafts <= written * self._page_size:
+            return True
+        return self._has_room(sequence, end + num_drafts)
 
     def missing(self, spans: Seq[Span]) -> Stretches:
         """What the drafter has to be fed of each span before its first draft, as it sees them.
@@ -130,15 +160,16 @@ class DraftProgress:
         first, ends = list[int](), list[int]()
         for span in spans:
             sequence = span.sequence
-            origin = self._origin(sequence)
-            start, end = self._missing(sequence)
+            reach = self._reach(sequence)
+            origin = 0 if reach is None else reach.origin
+            start, end = self._missing(sequence, reach)
             first.append(start - origin)
             ends.append(end - origin)
         return Stretches(self.limits.starts(first, ends), ends)
 
     def num_missing(self, sequence: Sequence) -> int:
         """Places that it would have to be fed; 0 where it cannot draft yet."""
-        start, end = self._missing(sequence)
+        start, end = self._missing(sequence, self._reach(sequence))
         if self._gaps is not None:
             known = self._gaps.known_from(sequence.page_table, start, end)
             if known > start:
@@ -163,7 +194,7 @@ class DraftProgress:
 
         A window begins with a page, behind those that others use.
         """
-        start, end = self._missing(sequence)
+        start, end = self._missing(sequence, self._reach(sequence))
         if end - start <= window + self._page_size:
             return False
         origin = min(self._page_from(end - window), self._page_of(end - 1))
@@ -177,23 +208,13 @@ class DraftProgress:
 
         The newest is left to the draft, which would feed it again.
         """
-        if not self.prepare(sequence, 0):
+        if self._gaps is not None and not self._enter_behind_gaps(sequence, self._gaps):
             return 0, 0
-        start, end = self._missing(sequence)
-        return start, max(start, min(start + most, end - 1))
-
-    def num_valid(self, sequence: Sequence) -> int:
-        """Leading positions of `sequence` whose KV can be used, those before its origin aside."""
-        reach = self._reach(sequence)
-        if reach is None:
-            return self._num_filled(sequence.page_table) * self._page_size
-        valid = reach.num_valid
-        committed = sequence.token_ids[valid:]
-        for drafted, token in zip(reach.drafted, committed, strict=False):
-            if drafted != token:
-                break
-            valid += 1
-        return valid
+        start, end = self._missing(sequence, self._reach(sequence))
+        stop = max(start, min(start + most, end - 1))
+        if self._pages is not None and not self._has_room(sequence, stop):
+            return 0, 0
+        return start, stop
 
     def record(self, sequence: Sequence, drafted: Seq[int] = ()) -> None:
         """All committed tokens were fed, and `drafted` ones after them."""
@@ -205,14 +226,17 @@ class DraftProgress:
         origin, was_valid = (0, 0) if before is None else (before.origin, before.num_valid)
         if before is None:
             self._leave(request_id)
+            self.num_queried_tokens += sequence.num_tokens
+            self.num_hit_tokens += self._num_filled(sequence.page_table) * self._page_size
         first, last = was_valid // self._page_size, num_valid // self._page_size
         if origin or self._entered:
             self._take(sequence, first, last + 1, entered=origin > 0)
         if not origin:
             for page in sequence.page_table[first:last]:
                 self._filled[page] = self._generations[page]
-        reach = _Reach(sequence.num_preemptions, num_valid, tuple(drafted), origin)
-        self._reaches[request_id] = reach
+        self._reaches[request_id] = _Reach(
+            sequence.num_preemptions, num_valid, tuple(drafted), origin, self._num_losses
+        )
 
     def rewind(self, sequence: Sequence, num_kept: int) -> None:
         """Tokens of `sequence` from `num_kept` on are not those that were there before."""
@@ -234,27 +258,51 @@ class DraftProgress:
 
     def _reach(self, sequence: Sequence) -> _Reach | None:
         reach = self._reaches.get(sequence.request.request_id)
-        same = reach is not None and reach.num_preemptions == sequence.num_preemptions
-        return reach if same else None
+        if reach is None or reach.num_preemptions != sequence.num_preemptions:
+            return None
+        if reach.num_losses != self._num_losses:
+            return self._still_there(sequence, reach)
+        return reach
+
+    def _still_there(self, sequence: Sequence, reach: _Reach) -> _Reach | None:
+        """What a sequence has, after pages were taken away: all or nothing."""
+        request_id, size = sequence.request.request_id, self._page_size
+        first, stop = reach.origin // size, -(-(reach.num_valid + len(reach.drafted)) // size)
+        assert self._pages is not None, "somebody took pages away"
+        if not self._pages.has(sequence.page_table[first:stop]):
+            self._leave(request_id)
+            del self._reaches[request_id]
+            return None
+        found = self._reaches[request_id] = replace(reach, num_losses=self._num_losses)
+        return found
+
+    def _lose(self, pages: Collection[int]) -> None:
+        """Pages were given back."""
+        self._num_losses += 1
+        for page in pages:
+            self._filled.pop(page, None)
+
+    def _has_room(self, sequence: Sequence, stop: int) -> bool:
+        """Whether all places that are to be fed before `stop` may be written."""
+        assert self._pages is not None, "asked only where memory is shared"
+        first = self._missing(sequence, self._reach(sequence))[0] // self._page_size
+        return self._pages.take(sequence.page_table[first : -(-stop // self._page_size)])
 
     def _origin(self, sequence: Sequence) -> int:
         reach = self._reach(sequence)
         return 0 if reach is None else reach.origin
 
-    def _missing(self, sequence: Sequence) -> tuple[int, int]:
-        """The places to be fed: from the first that is not valid to the newest."""
-        end = sequence.num_tokens - self._joins_next
-        origin, valid = self._origin(sequence), self._valid(sequence)
-        return max(origin, min(valid, end - 1)), end
+    def _missing(self, sequence: Sequence, reach: _Reach | None) -> tuple[int, int]:
+        """The places to be fed: from the first that is not valid to the newest.
 
-    def _valid(self, sequence: Sequence) -> int:
-        """Leading places that need not be fed.
-
-        The last place of a page that another request filled is not among them where it depends on
-        the next token: that token need not be the same here.
+        The last place of a page that another request filled is not valid where it depends on the
+        next token: that token need not be the same here.
         """
-        valid = self.num_valid(sequence)
-        return valid if self._reach(sequence) is not None else valid - self._joins_next
+        end = sequence.num_tokens - self._joins_next
+        if reach is None:
+            valid = self._num_filled(sequence.page_table) * self._page_size - self._joins_next
+            return max(0, min(valid, end - 1)), end
+        return max(reach.origin, min(_num_valid(sequence, reach), end - 1)), end
 
     def _num_filled(self, page_table: list[int]) -> int:
         """Leading pages whose KV was written for their present contents."""
@@ -267,17 +315,17 @@ class DraftProgress:
         """Whether all that has to be fed has features, now that it may have entered later."""
         if not gaps:
             return True
-        start, end = self._missing(sequence)
+        start, end = self._missing(sequence, self._reach(sequence))
         known = gaps.known_from(sequence.page_table, start, end)
         return known <= start or self._enter_at(sequence, self._page_from(known))
 
     def _enter_at(self, sequence: Sequence, origin: int) -> bool:
-        start, end = self._missing(sequence)
+        start, end = self._missing(sequence, self._reach(sequence))
         origin = self._behind_others(sequence, origin, end)
         if not self.limits.enters or not start < origin < end:
             return False
         self._leave(sequence.request.request_id)
-        reach = _Reach(sequence.num_preemptions, origin, origin=origin)
+        reach = _Reach(sequence.num_preemptions, origin, (), origin, self._num_losses)
         self._reaches[sequence.request.request_id] = reach
         return True
 

@@ -4,7 +4,7 @@ Knows pages and positions, not requests or sampling. The same runner drives targ
 models, each over a KV store of its own.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Self
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kv.features import FeatureGaps, FeatureStore
+from foretoken.kv.shared_pages import DraftPages, SharedPages
 from foretoken.kv.store import KVStore
 from foretoken.models import LoadOptions, Model, load_model
 from foretoken.models.tensors import (
@@ -55,7 +56,19 @@ class Runner:
         self.gaps = {name: FeatureGaps(generations, self.page_size) for name in self._readers}
         """What was computed while a reader of features rested, by its name."""
         self._writers: dict[frozenset[str], FeatureStore | None] = {}
+        self._feature_pages: DraftPages | None = None
+        self._kept = self.features
+        """Where the features of the newest step went."""
         self._device = model.embedding_VD.device
+
+    def share_features(self, shared: SharedPages) -> None:
+        """From now on keep features only where there is memory for them."""
+        features, size = self.features, self.page_size
+        assert features is not None, "asked only where some are kept"
+        self._feature_pages = shared.add(
+            self._readers, size * features.slot_bytes, lambda runs: features.give_back(runs, size)
+        )
+        self._feature_pages.forget = self._lose_features
 
     @classmethod
     def load(
@@ -99,28 +112,42 @@ class Runner:
         for span in batch.spans:
             end += span.num_tokens
             rows.extend(range(end - span.prompt_rows - span.sample_rows, end))
-        features = self.features
-        if features is not None and batch.plan.resting:
-            for name in batch.plan.resting.intersection(self.gaps):
-                for span in batch.spans:
-                    end = span.start + span.num_tokens
-                    self.gaps[name].add(span.sequence.page_table, span.start, end)
-            features = self._kept_in(batch)
+        if self.features is not None:
+            self._kept = self._features_of(batch)
         token_ids = [span.input_ids for span in batch.spans]
-        return self._forward(layouts, token_ids, rows, features)
+        return self._forward(layouts, token_ids, rows, self._kept)
 
-    def _kept_in(self, batch: Batch) -> FeatureStore | None:
-        """Where the step's features go: those that somebody reads who does not rest."""
-        if self.features is None or not batch.plan.resting:
+    def _features_of(self, batch: Batch) -> FeatureStore | None:
+        """Where the step's features go: those of readers that do not rest, if there is memory."""
+        pages, resting = self._feature_pages, batch.plan.resting
+        if not resting and pages is None:
             return self.features
-        resting = batch.plan.resting.intersection(self._readers)
-        if not resting:
-            return self.features
-        if resting not in self._writers:
-            awake = [read for name, read in self._readers.items() if name not in resting]
+        size, places = self.page_size, [(s.start, s.start + s.num_tokens) for s in batch.spans]
+        without = resting.intersection(self._readers)
+        if pages is not None and len(without) < len(self._readers):
+            wanted = list[int]()
+            for span, (start, end) in zip(batch.spans, places, strict=True):
+                wanted += span.sequence.page_table[start // size : -(-end // size)]
+            if not pages.take(wanted):
+                without = frozenset(self._readers)
+        for name in without:
+            for span, (start, end) in zip(batch.spans, places, strict=True):
+                self.gaps[name].add(span.sequence.page_table, start, end)
+        return self._features_without(without) if without else self.features
+
+    def _features_without(self, without: frozenset[str]) -> FeatureStore | None:
+        """Writes what the others read; None: there are none."""
+        assert self.features is not None, "asked only where some are kept"
+        if without not in self._writers:
+            awake = [read for name, read in self._readers.items() if name not in without]
             wanted = frozenset[int]().union(*awake)
-            self._writers[resting] = self.features.only(wanted) if wanted else None
-        return self._writers[resting]
+            self._writers[without] = self.features.only(wanted) if wanted else None
+        return self._writers[without]
+
+    def _lose_features(self, pages: Collection[int]) -> None:
+        """The memory of these pages was given back."""
+        for gaps in self.gaps.values():
+            gaps.lose(pages)
 
     @torch.inference_mode()
     def settle(self, batch: Batch, accepted: Sequence[tuple[int, ...] | None]) -> None:
@@ -143,9 +170,8 @@ class Runner:
         source_N = torch.tensor(source, device=self._device)
         target_N = torch.tensor(target, device=self._device)
         self.store.move(source_N, target_N)
-        features = self._kept_in(batch)
-        if features is not None:
-            features.move(source_N, target_N)
+        if self._kept is not None:
+            self._kept.move(source_N, target_N)
 
     def forward_last(
         self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]]

@@ -107,6 +107,12 @@ class Drafters(Proposer):
         """Memory that all drafters keep beside weights and KV, about."""
         return sum(member.proposer.num_bytes for member in self._everyone.values())
 
+    @property
+    def prefix_tokens(self) -> tuple[int, int]:
+        """Those of all drafters."""
+        each = [member.proposer.prefix_tokens for member in self.members.values()]
+        return sum(queried for queried, _ in each), sum(hit for _, hit in each)
+
     def observe(self, batch: Batch, verification: Verification, stats: StepStats) -> None:
         """Tell all that learn what became of a step."""
         several = len(self._names) > 1

@@ -169,7 +169,7 @@ class HeadRunner:
         shape = net.layer_shape
         like = features.slots_SF
         self.device = like.device
-        self._store = KVStore(
+        self.store = KVStore(
             shape,
             num_pages=pages.num_pages,
             page_size=pages.page_size,
@@ -227,9 +227,9 @@ class HeadRunner:
             rows_R=None,
         )
         if self.kernels is not None:
-            return self.kernels.forward(inputs, hidden_TD, self._store)
+            return self.kernels.forward(inputs, hidden_TD, self.store)
         attend = self._attention.plan([layout.window for layout in layouts])
-        stores = self._store.layers
+        stores = self.store.layers
         attends = [self._paged(layer_SKh, inputs.slots_T, attend) for layer_SKh in stores]
         rotation = self._rotary.at(inputs.positions_T)
         return self.net.forward(inputs.tokens_T, hidden_TD, rotation, attends)
@@ -264,7 +264,7 @@ class HeadRunner:
             return None
         if stream_TD is None and not kernels.rollout.reads_features:
             stream_TD = self.mixed_features(layouts)
-        return kernels.rollout(layouts, token_ids, plan, self._store, stream_TD)
+        return kernels.rollout(layouts, token_ids, plan, self.store, stream_TD)
 
     def draft_at_once(
         self,
@@ -281,7 +281,7 @@ class HeadRunner:
         if kernels is None or not kernels.rollout.reads_features or len(token_ids) > MOST_ROWS:
             return None
         found = masks(plan.steps - 1)
-        return kernels.rollout(layouts, [token_ids], plan, self._store, masks=found)
+        return kernels.rollout(layouts, [token_ids], plan, self.store, masks=found)
 
     def _paged(self, layer_SKh: Tensor, slots_T: Tensor | slice, attend: Attend) -> HeadAttend:
         """Attention over the store, which wants query heads group-major."""

@@ -90,7 +90,12 @@ def build_paged(
     )
     page_size = engine.target.page_size
     progress = DraftProgress(
-        engine.pool.generation, page_size, limits, joins_next=True, gaps=site.gaps
+        engine.pool.generation,
+        page_size,
+        limits,
+        joins_next=True,
+        gaps=site.gaps,
+        pages=engine.draft_pages(config.label, runner.store),
     )
     return KVProposer(
         head.method,

@@ -56,7 +56,7 @@ class SequencePages:
 
     def draft_room(self, sequence: Sequence, kept_free: int = 0) -> int:
         """How many drafts could have pages, beyond the committed tokens and `kept_free` pages."""
-        free = max(0, self.pool.num_available - kept_free)
+        free = max(0, self.pool.num_spare - kept_free)
         num_pages = len(sequence.page_table) + free
         return num_pages * self.pool.page_size - sequence.num_tokens
 

@@ -84,6 +84,7 @@ class EngineCollector(Collector):
         queried, hit = (prefix.num_queried_tokens, prefix.num_hit_tokens) if prefix else (0, 0)
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", queried)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found cached.", hit)
+        yield from self._drafters_memory()
         held = device_bytes(config.device)
         text = "Memory held on the device; on a CPU, the process's own."
         yield self._gauge(f"{self._prefix}:device_memory_bytes", text, held)
@@ -99,6 +100,20 @@ class EngineCollector(Collector):
         version = GaugeMetricFamily(f"{self._prefix}:info", "The version.", labels=("version",))
         version.add_metric((foretoken.__version__,), 1)
         yield version
+
+    def _drafters_memory(self) -> Iterable[Metric]:
+        """What drafters keep under the target's pages, and find there."""
+        parts, own = self._engine.parts, self._prefix
+        queried, hit = parts.proposer.prefix_tokens
+        text = "Tokens of sequences that drafters were first fed of."
+        yield self._counter(f"{own}:drafter_prefix_cache_queries", text, queried)
+        text = "Those of them that had been fed for others."
+        yield self._counter(f"{own}:drafter_prefix_cache_hits", text, hit)
+        if parts.shared is not None:
+            held, reclaimed = parts.shared.draft_bytes, parts.shared.num_reclaimed
+            yield self._gauge(f"{own}:draft_kv_bytes", "Written by drafters.", held)
+            text = "Pages that drafters gave back."
+            yield self._counter(f"{own}:draft_pages_reclaimed", text, reclaimed)
 
     def _convert(self, metric: engine_metrics.Metric) -> Metric:
         name = metric.name.replace("foretoken:", f"{self._prefix}:", 1)

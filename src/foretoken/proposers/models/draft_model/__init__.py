@@ -36,7 +36,8 @@ def find(config: DrafterConfig, target: Target) -> FoundDrafter:
 
 def _build(disk: ModelOnDisk, words: Translation, context: BuildContext) -> Proposer:
     config = disk.config
-    runner: DraftLanguageModel = disk.load(context)
+    loaded = disk.load(context)
+    runner: DraftLanguageModel = loaded
     sampler, pool = context.verifier.sampler, context.pool
     if words.shared is not None:
         runner = SharedVocabularyRunner(runner, words.shared, context.vocab_size, context.device)
@@ -47,7 +48,8 @@ def _build(disk: ModelOnDisk, words: Translation, context: BuildContext) -> Prop
         pool = PagePool(pool.num_pages, pool.page_size)
     drafts = DraftSampler(sampler, context.verifier.rule, config.draft_sample_method)
     limits = disk.limits(context.max_num_batched_tokens)
-    progress = DraftProgress(pool.generation, runner.page_size, limits)
+    pages = context.draft_pages(config.label, loaded.store, pool)
+    progress = DraftProgress(pool.generation, runner.page_size, limits, pages=pages)
     proposer = KVProposer(
         "draft_model",
         ModelNetwork(runner),
