@@ -4,6 +4,7 @@ The only place that knows all the constructors.
 """
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from foretoken.config.auto import AUTO
 from foretoken.config.memory import Drafting
 from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
 from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
+from foretoken.control.journal import ControlJournal
 from foretoken.control.measured import MeasuredLimit
+from foretoken.control.reasons import by_settings, by_trial, with_floors
 from foretoken.engine import Engine, EngineParts, StepObserver
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
@@ -27,7 +30,7 @@ from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.choose.drafters import Drafters
+from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.policy import FirstPolicy
 from foretoken.proposers.custom import DraftCheck
@@ -150,6 +153,7 @@ class _Assembly:
             measured = MeasuredLimit(max(limits.values()))
         limit = measured or _load_limit(self.speculative)
         budget = RequestBudget(limits, limit, live, limits_free=measured is None)
+        journal = _journal(config.user.control, drafters, limits, measured) if limits else None
         scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
@@ -168,7 +172,7 @@ class _Assembly:
                 scheduler=scheduler,
                 proposer=drafters,
                 drafters=limits,
-                observers=_learners(drafters, measured),
+                observers=_learners(drafters, measured, journal),
                 runner=runner,
                 verifier=verifier,
                 texts=texts,
@@ -178,6 +182,7 @@ class _Assembly:
                 threads=self._threads(),
                 live=live,
                 measured=measured,
+                journal=journal,
             )
         )
 
@@ -232,15 +237,30 @@ class _Assembly:
         return Drafters({proposer.name: member}, FirstPolicy(), grammars)
 
 
-def _learners(drafters: Drafters, measured: MeasuredLimit | None) -> tuple[StepObserver, ...]:
+def _learners(
+    drafters: Drafters, measured: MeasuredLimit | None, journal: ControlJournal | None
+) -> tuple[StepObserver, ...]:
     """Whoever learns from a step: they are given its plan, its outcome and its times."""
-    if measured is None:
+    if journal is None:
         return (drafters.observe,)
 
     def observe(batch: Batch, verification: Verification, stats: StepStats) -> None:
-        measured.observe(batch.plan, stats)
+        outcomes = draft_outcomes(batch, verification) if stats.num_drafts else ()
+        journal.observe(batch.plan, outcomes, stats)
+        if measured is not None:
+            measured.observe(batch.plan, stats)
 
     return drafters.observe, observe
+
+
+def _journal(
+    control: str, drafters: Drafters, limits: Mapping[str, int], limit: MeasuredLimit | None
+) -> ControlJournal:
+    """Writes down what control does, and can say why."""
+    why = by_settings(limits) if limit is None else by_trial(limit)
+    floors = {name: member.floor for name, member in drafters.members.items()}
+    there = {name: floor for name, floor in floors.items() if floor is not None}
+    return ControlJournal(control, limits, with_floors(why, there))
 
 
 def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:

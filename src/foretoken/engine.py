@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from foretoken.config import ResolvedConfig
 from foretoken.control.budget import LivePolicy
+from foretoken.control.journal import ControlJournal
 from foretoken.control.measured import MeasuredLimit
 from foretoken.intake import Intake
 from foretoken.kernels.threads import StepThreads
@@ -54,6 +55,8 @@ class EngineParts:
     """Whose threads run a step."""
     live: LivePolicy
     measured: MeasuredLimit | None = None
+    journal: ControlJournal | None = None
+    """What control did; None: nothing drafts."""
 
 
 class Engine:

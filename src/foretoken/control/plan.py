@@ -30,6 +30,26 @@ class StepLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepForecast:
+    """What a plan by models of time and acceptance expects of its step."""
+
+    seconds: float
+    plain_s: float
+    """Of the same step without drafts."""
+    tokens: float
+    """Of all decoding sequences."""
+    row_s: float
+    """That one more row adds."""
+    free_rows: int
+    """Rows of drafts that cost no pass which the step may carry beside those that were planned."""
+
+    @property
+    def price(self) -> float:
+        """Tokens per second that the step gives: what a second has to bring to be worth it."""
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
     """How far the sequences of one step may draft."""
 
@@ -38,6 +58,12 @@ class DraftPlan:
     """Most drafts of each decoding sequence, in the order in which they were asked for."""
     limit: int | None = None
     """What the load leaves to any sequence that it limits; None: it limited none of them."""
+    lengths: tuple[int, ...] = ()
+    """Of these, drafts by the drafter in `drafters`, whose passes are part of the plan."""
+    drafters: tuple[str, ...] = ()
+    """Whose passes serve each sequence; empty string: nobody's. Left empty: as drafters please."""
+    forecast: StepForecast | None = None
+    """None: nothing was predicted."""
 
     @property
     def rests(self) -> bool:

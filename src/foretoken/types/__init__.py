@@ -6,6 +6,7 @@ Torch-free and frozen. Nothing here knows how a model runs; the device-side valu
 
 from foretoken.types.outputs import (
     CompletionOutput,
+    DraftingTime,
     FinishReason,
     Logprob,
     Output,
@@ -20,6 +21,7 @@ from foretoken.types.speculation import Speculation
 
 __all__ = [
     "CompletionOutput",
+    "DraftingTime",
     "FinishReason",
     "Logprob",
     "Output",

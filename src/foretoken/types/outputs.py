@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class FinishReason(StrEnum):
@@ -37,6 +37,19 @@ class Logprob:
     decoded_token: str | None = None
 
 
+class DraftingTime(NamedTuple):
+    """What one drafter did in a step."""
+
+    name: str
+    sequences: int
+    """For which it was asked."""
+    depth: int
+    """The longest of its drafts."""
+    num_drafts: int
+    """All of its draft tokens."""
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
     """What one engine step did; durations in seconds."""
@@ -56,6 +69,8 @@ class StepStats:
     total_s: float
     num_sampled: int = 0
     """Sequences that got at least one token."""
+    drafters: tuple[DraftingTime, ...] = ()
+    """Drafters that were asked."""
 
     @property
     def num_prefilled(self) -> int:
