@@ -4,6 +4,7 @@ The only place that knows all the constructors.
 """
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from foretoken.config.auto import AUTO
 from foretoken.config.memory import Drafting
 from foretoken.config.methods import find_method
 from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
+from foretoken.control.adaptive.controller import AdaptiveControl
+from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
-from foretoken.control.controller import AdaptiveControl
-from foretoken.control.cost import StepShape
-from foretoken.control.drafter import DrafterFacts
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.cost import DrafterCost, LearnedCost
 from foretoken.control.measured import MeasuredLimit
+from foretoken.control.report.journal import ControlJournal
+from foretoken.control.report.reasons import by_plan, by_settings, by_trial, with_floors
 from foretoken.engine import Engine, EngineParts, StepObserver
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
@@ -159,13 +160,17 @@ class _Assembly:
             drafters = self._given(proposer, grammars)
         limits = {name: member.most for name, member in drafters.members.items()}
         live, measured, control = LivePolicy(), None, None
+        threads = self._threads()
         decided = config.user.control if limits else "fixed"
         if decided == "measured":
             measured = MeasuredLimit(max(limits.values()))
         limit = measured or _load_limit(self.speculative)
         budget = RequestBudget(limits, limit, live, limits_free=measured is None)
         if decided == "adaptive":
-            control = self._control(budget, drafters)
+            control = self._control(budget, drafters, runner, threads)
+        journal = (
+            _journal(config.user.control, drafters, limits, measured, control) if limits else None
+        )
         scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
@@ -184,23 +189,26 @@ class _Assembly:
                 scheduler=scheduler,
                 proposer=drafters,
                 drafters=limits,
-                observers=_learners(drafters, measured, control),
+                observers=_learners(drafters, measured, control, journal),
                 runner=runner,
                 verifier=verifier,
                 texts=texts,
                 vocab_size=shape.vocab_size,
                 eos_token_ids=eos_ids,
                 grammars=grammars,
-                threads=self._threads(),
+                threads=threads,
                 live=live,
                 shared=shared,
                 measured=measured,
                 control=control,
+                journal=journal,
             )
         )
 
-    def _control(self, budget: RequestBudget, drafters: Drafters) -> AdaptiveControl:
-        """What decides how far each step drafts."""
+    def _control(
+        self, budget: RequestBudget, drafters: Drafters, runner: Runner, threads: StepThreads
+    ) -> AdaptiveControl:
+        """What decides how far each step drafts, with what is known or can be timed of costs."""
         facts = [
             DrafterFacts(
                 name=name,
@@ -212,33 +220,16 @@ class _Assembly:
             )
             for name, member in drafters.members.items()
         ]
-        rows = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
-        target = LearnedCost([(StepShape(r, r, 256.0), 5e-4 + 3e-5 * r) for r in rows], sd=0.4)
-        from foretoken.control.learned.cost import DraftShape
-
-        costs = {
-            one.name: DrafterCost(
-                [
-                    (
-                        DraftShape(n, p, n * p, 256.0, f),
-                        1e-4 * (f > 0) + 2e-6 * f + 5e-5 + p * 5e-5 + n * p * 1e-5,
-                    )
-                    for n in (1, 4, 16)
-                    for p in (1, 2, 4)
-                    for f in (0, 64)
-                ],
-                sd=0.4,
-                machine=target,
-            )
-            for one in facts
-        }
-        return AdaptiveControl(
-            budget,
-            facts,
-            target,
-            costs,
-            LearnedAcceptance({one.name: self._usual_acceptance(one.name) for one in facts}),
+        parts = Timed(
+            config=self.config,
+            runner=runner,
+            members=drafters.members,
+            pool=self.pool,
+            threads=threads,
         )
+        costs = find_costs(parts, most_seconds=calibration_seconds())
+        acceptance = LearnedAcceptance({one.name: self._usual_acceptance(one.name) for one in facts})
+        return AdaptiveControl(budget, facts, costs.target, costs.drafters, acceptance)
 
     def _usual_acceptance(self, name: str) -> float:
         """The chance of a first draft of this drafter, before any was seen."""
@@ -321,23 +312,44 @@ class _Assembly:
 
 
 def _learners(
-    drafters: Drafters, measured: MeasuredLimit | None, control: AdaptiveControl | None
+    drafters: Drafters,
+    measured: MeasuredLimit | None,
+    control: AdaptiveControl | None,
+    journal: ControlJournal | None,
 ) -> tuple[StepObserver, ...]:
     """Whoever learns from a step: they are given its plan, its outcome and its times."""
-    if control is not None:
+    if journal is None:
+        return (drafters.observe,)
 
-        def learn(batch: Batch, verification: Verification, stats: StepStats) -> None:
-            outcomes = draft_outcomes(batch, verification) if stats.num_drafts else ()
+    def observe(batch: Batch, verification: Verification, stats: StepStats) -> None:
+        outcomes = draft_outcomes(batch, verification) if stats.num_drafts else ()
+        journal.observe(batch.plan, outcomes, stats)
+        if measured is not None:
+            measured.observe(batch.plan, stats)
+        if control is not None:
             control.observe(batch.plan, outcomes, stats)
 
-        return drafters.observe, learn
-    if measured is not None:
+    return drafters.observe, observe
 
-        def observe(batch: Batch, verification: Verification, stats: StepStats) -> None:
-            measured.observe(batch.plan, stats)
 
-        return drafters.observe, observe
-    return (drafters.observe,)
+def _journal(
+    mode: str,
+    drafters: Drafters,
+    limits: Mapping[str, int],
+    limit: MeasuredLimit | None,
+    control: AdaptiveControl | None,
+) -> ControlJournal:
+    """Writes down what control does, and can say why."""
+    why = by_settings(limits) if limit is None else by_trial(limit)
+    if control is not None:
+        looks_up = {name for name, one in drafters.members.items() if one.proposer.looks_up}
+        why = by_plan(control.outlook, looks_up)
+    floors = {name: member.floor for name, member in drafters.members.items()}
+    there = {name: floor for name, floor in floors.items() if floor is not None}
+    why = with_floors(why, there)
+    if control is None:
+        return ControlJournal(mode, limits, why)
+    return ControlJournal(mode, limits, why, facts=control.facts, step_by_rows=control.step_by_rows)
 
 
 def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:

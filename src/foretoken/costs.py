@@ -19,7 +19,8 @@ import torch
 from foretoken.config import ResolvedConfig
 from foretoken.config.memory import ModelMemory
 from foretoken.config.resolve import DTYPE_BYTES
-from foretoken.control.calibration import (
+from foretoken.control.cost import RooflineCost, StepShape
+from foretoken.control.learned.calibration import (
     MOST_SECONDS,
     PROMISED_SD,
     TIMED_SD,
@@ -28,9 +29,8 @@ from foretoken.control.calibration import (
     promised,
     step_shapes,
 )
-from foretoken.control.cost import RooflineCost, StepShape
-from foretoken.control.cost_file import CostFile, CostKey, SavedCosts, still_true
-from foretoken.control.learned_cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts, still_true
 from foretoken.hardware import Hardware
 from foretoken.kernels.build import library_path
 from foretoken.kernels.library import describe_kernels

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from foretoken.config import ResolvedConfig
+from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.budget import LivePolicy
-from foretoken.control.controller import AdaptiveControl
 from foretoken.control.measured import MeasuredLimit
+from foretoken.control.report.journal import ControlJournal
 from foretoken.intake import Intake
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.shared_pages import SharedPages
@@ -60,6 +61,8 @@ class EngineParts:
     measured: MeasuredLimit | None = None
     control: AdaptiveControl | None = None
     """Plans the steps; None: settings do."""
+    journal: ControlJournal | None = None
+    """What control did; None: nothing drafts."""
 
 
 class Engine:

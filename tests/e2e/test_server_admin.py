@@ -1,5 +1,6 @@
 """The operator's endpoints: a key of their own, effects from the next step on."""
 
+import re
 from typing import Any
 
 import httpx
@@ -37,6 +38,29 @@ def test_speculation_is_changed_live(server: Serving) -> None:
     assert reset["drafters"] == {"draft_model": 5}
     assert reset["last_minute"]["acceptance_length"] > 1
     assert longest_draft(server) == (text, 5)
+
+
+def test_what_control_does_is_said(server: Serving) -> None:
+    metrics = post(server, "/v1/completions", BODY).json()["metrics"]
+    assert re.match(r"draft_model served \d+ of \d+ steps with [\d.]+ drafts each", metrics["why"])
+    headers = {"authorization": "Bearer boss"}
+    found = httpx.get(server.url + "/admin/speculation", headers=headers).json()["control"]
+    assert found["mode"] == "fixed" and found["step"]["measured_s"] > 0
+    drafter = found["drafters"]["draft_model"]
+    assert drafter["why"] == "drafts up to 5 in every step, as configured"
+    assert drafter["draft_tokens"] > drafter["accepted_tokens"] > 0
+    shown = httpx.get(server.url + "/control").json()
+    assert shown["drafters"].keys() == found["drafters"].keys()
+    for policy, because in (
+        ({"speculation": {"enabled": False}}, "no step drafted: the request asked for none"),
+        ({}, "no step drafted: the operator turned drafts off"),
+    ):
+        try:
+            assert put(server, {} if policy else {"enabled": False}).status_code == 200
+            answer = post(server, "/v1/completions", {**BODY, **policy}).json()
+        finally:
+            put(server, {})
+        assert answer["metrics"]["why"] == because
 
 
 def test_what_is_wrong_changes_nothing(server: Serving) -> None:

@@ -106,6 +106,22 @@ def test_tokens_have_the_colours_of_their_sources(server: Serving, browser: Any)
 
 
 @pytest.mark.slow
+def test_what_control_does_is_on_the_page(server: Serving, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)
+    page.goto(server.url)
+    page.select_option("#mode", "speculating")
+    press(page)
+    page.wait_for_selector("#control_drafters .drafting")
+    row = page.inner_text("#control_drafters tr")
+    assert "draft_model" in row and "drafts up to 5 in every step" in row
+    assert page.locator("#control_drafters .chances i").count() == 5
+    assert "as configured" in page.inner_text("#control_step")
+    assert "draft_model" in page.inner_text("#control_changes")
+    keep(page, "control")
+    page.close()
+
+
+@pytest.mark.slow
 def test_a_run_says_how_much_faster_and_compares_the_tokens(server: Serving, browser: Any) -> None:
     """Both ways have one seed and no cache in common; the headline is of the server's times."""
     page = browser.new_page(bypass_csp=True)

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from foretoken.control.adaptive.controller import AdaptiveControl
+from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.budget import LivePolicy, RequestBudget
-from foretoken.control.controller import AdaptiveControl
 from foretoken.control.cost import StepShape
-from foretoken.control.drafter import DrafterFacts
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
 from foretoken.control.plan import DraftOutcome, StepLoad

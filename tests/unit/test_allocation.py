@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.control.allocation import Allocation, DraftOption, StepOptions, allocate
+from foretoken.control.adaptive.allocation import Allocation, DraftOption, StepOptions, allocate
 
 
 def option(

@@ -126,7 +126,7 @@ def test_the_operator_is_obeyed_at_once() -> None:
 def test_trials_cost_their_share() -> None:
     batch, sequences = batch_of(8, 0.0)
     batch.run(sequences, 3000)
-    assert batch.control.describe()["trials_s"] <= 0.012 * batch.clock
+    assert batch.control.facts()["trials_s"] <= 0.012 * batch.clock
 
 
 def test_an_ended_request_is_forgotten() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from foretoken.config import EngineConfig
 from foretoken.control.cost import StepShape
-from foretoken.control.learned_cost import DrafterCost
+from foretoken.control.learned.cost import DrafterCost
 from foretoken.costs import Costs, Timed, find_costs
 
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64)

@@ -59,7 +59,7 @@ def info(
                 "dtype": dtype,
                 "quantization": rounded,
                 "kv_cache_dtype": kv_cache_dtype,
-                "speculative_config": parse_speculation(speculative_config, model),
+                "speculative_config": None if speculative_config is None else parse_speculation(speculative_config),
             },
             as_json=as_json,
         )

@@ -56,6 +56,10 @@ class _Load:
         if self.trial is None:
             self._decide()
 
+    def ms_per_token(self) -> dict[int, float]:
+        """By length, of those that were measured."""
+        return {k: 1e3 * cost.per_token for k, cost in list(self.costs.items()) if cost.tokens}
+
     def _decide(self) -> None:
         if self.untried:
             self._try(self.untried.pop(0))
@@ -103,19 +107,22 @@ class MeasuredLimit:
         """For each load that was seen: the length in force, milliseconds per token of each."""
         return [
             {
-                "sequences": f"{(1 << power) // 2 + 1} to {1 << power}" if power else "1",
+                "sequences": _sizes(power),
                 "num_speculative_tokens": load.length,
-                "ms_per_token": {
-                    str(k): round(1e3 * cost.per_token, 3)
-                    for k, cost in list(load.costs.items())
-                    if cost.tokens
-                },
+                "ms_per_token": {str(k): round(ms, 3) for k, ms in load.ms_per_token().items()},
             }
             for power, load in sorted(self._loads.items())
         ]
 
+    def explained(self, load: StepLoad) -> tuple[int, dict[int, float], str]:
+        """At this load: the length in force, milliseconds per token of each length that was
+        tried, and the load in words."""
+        found = self._loads.get(_power(load))
+        drafts, costs = (0, {}) if found is None else (found.now(), found.ms_per_token())
+        return drafts, costs, _sizes(_power(load))
+
     def _find(self, load: StepLoad) -> _Load:
-        power = (load.num_running - 1).bit_length()
+        power = _power(load)
         found = self._loads.get(power)
         if found is None:
             costs = {length: TokenCost() for length in self._lengths}
@@ -126,3 +133,12 @@ class MeasuredLimit:
             )
             found._try(0)
         return found
+
+
+def _power(load: StepLoad) -> int:
+    """The power of two up to which loads are taken together with this one."""
+    return (load.num_running - 1).bit_length()
+
+
+def _sizes(power: int) -> str:
+    return f"{(1 << power) // 2 + 1} to {1 << power}" if power else "1"

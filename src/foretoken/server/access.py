@@ -29,7 +29,7 @@ from foretoken.server.transport.events import to_json
 logger = logging.getLogger("foretoken.access")
 
 _WATCHING = ("/health", "/ping", "/health/live", "/health/ready", "/version", "/metrics")
-_OPEN = (*_WATCHING, "/")
+_OPEN = (*_WATCHING, "/", "/control")
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 

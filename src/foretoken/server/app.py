@@ -40,6 +40,7 @@ ROUTES = (
     Route("/ping", status.health),
     Route("/version", status.version),
     Route("/metrics", status.metrics),
+    Route("/control", status.control),
     Route("/openapi.json", status.openapi),
     Route("/admin/speculation", admin.read_speculation),
     Route("/admin/speculation", admin.write_speculation, methods=["PUT"]),

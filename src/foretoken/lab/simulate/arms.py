@@ -1,4 +1,4 @@
-"""Who decides how far to draft in a simulated run: nobody, a fixed length, or a control that learns.
+"""Who decides how far to draft in a simulated run: nobody, a fixed length, or adaptive control.
 
 The controls are those of the engine. What they know of the machine at the start is what the engine
 would have timed: some shapes, with an error.
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol, final
 
+from foretoken.control.adaptive.controller import AdaptiveControl
+from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.budget import RequestBudget
-from foretoken.control.controller import AdaptiveControl
 from foretoken.control.cost import StepShape
-from foretoken.control.drafter import DrafterFacts
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
 from foretoken.control.measured import MeasuredLimit
@@ -40,9 +40,7 @@ class Deciding(Protocol):
     def plan(self, sequences: Sequence[DecodingSequence], load: StepLoad) -> DraftPlan:
         """How far each sequence drafts in the next step."""
 
-    def observe(
-        self, plan: DraftPlan, outcomes: Sequence[DraftOutcome], stats: StepStats
-    ) -> None:
+    def observe(self, plan: DraftPlan, outcomes: Sequence[DraftOutcome], stats: StepStats) -> None:
         """What became of a step."""
 
     def release(self, request_id: str) -> None:
@@ -67,9 +65,7 @@ class _Fixed:
     def __init__(self, limits: dict[str, int]) -> None:
         self.plan = RequestBudget(limits).plan if limits else plan_no_drafts
 
-    def observe(
-        self, plan: DraftPlan, outcomes: Sequence[DraftOutcome], stats: StepStats
-    ) -> None:
+    def observe(self, plan: DraftPlan, outcomes: Sequence[DraftOutcome], stats: StepStats) -> None:
         """Learn nothing."""
 
     def release(self, request_id: str) -> None:
@@ -102,9 +98,7 @@ class _Measured:
         self._limit = MeasuredLimit(max(limits.values()))
         self.plan = RequestBudget(limits, self._limit).plan
 
-    def observe(
-        self, plan: DraftPlan, outcomes: Sequence[DraftOutcome], stats: StepStats
-    ) -> None:
+    def observe(self, plan: DraftPlan, outcomes: Sequence[DraftOutcome], stats: StepStats) -> None:
         """Learn what the step took."""
         self._limit.observe(plan, stats)
 

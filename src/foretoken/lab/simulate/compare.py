@@ -51,7 +51,7 @@ def window_ratios(run: SimulatedRun, base: SimulatedRun, tokens: int) -> list[fl
 
 
 def _of(run: SimulatedRun, kind: str | None, skip: int) -> Sequence[ServedRequest]:
-    return [one for one in run.requests if kind in (None, one.kind) and one.index >= skip]
+    return [one for one in run.requests if kind in (None, one.kind) and one.number >= skip]
 
 
 def _times(run: SimulatedRun, tokens: int) -> list[float]:

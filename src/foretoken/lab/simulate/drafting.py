@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
 from foretoken.control.acceptance import PromisedAcceptance
-from foretoken.control.plan import DraftOutcome, DraftPlan
+from foretoken.control.plan import DraftPlan
 from foretoken.lab.simulate.machine import SimulatedDrafter, SimulatedMachine
 from foretoken.lab.simulate.traffic import SimulatedRequest
 from foretoken.types import DraftingTime
@@ -55,7 +55,7 @@ class _Offers:
 
     @property
     def context(self) -> float:
-        total = sum(one.sequence.num_tokens for one in self.sequences)
+        total = float(sum(one.sequence.num_tokens for one in self.sequences))
         return total / max(len(self.sequences), 1)
 
 

@@ -51,7 +51,7 @@ class StepRecord(NamedTuple):
 class ServedRequest(NamedTuple):
     """One request of a run that was answered."""
 
-    index: int
+    number: int
     kind: str
     arrival: float
     first: float
@@ -158,9 +158,7 @@ class SimulatedServing:
                 break
         return SimulatedRun(self._arm.name, self._steps, self._served)
 
-    def _admit(
-        self, traffic: Traffic, waiting: list[SimulatedRequest], times: list[float]
-    ) -> None:
+    def _admit(self, traffic: Traffic, waiting: list[SimulatedRequest], times: list[float]) -> None:
         """Take over whoever has arrived."""
         while waiting:
             arrival = self.clock
@@ -217,9 +215,7 @@ class SimulatedServing:
             verifying_s=verifying_s,
             total_s=drafting_s + verifying_s,
             num_sampled=sum(span.samples for span in batch.spans),
-            drafters=tuple(
-                time._replace(seconds=factor * time.seconds) for time in drafted.times
-            ),
+            drafters=tuple(time._replace(seconds=factor * time.seconds) for time in drafted.times),
         )
         by_request = {
             decoding[place].sequence.request.request_id: guess

@@ -42,6 +42,7 @@ async def _describe(state: ServerState) -> dict[str, Any]:
     metrics = {metric.name: metric for metric in state.engine.engine.metrics.read()}
     names = ("acceptance_length", "draft_acceptance_rate", "draft_length")
     by_load = await state.engine.call(_by_load)
+    control = await state.engine.call(_control)
     recent = {name: getattr(metrics[f"foretoken:recent_{name}"], "value", None) for name in names}
     return {
         "enabled": policy.enabled,
@@ -50,6 +51,7 @@ async def _describe(state: ServerState) -> dict[str, Any]:
         "drafters": dict(parts.drafters),
         "last_minute": recent,
         "by_load": by_load,
+        "control": control,
     }
 
 
@@ -57,6 +59,14 @@ def _by_load(engine: Engine) -> list[dict[str, object]]:
     """What was measured, and the length in force for it; nothing where lengths are not chosen."""
     measured = engine.parts.measured
     return [] if measured is None else measured.describe()
+
+
+def _control(engine: Engine) -> dict[str, Any] | None:
+    """What control does and why, with what steps are expected to take; None: nothing drafts."""
+    journal = engine.parts.journal
+    if journal is None:
+        return None
+    return {**journal.describe(), "step_by_rows": journal.step_by_rows()}
 
 
 _AT_ONCE = 4096

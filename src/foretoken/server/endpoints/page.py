@@ -10,7 +10,7 @@ from foretoken.server.problems import Problem
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _FILES = (
     "index.html", "style.css", "app.js", "ask.js", "pane.js", "verdict.js", "examples.js",
-    "live.js", "charts.js", "metrics.js",
+    "live.js", "charts.js", "metrics.js", "control.js",
 )  # fmt: skip
 _POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
 

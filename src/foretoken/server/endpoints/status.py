@@ -81,6 +81,12 @@ async def metrics(request: Request) -> Response:
     return Response(state_of(request).metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
+async def control(request: Request) -> Response:
+    """What control does and why, for the page; nothing of single requests."""
+    journal = state_of(request).engine.engine.parts.journal
+    return _json(None if journal is None else journal.describe())
+
+
 async def not_built(request: Request) -> Response:
     """What OpenAI has and this server has not. 404, since clients ask again after a 501."""
     instead = "use /v1/chat/completions or /v1/completions"
@@ -100,6 +106,7 @@ _GETS = {
     "/health/ready": "Whether the server takes requests",
     "/version": "The version",
     "/metrics": "Prometheus metrics",
+    "/control": "How far drafts go now, and why",
 }
 
 

@@ -1,6 +1,7 @@
 // The charts of what the whole server does: reads /metrics every second and draws.
 
 import { bars, lines, shown } from "/page/charts.js";
+import { watchControl } from "/page/control.js";
 import { Rates, parse } from "/page/metrics.js";
 
 const KEPT = 120;
@@ -70,6 +71,7 @@ export async function watch() {
     const response = await fetch("/metrics");
     rates.take(parse(await response.text()), performance.now());
     draw();
+    await watchControl();
   } catch {
     at("model").textContent = "the server does not answer";
   }

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from foretoken.control.report.explain import of_request
 from foretoken.server.requests.generation import Event, Generation
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import Logprob, RequestMetrics
@@ -89,7 +90,22 @@ class Tally:
             return {"speculative_decoding": None}
         spec = self._generation.state.engine.engine.parts.config.user.speculative_config
         most = spec.num_speculative_tokens if spec is not None else 0
-        return {"speculative_decoding": speculation(self.ends[0], most, level == "detailed")}
+        return {
+            "speculative_decoding": speculation(self.ends[0], most, level == "detailed"),
+            "why": of_request(self.ends[0], self.num_completion, self._why_plain()),
+        }
+
+    def _why_plain(self) -> str:
+        """Why steps of the request did not draft: the first that forbids it, or control."""
+        parts = self._generation.state.engine.engine.parts
+        own, operator = self._generation.order.params.own_policy, parts.live.speculation
+        if own is not None and not own.enabled:
+            return "the request asked for none"
+        if not operator.enabled:
+            return "the operator turned drafts off"
+        if parts.journal is None:
+            return "nothing drafts for this model here"
+        return parts.journal.why_plain(operator.drafter if own is None else own.drafter)
 
 
 def speculation(metrics: RequestMetrics, num_spec_tokens: int, detailed: bool) -> dict[str, Any]:

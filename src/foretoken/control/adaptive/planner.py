@@ -12,19 +12,20 @@ from typing import final
 
 import numpy as np
 
-from foretoken.control.allocation import Allocation, DraftOption
+from foretoken.control.adaptive.allocation import Allocation, DraftOption
+from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
+from foretoken.control.adaptive.exploring import Account, pick_trial
+from foretoken.control.adaptive.guard import Floats, Ledger
+from foretoken.control.adaptive.planning import budgets, read_first, surplus
+from foretoken.control.adaptive.scene import DrafterView, Scene
+from foretoken.control.adaptive.tracked import TrackedRequest, note_read, view_of
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
-from foretoken.control.drafter import DrafterFacts, DrafterState
-from foretoken.control.exploring import Account, pick_trial
-from foretoken.control.guard import Floats, Ledger
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import DrafterCost, LearnedCost
 from foretoken.control.learned.lengths import OutputLengths
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepForecast, StepLoad
-from foretoken.control.planning import budgets, read_first, surplus
-from foretoken.control.scene import DrafterView, Scene
-from foretoken.control.tracked import TrackedRequest, note_read, view_of
+from foretoken.control.report.explain import Outlook
 
 _READING = 0.02
 """Share of the time that a sequence still needs in which a drafter may read all of it."""
@@ -81,6 +82,10 @@ class MadePlan:
     """Seconds that plain steps would have taken beyond those that were measured."""
     accepted: dict[str, int] = field(default_factory=dict)
     """Drafts of each request that were accepted."""
+    unguarded: float = 0.0
+    """Tokens per second of the best plan that lets some wait for others."""
+    outlooks: dict[str, Outlook] = field(default_factory=dict)
+    """What drafters that are not used would have come to."""
 
 
 @final
@@ -100,6 +105,8 @@ class Planner:
         self.account, self.ledger, self.lengths = Account(len(drafters)), Ledger(), OutputLengths()
         self.missed = MissedTime()
         self.drafters = {d.name: DrafterState(d, costs[d.name]) for d in drafters}
+        self.forgone_tokens = 0.0
+        """Tokens that were not written so that nobody is made slower."""
         self._caps = caps
         self._requests: dict[str, TrackedRequest] = {}
 
@@ -174,6 +181,8 @@ class Planner:
         forecast = made.plan.forecast
         if forecast is not None:
             made.gained_s += made.spare_s
+            lost = max(made.unguarded - forecast.price, 0.0)
+            self.forgone_tokens += lost * forecast.seconds * steps
             accepted = np.array([made.accepted.get(request_id, 0) for request_id in made.ids])
             gained_s = made.gained_s + forecast.plain_s * accepted
             self.ledger.keep([made.ids[i] for i in alive], gained_s[alive])

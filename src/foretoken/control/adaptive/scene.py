@@ -4,7 +4,7 @@ Made of the models' answers for the sequences of one step; asked once for the be
 plan of a trial. Knows neither how the models learn nor what comes of the plan.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import final
@@ -12,16 +12,17 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.control.allocation import (
+from foretoken.control.adaptive.allocation import (
     Allocation,
     Counts,
     DraftOption,
     StepOptions,
     allocate,
 )
-from foretoken.control.guard import Floats
+from foretoken.control.adaptive.guard import Floats
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import DrafterCost
+from foretoken.control.report.explain import Outlook
 
 RETURNS = 1.25
 """Times what catching up takes that it has to bring."""
@@ -110,6 +111,23 @@ class Scene:
             drafts_N=drafts_N, drafter_N=drafter_N, seconds=float(seconds),
             tokens=tokens, unguarded=0.0,
         )  # fmt: skip
+
+    def outlooks(self, options: Seq[DraftOption], used: Collection[str]) -> dict[str, Outlook]:
+        """What the best length for all sequences would come to, of drafters that are not used."""
+        count, found = len(self.ids), {}
+        for option in options:
+            if option.name in used:
+                continue
+            tokens_K = count + np.cumsum(option.survival_NK.sum(axis=0))
+            rows_K = np.cumsum((option.survival_NK > 0.0).sum(axis=0))
+            seconds_K = self.rows_s[rows_K] + option.depth_s[1:] + option.slot_s * rows_K
+            best = int(np.argmax(tokens_K / seconds_K))
+            found[option.name] = Outlook(
+                best + 1.0,
+                float(tokens_K[best]) / count,
+                float(seconds_K[best]) / self.plain_s,
+            )
+        return found
 
     def row_s(self, rows: int) -> float:
         """Seconds that one more row adds beside `rows` more than there are sequences."""

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretoken.control.allocation import Allocation, DraftOption
+from foretoken.control.adaptive.allocation import Allocation, DraftOption
+from foretoken.control.adaptive.scene import DrafterView, Scene
 from foretoken.control.budget import RequestBudget
 from foretoken.control.plan import DecodingSequence, Feed, StepForecast
-from foretoken.control.scene import DrafterView, Scene
 
 _CHUNK = 64
 """Tokens that drafters may read in a step at the least while others wait."""

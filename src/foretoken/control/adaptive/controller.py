@@ -11,11 +11,14 @@ import math
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, final
+from typing import final
 
+from foretoken.control.adaptive.drafter import DrafterFacts
+from foretoken.control.adaptive.exploring import PLAIN
+from foretoken.control.adaptive.planner import MadePlan, Planner
+from foretoken.control.adaptive.step_times import StepTimes
 from foretoken.control.budget import RequestBudget
-from foretoken.control.drafter import DrafterFacts
-from foretoken.control.exploring import PLAIN
+from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import DrafterCost, LearnedCost
 from foretoken.control.plan import (
@@ -25,8 +28,7 @@ from foretoken.control.plan import (
     StepForecast,
     StepLoad,
 )
-from foretoken.control.planner import MadePlan, Planner
-from foretoken.control.step_times import StepTimes
+from foretoken.control.report.explain import Outlook
 from foretoken.types import StepStats
 
 _DECIDING = 0.004
@@ -108,33 +110,30 @@ class AdaptiveControl:
         """Forget a request that ended; unknown ones are fine."""
         self._planner.release(request_id)
 
-    def describe(self) -> dict[str, Any]:
-        """What is known and what is done now, for people."""
-        planner, made = self._planner, self._made
-        forecast = None if made is None else made.plan.forecast
-        acceptance = planner.acceptance.describe()
+    def outlook(self, drafter: str) -> Outlook | None:
+        """What the best length of a drafter was expected to bring by the last plan that did not
+        use it; None: it was not weighed."""
+        return None if self._made is None else self._made.outlooks.get(drafter)
+
+    def facts(self) -> dict[str, float]:
+        """What trials may still cost and cost so far, in seconds, tokens that were not written so
+        that nobody is made slower, and seconds that a plan takes."""
+        planner = self._planner
         return {
-            "drafters": {
-                name: {
-                    "state": "resting" if one.rests else "drafting",
-                    "acceptance": acceptance.get(name, {}),
-                    "cost": one.cost.describe(),
-                }
-                for name, one in planner.drafters.items()
-            },
-            "target": planner.target.describe(),
-            "step": None
-            if forecast is None
-            else {
-                "predicted_s": forecast.seconds,
-                "plain_s": forecast.plain_s,
-                "tokens": forecast.tokens,
-            },
             "account_s": planner.account.balance_s,
             "trials_s": planner.account.spent_s,
+            "forgone_tokens": planner.forgone_tokens,
             "deciding_s": self._deciding_s,
-            "worst_loss_s": -planner.ledger.worst_s,
         }
+
+    def step_by_rows(self) -> list[dict[str, float]]:
+        """Predicted seconds of plain steps of 1, 2, 4, ... sequences."""
+        context = 0.0 if self._made is None else self._made.shape.context
+        shapes = [StepShape(1 << power, 1 << power, context) for power in range(7)]
+        return [
+            {"rows": shape.rows, "seconds": self._planner.target.seconds(shape).seconds}
+            for shape in shapes
+        ]
 
     def _still_holds(
         self, made: MadePlan, sequences: Seq[DecodingSequence], load: StepLoad

@@ -7,11 +7,11 @@ from typing import Self, final
 
 import numpy as np
 
+from foretoken.control.adaptive.drafter import DrafterState
+from foretoken.control.adaptive.guard import Floats
+from foretoken.control.adaptive.scene import DrafterView
 from foretoken.control.budget import RequestBudget
-from foretoken.control.drafter import DrafterState
-from foretoken.control.guard import Floats
 from foretoken.control.plan import DecodingSequence
-from foretoken.control.scene import DrafterView
 from foretoken.types import Request
 
 TEMPERATURE_EDGES = (0.0, 0.2, 0.5, 0.7, 1.0)

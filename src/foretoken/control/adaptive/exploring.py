@@ -12,9 +12,9 @@ from typing import final
 
 import numpy as np
 
-from foretoken.control.allocation import Allocation, Counts, DraftOption
-from foretoken.control.drafter import DrafterState
-from foretoken.control.scene import DrafterView, Scene
+from foretoken.control.adaptive.allocation import Allocation, Counts, DraftOption
+from foretoken.control.adaptive.drafter import DrafterState
+from foretoken.control.adaptive.scene import DrafterView, Scene
 
 PLAIN = "plain"
 """The trial in which nobody drafts."""

@@ -6,8 +6,8 @@ Steps of one shape are learnt together by their median, which no single slow ste
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
+from foretoken.control.adaptive.planner import MadePlan
 from foretoken.control.learned.cost import DraftShape
-from foretoken.control.planner import MadePlan
 from foretoken.types import StepStats
 
 

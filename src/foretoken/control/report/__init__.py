@@ -1,0 +1,1 @@
+"""What control did, and why, in words and numbers for people."""

@@ -1,0 +1,255 @@
+"""What control did, and why: counts of the last steps, states of drafters, and a list of changes.
+
+Watches steps from outside, whatever plans them, and decides nothing. Knows neither text nor
+tokens. What it keeps per step is a handful of numbers, and sentences are made when somebody asks or
+something changes. Invariant: `describe` says nothing of single requests or of their tenants, so
+that the page may show it.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from itertools import accumulate
+from typing import Any, final
+
+from foretoken.control.plan import DraftOutcome, DraftPlan
+from foretoken.control.report.explain import change, error_of
+from foretoken.control.report.reasons import Why
+from foretoken.types import StepStats
+
+logger = logging.getLogger("foretoken")
+
+LOOK_EVERY = 16
+"""Steps after which states are looked at."""
+_DRAFTS_FROM, _RESTS_UP_TO = 4, 1
+"""Of these, steps with drafts from which on a drafter drafts, and up to which it rests. Between
+them nothing changes, so that single trials and rare matches are no change."""
+MOST_CHANGES = 32
+"""Changes that are remembered, the last ones."""
+_HALVED_AT = 512
+"""Verifications after which all that was counted so far counts half."""
+_RATIOS = 512
+"""Steps that the error of predictions is of."""
+_LEAST_CHANGE = 2
+"""Draft tokens by which the usual length has to differ from what was last said of it."""
+_LEARNS = 0.05
+"""Share of a new measurement in what a pass takes."""
+_LOG_EVERY_S = 1.0
+"""Of one drafter, at most one line in this time."""
+
+
+@final
+class _Watched:
+    """What one drafter did of late."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.rests = True
+        self.said = 0
+        """Usual length that the last change told."""
+        self.last = -1
+        """The last step in which a draft of it was checked."""
+        self.looked = 0
+        """Its steps with drafts at the last look."""
+        self.rested_s = 0.0
+        """Time of its rests that are over."""
+        self.since_s = 0.0
+        """Time that had gone by when this rest, or this drafting, began."""
+        self.steps = self.drafts = self.accepted = 0
+        self.checks = 0.0
+        self.drafted_K = [0.0] * (most + 1)
+        self.accepted_K = [0.0] * (most + 1)
+        """Recent verifications with 0, 1, ... drafts, and that accepted so many."""
+        self.usual = 0.0
+        """Faded mean of its draft lengths."""
+        self.pass_s = 0.0
+        self.logged_at = -_LOG_EVERY_S
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """A verification of one of its drafts."""
+        self.drafts += drafted
+        self.accepted += accepted
+        drafted = min(drafted, self.most)
+        self.drafted_K[drafted] += 1.0
+        self.accepted_K[min(accepted, drafted)] += 1.0
+        self.usual += (drafted - self.usual) * (_LEARNS if self.checks > 1 / _LEARNS else 0.5)
+        self.checks += 1.0
+        if self.checks >= _HALVED_AT:
+            self.checks *= 0.5
+            self.drafted_K = [0.5 * count for count in self.drafted_K]
+            self.accepted_K = [0.5 * count for count in self.accepted_K]
+
+    @property
+    def length(self) -> float:
+        """Usual draft tokens of a verification; 0 while it rests."""
+        return 0.0 if self.rests else self.usual
+
+    def chances(self) -> list[float]:
+        """Share of the recent drafts that reached each position and were accepted up to it."""
+        reached = list(accumulate(reversed(self.drafted_K[1:])))[::-1]
+        kept = list(accumulate(reversed(self.accepted_K[1:])))[::-1]
+        pairs = zip(kept, reached, strict=True)
+        return [round(one / of, 3) for one, of in pairs if of >= 0.5]
+
+
+@final
+class ControlJournal:
+    """Is told of every step; says what is going on and why."""
+
+    def __init__(
+        self,
+        mode: str,
+        drafters: Mapping[str, int],
+        why: Why,
+        *,
+        facts: Callable[[], Mapping[str, Any]] = dict,
+        step_by_rows: Callable[[], list[dict[str, float]]] = list,
+    ) -> None:
+        """Nothing happened yet.
+
+        Args:
+            mode: `adaptive`, `measured` or `fixed`; what decides.
+            drafters: most drafts of each, by name.
+            why: explains the present state of a drafter.
+            facts: what else is known: `account_s`, `trials_s`, `forgone_tokens`; read from any
+                thread.
+            step_by_rows: seconds of steps by rows as predicted; asked in the engine's thread.
+        """
+        self.mode = mode
+        self.facts, self.step_by_rows = facts, step_by_rows
+        self._why = why
+        self._drafters = {name: _Watched(most) for name, most in drafters.items()}
+        self._changes: deque[dict[str, Any]] = deque(maxlen=MOST_CHANGES)
+        self._num_changes = 0
+        self._ratios: deque[float] = deque(maxlen=_RATIOS)
+        self._steps = 0
+        self._num_wanted = 0
+        """Steps in which somebody might have had drafts."""
+        self._seconds = 0.0
+        self._wasted_s = 0.0
+        self._last: tuple[DraftPlan, StepStats] | None = None
+
+    def observe(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
+        """Add a step."""
+        if not stats.num_sampled:
+            return
+        self._steps += 1
+        self._seconds += stats.total_s
+        forecast = plan.forecast
+        if forecast is None and plan.limit is None and not any(plan.drafts):
+            return  # nobody wants drafts: it says nothing of whoever decides
+        self._num_wanted += 1
+        self._last = plan, stats
+        if forecast is not None:
+            if not stats.num_prefilled:
+                self._ratios.append(stats.total_s / forecast.seconds)
+            refused = stats.num_draft_tokens - stats.num_accepted_tokens
+            self._wasted_s += refused * forecast.row_s
+        for outcome in outcomes:
+            drafter = self._drafters.get(outcome.drafter)
+            if drafter is None:  # a prediction or a grammar: nobody chose it
+                continue
+            drafter.add(outcome.num_drafted, outcome.num_accepted)
+            if drafter.last != self._num_wanted:
+                drafter.last = self._num_wanted
+                drafter.steps += 1
+        for timed in stats.drafters:
+            drafter = self._drafters.get(timed.name)
+            if drafter is not None and timed.depth:
+                seconds = timed.seconds / timed.depth
+                learns = _LEARNS if drafter.pass_s else 1.0
+                drafter.pass_s += learns * (seconds - drafter.pass_s)
+        if self._num_wanted % LOOK_EVERY == 0:
+            self._look()
+
+    def _look(self) -> None:
+        """Find whose state, or usual length, is another than it was."""
+        for name, drafter in self._drafters.items():
+            drafted, drafter.looked = drafter.steps - drafter.looked, drafter.steps
+            if drafted >= _DRAFTS_FROM if drafter.rests else drafted <= _RESTS_UP_TO:
+                if drafter.rests:
+                    drafter.rested_s += self._seconds - drafter.since_s
+                drafter.rests, drafter.since_s = not drafter.rests, self._seconds
+                self._say(name, drafter)
+            elif not drafter.rests and abs(drafter.length - drafter.said) >= _LEAST_CHANGE:
+                self._say(name, drafter)
+
+    def why_plain(self, drafter: str | None = None) -> str:
+        """Why steps are plain now, where they are; of the first drafter unless one is named."""
+        for name, one in self._drafters.items():
+            if one.rests and drafter in (None, name):
+                return self._explained(name, one)
+        return ""
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that is shown, as plain JSON; durations in seconds. From any thread."""
+        facts = self.facts()
+        return {
+            "mode": self.mode,
+            "steps": self._steps,
+            "drafters": {name: self._drafter(name, one) for name, one in self._drafters.items()},
+            "step": self._step(),
+            "prediction_error": self._error(),
+            "account_s": facts.get("account_s"),
+            "exploring_s": facts.get("trials_s"),
+            "forgone_tokens": facts.get("forgone_tokens"),
+            "wasted_s": self._wasted_s if self._ratios else None,
+            "num_changes": self._num_changes,
+            "changes": list(self._changes),
+        }
+
+    def _drafter(self, name: str, drafter: _Watched) -> dict[str, Any]:
+        return {
+            "state": "resting" if drafter.rests else "drafting",
+            "why": self._explained(name, drafter),
+            "draft_length": round(drafter.length, 2),
+            "most": drafter.most,
+            "chances": drafter.chances(),
+            "pass_s": drafter.pass_s or None,
+            "share_of_steps": drafter.steps / max(self._num_wanted, 1),
+            "resting_s": drafter.rested_s
+            + (self._seconds - drafter.since_s if drafter.rests else 0.0),
+            "draft_tokens": drafter.drafts,
+            "accepted_tokens": drafter.accepted,
+        }
+
+    def _explained(self, name: str, drafter: _Watched) -> str:
+        if self._last is None:
+            return "no step yet"
+        return self._why(name, not drafter.rests, self._last[0])
+
+    def _step(self) -> dict[str, Any] | None:
+        """The last step; None before the first."""
+        if self._last is None:
+            return None
+        plan, stats = self._last
+        forecast = plan.forecast
+        return {
+            "running": plan.load.num_running,
+            "measured_s": stats.total_s,
+            "output_tokens": stats.num_output_tokens,
+            "predicted_s": None if forecast is None else forecast.seconds,
+            "plain_s": None if forecast is None else forecast.plain_s,
+            "expected_tokens": None if forecast is None else forecast.tokens,
+        }
+
+    def _error(self) -> dict[str, Any] | None:
+        ratios = list(self._ratios)
+        if not ratios:
+            return None
+        middle, high = error_of(ratios)
+        return {"p50": middle, "p90": high, "steps": len(ratios)}
+
+    def _say(self, name: str, drafter: _Watched) -> None:
+        """Write down that a drafter's state or usual length changed, and log it."""
+        now = round(drafter.length)
+        sentence = change(name, drafter.said, now, self._explained(name, drafter))
+        drafter.said = now
+        self._num_changes += 1
+        self._changes.append({"at": time.time(), "drafter": name, "sentence": sentence})
+        clock = time.monotonic()
+        if clock - drafter.logged_at >= _LOG_EVERY_S:
+            drafter.logged_at = clock
+            logger.info("control: %s", sentence)
