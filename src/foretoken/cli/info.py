@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.checkpoint import find_model
+from foretoken.cli.options import SpeculativeOption, parse_speculation
 from foretoken.config.memory import ModelMemory
 from foretoken.config.quantization import QUANTIZATIONS, check_kv_cache
 from foretoken.config.reader import require
@@ -28,12 +29,19 @@ def info(
         str, typer.Option(help="Of the weights in memory: none, int8 or int4.")
     ] = "none",
     kv_cache_dtype: Annotated[str, typer.Option(help="Keys and values: auto or int8.")] = "auto",
+    costs: Annotated[
+        bool, typer.Option(help="Load it, and show what steps and drafts take on this machine.")
+    ] = False,
+    speculative_config: SpeculativeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Show a model's shape, its memory, and what a token of context costs.
 
     Weights in memory are more than weights where embedding and output head are one matrix: the
     engine keeps the head once more, packed for its kernels.
+
+    With --costs: seconds of steps and of drafting (of --speculative-config), as earlier runs learnt
+    them, else timed now.
     """
     path = find_model(model)
     shape = ModelShape.from_config(path)
@@ -44,6 +52,18 @@ def info(
     allowed = ("none", *QUANTIZATIONS)
     require("--quantization", quantization, quantization in allowed, ", ".join(allowed))
     check_kv_cache("--kv-cache-dtype", kv_cache_dtype)
+    if costs:
+        _show_costs(
+            {
+                "model": model,
+                "dtype": dtype,
+                "quantization": rounded,
+                "kv_cache_dtype": kv_cache_dtype,
+                "speculative_config": parse_speculation(speculative_config, model),
+            },
+            as_json=as_json,
+        )
+        return
     kept = ModelMemory(shape=shape, quantization=rounded, kv_cache_dtype=kv_cache_dtype)
     facts = _facts(kept, used)
     if shape.stored is not None:
@@ -54,6 +74,13 @@ def info(
     else:
         copies_head = shape.tie_word_embeddings and shape.stored is None and rounded is None
         _print(model, {**facts, "kernels": describe_kernels()}, copies_head=copies_head)
+
+
+def _show_costs(settings: dict[str, Any], *, as_json: bool) -> None:
+    from foretoken.cli.costs_table import show_costs
+    from foretoken.config import EngineConfig
+
+    show_costs(EngineConfig.from_kwargs(**settings), as_json=as_json)
 
 
 def _weight_files(path: Path) -> list[Path]:

@@ -74,10 +74,14 @@ class Scheduler:
         return self._queues.num_preemptions
 
     @property
+    def pool(self) -> PagePool:
+        """The pages that sequences hold."""
+        return self._pages.pool
+
+    @property
     def kv_usage(self) -> float:
         """Share of the KV pages that running requests hold."""
-        pool = self._pages.pool
-        return pool.num_used / pool.num_pages
+        return self.pool.num_used / self.pool.num_pages
 
     @property
     def sequences(self) -> Mapping[str, Sequence]:

@@ -1,0 +1,152 @@
+"""Costs kept on disk between two processes: one small JSON file for each kind of engine.
+
+A file belongs to one model, precision, set of drafters, device, number of threads and kernels. Any
+of these changed, there is another file. Nothing here is worth an error: a folder that cannot be
+read or written is a folder without files.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+from foretoken.control.calibration import calibrate
+from foretoken.control.cost import StepShape
+
+logger = logging.getLogger("foretoken")
+
+_FORMAT = 1
+_MOST_OFF = math.log(1.25)
+"""A machine that is farther from what it was keeps nothing."""
+_CHECKED, _MOST_CHECK_S = 6, 1.0
+"""How many shapes are timed again before a file is believed, and the longest that this may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostKey:
+    """What costs depend on, beside the shape of a step."""
+
+    model: str
+    """Sizes of the target."""
+    precision: str
+    """Types of weights and of keys and values."""
+    drafters: str
+    """Who drafts, with what."""
+    device: str
+    threads: int
+    kernels: str
+    """Which build of which instruction set."""
+    page_size: int
+
+    @property
+    def digest(self) -> str:
+        """A name for a file."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCosts:
+    """What a file holds."""
+
+    target: Mapping[str, Any]
+    """`LearnedCost.to_dict`."""
+    drafters: Mapping[str, Mapping[str, Any]]
+    """`DrafterCost.to_dict` by name."""
+    timed: tuple[tuple[StepShape, float], ...]
+    """Steps as they were timed at a start, which a later start can time again."""
+
+
+@final
+class CostFile:
+    """The file of one key."""
+
+    def __init__(self, key: CostKey, folder: Path | None = None) -> None:
+        """Below `folder`; None: that of the user's caches."""
+        self.key = key
+        self.path = (folder or cache_folder()) / f"{key.digest}.json"
+
+    def read(self) -> SavedCosts | None:
+        """What is known; None if there is no file, or it is not whole."""
+        try:
+            found = json.loads(self.path.read_text("utf-8"))
+            if found["format"] != _FORMAT or found["key"] != asdict(self.key):
+                return None
+            return SavedCosts(
+                target=dict(found["target"]),
+                drafters=dict(found["drafters"]),
+                timed=tuple(_timed(*row) for row in found["timed"]),
+            )
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def write(self, costs: SavedCosts) -> bool:
+        """Replace the file in one move; whether that could be done."""
+        document = {
+            "format": _FORMAT,
+            "key": asdict(self.key),
+            "target": costs.target,
+            "drafters": costs.drafters,
+            "timed": [[*shape, seconds] for shape, seconds in costs.timed],
+        }
+        temporary = None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self.path.parent, suffix=".tmp", delete=False, encoding="utf-8"
+            ) as file:
+                temporary = Path(file.name)
+                json.dump(document, file)
+            temporary.replace(self.path)
+        except OSError as error:
+            logger.debug("costs are not kept: %s", error)
+            if temporary is not None:
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+            return False
+        return True
+
+    def drop(self) -> None:
+        """Forget it: the machine is another one now."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+def still_true(
+    timed: Sequence[tuple[StepShape, float]], measure: Callable[[StepShape], float]
+) -> bool:
+    """Whether some steps still take what they took, give or take a quarter in the median.
+
+    They are timed as they were then, mixed with others: a step that follows one of its kind finds
+    the caches full of what it needs.
+    """
+    before = dict(timed)
+    ordered = sorted(before, key=before.__getitem__)
+    chosen = ordered[:: max(1, len(ordered) // _CHECKED)]
+    now = calibrate(measure, chosen, most_seconds=_MOST_CHECK_S)
+    off = [math.log(max(seconds, 1e-9) / before[shape]) for shape, seconds in now]
+    return bool(off) and abs(statistics.median(off)) <= _MOST_OFF
+
+
+def cache_folder() -> Path:
+    """Where costs are kept: below XDG_CACHE_HOME, or .cache of the home folder."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification wants relative paths to be ignored.
+    base = Path(given) if given and Path(given).is_absolute() else Path("~/.cache").expanduser()
+    return base / "foretoken" / "costs"
+
+
+def _timed(
+    rows: int, sequences: int, context: float, prompt_rows: int, seconds: float
+) -> tuple[StepShape, float]:
+    if not 0.0 < seconds < math.inf:
+        raise ValueError(f"seconds of a step: {seconds}")
+    return StepShape(int(rows), int(sequences), float(context), int(prompt_rows)), float(seconds)

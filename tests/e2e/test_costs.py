@@ -1,0 +1,90 @@
+"""Costs of real engines on the packaged models: timed before anything is served, and kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from foretoken.assembly import build_engine
+from foretoken.cli.app import app
+from foretoken.config import EngineConfig
+from foretoken.costs import Timed, find_costs
+from foretoken.engine import Engine
+from foretoken.types import SamplingParams
+
+DRAFTERS: list[dict[str, Any]] = [
+    {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 4},
+    {"method": "eagle3", "model": "demo-eagle3", "num_speculative_tokens": 3},
+    {"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 3},
+    {"method": "ngram", "num_speculative_tokens": 4},
+    {"method": "suffix"},
+]
+SMALL = {"max_model_len": 1024, "max_num_seqs": 16}
+
+
+def build(speculative: dict[str, Any] | None) -> Engine:
+    return build_engine(
+        EngineConfig.from_kwargs(model="demo", speculative_config=speculative, **SMALL)
+    )
+
+
+def timed(engine: Engine) -> Timed:
+    parts = engine.parts
+    return Timed(
+        config=parts.config,
+        runner=parts.runner,
+        members=parts.proposer.members,  # type: ignore[attr-defined]
+        pool=parts.scheduler.pool,
+        threads=parts.threads,
+    )
+
+
+def generate(engine: Engine) -> list[int]:
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    [request] = engine.make_requests("r", list(range(40)), params)
+    engine.add_request(request)
+    tokens: list[int] = []
+    while engine.has_unfinished:
+        for output in engine.step():
+            tokens.extend(output.new_token_ids)
+    return tokens
+
+
+@pytest.mark.parametrize("speculative", DRAFTERS, ids=lambda one: str(one["method"]))
+def test_timing_leaves_nothing_behind(tmp_path: Path, speculative: dict[str, Any]) -> None:
+    """Not a page is held, and the first request says what it says in a fresh engine."""
+    engine = build(speculative)
+    costs = find_costs(timed(engine), folder=tmp_path, most_seconds=0.5)
+    assert costs.source == "timed"
+    assert engine.parts.scheduler.pool.num_used == 0
+    assert generate(engine) == generate(build(speculative))
+    [cost] = costs.drafters.values()
+    curve = cost.drafting(1, 3, 32.0)
+    assert curve[0] == 0.0
+    assert 0.0 < curve[1] <= curve[3]
+    again = find_costs(timed(engine), folder=tmp_path, most_seconds=0.0)
+    assert again.source in ("file", "promised"), "promised: too much noise for the file to be kept"
+
+
+def test_no_time_and_no_file_is_a_data_sheet(tmp_path: Path) -> None:
+    costs = find_costs(timed(build(DRAFTERS[0])), folder=tmp_path, most_seconds=0.0)
+    assert costs.source == "promised"
+    assert not costs.timed
+    assert costs.drafters["draft_model"].drafting(4, 2, 32.0)[2] > 0.0
+
+
+def test_info_shows_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    result = CliRunner().invoke(app, ["info", "demo", "--costs", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["model"] == "demo"
+    assert len(found["step_s"]) == len(found["sequences"])
+    assert all(len(row) == len(found["drafts"]) for row in found["step_s"])
+    assert "draft_model" in found["drafters"]
+    assert Path(found["file"]).is_relative_to(tmp_path)
+    table = CliRunner().invoke(app, ["info", "demo", "--costs"])
+    assert table.exit_code == 0, table.output
+    assert "milliseconds of a step" in table.stdout
