@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from foretoken.assembly import build_engine
 from foretoken.cli.app import app
 from foretoken.config import EngineConfig
-from foretoken.costs import Timed, find_costs
 from foretoken.engine import Engine
+from foretoken.proposers.costs import Timed, find_costs
 from foretoken.types import SamplingParams
 
 DRAFTERS: list[dict[str, Any]] = [

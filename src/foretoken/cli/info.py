@@ -1,16 +1,19 @@
 """`foretoken info`: shape, memory and KV bytes of a model, without loading it. Torch-free.
 
-What this machine would run it with (the kernels) stands below what is the model's own.
+What this machine would run it with (the kernels) stands below what is the model's own. With
+`--costs` the model is loaded after all, to say what steps and drafts take: as an earlier run learnt
+it, else timed now.
 """
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foretoken.checkpoint import find_model
 from foretoken.cli.options import SpeculativeOption, parse_speculation
+from foretoken.config import EngineConfig
 from foretoken.config.memory import ModelMemory
 from foretoken.config.quantization import QUANTIZATIONS, check_kv_cache
 from foretoken.config.reader import require
@@ -18,6 +21,17 @@ from foretoken.config.resolve import DTYPE_BYTES
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import describe_kernels
 from foretoken.shape import ModelShape
+
+if TYPE_CHECKING:
+    from foretoken.control.learned.cost import DrafterCost
+    from foretoken.proposers.costs import EngineCosts
+
+_SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
+_DRAFTS = (0, 1, 2, 3, 5, 7)
+_CONTEXT = 256
+"""Tokens of each sequence for which costs are shown."""
+_FED = 100
+"""Tokens of the feeding that is shown."""
 
 
 def info(
@@ -53,16 +67,16 @@ def info(
     require("--quantization", quantization, quantization in allowed, ", ".join(allowed))
     check_kv_cache("--kv-cache-dtype", kv_cache_dtype)
     if costs:
-        _show_costs(
-            {
-                "model": model,
-                "dtype": dtype,
-                "quantization": rounded,
-                "kv_cache_dtype": kv_cache_dtype,
-                "speculative_config": None if speculative_config is None else parse_speculation(speculative_config),
-            },
-            as_json=as_json,
+        config = EngineConfig.from_kwargs(
+            model=model,
+            dtype=dtype,
+            quantization=rounded,
+            kv_cache_dtype=kv_cache_dtype,
+            speculative_config=None
+            if speculative_config is None
+            else parse_speculation(speculative_config),
         )
+        _show_costs(config, as_json=as_json)
         return
     kept = ModelMemory(shape=shape, quantization=rounded, kv_cache_dtype=kv_cache_dtype)
     facts = _facts(kept, used)
@@ -146,3 +160,85 @@ def show_bytes(count: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _show_costs(config: EngineConfig, *, as_json: bool) -> None:
+    """What is known of the engine that `config` describes, on this machine."""
+    costs = _find_costs(config)
+    document = _describe(costs)
+    if as_json:
+        print(json.dumps({"model": config.model, **document}))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(_costs_table(f"{config.model}: milliseconds of a step", document["step_s"]))
+    for name, found in document["drafters"].items():
+        console.print(_costs_table(f"{name}: milliseconds of drafting", found["drafting_s"]))
+        console.print(f"{name}: feeding {_FED} tokens {1e3 * found['feeding_s']:.2f} ms\n")
+    error, steps = document["target"]["error_p50"], document["target"]["steps"]
+    learnt = "" if error is None else f"; usual error {error:.0%} in {steps} steps"
+    console.print(f"Each sequence has {_CONTEXT} tokens of context. Costs: {costs.source}{learnt}")
+    console.print(f"kept in {costs.file.path}", soft_wrap=True)
+
+
+def _find_costs(config: EngineConfig) -> "EngineCosts":
+    from foretoken.assembly import build_engine
+    from foretoken.proposers.costs import Timed, find_costs
+
+    parts = build_engine(config).parts
+    return find_costs(
+        Timed(
+            config=parts.config,
+            runner=parts.runner,
+            members=getattr(parts.proposer, "members", {}),
+            pool=parts.scheduler.pool,
+            threads=parts.threads,
+        )
+    )
+
+
+def _describe(costs: "EngineCosts") -> dict[str, Any]:
+    """Where costs are from, what is known, and seconds of some steps and drafts."""
+    from foretoken.control.cost import StepShape
+
+    steps = [
+        [costs.target.seconds(StepShape(n * (1 + k), n, _CONTEXT)).seconds for k in _DRAFTS]
+        for n in _SEQUENCES
+    ]
+    return {
+        "source": costs.source,
+        "file": str(costs.file.path),
+        "context": _CONTEXT,
+        "drafts": list(_DRAFTS),
+        "sequences": list(_SEQUENCES),
+        "step_s": steps,
+        "target": costs.target.describe(),
+        "drafters": {
+            name: {
+                "drafting_s": [_drafting(cost, n) for n in _SEQUENCES],
+                "feeding_s": cost.feeding(_FED, _CONTEXT),
+                **cost.describe(),
+            }
+            for name, cost in costs.drafters.items()
+        },
+    }
+
+
+def _drafting(cost: "DrafterCost", sequences: int) -> list[float]:
+    curve = cost.drafting(sequences, _DRAFTS[-1], _CONTEXT)
+    return [float(curve[drafts]) for drafts in _DRAFTS]
+
+
+def _costs_table(title: str, seconds: list[list[float]]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("sequences", justify="right")
+    for drafts in _DRAFTS:
+        table.add_column("1 draft" if drafts == 1 else f"{drafts} drafts", justify="right")
+    for sequences, row in zip(_SEQUENCES, seconds, strict=True):
+        cells = ["-" if value == 0.0 else f"{1e3 * value:.3g}" for value in row]
+        table.add_row(str(sequences), *cells)
+    return table

@@ -5,7 +5,6 @@ them gives a function that takes a shape and says how long it took.
 """
 
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -66,10 +65,12 @@ def calibrate(
     most_seconds: float = MOST_SECONDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[tuple[Shape, float]]:
-    """The median time of each shape, of as many as fit into `most_seconds`.
+    """The shortest time of each shape, of as many as fit into `most_seconds`.
 
-    The first round goes through them in order, begin with the cheap ones; it also warms up. Later
-    rounds are shuffled, so that a machine that grows slower meanwhile makes no shape dear.
+    The first round goes through them in order, so begin with the cheap ones; it also warms up.
+    Later rounds are shuffled, so that a machine that grows slower meanwhile makes no shape dear.
+    The shortest of so few is the one that a busy neighbour disturbed least; how much a neighbour
+    takes is learnt later, as the level of all costs.
     """
     began = clock()
     times: dict[Shape, list[float]] = {}
@@ -86,8 +87,7 @@ def calibrate(
             if left < times[shape][0]:
                 continue
             times[shape].append(measure(shape))
-    # Where there was no second time, the first one has the warming up in it, and has to do.
-    return [(shape, statistics.median(found[1:] or found)) for shape, found in times.items()]
+    return [(shape, min(found)) for shape, found in times.items()]
 
 
 def promised(cost: CostModel, shapes: Sequence[StepShape]) -> list[tuple[StepShape, float]]:

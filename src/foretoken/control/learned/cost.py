@@ -235,6 +235,11 @@ class DrafterCost:
         self._ramp: Floats = np.arange(65, dtype=np.float64)
 
     @property
+    def one_pass(self) -> bool:
+        """Whether all drafts come of one pass: a `DraftShape` of it has `passes` 1."""
+        return self._one_pass
+
+    @property
     def level(self) -> float:
         """How many times as long as at the prior everything takes at the moment."""
         if self._machine is None:

@@ -19,7 +19,6 @@ import torch
 from foretoken.config import ResolvedConfig
 from foretoken.config.memory import ModelMemory
 from foretoken.config.resolve import DTYPE_BYTES
-from foretoken.control.cost import RooflineCost, StepShape
 from foretoken.control.learned.calibration import (
     MOST_SECONDS,
     PROMISED_SD,
@@ -29,8 +28,9 @@ from foretoken.control.learned.calibration import (
     promised,
     step_shapes,
 )
-from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.control.cost import RooflineCost, StepShape
 from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts, still_true
+from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
 from foretoken.hardware import Hardware
 from foretoken.kernels.build import library_path
 from foretoken.kernels.library import describe_kernels
@@ -63,7 +63,7 @@ _FOREIGN_SHARE = 0.02
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class EngineCosts:
     """The two models of time of an engine, and where they are kept."""
 
     target: LearnedCost
@@ -94,8 +94,8 @@ class Timed:
 
 def find_costs(
     parts: Timed, *, folder: Path | None = None, most_seconds: float = MOST_SECONDS
-) -> Costs:
-    """Costs of a fresh engine: from the file if they are still true, else timed now and kept.
+) -> EngineCosts:
+    """EngineCosts of a fresh engine: from the file if they are still true, else timed now and kept.
 
     Without time (`most_seconds` 0) and file they are what the data sheet of a usual machine says.
     """
@@ -134,7 +134,7 @@ def key_of(config: ResolvedConfig, runner: Runner, members: Mapping[str, Member]
     )
 
 
-def _restored(saved: SavedCosts, file: CostFile) -> Costs | None:
+def _restored(saved: SavedCosts, file: CostFile) -> EngineCosts | None:
     try:
         target = LearnedCost.from_dict(saved.target)
         drafters = {
@@ -143,10 +143,12 @@ def _restored(saved: SavedCosts, file: CostFile) -> Costs | None:
         }
     except (KeyError, TypeError, ValueError, AssertionError):  # not written by this version
         return None
-    return Costs(target=target, drafters=drafters, timed=saved.timed, source="file", file=file)
+    return EngineCosts(
+        target=target, drafters=drafters, timed=saved.timed, source="file", file=file
+    )
 
 
-def _measured(parts: Timed, file: CostFile, most_seconds: float) -> Costs:
+def _measured(parts: Timed, file: CostFile, most_seconds: float) -> EngineCosts:
     config, timer = parts.config, StepTimer(parts)
     shapes = step_shapes(
         most_sequences=config.max_num_seqs,
@@ -166,7 +168,9 @@ def _measured(parts: Timed, file: CostFile, most_seconds: float) -> Costs:
         each_s = _DRAFTER_SHARE * most_seconds / len(parts.members)
         drafters[name] = _time_drafter(parts, member, each_s, plain_s, target)
     source = "timed" if timed else "promised"
-    return Costs(target=target, drafters=drafters, timed=tuple(timed), source=source, file=file)
+    return EngineCosts(
+        target=target, drafters=drafters, timed=tuple(timed), source=source, file=file
+    )
 
 
 @final
@@ -287,10 +291,7 @@ class _DraftTimer:
                 self._member.release(sequence.request.request_id)
             for table in pages:
                 self._pool.release(table)
-        found = [
-            (self._shape(length), sorted(seconds)[_REPEATS // 2])
-            for length, seconds in times.items()
-        ]
+        found = [(self._shape(length), min(seconds)) for length, seconds in times.items()]
         # The first draft of all had the whole context to feed, and one draft to make.
         feeding = fed - found[0][1]
         if feeding > 0.0 and self._context > 64:
