@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from foretoken.kv.pool import PagePool
 from foretoken.kv.free_runs import Run
+from foretoken.kv.pool import PagePool
 from foretoken.kv.shared_pages import DraftPages, SharedPages, runs_of
 
 NUM_PAGES, PAGE_BYTES = 40, 100

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import final
 
-from foretoken.kv.pool import PagePool
 from foretoken.kv.free_runs import Run
+from foretoken.kv.pool import PagePool
 
 GiveBack = Callable[[Iterable[Run]], object]
 """Gives the memory of pages back to the system; what stood there is zeros then."""
