@@ -154,10 +154,8 @@ class _Assembly:
             points=self.points,
         )
         shared = self._shared_pages(runner)
-        if proposer is None:
-            drafters = self._drafters(verifier, runner, shared)
-        else:
-            drafters = self._given(proposer, grammars)
+        given = None if proposer is None else self._given(proposer, grammars)
+        drafters = given or self._drafters(verifier, runner, shared)
         limits = {name: member.most for name, member in drafters.members.items()}
         live, measured, control = LivePolicy(), None, None
         threads = self._threads()

@@ -161,7 +161,7 @@ def test_drafters_have_what_the_target_leaves(
     """As many tokens as without speculation, whose pages are all used; what drafters have written
     is given back for them, and the tokens stay the same."""
     settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True}
-    settings |= PRESSURES["shortage"]
+    settings |= {"adaptive_speculation": False, **PRESSURES["shortage"]}
     folder = draft if name == "draft" else folders[name]
     config = {**SHARED[name], "model": str(folder)}
     with LLM(str(model), **settings) as alone:
