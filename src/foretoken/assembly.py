@@ -40,6 +40,7 @@ from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.planned import PlannedPolicy
 from foretoken.proposers.choose.policy import FirstPolicy
+from foretoken.proposers.costs import Timed, find_costs, seconds_for_timing
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.method import BuildContext, Target
 from foretoken.proposers.registry import create_drafters, feature_points, find_drafters
@@ -225,8 +226,10 @@ class _Assembly:
             pool=self.pool,
             threads=threads,
         )
-        costs = find_costs(parts, most_seconds=calibration_seconds())
-        acceptance = LearnedAcceptance({one.name: self._usual_acceptance(one.name) for one in facts})
+        costs = find_costs(parts, most_seconds=seconds_for_timing())
+        acceptance = LearnedAcceptance(
+            {one.name: self._usual_acceptance(one.name) for one in facts}
+        )
         return AdaptiveControl(budget, facts, costs.target, costs.drafters, acceptance)
 
     def _usual_acceptance(self, name: str) -> float:

@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.control.learned.calibration import calibrate, draft_lengths, promised, step_shapes
 from foretoken.control.cost import RooflineCost, StepShape
-from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts, cache_folder, still_true
+from foretoken.control.learned.calibration import calibrate, draft_lengths, promised, step_shapes
 from foretoken.control.learned.cost import LearnedCost
+from foretoken.control.learned.cost_file import (
+    CostFile,
+    CostKey,
+    SavedCosts,
+    cache_folder,
+    still_true,
+)
 
 KEY = CostKey(
     model="m", precision="bfloat16", drafters="d", device="cpu", threads=2, kernels="k",

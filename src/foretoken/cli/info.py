@@ -90,13 +90,6 @@ def info(
         _print(model, {**facts, "kernels": describe_kernels()}, copies_head=copies_head)
 
 
-def _show_costs(settings: dict[str, Any], *, as_json: bool) -> None:
-    from foretoken.cli.costs_table import show_costs
-    from foretoken.config import EngineConfig
-
-    show_costs(EngineConfig.from_kwargs(**settings), as_json=as_json)
-
-
 def _weight_files(path: Path) -> list[Path]:
     return (
         [path]

@@ -7,6 +7,8 @@ kept. Pages that were used are given back, and their contents given up.
 
 import hashlib
 import logging
+import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +21,7 @@ import torch
 from foretoken.config import ResolvedConfig
 from foretoken.config.memory import ModelMemory
 from foretoken.config.resolve import DTYPE_BYTES
+from foretoken.control.cost import RooflineCost, StepShape
 from foretoken.control.learned.calibration import (
     MOST_SECONDS,
     PROMISED_SD,
@@ -28,9 +31,9 @@ from foretoken.control.learned.calibration import (
     promised,
     step_shapes,
 )
-from foretoken.control.cost import RooflineCost, StepShape
-from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts, still_true
 from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts, still_true
+from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kernels.build import library_path
 from foretoken.kernels.library import describe_kernels
@@ -44,6 +47,8 @@ from foretoken.runtime.sequence import Sequence as RunningSequence
 from foretoken.types import Request, SamplingParams
 
 logger = logging.getLogger("foretoken")
+
+VARIABLE = "FORETOKEN_TIMING_SECONDS"
 
 _MOST_TOKENS = 8192
 """Tokens whose pages are used at once; longer batches share pages."""
@@ -90,6 +95,24 @@ class Timed:
     pool: PagePool
     threads: AbstractContextManager[None]
     """Whose threads run a step."""
+
+
+def seconds_for_timing() -> float:
+    """Seconds that timing may take where no earlier process did: FORETOKEN_TIMING_SECONDS, or 3.
+
+    Raises:
+        ConfigError: the variable is not a number of seconds.
+    """
+    given = os.environ.get(VARIABLE, "")
+    if not given:
+        return MOST_SECONDS
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < math.inf:
+        raise ConfigError(VARIABLE, given, "a number of seconds, 0 to time nothing")
+    return seconds
 
 
 def find_costs(

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from foretoken.control.learned.calibration import calibrate
 from foretoken.control.cost import StepShape
+from foretoken.control.learned.calibration import calibrate
 
 logger = logging.getLogger("foretoken")
 
