@@ -4,7 +4,6 @@ The only place that knows all the constructors.
 """
 
 import logging
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,9 @@ from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.config.auto import AUTO
 from foretoken.config.memory import Drafting
-from foretoken.config.methods import find_method
 from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
-from foretoken.control.adaptive.controller import AdaptiveControl
-from foretoken.control.adaptive.drafter import DrafterFacts
-from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
-from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.measured import MeasuredLimit
-from foretoken.control.report.journal import ControlJournal
-from foretoken.control.report.reasons import by_plan, by_settings, by_trial, with_floors
-from foretoken.engine import Engine, EngineParts, StepObserver
+from foretoken.deciding import FoundParts, decide_how
+from foretoken.engine import Engine, EngineParts
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kernels.threads import StepThreads
@@ -36,25 +28,22 @@ from foretoken.models import LoadOptions
 from foretoken.ops.reject import INVALID, LOSSY
 from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
+from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.choose.offers import Member
 from foretoken.proposers.choose.planned import PlannedPolicy
 from foretoken.proposers.choose.policy import FirstPolicy
-from foretoken.proposers.costs import Timed, find_costs, seconds_for_timing
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.method import BuildContext, Target
 from foretoken.proposers.registry import create_drafters, feature_points, find_drafters
-from foretoken.runtime.batch import Batch
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.config import SchedulerConfig
 from foretoken.runtime.scheduling.scheduler import Scheduler
-from foretoken.runtime.verifier import Verification, Verifier
+from foretoken.runtime.verifier import Verifier
 from foretoken.shape import ModelShape
 from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.types import StepStats
 
 logger = logging.getLogger("foretoken")
 
@@ -157,19 +146,12 @@ class _Assembly:
         shared = self._shared_pages(runner)
         given = None if proposer is None else self._given(proposer, grammars)
         drafters = given or self._drafters(verifier, runner, shared)
-        limits = {name: member.most for name, member in drafters.members.items()}
-        live, measured, control = LivePolicy(), None, None
         threads = self._threads()
-        decided = config.user.control if limits else "fixed"
-        if decided == "measured":
-            measured = MeasuredLimit(max(limits.values()))
-        limit = measured or _load_limit(self.speculative)
-        budget = RequestBudget(limits, limit, live, limits_free=measured is None)
-        if decided == "adaptive":
-            control = self._control(budget, drafters, runner, threads)
-        journal = (
-            _journal(config.user.control, drafters, limits, measured, control) if limits else None
-        )
+        found = FoundParts(
+            config=config, drafters=drafters, found=self.found, runner=runner, pool=self.pool,
+            threads=threads,
+        )  # fmt: skip
+        deciding = decide_how(found)
         scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
@@ -178,7 +160,7 @@ class _Assembly:
                 enable_prefix_caching=config.user.enable_prefix_caching,
             ),
             self.pool,
-            plan_drafts=budget.plan if control is None else control.plan,
+            plan_drafts=deciding.plan,
             find_stop_string=texts.find_stop_string,
         )
         return Engine(
@@ -187,8 +169,9 @@ class _Assembly:
                 tokenizer=self.tokenizer,
                 scheduler=scheduler,
                 proposer=drafters,
-                drafters=limits,
-                observers=_learners(drafters, measured, control, journal),
+                drafters={name: one.most for name, one in drafters.members.items()},
+                deciding=deciding,
+                observers=deciding.observers,
                 runner=runner,
                 verifier=verifier,
                 texts=texts,
@@ -196,47 +179,9 @@ class _Assembly:
                 eos_token_ids=eos_ids,
                 grammars=grammars,
                 threads=threads,
-                live=live,
                 shared=shared,
-                measured=measured,
-                control=control,
-                journal=journal,
             )
         )
-
-    def _control(
-        self, budget: RequestBudget, drafters: Drafters, runner: Runner, threads: StepThreads
-    ) -> AdaptiveControl:
-        """What decides how far each step drafts, with what is known or can be timed of costs."""
-        facts = [
-            DrafterFacts(
-                name=name,
-                most=member.most,
-                looks_up=member.proposer.looks_up,
-                missing=member.proposer.num_missing,
-                max_window=member.proposer.max_window,
-                reads_features=name in self.found and bool(self.found[name].points),
-            )
-            for name, member in drafters.members.items()
-        ]
-        parts = Timed(
-            config=self.config,
-            runner=runner,
-            members=drafters.members,
-            pool=self.pool,
-            threads=threads,
-        )
-        costs = find_costs(parts, most_seconds=seconds_for_timing())
-        acceptance = LearnedAcceptance(
-            {one.name: self._usual_acceptance(one.name) for one in facts}
-        )
-        return AdaptiveControl(budget, facts, costs.target, costs.drafters, acceptance)
-
-    def _usual_acceptance(self, name: str) -> float:
-        """The chance of a first draft of this drafter, before any was seen."""
-        given = () if self.speculative is None else self.speculative.drafters
-        methods = {one.label: one.method for one in given}
-        return find_method(methods[name]).usual_acceptance if name in methods else _USUAL_CHANCE
 
     def _threads(self) -> StepThreads:
         """As many as PyTorch has now; its own are kept where it does the heavy work."""
@@ -312,47 +257,6 @@ class _Assembly:
         return Drafters({proposer.name: member}, policy, grammars)
 
 
-def _learners(
-    drafters: Drafters,
-    measured: MeasuredLimit | None,
-    control: AdaptiveControl | None,
-    journal: ControlJournal | None,
-) -> tuple[StepObserver, ...]:
-    """Whoever learns from a step: they are given its plan, its outcome and its times."""
-    if journal is None:
-        return (drafters.observe,)
-
-    def observe(batch: Batch, verification: Verification, stats: StepStats) -> None:
-        outcomes = draft_outcomes(batch, verification) if stats.num_drafts else ()
-        journal.observe(batch.plan, outcomes, stats)
-        if measured is not None:
-            measured.observe(batch.plan, stats)
-        if control is not None:
-            control.observe(batch.plan, outcomes, stats)
-
-    return drafters.observe, observe
-
-
-def _journal(
-    mode: str,
-    drafters: Drafters,
-    limits: Mapping[str, int],
-    limit: MeasuredLimit | None,
-    control: AdaptiveControl | None,
-) -> ControlJournal:
-    """Writes down what control does, and can say why."""
-    why = by_settings(limits) if limit is None else by_trial(limit)
-    if control is not None:
-        looks_up = {name for name, one in drafters.members.items() if one.proposer.looks_up}
-        why = by_plan(control.outlook, looks_up)
-    floors = {name: member.floor for name, member in drafters.members.items()}
-    there = {name: floor for name, floor in floors.items() if floor is not None}
-    why = with_floors(why, there)
-    if control is None:
-        return ControlJournal(mode, limits, why)
-    return ControlJournal(mode, limits, why, facts=control.facts, step_by_rows=control.step_by_rows)
-
-
 def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:
     """What the rules need; says so where the output will not be the model's own."""
     if speculative is None:
@@ -367,17 +271,6 @@ def _rule_settings(speculative: SpeculativeConfig | None) -> RuleSettings:
         posterior_alpha=speculative.rule.posterior_alpha,
         synthetic_rates=speculative.synthetic_rates,
     )
-
-
-def _load_limit(speculative: SpeculativeConfig | None) -> LoadLimit | None:
-    if speculative is None:
-        return None
-    load = speculative.load
-    if load.num_speculative_tokens_per_batch_size is not None:
-        return LoadLimit(load.num_speculative_tokens_per_batch_size)
-    if load.disable_by_batch_size is not None:
-        return LoadLimit.off_from(load.disable_by_batch_size, _NO_LIMIT)
-    return None
 
 
 def _tokenizer(config: EngineConfig, folder: Path) -> Tokenizer | None:

@@ -6,15 +6,11 @@ runner's, what is accepted the verifier's, what is drafted the proposer's. Not t
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from foretoken.config import ResolvedConfig
-from foretoken.control.adaptive.controller import AdaptiveControl
-from foretoken.control.budget import LivePolicy
-from foretoken.control.measured import MeasuredLimit
-from foretoken.control.report.journal import ControlJournal
+from foretoken.deciding import Deciding, StepObserver
 from foretoken.intake import Intake
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.shared_pages import SharedPages
@@ -31,9 +27,6 @@ from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import FinishReason, Output, Request, SamplingParams, Speculation, StepStats
 
-StepObserver: TypeAlias = Callable[[Batch, Verification, StepStats], None]
-"""Is told of every step: the batch with its plan and drafts, the outcome, counts and times."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
@@ -45,6 +38,8 @@ class EngineParts:
     proposer: Proposer
     drafters: Mapping[str, int] = field(default_factory=dict)
     """Names that a request may ask for, and the most drafts of each."""
+    deciding: Deciding
+    """Who decides how far steps draft."""
     observers: tuple[StepObserver, ...] = ()
     """Told about every step."""
     runner: Runner
@@ -55,14 +50,8 @@ class EngineParts:
     grammars: Grammars
     threads: StepThreads
     """Whose threads run a step."""
-    live: LivePolicy
     shared: SharedPages | None = None
     """The memory of pages, where drafters have no part of their own."""
-    measured: MeasuredLimit | None = None
-    control: AdaptiveControl | None = None
-    """Plans the steps; None: settings do."""
-    journal: ControlJournal | None = None
-    """What control did; None: nothing drafts."""
 
 
 class Engine:
@@ -101,7 +90,7 @@ class Engine:
         self._intake.check_policy(policy, self.parts.drafters)
         assert isinstance(self.parts.proposer, Drafters), type(self.parts.proposer)
         self.parts.proposer.use_only(policy.drafter)
-        self.parts.live.speculation = policy
+        self.parts.deciding.live.speculation = policy
 
     def make_requests(
         self,
@@ -214,8 +203,8 @@ class Engine:
 
     def _release(self, request_id: str) -> None:
         self.parts.proposer.release(request_id)
-        if self.parts.control is not None:
-            self.parts.control.release(request_id)
+        if self.parts.deciding.control is not None:
+            self.parts.deciding.control.release(request_id)
         self.parts.verifier.release(request_id)
         self.metrics.record_finished()
 

@@ -74,7 +74,9 @@ def test_heads_change_no_token(
             found = generate(llm, make_prompts(COUNT, 3), chosen)
             assert found == plain(parameters, COUNT)
         [drafted] = [m for m in llm.get_metrics() if m.name.endswith("num_draft_tokens")]
-        assert isinstance(drafted, Counter) and drafted.value > 100
+        # Short of pages the target's come first, and drafters have what is left.
+        least = 5 if pressure == "shortage" else 100
+        assert isinstance(drafted, Counter) and drafted.value > least
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -175,7 +177,7 @@ def test_kept_kv_equals_kv_computed_anew(
         params = SamplingParams(max_tokens=24, temperature=0.0, detokenize=False)
         for _ in range(2):
             llm.generate(make_prompts(9, 5), params, use_tqdm=False)
-        assert audited.num_compared > 80
+        assert audited.num_compared > (20 if pressure == "shortage" else 80)
 
 
 def test_wrong_heads_are_refused(model: Path, draft: Path, folders: dict[str, Path]) -> None:

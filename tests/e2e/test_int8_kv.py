@@ -34,8 +34,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "eagle3": {**HEADS["eagle3"], "kv_cache_dtype": "int8"},
 }
 
-FEW = {"draft": 40_000, "tree": 40_000, "eagle3": 125_000}
-"""Bytes for keys, values and features that are about twenty pages of 8 tokens."""
+FEW = {"draft": 28_000, "tree": 28_000, "eagle3": 28_000}
+"""Bytes for keys and values that are about twenty pages of 8 tokens."""
 
 
 def open_llm(model: Path, speculative: dict[str, Any] | None, **settings: Any) -> LLM:

@@ -325,7 +325,9 @@ def test_keys_and_values_of_its_own_change_no_token(
     with open_llm(model, config, **PRESSURES[pressure]) as llm:
         for name in ("greedy", "filters"):
             assert run(llm, name) == plain(name), name
-        assert counted(llm, "num_draft_tokens") > 100
+        # Short of pages the target's come first, and drafters have what is left.
+        least = 5 if pressure == "shortage" else 100
+        assert counted(llm, "num_draft_tokens") > least
         need = llm._engine.parts.config.budget.need
     kept = 2 * (16 + 4 if "kv_cache_dtype" in keys else 4 * 16)
     assert need.draft_kv_per_token == kept + 4 * HIDDEN

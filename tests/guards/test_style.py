@@ -6,9 +6,9 @@ import re
 from tests.guards.sources import ROOT, classes, last_name, modules
 
 MUTABLE_DATACLASSES = {
-    "control/drafter.py:DrafterState": "what one drafter did of late",
-    "control/planner.py:MadePlan": "a plan and what its requests gain while it is carried out",
-    "control/tracked.py:TrackedRequest": "how far drafters have read a request",
+    "control/adaptive/drafter.py:DrafterState": "what one drafter did of late",
+    "control/adaptive/planner.py:MadePlan": "a plan, and what its requests gain by it",
+    "control/adaptive/tracked.py:TrackedRequest": "how far drafters have read a request",
     "runtime/sequence.py:Sequence": "the one mutable state of a request",
     "training/loop.py:Progress": "what a training run resumes from",
 }

@@ -14,6 +14,7 @@ import typer
 from foretoken.checkpoint import find_model
 from foretoken.cli.options import SpeculativeOption, parse_speculation
 from foretoken.config import EngineConfig
+from foretoken.config.auto import AUTO
 from foretoken.config.memory import ModelMemory
 from foretoken.config.quantization import QUANTIZATIONS, check_kv_cache
 from foretoken.config.reader import require
@@ -72,9 +73,7 @@ def info(
             dtype=dtype,
             quantization=rounded,
             kv_cache_dtype=kv_cache_dtype,
-            speculative_config=None
-            if speculative_config is None
-            else parse_speculation(speculative_config),
+            speculative_config=parse_speculation(speculative_config or AUTO),
         )
         _show_costs(config, as_json=as_json)
         return

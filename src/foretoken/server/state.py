@@ -61,7 +61,7 @@ class ServerState:
         if not drafters:
             return "off (predictions and grammars are drafted from)"
         named = ", ".join(f"{name} (up to {most} tokens)" for name, most in drafters.items())
-        measured = self.engine.engine.parts.measured is not None
+        measured = self.engine.engine.parts.deciding.measured is not None
         return f"{named}, as far as measured faster" if measured else named
 
     @property

@@ -16,7 +16,7 @@ from typing import final
 from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.exploring import PLAIN
 from foretoken.control.adaptive.planner import MadePlan, Planner
-from foretoken.control.adaptive.step_times import StepTimes
+from foretoken.control.adaptive.step_times import RecentTimes
 from foretoken.control.budget import RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
@@ -68,7 +68,7 @@ class AdaptiveControl:
         self._sequences: list[DecodingSequence] = []
         self._steps_left = self._steps_done = 0
         self._in_vain = 1.0
-        self._times = StepTimes()
+        self._times = RecentTimes()
         self._deciding_s = self._step_s = 0.0
 
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:

@@ -8,15 +8,15 @@ import math
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
-from foretoken.control.adaptive.exploring import Account, pick_trial
+from foretoken.control.adaptive.exploring import Account, Trial, pick_trial
 from foretoken.control.adaptive.guard import Floats, Ledger
-from foretoken.control.adaptive.planning import budgets, read_first, surplus
+from foretoken.control.adaptive.planning import FirstReading, budgets, read_first, surplus
 from foretoken.control.adaptive.scene import DrafterView, Scene
 from foretoken.control.adaptive.tracked import TrackedRequest, note_read, view_of
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
@@ -88,6 +88,18 @@ class MadePlan:
     """What drafters that are not used would have come to."""
 
 
+class _Chosen(NamedTuple):
+    """What a step does, and why."""
+
+    found: Allocation
+    options: list[DraftOption]
+    """What the drafters of `found` are counted by."""
+    reading: FirstReading
+    trial: Trial | None
+    waking: set[str]
+    """Drafters at rest that are wanted again."""
+
+
 @final
 class Planner:
     """Makes plans from what is known now."""
@@ -135,22 +147,8 @@ class Planner:
         passing = [view for view in views if not self.drafters[view.name].facts.looks_up]
         lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
         scene = self._scene(tracked, ids, shape, gained_s, left_N, views)
-        options = scene.options(passing)
-        found = scene.best(options)
-        waking = {options[i].name for i in found.drafter_N.tolist() if i >= 0}
-        waking = {name for name in waking if not self.drafters[name].is_ready}
-        if waking:
-            # What they read of the target is kept from now on; they draft once there is enough.
-            options = [option for option in options if self.drafters[option.name].is_ready]
-            found = scene.best(options)
-        trial = pick_trial(scene, found, options, passing, self.drafters, self.account)
-        if trial is not None:
-            found, options = trial.found, trial.options
-        alone = trial is not None or (count == 1 and not prompt)
-        reading = read_first(found, options, views, scene, alone=alone)
-        if reading.waiting:
-            options = scene.without(options, reading.waiting)
-            found = scene.best(options)
+        chosen = self._choose(scene, passing, views, alone=count == 1 and not prompt)
+        found, options, reading, trial = chosen.found, chosen.options, chosen.reading, chosen.trial
         lengths: list[int] = found.drafts_N.tolist()
         names = [options[i].name if i >= 0 else "" for i in found.drafter_N.tolist()]
         forecast = StepForecast(
@@ -167,13 +165,35 @@ class Planner:
             drafters=tuple(names),
             surplus=surplus(found, options, forecast),
             feeds=tuple(reading.feeds),
-            resting=self._resting({*names, *reading.missing, *waking}),
+            resting=self._resting({*names, *reading.missing, *chosen.waking}),
             forecast=forecast,
         )
         return MadePlan(
             plan, ids, shape, gained_s, scene.model_s,
             trial="" if trial is None else trial.of, missing=reading.missing,
         )  # fmt: skip
+
+    def _choose(
+        self, scene: Scene, passing: list[DrafterView], views: list[DrafterView], *, alone: bool
+    ) -> _Chosen:
+        """The best allocation that can be carried out now, or a trial."""
+        options = scene.options(passing)
+        found = scene.best(options)
+        waking = {options[i].name for i in found.drafter_N.tolist() if i >= 0}
+        waking = {name for name in waking if not self.drafters[name].is_ready}
+        if waking:
+            # What they read of the target is kept from now on; they draft once there is enough.
+            options = [option for option in options if self.drafters[option.name].is_ready]
+            found = scene.best(options)
+        trial = pick_trial(scene, found, options, passing, self.drafters, self.account)
+        if trial is not None:
+            found, options = trial.found, trial.options
+        alone = alone or trial is not None
+        reading = read_first(found, options, views, scene, alone=alone)
+        if reading.waiting:
+            options = scene.without(options, reading.waiting)
+            found = scene.best(options)
+        return _Chosen(found, options, reading, trial, waking)
 
     def put_away(self, made: MadePlan, steps: int) -> None:
         """A plan has held for so many steps."""

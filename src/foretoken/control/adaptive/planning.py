@@ -17,7 +17,7 @@ _CHUNK_SHARE = 0.5
 _ALL = 1 << 30
 
 
-class Reading(NamedTuple):
+class FirstReading(NamedTuple):
     """What drafters read of the sequences that they are to draft for."""
 
     feeds: list[Feed]
@@ -34,11 +34,11 @@ def read_first(
     scene: Scene,
     *,
     alone: bool,
-) -> Reading:
+) -> FirstReading:
     """Who has to be read before the plan `found` can be carried out: in chunks, so that nobody
     waits for long. `alone`: nobody waits."""
     by_name = {view.name: view for view in views}
-    reading = Reading([], {}, {})
+    reading = FirstReading([], {}, {})
     left = _ALL
     for place, chosen in enumerate(found.drafter_N.tolist()):
         if chosen < 0:

@@ -11,7 +11,7 @@ from foretoken.control.learned.cost import DraftShape
 from foretoken.types import StepStats
 
 
-class Drafting(NamedTuple):
+class DraftingKind(NamedTuple):
     """What a drafter did in a step, its context aside."""
 
     name: str
@@ -32,7 +32,7 @@ class Drafting(NamedTuple):
 
 
 @final
-class StepTimes:
+class RecentTimes:
     """Seconds by shape, of steps that one plan was made for."""
 
     __slots__ = ("_drafters", "_target", "count")
@@ -41,7 +41,7 @@ class StepTimes:
         """No step yet."""
         self.count = 0
         self._target: dict[tuple[int, int], list[float]] = {}
-        self._drafters: dict[Drafting, list[float]] = {}
+        self._drafters: dict[DraftingKind, list[float]] = {}
 
     def add(self, made: MadePlan, stats: StepStats, *, first: bool) -> None:
         """A step of this plan; drafters read what they missed in its `first`."""
@@ -55,7 +55,7 @@ class StepTimes:
             self._target[key] = [seconds]
         for name, sequences, depth, num_drafts, took in stats.drafters:
             fed_rows = made.missing.get(name, 0) if first else 0
-            drafting = Drafting(name, sequences, depth, num_drafts, fed_rows)
+            drafting = DraftingKind(name, sequences, depth, num_drafts, fed_rows)
             self._drafters.setdefault(drafting, []).append(took)
 
     def target(self) -> Iterator[tuple[tuple[int, int], float]]:
@@ -63,7 +63,7 @@ class StepTimes:
         for key, seconds in self._target.items():
             yield key, _median(seconds)
 
-    def drafters(self) -> Iterator[tuple[Drafting, float]]:
+    def drafters(self) -> Iterator[tuple[DraftingKind, float]]:
         """What each drafter did, with its seconds."""
         for drafting, seconds in self._drafters.items():
             yield drafting, _median(seconds)

@@ -47,7 +47,7 @@ class Deciding(Protocol):
         """A request ended."""
 
 
-class Arm(Protocol):
+class SimulatedArm(Protocol):
     """One way to decide, to be built for each run."""
 
     @property

@@ -18,7 +18,7 @@ FORCED = "grammar"
 """Name under which tokens are drafted that a schema leaves no choice about."""
 
 
-class Guess(NamedTuple):
+class DraftGuess(NamedTuple):
     """One sequence's draft, and how much of it is right."""
 
     drafter: str
@@ -30,7 +30,7 @@ class Guess(NamedTuple):
 class DraftedStep:
     """What all drafters did in a step."""
 
-    guesses: dict[int, Guess]
+    guesses: dict[int, DraftGuess]
     """By the place of the sequence among those that decode."""
     times: tuple[DraftingTime, ...]
     """Without noise."""
@@ -50,7 +50,7 @@ class _Offers:
     """What was taken so far in a step."""
 
     sequences: list[Decoding]
-    guesses: dict[int, Guess] = field(default_factory=dict)
+    guesses: dict[int, DraftGuess] = field(default_factory=dict)
     times: list[DraftingTime] = field(default_factory=list)
 
     @property
@@ -98,7 +98,7 @@ class SimulatedDrafting:
                     self._ask(offers, self._machine.drafter(name), wanted)
         return DraftedStep(offers.guesses, tuple(offers.times))
 
-    def learn(self, outcomes: Mapping[str, Guess]) -> None:
+    def learn(self, outcomes: Mapping[str, DraftGuess]) -> None:
         """What became of what was looked up and forced."""
         for request_id, (drafter, drafted, accepted) in outcomes.items():
             if drafter == FORCED or self._machine.drafter(drafter).looks_up:
@@ -133,11 +133,11 @@ class SimulatedDrafting:
             depth, total = max(lengths, default=0), sum(lengths)
             offers.times.append(DraftingTime(one.name, asked, depth, total, seconds))
 
-    def _guess(self, one: SimulatedDrafter, decoding: Decoding, length: int) -> Guess | None:
+    def _guess(self, one: SimulatedDrafter, decoding: Decoding, length: int) -> DraftGuess | None:
         done, simulated = decoding.sequence.num_output, decoding.simulated
         if one.looks_up and not simulated.finds(one.name, done):
             return None
-        return Guess(one.name, length, simulated.accepted(one.name, done, length))
+        return DraftGuess(one.name, length, simulated.accepted(one.name, done, length))
 
     def _note(self, one: SimulatedDrafter, decoding: Decoding, read: int) -> None:
         sequence = decoding.sequence
@@ -159,7 +159,7 @@ class SimulatedDrafting:
             run = int(decoding.simulated.forced[decoding.sequence.num_output])
             length = min(run, decoding.budget)
             if length > 0:
-                found[place] = Guess(FORCED, length, length)
+                found[place] = DraftGuess(FORCED, length, length)
         self._take(offers, plan, found, {})
 
     def _look_up(self, offers: _Offers, plan: DraftPlan) -> set[int]:
@@ -193,7 +193,7 @@ class SimulatedDrafting:
         self,
         offers: _Offers,
         plan: DraftPlan,
-        found: dict[int, Guess],
+        found: dict[int, DraftGuess],
         planned: Mapping[int, float],
     ) -> None:
         """Those of these drafts that are worth their rows, the best first, each whole."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, final
 
 from foretoken.control.cost import StepShape
 from foretoken.control.plan import DraftOutcome
-from foretoken.lab.simulate.arms import Arm
+from foretoken.lab.simulate.arms import SimulatedArm
 from foretoken.lab.simulate.drafting import Decoding, DraftedStep, SimulatedDrafting
 from foretoken.lab.simulate.machine import MachineNoise, SimulatedMachine
 from foretoken.lab.simulate.traffic import SimulatedRequest, Traffic
@@ -115,7 +115,7 @@ class SimulatedServing:
     """A server of one machine and one arm."""
 
     def __init__(
-        self, machine: SimulatedMachine, arm: Arm, limits: ServingLimits, *, seed: int = 0
+        self, machine: SimulatedMachine, arm: SimulatedArm, limits: ServingLimits, *, seed: int = 0
     ) -> None:
         """Nothing runs yet."""
         # The scheduler lives beside code that needs torch, which the lab loads only here.
@@ -274,7 +274,7 @@ class SimulatedServing:
 
 def simulate(
     machine: SimulatedMachine,
-    arm: Arm,
+    arm: SimulatedArm,
     traffic: Traffic,
     limits: ServingLimits | None = None,
     *,

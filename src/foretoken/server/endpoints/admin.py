@@ -38,7 +38,7 @@ async def write_speculation(request: Request) -> Response:
 
 async def _describe(state: ServerState) -> dict[str, Any]:
     parts = state.engine.engine.parts
-    policy = parts.live.speculation
+    policy = parts.deciding.live.speculation
     metrics = {metric.name: metric for metric in state.engine.engine.metrics.read()}
     names = ("acceptance_length", "draft_acceptance_rate", "draft_length")
     by_load = await state.engine.call(_by_load)
@@ -57,13 +57,13 @@ async def _describe(state: ServerState) -> dict[str, Any]:
 
 def _by_load(engine: Engine) -> list[dict[str, object]]:
     """What was measured, and the length in force for it; nothing where lengths are not chosen."""
-    measured = engine.parts.measured
+    measured = engine.parts.deciding.measured
     return [] if measured is None else measured.describe()
 
 
 def _control(engine: Engine) -> dict[str, Any] | None:
     """What control does and why, with what steps are expected to take; None: nothing drafts."""
-    journal = engine.parts.journal
+    journal = engine.parts.deciding.journal
     if journal is None:
         return None
     return {**journal.describe(), "step_by_rows": journal.step_by_rows()}

@@ -83,7 +83,7 @@ async def metrics(request: Request) -> Response:
 
 async def control(request: Request) -> Response:
     """What control does and why, for the page; nothing of single requests."""
-    journal = state_of(request).engine.engine.parts.journal
+    journal = state_of(request).engine.engine.parts.deciding.journal
     return _json(None if journal is None else journal.describe())
 
 

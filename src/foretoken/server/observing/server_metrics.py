@@ -158,8 +158,10 @@ class ServerMetrics:
         """Register everything in a registry of its own."""
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(engine, model_name, prefix))
-        if engine.parts.journal is not None:
-            self.registry.register(ControlCollector(engine.parts.journal, model_name, prefix))
+        if engine.parts.deciding.journal is not None:
+            self.registry.register(
+                ControlCollector(engine.parts.deciding.journal, model_name, prefix)
+            )
         self._values = (model_name, "0")
         self._started: dict[str, Request] = {}
         self._last_at: dict[str, float] = {}
