@@ -100,7 +100,7 @@ def _drift_s(given: argparse.Namespace, pair: Pair) -> float:
 
 
 def _ramp_s(given: argparse.Namespace, pair: Pair) -> float:
-    return float(9 * (given.window_repeats + 1) * (given.window_s + 0.5))
+    return float(9 * (given.window_repeats + 0.2) * (given.window_s + 0.2))
 
 
 def _contexts_s(given: argparse.Namespace, pair: Pair) -> float:
@@ -127,8 +127,10 @@ USUAL: dict[bool, dict[str, Any]] = {
         "cases": [name for name in CASES if name != "contexts"],
         "loads": [1, 2, 4, 8, 16, 32, 64, 96],
         "lengths": [1, 2, 4],
-        "round_s": 1.5,
-        "repeats": 7,
+        "round_s": 1.3,
+        "repeats": 6,
+        "choosing_rounds": 2,
+        "warm_up_rounds": 2,
         "retrieval_loads": [1, 8],
         "context_loads": [1, 4],
     },
@@ -138,6 +140,8 @@ USUAL: dict[bool, dict[str, Any]] = {
         "lengths": [1, 2, 4],
         "round_s": 4.0,
         "repeats": 5,
+        "choosing_rounds": 1,
+        "warm_up_rounds": 1,
         "retrieval_loads": [1],
         "context_loads": [1, 4],
     },
@@ -166,8 +170,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--control-config", type=json.loads, metavar="JSON",
                         help="speculative_config of control; default: the fixed arm's")  # fmt: skip
     parser.add_argument("--round-s", type=float, help="about how long a round lasts")
-    parser.add_argument("--choosing-rounds", type=int, default=2, help="for each fixed length")
-    parser.add_argument("--warm-up-rounds", type=int, default=2, help="of control at each load")
+    parser.add_argument("--choosing-rounds", type=int, help="for each fixed length")
+    parser.add_argument("--warm-up-rounds", type=int, help="of control at each load")
     for case in ("retrieval", "context", "json", "useless", "drift", "resting"):
         default = {"drift": [1, 8], "json": [1, 16, 64]}.get(case, [1, 8, 64])
         own = case in ("retrieval", "context")
