@@ -42,7 +42,7 @@ def steady(bench: Bench) -> dict[str, Any]:
 
         first = bench.in_turns([off, control], choosing, 1)
         cold = first["control"][0].tokens_per_s / first["off"][0].tokens_per_s
-        bench.warm_up([control, again], choosing)
+        bench.warm_up([control, again] if again.spec != off.spec else [control], choosing)
         best, speeds = bench.best_length(fixed, choosing, SPEEDS["throughput"])
         rounds = bench.in_turns([off, again, best, control], measured)
         bench.forget()
