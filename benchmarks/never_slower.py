@@ -66,12 +66,14 @@ def _rounds_s(given: argparse.Namespace, pair: Pair, loads: Sequence[int], each:
     """`each` rounds at every load; those of high loads last longer than rounds are to last."""
     mean = pair.prompt_tokens + sum(pair.tokens) / 2
     least = float(given.round_s)
-    return sum(each * max(least, 2 * load * mean / pair.rows_per_s) for load in loads)
+    many = pair.fewest * mean / pair.rows_per_s
+    return sum(each * max(least, load * many) for load in loads)
 
 
 def _steady_s(given: argparse.Namespace, pair: Pair) -> float:
     each = 4 * given.repeats + len(given.lengths) * given.choosing_rounds
-    return _rounds_s(given, pair, given.loads, each + 2 * given.warm_up_rounds + 4)
+    each += (1 + pair.second_off) * given.warm_up_rounds + 3
+    return _rounds_s(given, pair, given.loads, each)
 
 
 def _three_arms_s(given: argparse.Namespace, pair: Pair, loads: Sequence[int]) -> float:
@@ -83,7 +85,8 @@ def _retrieval_s(given: argparse.Namespace, pair: Pair) -> float:
     each = 3 * int(given.repeats) + int(given.warm_up_rounds) + 2
     loads: list[int] = given.retrieval_loads
     least = float(given.round_s)
-    return sum(each * max(least, 2 * load * length / pair.rows_per_s) for load in loads)
+    many = pair.fewest * length / pair.rows_per_s
+    return float(sum(each * max(least, load * many) for load in loads))
 
 
 def _mix_s(given: argparse.Namespace, pair: Pair) -> float:
@@ -100,7 +103,7 @@ def _drift_s(given: argparse.Namespace, pair: Pair) -> float:
 
 
 def _ramp_s(given: argparse.Namespace, pair: Pair) -> float:
-    return float(9 * (given.window_repeats + 1) * (given.window_s + 0.5))
+    return float(9 * (given.window_repeats + 0.2) * (given.window_s + 0.2))
 
 
 def _contexts_s(given: argparse.Namespace, pair: Pair) -> float:
@@ -127,8 +130,10 @@ USUAL: dict[bool, dict[str, Any]] = {
         "cases": [name for name in CASES if name != "contexts"],
         "loads": [1, 2, 4, 8, 16, 32, 64, 96],
         "lengths": [1, 2, 4],
-        "round_s": 1.5,
-        "repeats": 7,
+        "round_s": 1.3,
+        "repeats": 6,
+        "choosing_rounds": 2,
+        "warm_up_rounds": 2,
         "retrieval_loads": [1, 8],
         "context_loads": [1, 4],
     },
@@ -136,8 +141,10 @@ USUAL: dict[bool, dict[str, Any]] = {
         "cases": ["steady", "retrieval", "contexts"],
         "loads": [1, 4, 16],
         "lengths": [1, 2, 4],
-        "round_s": 4.0,
+        "round_s": 3.5,
         "repeats": 5,
+        "choosing_rounds": 1,
+        "warm_up_rounds": 1,
         "retrieval_loads": [1],
         "context_loads": [1, 4],
     },
@@ -166,8 +173,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--control-config", type=json.loads, metavar="JSON",
                         help="speculative_config of control; default: the fixed arm's")  # fmt: skip
     parser.add_argument("--round-s", type=float, help="about how long a round lasts")
-    parser.add_argument("--choosing-rounds", type=int, default=2, help="for each fixed length")
-    parser.add_argument("--warm-up-rounds", type=int, default=2, help="of control at each load")
+    parser.add_argument("--choosing-rounds", type=int, help="for each fixed length")
+    parser.add_argument("--warm-up-rounds", type=int, help="of control at each load")
     for case in ("retrieval", "context", "json", "useless", "drift", "resting"):
         default = {"drift": [1, 8], "json": [1, 16, 64]}.get(case, [1, 8, 64])
         own = case in ("retrieval", "context")
@@ -209,7 +216,7 @@ def estimate(given: argparse.Namespace, pair: Pair) -> None:
     seconds = {name: CASES[name].seconds(given, pair) for name in given.cases}
     parts = ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items())
     total = (sum(seconds.values()) + pair.start_s) / 60
-    print(f"about {total:.0f} minutes on the machine of docs/benchmarks.md: {parts}", flush=True)
+    print(f"about {total:.0f} minutes on two quiet cores: {parts}", flush=True)
 
 
 def measure(given: argparse.Namespace, pair: Pair, scratch: Path) -> tuple[Bench, dict[str, Any]]:

@@ -74,6 +74,8 @@ class Pair:
     tokens: tuple[int, int]
     """Fewest and most tokens of an answer."""
     most_servers: int
+    fewest: float
+    """Requests of a round for each one in flight, at least."""
     rows_per_s: float
     """Tokens read and written per second in large batches, for the estimate of the time."""
     start_s: float
@@ -124,6 +126,7 @@ def demo_pair() -> Pair:
         prompt_tokens=64,
         tokens=(32, 96),
         most_servers=6,
+        fewest=2.0,
         rows_per_s=9000.0,
         start_s=40.0,
     )
@@ -145,6 +148,7 @@ def folder_pair(target: Path, draft: Path, context: int, scratch: Path) -> Pair:
         prompt_tokens=128,
         tokens=(24, 64),
         most_servers=3,
+        fewest=1.5,
         rows_per_s=350.0,
         start_s=120.0,
     )  # fmt: skip

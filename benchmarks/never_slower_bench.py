@@ -93,15 +93,15 @@ class Bench:
         self._tokens.clear()
 
     def size(self, arm: Arm, load: int, make: Asks) -> int:
-        """Requests of a round that lasts as long as rounds are to last, twice `load` at least."""
-        count = 2 * load
+        """Requests of a round that lasts as long as rounds are to last, if those are enough."""
+        count = fewest = int(self.pair.fewest * load)
         trial = self.ask(arm, [Crowd(make(CHOOSING, count), load)])
         lasted = max(one.at_s[-1] for one in trial.replies) - trial.began_s
         if lasted < self.given.round_s / 2:  # connections and a single request count for much
             count = min(1000, int(count * self.given.round_s / lasted))
             trial = self.ask(arm, [Crowd(make(CHOOSING, count), load)])
             lasted = max(one.at_s[-1] for one in trial.replies) - trial.began_s
-        return max(2 * load, int(count * self.given.round_s / lasted))
+        return max(fewest, int(count * self.given.round_s / lasted))
 
     def in_turns(
         self, arms: Sequence[Arm], make: Turns, repeats: int | None = None

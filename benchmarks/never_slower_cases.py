@@ -42,7 +42,7 @@ def steady(bench: Bench) -> dict[str, Any]:
 
         first = bench.in_turns([off, control], choosing, 1)
         cold = first["control"][0].tokens_per_s / first["off"][0].tokens_per_s
-        bench.warm_up([control, again], choosing)
+        bench.warm_up([control, again] if again.spec != off.spec else [control], choosing)
         best, speeds = bench.best_length(fixed, choosing, SPEEDS["throughput"])
         rounds = bench.in_turns([off, again, best, control], measured)
         bench.forget()
@@ -120,6 +120,7 @@ def ramp(bench: Bench) -> dict[str, Any]:
     """One client, many at once, and one again, each for a window."""
     many, window_s = bench.given.ramp_clients, bench.given.window_s
     phases = [(1, window_s), (many, window_s), (1, window_s)]
+    short = [(clients, window_s / 5) for clients, _ in phases]
     arms = [*bench.off(), bench.control()]
     bench.servers.start([arm.spec for arm in arms])
     rates: dict[str, list[list[float]]] = {arm.name: [] for arm in arms}
@@ -129,7 +130,8 @@ def ramp(bench: Bench) -> dict[str, Any]:
             return plain_ask(bench.pair, MEASURED + (turn + 1) * 100_000 + number * many + client)
 
         for arm in in_turn(arms, turn + 1):
-            found, replies = run_ramp(bench.servers.url(arm.spec), ask, phases)
+            url = bench.servers.url(arm.spec)
+            found, replies = run_ramp(url, ask, phases if turn >= 0 else short)
             bench.check(arm.name, replies)
             if turn >= 0:
                 rates[arm.name].append(found)
