@@ -49,7 +49,7 @@ class FoundParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deciding:
+class Decider:
     """Who decides, who learns, and who can say what is going on."""
 
     plan: DraftPlanner
@@ -62,7 +62,7 @@ class Deciding:
     """What was decided; None: nothing drafts."""
 
 
-def decide_how(parts: FoundParts) -> Deciding:
+def decide_how(parts: FoundParts) -> Decider:
     """As the settings of the engine want it."""
     drafters, user = parts.drafters, parts.config.user
     limits = {name: member.most for name, member in drafters.members.items()}
@@ -73,7 +73,7 @@ def decide_how(parts: FoundParts) -> Deciding:
     budget = RequestBudget(limits, limit, live, limits_free=measured is None)
     control = _control(parts, budget) if way == "adaptive" else None
     journal = _journal(way, drafters, measured, control) if limits else None
-    return Deciding(
+    return Decider(
         plan=budget.plan if control is None else control.plan,
         observers=_learners(drafters, measured, control, journal),
         live=live,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from foretoken.config import ResolvedConfig
-from foretoken.deciding import Deciding, StepObserver
+from foretoken.deciding import Decider, StepObserver
 from foretoken.intake import Intake
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.shared_pages import SharedPages
@@ -38,7 +38,7 @@ class EngineParts:
     proposer: Proposer
     drafters: Mapping[str, int] = field(default_factory=dict)
     """Names that a request may ask for, and the most drafts of each."""
-    deciding: Deciding
+    deciding: Decider
     """Who decides how far steps draft."""
     observers: tuple[StepObserver, ...] = ()
     """Told about every step."""
