@@ -70,6 +70,8 @@ class StepForecast:
     seconds: float
     plain_s: float
     """Of the same step without drafts."""
+    prompt_s: float = 0.0
+    """Of that, what prompts add: it is not for the tokens that are decoded."""
     tokens: float
     """Of all decoding sequences."""
     row_s: float
@@ -80,7 +82,12 @@ class StepForecast:
     @property
     def price(self) -> float:
         """Tokens per second that the step gives: what a second has to bring to be worth it."""
-        return self.tokens / self.seconds
+        return self.tokens / (self.seconds - self.prompt_s)
+
+    @property
+    def token_s(self) -> float:
+        """Seconds that plain steps without prompts take for a token of each sequence."""
+        return self.plain_s - self.prompt_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ Invariant: what decides is known before any draft of the step is drawn.
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import final
 
@@ -52,6 +52,8 @@ class AdaptiveControl:
         target: LearnedCost,
         costs: Mapping[str, DrafterCost],
         acceptance: LearnedAcceptance,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Nothing learnt yet beside what the models know.
 
@@ -61,7 +63,9 @@ class AdaptiveControl:
             target: seconds of the target's steps.
             costs: seconds of each drafter, by name.
             acceptance: of their drafts.
+            clock: what deciding takes is read from it.
         """
+        self._clock = clock
         self._planner = Planner(caps, drafters, target, costs, acceptance)
         self._caps, self._operator = caps, caps.operator
         self._made: MadePlan | None = None
@@ -78,14 +82,14 @@ class AdaptiveControl:
             self._steps_left -= 1
             self._steps_done += 1
             return made.plan
-        began = time.perf_counter()
+        began = self._clock()
         if made is not None:
             self._learn_times(made)
             self._planner.put_away(made, self._steps_done)
         self._operator, self._sequences = self._caps.operator, list(sequences)
         made = self._made = self._planner.make(self._sequences, load)
         self._steps_done, self._in_vain = 1, 1.0
-        self._deciding_s += 0.2 * (time.perf_counter() - began - self._deciding_s)
+        self._deciding_s += 0.2 * (self._clock() - began - self._deciding_s)
         self._steps_left = self._steps_to_keep(made)
         return made.plan
 
@@ -96,9 +100,12 @@ class AdaptiveControl:
             return
         self._step_s = stats.total_s
         drafted, accepted = self._learn_acceptance(made, outcomes)
-        made.spare_s += forecast.plain_s - stats.total_s
+        # Of a step with prompts one does not know what it would have taken without drafts: how
+        # many tokens of them are computed is settled after the plan.
+        prompts = stats.num_prefilled or forecast.prompt_s
+        made.spare_s += forecast.plain_s - (forecast.seconds if prompts else stats.total_s)
         account = self._planner.account
-        account.earn(stats.total_s, forecast.plain_s)
+        account.earn(stats.total_s, forecast.token_s)
         account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
         if made.trial:
             self._charge(made, forecast, drafted, accepted)
@@ -191,7 +198,7 @@ class AdaptiveControl:
         if made.trial == PLAIN:
             account.charge(max(plain_s - forecast.seconds, 0.0))
             return
-        account.charge(forecast.seconds - plain_s * (1.0 + accepted / count))
+        account.charge(forecast.seconds - plain_s - forecast.token_s * accepted / count)
         tried = self._planner.drafters[made.trial]
         everybody = sum(name == made.trial for name in made.plan.drafters) == count > 1
         tried.learn_trial(drafted, accepted, all_tried=everybody)

@@ -139,7 +139,7 @@ class Planner:
         tracked = [self._track(sequence) for sequence in sequences]
         gained_s = self.ledger.of(ids)
         left_N = self._left(tracked)
-        plain_s = self.target.seconds(shape).seconds
+        plain_s = self.target.seconds(shape._replace(rows=count, prompt_rows=0)).seconds
         worth_s = _READING * plain_s * left_N
         views = [
             view_of(one, tracked, self._caps, worth_s, context) for one in self.drafters.values()
@@ -152,8 +152,9 @@ class Planner:
         lengths: list[int] = found.drafts_N.tolist()
         names = [options[i].name if i >= 0 else "" for i in found.drafter_N.tolist()]
         forecast = StepForecast(
-            seconds=found.seconds,
-            plain_s=scene.plain_s,
+            seconds=found.seconds + scene.prompt_s,
+            plain_s=scene.plain_s + scene.prompt_s,
+            prompt_s=scene.prompt_s,
             tokens=found.tokens,
             row_s=scene.row_s(sum(lengths)),
             free_rows=0 if trial is not None else scene.free_rows(found),
@@ -204,7 +205,7 @@ class Planner:
             lost = max(made.unguarded - forecast.price, 0.0)
             self.forgone_tokens += lost * forecast.seconds * steps
             accepted = np.array([made.accepted.get(request_id, 0) for request_id in made.ids])
-            gained_s = made.gained_s + forecast.plain_s * accepted
+            gained_s = made.gained_s + forecast.token_s * accepted
             self.ledger.keep([made.ids[i] for i in alive], gained_s[alive])
         used = set()
         for request_id, name in zip(made.ids, made.plan.drafters, strict=True):
@@ -264,7 +265,11 @@ class Planner:
         most = PREDICTED_DRAFTS * len(ids) + sum(int(view.most_N.sum()) for view in views)
         off, on = self.missed.of(shape.sequences)
         model_s = self.target.curve(shape, most)
-        plain_s = float(model_s[0]) * math.exp(off)
+        alone = shape._replace(rows=len(ids), sequences=len(ids), prompt_rows=0)
+        # Prompts take what they take, whether anybody drafts beside them or not. A draft is worth
+        # the time that it saves in steps to come, which is that of steps without prompts.
+        plain_s = float(self.target.curve(alone, 0)[0]) * math.exp(off)
+        prompt_s = float(model_s[0]) * math.exp(off) - plain_s
         outputs = np.array([one.sequence.num_output for one in tracked])
         allowed_s = self.ledger.allowance(gained_s, outputs + left_N, plain_s)
         return Scene(
@@ -275,7 +280,8 @@ class Planner:
             token_s=plain_s * np.where(allowed_s > 0.0, _BENEFIT, 1.0),
             plain_s=plain_s,
             model_s=model_s,
-            rows_s=model_s * math.exp(on),
+            prompt_s=prompt_s,
+            rows_s=plain_s * math.exp(on - off) + (model_s - model_s[0]) * math.exp(on),
             acceptance=self.acceptance,
         )
 

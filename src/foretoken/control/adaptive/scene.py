@@ -61,6 +61,9 @@ class Scene:
     token_s: Floats
     """What each further expected token of a sequence adds to that, [N]."""
     plain_s: float
+    """Of the step without drafts and without prompts."""
+    prompt_s: float
+    """What prompts add to it."""
     model_s: Floats
     """Seconds of the target's step with 0, 1, ... more rows, by the model of time alone."""
     rows_s: Floats

@@ -43,6 +43,8 @@ _WARM = 12.0
 _SURPRISE = 0.06
 """What is likelier or less likely than this counts as if it were not: two surprises alone prove
 nothing."""
+_KEEPS_REST = 0.995
+"""What a class showed is multiplied by at each step in which a drafter rests."""
 _KEEPS_STEP = 0.99
 """What a request showed is multiplied by at each step without a draft."""
 _HISTORY = 32
@@ -240,6 +242,16 @@ class LearnedAcceptance(AcceptanceModel):
             if track is not None:
                 for at in range(track.row, track.row + 2 * BUCKETS):
                     cells[at] *= kept
+
+    def rest(self, drafter: str, steps: int) -> None:
+        """Nobody had a draft of it for so many steps: what classes showed of it grows old too, so
+        that one day it is believed to be as usual, and tried."""
+        owner = self._drafters.get(drafter)
+        kept = _KEEPS_REST**steps
+        for one in () if owner is None else owner.classes.values():
+            one.accepted = [kept * count for count in one.accepted]
+            one.trials = [kept * count for count in one.trials]
+            one.new = inf
 
     def expected(self, request_id: str, drafter: str, promise: float, num_drafts: int) -> float:
         """How many of `num_drafts` drafts of a look-up will be accepted that promises so many."""

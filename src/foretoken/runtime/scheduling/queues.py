@@ -83,11 +83,14 @@ class RequestQueues:
         """Whether somebody waits and a seat is free."""
         return len(self.waiting) > 0 and len(self.running) < self._max_num_seqs
 
-    @property
-    def tokens_of_next(self) -> int:
-        """Tokens to compute for whoever is admitted next, shared ones included; 0: nobody is."""
+    def tokens_of_next(self, most: int) -> int:
+        """Tokens to compute for those that are likely to be admitted next, shared ones included; up
+        to about `most`. They are taken to be as long as the first of them."""
         sequence = self.waiting.peek() if self.may_admit else None
-        return 0 if sequence is None else sequence.num_tokens
+        if sequence is None:
+            return 0
+        seats = min(self._max_num_seqs - len(self.running), len(self.waiting))
+        return min(sequence.num_tokens * seats, most)
 
     @property
     def pages_for_next(self) -> int:

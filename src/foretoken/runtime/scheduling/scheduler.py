@@ -170,11 +170,11 @@ class Scheduler:
         return Batch(spans=tuple(spans), plan=plan)
 
     def _prompt_tokens(self, prefilling: list[Sequence], most: int) -> int:
-        """About how many prompt tokens the step will compute: of those that run, and of the one
-        that is admitted next."""
+        """About how many prompt tokens the step will compute: of those that run, and of those
+        that are admitted next."""
         left = sum(sequence.num_tokens - sequence.num_computed for sequence in prefilling)
-        if left < most and self._queues.may_admit:
-            left += self._queues.tokens_of_next
+        if left < most:
+            left += self._queues.tokens_of_next(most - left)
         return min(left, most)
 
     def _secure_decoding(self) -> list[Sequence]:
