@@ -37,6 +37,8 @@ _KEPT_LEAST, _KEPT_MOST = 4, 64
 """Steps that a plan is kept for."""
 _SURPRISING = 0.01
 """Chance of a run of steps without any accepted draft at which a plan is made anew."""
+_LEARNS_EVERY_S = 0.008
+"""Seconds of steps that are learnt from at once."""
 _TOGETHER = 16
 """Steps whose times are learnt together, those of a shape by their median."""
 
@@ -72,7 +74,9 @@ class AdaptiveControl:
         self._sequences: list[DecodingSequence] = []
         self._steps_left = self._steps_done = 0
         self._in_vain = 1.0
+        self._is_first = True
         self._times = RecentTimes()
+        self._waiting: list[tuple[Seq[DraftOutcome], StepStats]] = []
         self._deciding_s = self._step_s = 0.0
 
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
@@ -84,32 +88,44 @@ class AdaptiveControl:
             return made.plan
         began = self._clock()
         if made is not None:
+            if made.plan.forecast is not None:
+                self._catch_up(made, made.plan.forecast)
             self._learn_times(made)
             self._planner.put_away(made, self._steps_done)
         self._operator, self._sequences = self._caps.operator, list(sequences)
         made = self._made = self._planner.make(self._sequences, load)
-        self._steps_done, self._in_vain = 1, 1.0
+        self._steps_done, self._in_vain, self._is_first = 1, 1.0, True
         self._deciding_s += 0.2 * (self._clock() - began - self._deciding_s)
         self._steps_left = self._steps_to_keep(made)
         return made.plan
 
     def observe(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
-        """Learn what became of a planned step."""
-        made, forecast = self._made, plan.forecast
-        if made is None or made.plan is not plan or forecast is None:
+        """Learn what became of a planned step: not at once where steps are short, since code that
+        runs once in a while is slower than what it works on."""
+        made = self._made
+        if made is None or made.plan is not plan or plan.forecast is None:
             return
-        self._step_s = stats.total_s
-        drafted, accepted = self._learn_acceptance(made, outcomes)
-        # Of a step with prompts one does not know what it would have taken without drafts: how
-        # many tokens of them are computed is settled after the plan.
-        prompts = stats.num_prefilled or forecast.prompt_s
-        made.spare_s += forecast.plain_s - (forecast.seconds if prompts else stats.total_s)
+        self._waiting.append((outcomes, stats))
+        step_s = self._step_s = stats.total_s
+        if made.trial or len(self._waiting) * step_s >= _LEARNS_EVERY_S:
+            self._catch_up(made, plan.forecast)
+
+    def _catch_up(self, made: MadePlan, forecast: StepForecast) -> None:
+        """Learn from the steps that wait."""
         account = self._planner.account
-        account.earn(stats.total_s, forecast.token_s)
-        account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
-        if made.trial:
-            self._charge(made, forecast, drafted, accepted)
-        self._times.add(made, stats, first=self._steps_done == 1)
+        for outcomes, stats in self._waiting:
+            drafted, accepted = self._learn_acceptance(made, outcomes)
+            # Of a step with prompts one does not know what it would have taken without drafts: how
+            # many tokens of them are computed is settled after the plan.
+            prompts = stats.num_prefilled or forecast.prompt_s
+            made.spare_s += forecast.plain_s - (forecast.seconds if prompts else stats.total_s)
+            account.earn(stats.total_s, forecast.token_s)
+            account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
+            if made.trial:
+                self._charge(made, forecast, drafted, accepted)
+            self._times.add(made, stats, first=self._is_first)
+            self._is_first = False
+        self._waiting.clear()
         if self._times.count >= _TOGETHER:
             self._learn_times(made)
 
@@ -120,7 +136,7 @@ class AdaptiveControl:
     def outlook(self, drafter: str) -> Outlook | None:
         """What the best length of a drafter was expected to bring by the last plan that did not
         use it; None: it was not weighed."""
-        return None if self._made is None else self._made.outlooks.get(drafter)
+        return None if self._made is None else self._made.outlook(drafter)
 
     def facts(self) -> dict[str, float]:
         """What trials may still cost and cost so far, in seconds, tokens that were not written so

@@ -84,8 +84,15 @@ class MadePlan:
     """Drafts of each request that were accepted."""
     unguarded: float = 0.0
     """Tokens per second of the best plan that lets some wait for others."""
-    outlooks: dict[str, Outlook] = field(default_factory=dict)
-    """What drafters that are not used would have come to."""
+    weighed: tuple[Scene, list[DraftOption]] | None = None
+    """What the plan was chosen from."""
+
+    def outlook(self, drafter: str) -> Outlook | None:
+        """What the best length of a drafter that is not used would have come to."""
+        if self.weighed is None:
+            return None
+        scene, options = self.weighed
+        return scene.outlooks(options, self.plan.drafters).get(drafter)
 
 
 class _Chosen(NamedTuple):
@@ -119,6 +126,8 @@ class Planner:
         self.drafters = {d.name: DrafterState(d, costs[d.name]) for d in drafters}
         self.forgone_tokens = 0.0
         """Tokens that were not written so that nobody is made slower."""
+        self._plain_s = 0.0
+        """Of the last plan."""
         self._caps = caps
         self._requests: dict[str, TrackedRequest] = {}
 
@@ -139,8 +148,7 @@ class Planner:
         tracked = [self._track(sequence) for sequence in sequences]
         gained_s = self.ledger.of(ids)
         left_N = self._left(tracked)
-        plain_s = self.target.seconds(shape._replace(rows=count, prompt_rows=0)).seconds
-        worth_s = _READING * plain_s * left_N
+        worth_s = _READING * self._plain_s * left_N
         views = [
             view_of(one, tracked, self._caps, worth_s, context) for one in self.drafters.values()
         ]
@@ -151,27 +159,35 @@ class Planner:
         found, options, reading, trial = chosen.found, chosen.options, chosen.reading, chosen.trial
         lengths: list[int] = found.drafts_N.tolist()
         names = [options[i].name if i >= 0 else "" for i in found.drafter_N.tolist()]
+        free = bool(lookups) or any(map(_brings_drafts, sequences))
         forecast = StepForecast(
             seconds=found.seconds + scene.prompt_s,
             plain_s=scene.plain_s + scene.prompt_s,
             prompt_s=scene.prompt_s,
             tokens=found.tokens,
             row_s=scene.row_s(sum(lengths)),
-            free_rows=0 if trial is not None else scene.free_rows(found),
+            free_rows=0 if trial is not None or not free else scene.free_rows(found),
         )
+        drafts = tuple(lengths)
+        if forecast.free_rows:
+            drafts = budgets(sequences, lengths, lookups, self._caps, forecast.free_rows)
         plan = DraftPlan(
             load=load,
-            drafts=budgets(sequences, lengths, lookups, self._caps, forecast.free_rows),
+            drafts=drafts,
             lengths=tuple(lengths),
             drafters=tuple(names),
-            surplus=surplus(found, options, forecast),
+            surplus=surplus(found, options, forecast) if lookups else (),
             feeds=tuple(reading.feeds),
             resting=self._resting({*names, *reading.missing, *chosen.waking}),
             forecast=forecast,
         )
         return MadePlan(
             plan, ids, shape, gained_s, scene.model_s,
-            trial="" if trial is None else trial.of, missing=reading.missing,
+            trial="" if trial is None else trial.of,
+            missing=reading.missing,
+            chance_of_none=_chance_of_none(found, options),
+            unguarded=found.unguarded,
+            weighed=(scene, options),
         )  # fmt: skip
 
     def _choose(
@@ -264,12 +280,15 @@ class Planner:
     ) -> Scene:
         most = PREDICTED_DRAFTS * len(ids) + sum(int(view.most_N.sum()) for view in views)
         off, on = self.missed.of(shape.sequences)
-        model_s = self.target.curve(shape, most)
         alone = shape._replace(rows=len(ids), sequences=len(ids), prompt_rows=0)
-        # Prompts take what they take, whether anybody drafts beside them or not. A draft is worth
-        # the time that it saves in steps to come, which is that of steps without prompts.
-        plain_s = float(self.target.curve(alone, 0)[0]) * math.exp(off)
-        prompt_s = float(model_s[0]) * math.exp(off) - plain_s
+        model_s = self.target.curve(alone, most)
+        plain_s = self._plain_s = float(model_s[0]) * math.exp(off)
+        prompt_s = 0.0
+        if shape.prompt_rows:
+            # Prompts take what they take, whether anybody drafts beside them or not. A draft is
+            # worth the time that it saves in steps to come: that of steps without prompts.
+            model_s = self.target.curve(shape, most)
+            prompt_s = float(model_s[0]) * math.exp(off) - plain_s
         outputs = np.array([one.sequence.num_output for one in tracked])
         allowed_s = self.ledger.allowance(gained_s, outputs + left_N, plain_s)
         return Scene(
@@ -281,7 +300,8 @@ class Planner:
             plain_s=plain_s,
             model_s=model_s,
             prompt_s=prompt_s,
-            rows_s=plain_s * math.exp(on - off) + (model_s - model_s[0]) * math.exp(on),
+            rows_s=(plain_s * math.exp(on - off) - model_s[0] * math.exp(on))
+            + model_s * math.exp(on),
             acceptance=self.acceptance,
         )
 
@@ -298,3 +318,9 @@ def _chance_of_none(found: Allocation, options: Seq[DraftOption]) -> float:
         if chosen >= 0:
             chance *= 1.0 - float(options[chosen].survival_NK[place, 0])
     return min(max(chance, 0.01), 0.99)
+
+
+def _brings_drafts(sequence: DecodingSequence) -> bool:
+    """Whether a request has a prediction or a grammar to draft from."""
+    request = sequence.request
+    return bool(request.prediction_ids) or request.params.structured is not None

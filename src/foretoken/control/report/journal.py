@@ -36,6 +36,8 @@ _LEAST_CHANGE = 2
 """Draft tokens by which the usual length has to differ from what was last said of it."""
 _LEARNS = 0.05
 """Share of a new measurement in what a pass takes."""
+_GONE_THROUGH_EVERY_S = 0.008
+"""Seconds of steps that are counted at once."""
 _LOG_EVERY_S = 1.0
 """Of one drafter, at most one line in this time."""
 
@@ -124,6 +126,7 @@ class ControlJournal:
         self._changes: deque[dict[str, Any]] = deque(maxlen=MOST_CHANGES)
         self._num_changes = 0
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
+        self._waiting: list[tuple[DraftPlan, Seq[DraftOutcome], StepStats]] = []
         self._steps = 0
         self._num_wanted = 0
         """Steps in which somebody might have had drafts."""
@@ -132,9 +135,20 @@ class ControlJournal:
         self._last: tuple[DraftPlan, StepStats] | None = None
 
     def observe(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
-        """Add a step."""
+        """Add a step. Short steps are gone through some at a time."""
         if not stats.num_sampled:
             return
+        self._waiting.append((plan, outcomes, stats))
+        if len(self._waiting) * stats.total_s >= _GONE_THROUGH_EVERY_S:
+            self._go_through()
+
+    def _go_through(self) -> None:
+        """Count the steps that wait."""
+        waiting, self._waiting = self._waiting, []
+        for plan, outcomes, stats in waiting:
+            self._count(plan, outcomes, stats)
+
+    def _count(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         self._steps += 1
         self._seconds += stats.total_s
         forecast = plan.forecast
