@@ -105,6 +105,7 @@ def _control(parts: FoundParts, budget: RequestBudget) -> AdaptiveControl:
         threads=parts.threads,
     )
     costs = find_costs(timed, most_seconds=seconds_for_timing())
+    costs.target.expect_host_time()
     usual = _usual_acceptance(parts.config.user.speculative_config)
     acceptance = LearnedAcceptance({name: usual.get(name, _USUAL_CHANCE) for name in members})
     return AdaptiveControl(budget, facts, costs.target, costs.drafters, acceptance)

@@ -206,6 +206,8 @@ class StepTimer:
         self._vocab = parts.runner.model.shape.vocab_size
         size = parts.runner.page_size
         self._num_pages = min(parts.pool.num_pages, -(-_MOST_TOKENS // size))
+        # The last pages: memory that requests will use first is left as it is, in one piece.
+        self._first_page = parts.pool.num_pages - self._num_pages
 
     def measure(self, shape: StepShape) -> float:
         """Seconds of one such step, tokens chosen and known here."""
@@ -234,7 +236,7 @@ class StepTimer:
         for length in lengths:
             start = max(0, round(shape.context - length / 2))
             count = -(-(start + length) // size)
-            table = [(first + at) % pages for at in range(count)]
+            table = [self._first_page + (first + at) % pages for at in range(count)]
             layouts.append(SpanLayout(start=start, num_tokens=length, page_table=table))
             first += count
         # Different tokens, so that a mixture's routers send them to different experts.
@@ -300,7 +302,9 @@ class _DraftTimer:
 
     def run(self) -> list[tuple[DraftShape, float]]:
         """Times of feeding everything, then of drafts of caught-up sequences."""
-        pages = [self._pool.allocate(self._pool.pages_for(self._room)) for _ in range(self._num)]
+        each = self._pool.pages_for(self._room)
+        low = self._pool.allocate(self._pool.num_available - self._num * each)
+        pages = [self._pool.allocate(each) for _ in range(self._num)]
         running = [self._sequence(at, table) for at, table in enumerate(pages)]
         try:
             most = self._member.most
@@ -312,7 +316,7 @@ class _DraftTimer:
         finally:
             for sequence in running:
                 self._member.release(sequence.request.request_id)
-            for table in pages:
+            for table in (*pages, low):
                 self._pool.release(table)
         found = [(self._shape(length), min(seconds)) for length, seconds in times.items()]
         # The first draft of all had the whole context to feed, and one draft to make.

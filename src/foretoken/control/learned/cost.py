@@ -38,6 +38,8 @@ _FILE_SD = 0.15
 """How well a cost is believed that an earlier process learnt."""
 _REST_STEPS = 15
 """Steps without drafts after which a drafter's level is too old: its target's stands in."""
+_HOST_SHARE = 0.2
+"""Of a plain step, what a sequence may take besides its rows."""
 _TABLE_ROWS = 512
 """Rows for which G is tabulated at first; the table grows with what is asked."""
 
@@ -58,6 +60,13 @@ class LearnedCost(CostModel):
         self._learner = Learner(
             _step_columns, known, sd=sd, slopes=range(_FIRST, _SEQUENCES), knots=_KNOTS
         )
+        self._tabulate(_TABLE_ROWS)
+
+    def expect_host_time(self) -> None:
+        """What is known is of bare passes of the model: what the rest of a step takes, of its own
+        and for each sequence, is still to be learnt."""
+        plain_s = self._expected(StepShape(1, 1))
+        self._learner.widen({0: plain_s, _SEQUENCES: _HOST_SHARE * plain_s})
         self._tabulate(_TABLE_ROWS)
 
     @property

@@ -11,7 +11,7 @@ only once every `LEAST_BATCH` to `MOST_BATCH` of them.
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import numpy as np
@@ -85,6 +85,17 @@ class Learner:
         self._errors: deque[float] = deque(maxlen=_ERRORS)
         self._known: set[int] = set()
         self._new: set[int] = set()
+        self._solve()
+
+    def widen(self, seconds: Mapping[int, float]) -> None:
+        """Some coefficients may be larger or smaller by so many seconds than the prior says."""
+        at = list(seconds)
+        covariance = np.linalg.inv(self._prior[0])
+        covariance[at, at] += np.array([value * value for value in seconds.values()])
+        precision = np.linalg.inv(covariance)
+        moments = precision @ self.coefficients
+        self._prior = precision, moments
+        self._precision, self._moments = precision.copy(), moments.copy()
         self._solve()
 
     @property
