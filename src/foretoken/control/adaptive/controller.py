@@ -39,6 +39,8 @@ _SURPRISING = 0.01
 """Chance of a run of steps without any accepted draft at which a plan is made anew."""
 _LEARNS_EVERY_S = 0.008
 """Seconds of steps that are learnt from at once."""
+_APART = 512
+"""Steps that are learnt from one by one."""
 _TOGETHER = 16
 """Steps whose times are learnt together, those of a shape by their median."""
 
@@ -195,14 +197,16 @@ class AdaptiveControl:
 
     def _learn_times(self, made: MadePlan) -> None:
         planner, shape = self._planner, made.shape
-        for (prompt, drafted), seconds in self._times.target():
+        # At first every step counts: so much depends on what the first ones take.
+        apart = planner.target.steps < _APART
+        for (prompt, drafted), seconds, steps in self._times.target(apart=apart):
             # What the step really computed of prompts may differ from what was foreseen.
             rows = shape.rows - shape.prompt_rows + prompt + drafted
             planner.target.observe(shape._replace(rows=rows, prompt_rows=prompt), seconds)
             if not prompt and not shape.prompt_rows and drafted < len(made.rows_s):
                 ratio = seconds / float(made.rows_s[drafted])
-                planner.missed.observe(shape.sequences, drafted=drafted > 0, ratio=ratio)
-        for drafting, seconds in self._times.drafters():
+                planner.missed.observe(shape.sequences, ratio, steps, drafted=drafted > 0)
+        for drafting, seconds in self._times.drafters(apart=apart):
             drafter = planner.drafters.get(drafting.name)
             if drafter is not None and drafting.sequences:
                 drafter.cost.observe(drafting.shape(shape.context), seconds)

@@ -32,7 +32,7 @@ _READING = 0.02
 _BENEFIT = 1.15
 """A sequence that may still lose something gets the benefit of the doubt: of many estimates that
 are all a little wrong, the lowest would decide for everybody."""
-_LEARNS, _AT_ONCE = 0.05, 0.3
+_LEARNS, _AT_ONCE = 0.1, 0.3
 """Share of a step in what the model of time misses, and the most that one step says of it."""
 
 
@@ -49,14 +49,22 @@ class MissedTime:
         """Logarithms of measured over modelled seconds, without drafts and with them."""
         power = sequences.bit_length()
         off = self._logs.get((power, False), 0.0)
-        return off, self._logs.get((power, True), off)
+        if (power, True) in self._logs:
+            return off, self._logs[power, True]
+        # At a load where nobody drafted yet drafts add what they add at the nearest other one.
+        known = [other for other, drafted in self._logs if drafted]
+        if not known:
+            return off, off
+        nearest = min(known, key=lambda other: abs(other - power))
+        return off, off + self._logs[nearest, True] - self._logs.get((nearest, False), 0.0)
 
-    def observe(self, sequences: int, *, drafted: bool, ratio: float) -> None:
-        """A step of so many sequences took `ratio` times as long as modelled."""
+    def observe(self, sequences: int, ratio: float, steps: int, *, drafted: bool) -> None:
+        """Steps of so many sequences took `ratio` times as long as modelled."""
         key = (sequences.bit_length(), drafted)
         before = self._logs.get(key, 0.0)
         missed = min(max(math.log(ratio), before - _AT_ONCE), before + _AT_ONCE)
-        self._logs[key] = before + _LEARNS * (missed - before)
+        learns = 1.0 - (1.0 - _LEARNS) ** steps
+        self._logs[key] = before + learns * (missed - before)
 
 
 @final

@@ -58,15 +58,22 @@ class RecentTimes:
             drafting = DraftingKind(name, sequences, depth, num_drafts, fed_rows)
             self._drafters.setdefault(drafting, []).append(took)
 
-    def target(self) -> Iterator[tuple[tuple[int, int], float]]:
-        """Prompt rows and draft rows, with the seconds of such a step without drafting."""
+    def target(self, *, apart: bool) -> Iterator[tuple[tuple[int, int], float, int]]:
+        """Prompt rows and draft rows, the seconds of such a step without drafting, and of how many
+        steps: each one `apart`, or the median of all."""
         for key, seconds in self._target.items():
-            yield key, _median(seconds)
+            if apart:
+                yield from ((key, each, 1) for each in seconds)
+            else:
+                yield key, _median(seconds), len(seconds)
 
-    def drafters(self) -> Iterator[tuple[DraftingKind, float]]:
-        """What each drafter did, with its seconds."""
+    def drafters(self, *, apart: bool) -> Iterator[tuple[DraftingKind, float]]:
+        """What each drafter did, with its seconds: each time `apart`, or the median of all."""
         for drafting, seconds in self._drafters.items():
-            yield drafting, _median(seconds)
+            if apart:
+                yield from ((drafting, each) for each in seconds)
+            else:
+                yield drafting, _median(seconds)
 
     def clear(self) -> None:
         """Begin anew."""
