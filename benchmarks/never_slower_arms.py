@@ -23,6 +23,7 @@ from served import DemoServer, demo_server, pages_of
 
 from foretoken.checkpoint import find_model
 from foretoken.cli.options import DEMO_SPECULATION
+from foretoken.lab.http.timed import TransportError
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.python_text.stdlib import held_out_files
 
@@ -210,7 +211,12 @@ class Servers:
         url = self.url(arm.spec)
         waiting = [server for spec, (server, _) in self._running.items() if spec != arm.spec]
         before = sum(map(processor_seconds, waiting))
-        found = run_round(url, crowds, arm.extra)
+        try:
+            found = run_round(url, crowds, arm.extra)
+        except TransportError as error:
+            code = self._running[arm.spec][0].process.poll()
+            state = "runs" if code is None else f"ended with {code}"
+            raise SystemExit(f"the server of `{arm.name}`, which {state}: {error}") from error
         taken = sum(map(processor_seconds, waiting)) - before
         lasted = max(reply.at_s[-1] for reply in found.replies) - found.began_s
         self.idle_share = max(self.idle_share, taken / max(lasted, 0.5))
