@@ -231,21 +231,16 @@ class LearnedAcceptance(AcceptanceModel):
                 self._add(track, trials_of_draft(1, int(hit)), request_id)
 
     def fade(self, request_ids: Sequence[str], drafter: str, steps: int) -> None:
-        """These requests had no draft of the drafter for so many steps: what they showed of it
-        grows old, and what their class shows counts for more."""
+        """These requests had no draft of it for so many steps: what they showed grows old."""
         owner = self._drafters.get(drafter)
-        if owner is None or not owner.tracks:
-            return
         kept, cells = _KEEPS_STEP**steps, self._rows.cells
-        for request_id in request_ids:
-            track = owner.tracks.get(request_id)
+        for track in map(owner.tracks.get, request_ids) if owner else ():
             if track is not None:
                 for at in range(track.row, track.row + 2 * BUCKETS):
                     cells[at] *= kept
 
     def rest(self, drafter: str, steps: int) -> None:
-        """Nobody had a draft of it for so many steps: what classes showed of it grows old too, so
-        that one day it is believed to be as usual, and tried."""
+        """Nobody had a draft of it: classes' numbers grow old, so that it is tried one day."""
         owner = self._drafters.get(drafter)
         kept = _KEEPS_REST**steps
         for one in () if owner is None else owner.classes.values():
