@@ -22,7 +22,7 @@ from never_slower_load import Ask, Crowd, Round, run_round
 from served import DemoServer, demo_server, pages_of
 
 from foretoken.checkpoint import find_model
-from foretoken.cli.options import DEMO_SPECULATION
+from foretoken.config.methods import find_method
 from foretoken.lab.http.timed import TransportError
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.training.python_text.stdlib import held_out_files
@@ -31,6 +31,9 @@ ADMIN_KEY = "benchmark"
 CHARACTERS = 600_000
 """Of held-out code that prompts are cut from."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+DRAFTING = dict(find_method("draft_model").demo or {})
+"""What drafts for the packaged target: the other half of the pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class Pair:
 
 
 def demo_pair() -> Pair:
-    drafting = {k: v for k, v in DEMO_SPECULATION.items() if k != "num_speculative_tokens"}
+    drafting = {k: v for k, v in DRAFTING.items() if k != "num_speculative_tokens"}
     return Pair(
         name="demo",
         target="demo",

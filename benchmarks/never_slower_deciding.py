@@ -16,7 +16,7 @@ import numpy as np
 from common import make_pair_parser, use_threads
 
 from foretoken import LLM, SamplingParams
-from foretoken.cli.options import DEMO_SPECULATION
+from foretoken.config.methods import find_method
 from foretoken.training.python_text.heldout import heldout_prompts
 from foretoken.types import StepStats
 
@@ -84,7 +84,7 @@ def main() -> None:
     use_threads(given.threads)
     with LLM(
         "demo",
-        speculative_config=DEMO_SPECULATION,
+        speculative_config=dict(find_method("draft_model").demo or {}),
         adaptive_speculation=True,
         kv_cache_memory_bytes=200_000_000,
     ) as llm:
