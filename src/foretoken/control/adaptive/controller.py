@@ -33,6 +33,10 @@ from foretoken.types import StepStats
 
 _DECIDING = 0.004
 """Share of the time that deciding may take."""
+_DECIDING_AGAIN = 0.02
+"""The same where sequences come and go."""
+_MANY = 4
+"""Sequences from which on a newcomer waits for the next plan."""
 _KEPT_LEAST, _KEPT_MOST = 4, 64
 """Steps that a plan is kept for."""
 _SURPRISING = 0.01
@@ -79,7 +83,7 @@ class AdaptiveControl:
         self._is_first = True
         self._times = RecentTimes()
         self._waiting: list[tuple[Seq[DraftOutcome], StepStats]] = []
-        self._deciding_s = self._step_s = 0.0
+        self._deciding_s = self._step_s = self._since_made_s = 0.0
 
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """How far the decoding sequences of the next step draft."""
@@ -88,13 +92,23 @@ class AdaptiveControl:
             self._steps_left -= 1
             self._steps_done += 1
             return made.plan
+        if not self._caps.operator.enabled:
+            return self._nobody(sequences, load)
         began = self._clock()
         if made is not None:
             if made.plan.forecast is not None:
                 self._catch_up(made, made.plan.forecast)
             self._learn_times(made)
             self._planner.put_away(made, self._steps_done)
+        carries = made is not None and self._carries_over(made, sequences)
         self._operator, self._sequences = self._caps.operator, list(sequences)
+        self._since_made_s += self._steps_done * self._step_s
+        if carries and made is not None:
+            self._made = self._planner.carry_over(made, self._sequences, load)
+            self._steps_done, self._is_first = 1, True
+            self._steps_left = max(self._steps_left - 1, 0)
+            return self._made.plan
+        self._since_made_s = 0.0
         made = self._made = self._planner.make(self._sequences, load)
         self._steps_done, self._in_vain, self._is_first = 1, 1.0, True
         self._deciding_s += 0.2 * (self._clock() - began - self._deciding_s)
@@ -160,6 +174,24 @@ class AdaptiveControl:
             for shape in shapes
         ]
 
+    def _nobody(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
+        """The operator wants no drafts: nothing is planned, and nothing learnt."""
+        self._made = None
+        self._waiting.clear()
+        self._times.clear()
+        count, resting = len(sequences), frozenset(self._planner.drafters)
+        none = (0,) * count
+        return DraftPlan(
+            load=load, drafts=none, lengths=none, drafters=("",) * count, resting=resting
+        )
+
+    def _carries_over(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> bool:
+        """Whether a plan for a batch that changed would come too soon after the last one."""
+        soon = self._since_made_s * _DECIDING_AGAIN < self._deciding_s
+        simple = not made.trial and not made.plan.feeds and made.plan.forecast is not None
+        changed = self._sequences != sequences and self._caps.operator is self._operator
+        return soon and simple and changed and len(sequences) >= _MANY
+
     def _still_holds(
         self, made: MadePlan, sequences: Seq[DecodingSequence], load: StepLoad
     ) -> bool:
@@ -176,7 +208,9 @@ class AdaptiveControl:
         drafters = self._planner.drafters.values()
         unused = [d for d in drafters if d.facts.name not in made.plan.drafters]
         due = (d.spacing - d.since_trial for d in unused if not d.facts.looks_up)
-        return min(max(min(steps, *due, _KEPT_MOST), _KEPT_LEAST), _KEPT_MOST) - 1
+        # A trial that is due and cannot be paid yet is no reason to plan more often.
+        steps = min((max(each, steps // 2) for each in due if each < steps), default=steps)
+        return min(max(steps, _KEPT_LEAST), _KEPT_MOST) - 1
 
     def _learn_acceptance(self, made: MadePlan, outcomes: Seq[DraftOutcome]) -> tuple[int, int]:
         """How many drafts were checked, and how many accepted."""

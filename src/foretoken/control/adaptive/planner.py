@@ -103,6 +103,10 @@ class MadePlan:
         return scene.outlooks(options, self.plan.drafters).get(drafter)
 
 
+_PLAIN = (0, "")
+"""Length and drafter of a sequence that decodes plainly."""
+
+
 class _Chosen(NamedTuple):
     """What a step does, and why."""
 
@@ -196,6 +200,60 @@ class Planner:
             chance_of_none=_chance_of_none(found, options),
             unguarded=found.unguarded,
             weighed=(scene, options),
+        )  # fmt: skip
+
+    def carry_over(
+        self, made: MadePlan, sequences: list[DecodingSequence], load: StepLoad
+    ) -> MadePlan:
+        """The plan `made` for a batch that is a little different: whoever is new decodes plainly.
+
+        Where requests come and go in every step, planning each anew takes longer than it saves.
+        """
+        before = made.plan.forecast
+        assert before is not None, "only a plan with a forecast is carried over"
+        held = dict(
+            zip(made.ids, zip(made.plan.lengths, made.plan.drafters, strict=True), strict=True)
+        )
+        ids = [sequence.request.request_id for sequence in sequences]
+        kept = [held.get(request_id, _PLAIN) for request_id in ids]
+        for sequence in sequences:
+            self._track(sequence)
+        count, prompt = len(ids), load.num_prompt_tokens
+        shape = StepShape(
+            rows=count + prompt,
+            sequences=count + load.num_prefilling,
+            context=made.shape.context,
+            prompt_rows=prompt,
+        )
+        off, _ = self.missed.of(shape.sequences)
+        alone = shape._replace(rows=count, sequences=count, prompt_rows=0)
+        plain_s = float(self.target.curve(alone, 0)[0]) * math.exp(off)
+        prompt_s = 0.0
+        if prompt:
+            prompt_s = float(self.target.curve(shape, 0)[0]) * math.exp(off) - plain_s
+        lengths = tuple(length for length, _ in kept)
+        drafts_s = max(before.seconds - before.plain_s, 0.0) if any(lengths) else 0.0
+        share = count / len(made.ids)
+        forecast = StepForecast(
+            seconds=plain_s + prompt_s + share * drafts_s,
+            plain_s=plain_s + prompt_s,
+            prompt_s=prompt_s,
+            tokens=share * before.tokens,
+            row_s=before.row_s,
+            free_rows=0,
+        )
+        plan = DraftPlan(
+            load=load,
+            drafts=lengths,
+            lengths=lengths,
+            drafters=tuple(name for _, name in kept),
+            surplus=(0.0,) * count,
+            resting=made.plan.resting,
+            forecast=forecast,
+        )
+        return MadePlan(
+            plan, ids, shape, self.ledger.of(ids), np.zeros(0),
+            chance_of_none=made.chance_of_none, weighed=made.weighed,
         )  # fmt: skip
 
     def _choose(
