@@ -52,7 +52,7 @@ class StepOptions:
     """For each sequence the time that a step may take if it gets one token, [N]."""
     token_s: Floats
     """What one more expected token of a sequence adds to that, [N]."""
-    margin: float = 0.01
+    margin: float = 0.02
     """Drafting has to bring this much more tokens per second than not drafting."""
 
 

@@ -33,7 +33,7 @@ from foretoken.types import StepStats
 
 _DECIDING = 0.004
 """Share of the time that deciding may take."""
-_DECIDING_AGAIN = 0.02
+_DECIDING_AGAIN = 0.01
 """The same where sequences come and go."""
 _MANY = 4
 """Sequences from which on a newcomer waits for the next plan."""
@@ -94,13 +94,17 @@ class AdaptiveControl:
             return made.plan
         if not self._caps.operator.enabled:
             return self._nobody(sequences, load)
+        carries = made is not None and self._carries_over(made, sequences)
+        if carries and made is not None and not any(made.plan.lengths):
+            # Nobody drafted, and nobody will before the next plan.
+            self._since_made_s += self._step_s
+            return self._plain(sequences, load, made.plan.resting)
         began = self._clock()
         if made is not None:
             if made.plan.forecast is not None:
                 self._catch_up(made, made.plan.forecast)
             self._learn_times(made)
             self._planner.put_away(made, self._steps_done)
-        carries = made is not None and self._carries_over(made, sequences)
         self._operator, self._sequences = self._caps.operator, list(sequences)
         self._since_made_s += self._steps_done * self._step_s
         if carries and made is not None:
@@ -179,7 +183,12 @@ class AdaptiveControl:
         self._made = None
         self._waiting.clear()
         self._times.clear()
-        count, resting = len(sequences), frozenset(self._planner.drafters)
+        return self._plain(sequences, load, frozenset(self._planner.drafters))
+
+    def _plain(
+        self, sequences: Seq[DecodingSequence], load: StepLoad, resting: frozenset[str]
+    ) -> DraftPlan:
+        count = len(sequences)
         none = (0,) * count
         return DraftPlan(
             load=load, drafts=none, lengths=none, drafters=("",) * count, resting=resting
@@ -252,7 +261,8 @@ class AdaptiveControl:
         if made.trial == PLAIN:
             account.charge(max(plain_s - forecast.seconds, 0.0))
             return
-        account.charge(forecast.seconds - plain_s - forecast.token_s * accepted / count)
+        lost_s = forecast.seconds - plain_s - forecast.token_s * accepted / count
+        account.charge(lost_s + 2.0 * self._deciding_s)
         tried = self._planner.drafters[made.trial]
         everybody = sum(name == made.trial for name in made.plan.drafters) == count > 1
         tried.learn_trial(drafted, accepted, all_tried=everybody)

@@ -305,6 +305,8 @@ class Planner:
                     i for i, by in zip(made.ids, made.plan.drafters, strict=True) if by != name
                 ]
                 self.acceptance.fade(others, name, steps)
+                if drafter.rests:
+                    self.acceptance.rest(name, steps)
             drafter.awake = 0 if name in made.plan.resting else drafter.awake + steps
             drafter.idle = 0 if name in used else drafter.idle + steps
             drafter.since_trial += steps
