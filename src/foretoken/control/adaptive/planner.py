@@ -85,14 +85,15 @@ class MadePlan:
     unguarded: float = 0.0
     """Tokens per second of the best plan that lets some wait for others."""
     weighed: tuple[Scene, list[DraftOption]] | None = None
-    """What the plan was chosen from."""
+    """What the plan was chosen from, drafters that have yet to wake included."""
 
     def outlook(self, drafter: str) -> Outlook | None:
-        """What the best length of a drafter that is not used would have come to."""
+        """What the best length of a drafter would come to, if all sequences had it; None where
+        nobody may have its drafts."""
         if self.weighed is None:
             return None
         scene, options = self.weighed
-        return scene.outlooks(options, self.plan.drafters).get(drafter)
+        return next((scene.outlook(one) for one in options if one.name == drafter), None)
 
 
 class _Chosen(NamedTuple):
@@ -101,6 +102,8 @@ class _Chosen(NamedTuple):
     found: Allocation
     options: list[DraftOption]
     """What the drafters of `found` are counted by."""
+    weighed: list[DraftOption]
+    """What all drafters could do."""
     reading: FirstReading
     trial: Trial | None
     waking: set[str]
@@ -180,6 +183,7 @@ class Planner:
             feeds=tuple(reading.feeds),
             resting=self._resting({*names, *reading.missing, *chosen.waking}),
             forecast=forecast,
+            wanted=any(view.most_N.any() for view in views),
         )
         return MadePlan(
             plan, ids, shape, gained_s, scene.model_s,
@@ -187,14 +191,14 @@ class Planner:
             missing=reading.missing,
             chance_of_none=_chance_of_none(found, options),
             unguarded=found.unguarded,
-            weighed=(scene, options),
+            weighed=(scene, chosen.weighed),
         )  # fmt: skip
 
     def _choose(
         self, scene: Scene, passing: list[DrafterView], views: list[DrafterView], *, alone: bool
     ) -> _Chosen:
         """The best allocation that can be carried out now, or a trial."""
-        options = scene.options(passing)
+        options = weighed = scene.options(passing)
         found = scene.best(options)
         waking = {options[i].name for i in found.drafter_N.tolist() if i >= 0}
         waking = {name for name in waking if not self.drafters[name].is_ready}
@@ -210,7 +214,7 @@ class Planner:
         if reading.waiting:
             options = scene.without(options, reading.waiting)
             found = scene.best(options)
-        return _Chosen(found, options, reading, trial, waking)
+        return _Chosen(found, options, weighed, reading, trial, waking)
 
     def put_away(self, made: MadePlan, steps: int) -> None:
         """A plan has held for so many steps."""
