@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from foretoken.config import ResolvedConfig, SpeculativeConfig
-from foretoken.config.methods import find_method
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
@@ -114,7 +113,7 @@ def _control(parts: FoundParts, budget: RequestBudget) -> AdaptiveControl:
 def _usual_acceptance(speculative: SpeculativeConfig | None) -> dict[str, float]:
     """The chance of a first draft of each drafter, before any was seen."""
     given = () if speculative is None else speculative.drafters
-    return {one.label: find_method(one.method).usual_acceptance for one in given}
+    return {one.label: one.usual_acceptance for one in given}
 
 
 def _load_limit(speculative: SpeculativeConfig | None) -> LoadLimit | None:

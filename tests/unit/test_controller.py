@@ -136,3 +136,15 @@ def test_an_ended_request_is_forgotten() -> None:
         batch.control.release(sequence.request.request_id)
     batch.run([running("other")], 3)
     assert len(batch.control._planner._requests) == 1
+
+
+def test_a_drafter_at_rest_says_what_its_best_length_would_come_to() -> None:
+    batch, sequences = batch_of(8, 0.0)
+    assert batch.control.outlook("draft") is None
+    batch.run(sequences, 200)
+    outlook = batch.control.outlook("draft")
+    assert outlook is not None and outlook.drafts >= 1.0
+    assert outlook.tokens < outlook.plain_steps, "that is why it rests"
+    assert batch.control.outlook("nobody") is None
+    assert batch.control.facts()["forgone_tokens"] >= 0.0
+    assert [one["rows"] for one in batch.control.step_by_rows()] == [1, 2, 4, 8, 16, 32, 64]

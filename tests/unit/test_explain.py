@@ -26,7 +26,10 @@ def test_why_a_drafter_rests() -> None:
     assert said == (
         "resting: at 32 in flight a draft of 3 would take 1.9 plain steps for 1.6 tokens"
     )
-    assert "no length of it" in explain.why_resting(1, None)
+    assert "nobody may have its drafts" in explain.why_resting(1, None)
+    pays = explain.why_resting(1, Outlook(4, 3.1, 1.9), "eagle3")
+    assert pays.endswith("is expected to bring 3.1 tokens in 1.90 plain steps; eagle3 brings more")
+    assert "somebody would wait" in explain.why_resting(1, Outlook(4, 3.1, 1.9))
     assert explain.why_below_floor(0.12, 0.3) == (
         "resting: 12% of its recent draft tokens were accepted, min_acceptance is 30%"
     )
@@ -34,8 +37,9 @@ def test_why_a_drafter_rests() -> None:
 
 
 def test_lookups_cost_rows_only() -> None:
-    assert "up to 12 rows" in explain.why_looking_up("ngram", 12)
-    assert "not used" in explain.why_looking_up("ngram", 0)
+    assert explain.why_looking_up("ngram", 12, drafts=True).startswith("ngram drafts where")
+    assert "seldom repeats" in explain.why_looking_up("ngram", 12, drafts=False)
+    assert "one more row" in explain.why_looking_up("ngram", 0, drafts=False)
 
 
 @pytest.mark.parametrize(

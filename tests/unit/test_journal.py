@@ -121,7 +121,7 @@ def test_steps_in_which_nobody_wants_drafts_say_nothing_of_drafters() -> None:
     watched = ControlJournal("fixed", {"eagle3": 8}, by_settings({"eagle3": 8}))
     run(watched)
     for _ in range(5 * LOOK_EVERY):
-        step(watched, DraftPlan(load=LOAD, drafts=(0, 0)))
+        step(watched, DraftPlan(load=LOAD, drafts=(0, 0), wanted=False))
     assert watched.describe()["drafters"]["eagle3"]["state"] == "drafting"
     assert watched.why_plain() == ""
 
@@ -146,8 +146,17 @@ def test_reasons_of_settings_and_of_trials() -> None:
 def test_what_a_plan_says_of_those_it_leaves_out() -> None:
     why = by_plan(lambda name: None, looks_up={"ngram"})
     assert "up to 12 rows" in why("ngram", True, PLAN)
-    assert why("draft_model", True, PLAN).startswith("not in this step: at 2 in flight")
-    assert why("draft_model", False, PLAN).startswith("resting: at 2 in flight")
+    assert why("draft_model", False, PLAN).startswith("resting: at 2 in flight nobody may")
+    pays = by_plan(lambda name: Outlook(4, 3.1, 1.9), looks_up=())
+    assert pays("draft_model", False, PLAN).endswith("eagle3 brings more")
+    assert pays("eagle3", True, PLAN).startswith("eagle3 drafts 4")
+
+
+def test_a_drafter_that_is_left_out_of_a_step_says_why_it_drafts() -> None:
+    watched = journal()
+    run(watched)
+    step(watched, RESTING)
+    assert watched.describe()["drafters"]["eagle3"]["why"].startswith("eagle3 drafts 4")
 
 
 def test_prometheus_has_all_of_it() -> None:

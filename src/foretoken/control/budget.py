@@ -96,7 +96,8 @@ class RequestBudget:
                 limit = self._limit.at(load) if limit is None else limit
                 most = min(most, limit)
             drafts.append(most)
-        return DraftPlan(load=load, drafts=tuple(drafts), limit=limit)
+        wanted = limit is not None or any(drafts)
+        return DraftPlan(load=load, drafts=tuple(drafts), limit=limit, wanted=wanted)
 
     def allowed(self, request: Request, drafter: str) -> int:
         """Most drafts of this drafter for a request, load aside; 0: it may not draft for it."""

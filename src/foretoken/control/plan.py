@@ -97,6 +97,8 @@ class DraftPlan:
     load: StepLoad
     drafts: tuple[int, ...]
     """Most drafts of each decoding sequence, in the order in which they were asked for."""
+    wanted: bool = True
+    """Whether any sequence may have drafts, by what settings, operator and requests say."""
     limit: int | None = None
     """What the load leaves to any sequence that it limits; None: it limited none of them."""
     lengths: tuple[int, ...] = ()

@@ -61,8 +61,10 @@ class ServerState:
         if not drafters:
             return "off (predictions and grammars are drafted from)"
         named = ", ".join(f"{name} (up to {most} tokens)" for name, most in drafters.items())
-        measured = self.engine.engine.parts.deciding.measured is not None
-        return f"{named}, as far as measured faster" if measured else named
+        journal = self.engine.engine.parts.deciding.journal
+        decides = {"adaptive": "expected to be faster", "measured": "measured faster"}
+        how = None if journal is None else decides.get(journal.mode)
+        return named if how is None else f"{named}, as far as {how}"
 
     @property
     def max_model_len(self) -> int:

@@ -154,8 +154,8 @@ class AdaptiveControl:
         self._planner.release(request_id)
 
     def outlook(self, drafter: str) -> Outlook | None:
-        """What the best length of a drafter was expected to bring by the last plan that did not
-        use it; None: it was not weighed."""
+        """What the best length of a drafter would come to in the last planned step, if all had it;
+        None where nobody may have its drafts. From any thread."""
         return None if self._made is None else self._made.outlook(drafter)
 
     def facts(self) -> dict[str, float]:

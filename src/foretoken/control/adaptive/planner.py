@@ -93,14 +93,15 @@ class MadePlan:
     unguarded: float = 0.0
     """Tokens per second of the best plan that lets some wait for others."""
     weighed: tuple[Scene, list[DraftOption]] | None = None
-    """What the plan was chosen from."""
+    """What the plan was chosen from, drafters that have yet to wake included."""
 
     def outlook(self, drafter: str) -> Outlook | None:
-        """What the best length of a drafter that is not used would have come to."""
+        """What the best length of a drafter would come to, if all sequences had it; None where
+        nobody may have its drafts."""
         if self.weighed is None:
             return None
         scene, options = self.weighed
-        return scene.outlooks(options, self.plan.drafters).get(drafter)
+        return next((scene.outlook(one) for one in options if one.name == drafter), None)
 
 
 _PLAIN = (0, "")
@@ -113,6 +114,8 @@ class _Chosen(NamedTuple):
     found: Allocation
     options: list[DraftOption]
     """What the drafters of `found` are counted by."""
+    weighed: list[DraftOption]
+    """What all drafters could do."""
     reading: FirstReading
     trial: Trial | None
     waking: set[str]
@@ -192,6 +195,7 @@ class Planner:
             feeds=tuple(reading.feeds),
             resting=self._resting({*names, *reading.missing, *chosen.waking}),
             forecast=forecast,
+            wanted=any(view.most_N.any() for view in views),
         )
         return MadePlan(
             plan, ids, shape, gained_s, scene.model_s,
@@ -199,7 +203,7 @@ class Planner:
             missing=reading.missing,
             chance_of_none=_chance_of_none(found, options),
             unguarded=found.unguarded,
-            weighed=(scene, options),
+            weighed=(scene, chosen.weighed),
         )  # fmt: skip
 
     def carry_over(
@@ -260,7 +264,7 @@ class Planner:
         self, scene: Scene, passing: list[DrafterView], views: list[DrafterView], *, alone: bool
     ) -> _Chosen:
         """The best allocation that can be carried out now, or a trial."""
-        options = scene.options(passing)
+        options = weighed = scene.options(passing)
         found = scene.best(options)
         waking = {options[i].name for i in found.drafter_N.tolist() if i >= 0}
         waking = {name for name in waking if not self.drafters[name].is_ready}
@@ -276,7 +280,7 @@ class Planner:
         if reading.waiting:
             options = scene.without(options, reading.waiting)
             found = scene.best(options)
-        return _Chosen(found, options, reading, trial, waking)
+        return _Chosen(found, options, weighed, reading, trial, waking)
 
     def put_away(self, made: MadePlan, steps: int) -> None:
         """A plan has held for so many steps."""

@@ -4,7 +4,7 @@ Made of the models' answers for the sequences of one step; asked once for the be
 plan of a trial. Knows neither how the models learn nor what comes of the plan.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import final
@@ -115,22 +115,19 @@ class Scene:
             tokens=tokens, unguarded=0.0,
         )  # fmt: skip
 
-    def outlooks(self, options: Seq[DraftOption], used: Collection[str]) -> dict[str, Outlook]:
-        """What the best length for all sequences would come to, of drafters that are not used."""
-        count, found = len(self.ids), {}
-        for option in options:
-            if option.name in used:
-                continue
-            tokens_K = count + np.cumsum(option.survival_NK.sum(axis=0))
-            rows_K = np.cumsum((option.survival_NK > 0.0).sum(axis=0))
-            seconds_K = self.rows_s[rows_K] + option.depth_s[1:] + option.slot_s * rows_K
-            best = int(np.argmax(tokens_K / seconds_K))
-            found[option.name] = Outlook(
-                best + 1.0,
-                float(tokens_K[best]) / count,
-                float(seconds_K[best]) / self.plain_s,
-            )
-        return found
+    def outlook(self, option: DraftOption) -> Outlook:
+        """What a drafter's best length would come to if all sequences had it."""
+        count, slots_NK = len(self.ids), option.survival_NK > 0.0
+        tokens_K = count + np.cumsum(option.survival_NK.sum(axis=0))
+        rows_K = np.cumsum(slots_NK.sum(axis=0))
+        seconds_K = self.rows_s[rows_K] + option.depth_s[1:] + option.slot_s * rows_K
+        seconds_K = seconds_K + float(option.start_s.sum())
+        best = int(np.argmax(tokens_K / seconds_K))
+        return Outlook(
+            drafts=float(rows_K[best]) / max(int(slots_NK[:, 0].sum()), 1),
+            tokens=float(tokens_K[best]) / count,
+            plain_steps=float(seconds_K[best]) / self.plain_s,
+        )
 
     def row_s(self, rows: int) -> float:
         """Seconds that one more row adds beside `rows` more than there are sequences."""

@@ -5,10 +5,14 @@ break, so that it can stand in a log line, in a table and in JSON. Times are giv
 what the same step would have taken without drafts.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from foretoken.types import RequestMetrics
+
+_CLEARLY = 1.01
+"""Tokens per plain step from which on drafts are worth it."""
 
 
 class Outlook(NamedTuple):
@@ -32,23 +36,37 @@ def why_drafting(drafter: str, outlook: Outlook, num_drafting: int, num_decoding
     )
 
 
-def why_resting(num_decoding: int, outlook: Outlook | None) -> str:
-    """Why a drafter rests: what its best length would have been, and why that does not pay."""
+def why_resting(num_decoding: int, outlook: Outlook | None, others: str = "") -> str:
+    """Why a drafter rests: what its best length would have come to, and why that is not done.
+
+    Args:
+        num_decoding: sequences that decode.
+        outlook: its best length for all of them; None: it may draft for nobody.
+        others: the drafter that serves them instead; empty: none does.
+    """
     flight = f"at {num_decoding} in flight"
     if outlook is None:
-        return f"resting: {flight} no length of it is expected to pay"
+        return f"resting: {flight} nobody may have its drafts"
     drafts, tokens, steps = outlook
+    if tokens <= steps * _CLEARLY:
+        return (
+            f"resting: {flight} a draft of {_count(drafts)} would take {steps:.1f} plain steps for "
+            f"{tokens:.1f} tokens"
+        )
+    instead = f"{others} brings more" if others else "it is not awake, or somebody would wait"
     return (
-        f"resting: {flight} a draft of {_count(drafts)} would take {steps:.1f} plain steps for "
-        f"{tokens:.1f} tokens"
+        f"resting: {flight} a draft of {_count(drafts)} is expected to bring {tokens:.1f} tokens "
+        f"in {steps:.2f} plain steps; {instead}"
     )
 
 
-def why_looking_up(drafter: str, free_rows: int) -> str:
+def why_looking_up(drafter: str, free_rows: int, *, drafts: bool) -> str:
     """How far a drafter that finds its drafts in text is used: it costs rows, and no passes."""
+    if drafts:
+        return f"{drafter} drafts where the text repeats: up to {free_rows} rows are worth checking"
     if free_rows == 0:
-        return f"{drafter} is not used: one more row to check would take more than it brings"
-    return f"{drafter} drafts where the text repeats: up to {free_rows} rows are worth checking"
+        return "resting: one more row to check would take more than it brings"
+    return f"resting: up to {free_rows} rows are worth checking, and the text seldom repeats"
 
 
 def why_below_floor(acceptance: float, least: float) -> str:
@@ -122,7 +140,7 @@ def of_request(metrics: RequestMetrics, num_tokens: int, plain_because: str) -> 
     if not drafted:
         return f"no step drafted{_because(plain_because)}"
     served: list[str] = []
-    for name in dict.fromkeys(metrics.drafter_per_step):
+    for name, _ in Counter(metrics.drafter_per_step).most_common():
         own = [
             (checked, kept)
             for drafter, checked, kept in zip(

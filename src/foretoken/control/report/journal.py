@@ -53,6 +53,8 @@ class _Watched:
         """Usual length that the last change told."""
         self.last = -1
         """The last step in which a draft of it was checked."""
+        self.plan: DraftPlan | None = None
+        """Of that step."""
         self.looked = 0
         """Its steps with drafts at the last look."""
         self.rested_s = 0.0
@@ -152,8 +154,8 @@ class ControlJournal:
         self._steps += 1
         self._seconds += stats.total_s
         forecast = plan.forecast
-        if forecast is None and plan.limit is None and not any(plan.drafts):
-            return  # nobody wants drafts: it says nothing of whoever decides
+        if not plan.wanted or not plan.load.num_decoding:
+            return  # it says nothing of whoever decides
         self._num_wanted += 1
         self._last = plan, stats
         if forecast is not None:
@@ -167,7 +169,7 @@ class ControlJournal:
                 continue
             drafter.add(outcome.num_drafted, outcome.num_accepted)
             if drafter.last != self._num_wanted:
-                drafter.last = self._num_wanted
+                drafter.last, drafter.plan = self._num_wanted, plan
                 drafter.steps += 1
         for timed in stats.drafters:
             drafter = self._drafters.get(timed.name)
@@ -232,7 +234,9 @@ class ControlJournal:
     def _explained(self, name: str, drafter: _Watched) -> str:
         if self._last is None:
             return "no step yet"
-        return self._why(name, not drafter.rests, self._last[0])
+        # Now and then a drafter that drafts is left out; why it drafts stands in its own plan.
+        plan = self._last[0] if drafter.rests or drafter.plan is None else drafter.plan
+        return self._why(name, not drafter.rests, plan)
 
     def _step(self) -> dict[str, Any] | None:
         """The last step; None before the first."""

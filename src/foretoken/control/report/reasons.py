@@ -59,12 +59,13 @@ def by_plan(outlook: Callable[[str], Outlook | None], looks_up: Collection[str])
     def why(drafter: str, drafts: bool, plan: DraftPlan) -> str:
         forecast, count = plan.forecast, plan.load.num_decoding
         if drafter in looks_up:
-            return why_looking_up(drafter, 0 if forecast is None else forecast.free_rows)
+            rows = 0 if forecast is None else forecast.free_rows
+            return why_looking_up(drafter, rows, drafts=drafts)
         pairs = zip(plan.lengths, plan.drafters, strict=True)
         lengths = [length for length, name in pairs if name == drafter and length]
-        if not lengths or forecast is None:
-            said = why_resting(count, outlook(drafter))
-            return said.replace("resting", "not in this step", 1) if drafts else said
+        if not drafts or not lengths or forecast is None:
+            others = next((name for name in plan.drafters if name not in ("", drafter)), "")
+            return why_resting(count, outlook(drafter), others)
         mean = sum(lengths) / len(lengths)
         expected = Outlook(mean, forecast.tokens / count, forecast.seconds / forecast.plain_s)
         return why_drafting(drafter, expected, len(lengths), count)
