@@ -82,6 +82,7 @@ class Batch:
     ) -> None:
         """`chance`: of a draft of a sequence in a step, given that all before it were accepted."""
         self.world, self.chance, self.most = world, chance, most
+        self.clock = 0.0
         self.live = LivePolicy()
         target = LearnedCost([(StepShape(r, r), world.target_s(r)) for r in ROWS], sd=0.1)
         shapes = [
@@ -100,8 +101,8 @@ class Batch:
             target,
             costs,
             LearnedAcceptance({"draft": 0.6}),
+            clock=lambda: self.clock,
         )
-        self.clock = 0.0
         self.plain = 0.0
         """What the same tokens would have taken in plain steps."""
         self.steps = 0
