@@ -290,3 +290,29 @@ def test_coefficients_are_the_best_that_are_not_negative() -> None:
         assert (found >= 0.0).all()
         assert slope[found > 0.0] == pytest.approx(0.0, abs=1e-5 * np.abs(moments).max())
         assert (slope[found == 0.0] >= -1e-5 * np.abs(moments).max()).all()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_times_break_it(seed: int) -> None:
+    """Times that fit nothing, shapes without any cost, clocks that jump: estimates stay numbers."""
+    draw = random.Random(seed)
+    target = LearnedCost([(StepShape(r, r, 32.0), 1e-3 + 3e-5 * r) for r in (1, 2, 8, 64)], sd=0.1)
+    target.expect_host_time()
+    known = [
+        (DraftShape(n, p, n * p, context, 0), 1e-4 + p * 5e-5)
+        for n in (1, 4)
+        for p in (1, 5)
+        for context in (32.0, 512.0)
+    ]
+    known.append((DraftShape(0, 0, 0, 16.0, 64), 1e-4 * draw.random()))
+    drafter = DrafterCost(known, sd=0.1, machine=target)
+    for _ in range(600):
+        count, passes = draw.choice([1, 3, 8]), draw.choice([0, 1, 2, 5])
+        context, fed = draw.choice([0.0, 50.0, 300.0]), draw.choice([0, 0, 0, 5, 130, 900])
+        noise = draw.lognormvariate(0.0, 0.3)
+        drafting = DraftShape(count, passes, count * passes, context, fed)
+        drafter.observe(drafting, noise * draw.choice([1e-9, 1e-6, 1e-4, 3e-4, 1e-2, 5.0]))
+        step = StepShape(count * (1 + passes), count, context, draw.choice([0, 0, count]))
+        target.observe(step, noise * draw.choice([1e-9, 1e-5, 1e-3, 2e-3, 1.0]))
+    assert np.isfinite(drafter.drafting(4, 5, 100.0)).all()
+    assert np.isfinite(target.curve(StepShape(4, 4, 10.0), 20)).all()

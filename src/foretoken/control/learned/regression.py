@@ -33,6 +33,10 @@ _WINDOW = 15
 _MOST_LEVEL = math.log(16.0)
 _ERRORS = 256
 """Errors kept to report them."""
+_UNEXPECTED = 256.0
+"""Times what was expected, from which on a step tells nothing of how sure that was."""
+_JITTER = 1e-9
+"""Added to a diagonal of ones before a matrix is solved."""
 _RIDGE = 1e-5
 """Weight of "a coefficient is zero", as a share of what the prior knows of it."""
 _SMOOTH_SD = 20.0
@@ -90,9 +94,9 @@ class Learner:
     def widen(self, seconds: Mapping[int, float]) -> None:
         """Some coefficients may be larger or smaller by so many seconds than the prior says."""
         at = list(seconds)
-        covariance = np.linalg.inv(self._prior[0])
+        covariance = self.covariance.copy()
         covariance[at, at] += np.array([value * value for value in seconds.values()])
-        precision = np.linalg.inv(covariance)
+        precision = _inverse(covariance)
         moments = precision @ self.coefficients
         self._prior = precision, moments
         self._precision, self._moments = precision.copy(), moments.copy()
@@ -110,6 +114,16 @@ class Learner:
         if not ordered:
             return math.nan, math.nan
         return ordered[len(ordered) // 2], ordered[len(ordered) * 9 // 10]
+
+    def describe(self) -> dict[str, float | None]:
+        """How much was measured and how well it is predicted; errors None before anything was."""
+        middle, high = self.error
+        return {
+            "steps": self.count,
+            "noise": self.noise,
+            "error_p50": None if math.isnan(middle) else middle,
+            "error_p90": None if math.isnan(high) else high,
+        }
 
     @property
     def usual_level(self) -> float:
@@ -175,7 +189,9 @@ class Learner:
         """Take in the buffer: fade towards the prior, weigh, solve."""
         raw = np.array(self._buffer)
         columns_NP, seconds_N = self._features(raw[:, :-1]), raw[:, -1]
-        expected_N = np.maximum(columns_NP @ self.coefficients, 1e-12)
+        # What takes hundreds of times as long as expected was not expected at all: weighed by an
+        # expectation of nothing, it would count for more than everything else together.
+        expected_N = np.maximum(columns_NP @ self.coefficients, seconds_N / _UNEXPECTED)
         ratios_N = np.log(seconds_N / expected_N)
         # The level may have changed inside the buffer. A step belongs to the nearer of the two.
         now = self._log_level
@@ -186,6 +202,7 @@ class Learner:
             levels_N[nearer_N] = np.median(ratios_N[nearer_N])
         off_N = np.abs(ratios_N - levels_N)
         doubt_N = ((columns_NP @ self.covariance) * columns_NP).sum(axis=1) / expected_N**2
+        doubt_N = np.maximum(doubt_N, 0.0)
         allowed_N = _OUTLIER * np.sqrt(doubt_N + self.noise**2)
         # Of a step that takes a hundred times as long, the logarithm alone would let 99 / log(100)
         # pass; what a step adds to the sums is bounded on both sides.
@@ -218,12 +235,14 @@ class Learner:
         starts from the last answer, so that it mostly ends at once.
         """
         precision, moments = self._precision, self._moments
+        scale, scaled = _scaled(precision)
+        scaled_moments = scale * moments
         free, least_wrong = self._free, len(moments) + 1
         patience = 3
         for _ in range(3 * len(moments)):
             at = np.flatnonzero(free)
             found = np.zeros_like(moments)
-            found[at] = np.linalg.solve(precision[np.ix_(at, at)], moments[at])
+            found[at] = scale[at] * np.linalg.solve(scaled[np.ix_(at, at)], scaled_moments[at])
             slope = precision @ found - moments
             wrong = np.flatnonzero(np.where(free, found < 0.0, slope < -1e-9 * np.abs(moments)))
             if not len(wrong):
@@ -235,7 +254,23 @@ class Learner:
                 wrong = wrong[-1:]
             free[wrong] = ~free[wrong]
         self.coefficients: Floats = np.maximum(found, 0.0)
-        self.covariance: Floats = np.linalg.inv(precision).astype(np.float64, copy=False)
+        self.covariance: Floats = _inverse(precision)
+
+
+def _scaled(matrix: Floats) -> tuple[Floats, Floats]:
+    """Scales [P], and a precision or covariance in units in which its diagonal is 1 and a little
+    more: columns that say nearly the same make it singular in floating point."""
+    scale: Floats = 1.0 / np.sqrt(np.diagonal(matrix))
+    scaled: Floats = matrix * np.outer(scale, scale)
+    scaled[np.diag_indices_from(scaled)] += _JITTER
+    return scale, scaled
+
+
+def _inverse(matrix: Floats) -> Floats:
+    """Of a precision the covariance, and the other way round."""
+    scale, scaled = _scaled(matrix)
+    inverse: Floats = np.linalg.inv(scaled) * np.outer(scale, scale)
+    return inverse
 
 
 def _prior_of(
