@@ -88,21 +88,29 @@ def interleave(
 def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """median(above) / median(below); both hold one number per repeat, in the same order."""
     assert len(above) == len(below) > 0, (len(above), len(below))
-    pairs = list(zip(above, below, strict=True))
-    singles = [a / b for a, b in pairs]
-    low, high = bootstrap_ends(pairs, _ratio, resamples=RESAMPLES)
+    return ratio_of(list(zip(above, below, strict=True)), statistics.median)
+
+
+def ratio_of(
+    pairs: Sequence[tuple[Any, Any]],
+    speed: Callable[[Sequence[Any]], float],
+    resamples: int = RESAMPLES,
+) -> Ratio:
+    """speed(firsts) / speed(seconds), its interval by drawing pairs again."""
+
+    def ratio(drawn: Sequence[tuple[Any, Any]]) -> float:
+        return speed([a for a, _ in drawn]) / speed([b for _, b in drawn])
+
+    singles = [ratio([pair]) for pair in pairs]
+    low, high = bootstrap_ends(pairs, ratio, resamples=resamples)
     return Ratio(
-        value=_ratio(pairs),
+        value=ratio(pairs),
         low=low,
         high=high,
         least=min(singles),
         most=max(singles),
         repeats=len(pairs),
     )
-
-
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    return statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
 
 
 def repeated_share(tokens: Sequence[int], n: int) -> float:

@@ -6,15 +6,13 @@ after what an off server gained or lost against another off server in the same r
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from common import Goal, Ratio
+from common import Goal, Ratio, ratio_of
 from never_slower_load import Round
 
-from foretoken.lab.stats.repeats import bootstrap_ends
-
 RESAMPLES = 1000
+"""Fewer than usual: each draws percentiles of all requests."""
 Sample = Sequence[Round]
 
 
@@ -54,30 +52,7 @@ SPEEDS: dict[str, Callable[[Sample], float]] = {
 def compare(name: str, above: Sample, below: Sample) -> Ratio:
     """How much faster `above` is; both hold one round per turn, in the same order."""
     speed = SPEEDS[name]
-    return ratio_of(list(zip(above, below, strict=True)), speed)
-
-
-def ratio_of(pairs: Sequence[tuple[Any, Any]], speed: Callable[[Sequence[Any]], float]) -> Ratio:
-    """speed(firsts) / speed(seconds), its interval by drawing pairs again."""
-
-    def ratio(drawn: Sequence[tuple[Any, Any]]) -> float:
-        return speed([a for a, _ in drawn]) / speed([b for _, b in drawn])
-
-    singles = [ratio([pair]) for pair in pairs]
-    low, high = bootstrap_ends(pairs, ratio, resamples=RESAMPLES)
-    return Ratio(
-        value=ratio(pairs),
-        low=low,
-        high=high,
-        least=min(singles),
-        most=max(singles),
-        repeats=len(pairs),
-    )
-
-
-def compare_rates(above: Sequence[float], below: Sequence[float]) -> Ratio:
-    """The same of plain speeds, one per turn: medians."""
-    return ratio_of(list(zip(above, below, strict=True)), lambda rates: float(np.median(rates)))
+    return ratio_of(list(zip(above, below, strict=True)), speed, RESAMPLES)
 
 
 def resolution(off: Ratio | None) -> float:

@@ -3,9 +3,9 @@
 from functools import partial
 from typing import Any
 
-from common import Ratio
+from common import Ratio, ratio_of_medians
 from never_slower_arms import counters, plain_ask
-from never_slower_bars import SPEEDS, compare, compare_rates, show_arms, single
+from never_slower_bars import SPEEDS, compare, show_arms, single
 from never_slower_bench import CACHED, CHOOSING, LONG, MEASURED, Bench
 from never_slower_load import Ask, Crowd, Round, run_ramp
 
@@ -141,8 +141,8 @@ def ramp(bench: Bench) -> dict[str, Any]:
     for index, (clients, _) in enumerate(phases):
         where = f"{index + 1}. window, {clients} clients"
         own = {name: [one[index] for one in listed] for name, listed in rates.items()}
-        apart = compare_rates(own["off again"], own["off"])
-        over = compare_rates(own["control"], own["off"])
+        apart = ratio_of_medians(own["off again"], own["off"])
+        over = ratio_of_medians(own["control"], own["off"])
         bench.bar("ramp", f"{where}, tokens/s over off", over, (0.97, None), apart)
         results[where] = {"tokens/s": own, "over off": over, "off/off": apart}
     return results

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from common import ratio_of_medians
 from never_slower_arms import Arm, plain_ask
-from never_slower_bars import SPEEDS, compare, compare_rates, scaled, show_arms
+from never_slower_bars import SPEEDS, compare, scaled, show_arms
 from never_slower_bench import CHOOSING, MEASURED, TAUGHT, Bench
 from never_slower_drafter import Stream
 from never_slower_load import Ask, Crowd, Reply, Round
@@ -192,8 +193,8 @@ def _drift_bars(
     for name, phase in phases.items():
         rates = {arm: _rates(listed, phase, steps, each=True) for arm, listed in rounds.items()}
         better = max(("off", best[0]), key=lambda arm: statistics.median(rates[arm]))
-        over = compare_rates(rates["control"], rates[better])
-        apart = compare_rates(rates["off again"], rates["off"])
+        over = ratio_of_medians(rates["control"], rates[better])
+        apart = ratio_of_medians(rates["off again"], rates["off"])
         what = f"{where}, acceptance {name}, {steps} steps later over {better}"
         bench.bar("drift", what, over, (0.98, None), apart)
         found[name] = {"tokens/s": rates, "over the better": over, "off/off": apart}

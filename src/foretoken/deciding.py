@@ -10,6 +10,7 @@ from typing import TypeAlias
 from foretoken.config import ResolvedConfig, SpeculativeConfig
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
+from foretoken.control.adaptive.planner import Planner
 from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.measured import MeasuredLimit
@@ -60,6 +61,11 @@ class Decider:
     journal: ControlJournal | None = None
     """What was decided; None: nothing drafts."""
 
+    def release(self, request_id: str) -> None:
+        """Forget a request that ended; unknown ids are fine."""
+        if self.control is not None:
+            self.control.release(request_id)
+
 
 def decide_how(parts: FoundParts) -> Decider:
     """As the settings of the engine want it."""
@@ -107,7 +113,7 @@ def _control(parts: FoundParts, budget: RequestBudget) -> AdaptiveControl:
     costs.target.expect_host_time()
     usual = _usual_acceptance(parts.config.user.speculative_config)
     acceptance = LearnedAcceptance({name: usual.get(name, _USUAL_CHANCE) for name in members})
-    return AdaptiveControl(budget, facts, costs.target, costs.drafters, acceptance)
+    return AdaptiveControl(Planner(budget, facts, costs.target, costs.drafters, acceptance))
 
 
 def _usual_acceptance(speculative: SpeculativeConfig | None) -> dict[str, float]:

@@ -203,8 +203,7 @@ class Engine:
 
     def _release(self, request_id: str) -> None:
         self.parts.proposer.release(request_id)
-        if self.parts.deciding.control is not None:
-            self.parts.deciding.control.release(request_id)
+        self.parts.deciding.release(request_id)
         self.parts.verifier.release(request_id)
         self.metrics.record_finished()
 
@@ -233,5 +232,5 @@ class Engine:
             verifying_s=times[1],
             total_s=times[2],
             num_sampled=sum(span.samples for span in batch.spans),
-            drafters=getattr(self.parts.proposer, "times", ()),
+            drafters=self.parts.proposer.times,
         )

@@ -17,17 +17,9 @@ from foretoken.types import StepStats
 
 logger = logging.getLogger("foretoken")
 
-TEMPERATURE_EDGES = (0.0, 0.2, 0.5, 0.7, 1.0)
-"""Upper edges of the temperature buckets that acceptance is reported by."""
 _STEP_EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper edges of the buckets of tokens per step, as vLLM's."""
 _WINDOW_S = 60
-
-
-def temperature_bucket(temperature: float) -> str:
-    """The upper edge of the bucket that a temperature is in, as a label; `inf` above the last."""
-    edge = next((edge for edge in TEMPERATURE_EDGES if temperature <= edge), float("inf"))
-    return f"{edge:g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
     """Plain decoding, one request at a time, once per parameter set."""
-    known: dict[str, list[Result]] = {}
     with LLM(str(model), **SETTINGS, **PRESSURES["one at a time"]) as llm:
-
-        def results(name: str) -> list[Result]:
-            if name not in known:
-                known[name] = run(llm, name)
-            return known[name]
-
-        yield results
+        yield cache(partial(run, llm))
 
 
 def run(llm: LLM, name: str) -> list[Result]:

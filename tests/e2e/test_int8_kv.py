@@ -5,6 +5,7 @@ in, a rolled-back or moved slot without its scale, a setting that changes nothin
 """
 
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,8 @@ def run(llm: LLM, parameters: str) -> list[Result]:
 @pytest.fixture(scope="module")
 def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
     """Plain decoding, one request at a time, once per parameter set."""
-    known: dict[str, list[Result]] = {}
     with open_llm(model, None, **PRESSURES["one at a time"]) as llm:
-
-        def results(parameters: str) -> list[Result]:
-            if parameters not in known:
-                known[parameters] = run(llm, parameters)
-            return known[parameters]
-
-        yield results
+        yield cache(partial(run, llm))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import collections
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Self, cast, final
@@ -257,15 +258,8 @@ def paged_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
     """Plain decoding, one request at a time, once per parameter set."""
-    known: dict[str, list[Result]] = {}
     with open_llm(model, None, **PRESSURES["one at a time"]) as llm:
-
-        def results(name: str) -> list[Result]:
-            if name not in known:
-                known[name] = run(llm, name)
-            return known[name]
-
-        yield results
+        yield cache(partial(run, llm))
 
 
 def open_llm(model: Path, config: dict[str, Any] | None, **settings: Any) -> LLM:

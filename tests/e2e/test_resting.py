@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
-    known: dict[str, list[Result]] = {}
     with open_llm(model, None, "plain", **PRESSURES["one at a time"]) as llm:
-
-        def results(parameters: str) -> list[Result]:
-            if parameters not in known:
-                known[parameters] = run(llm, parameters)
-            return known[parameters]
-
-        yield results
+        yield cache(partial(run, llm))
 
 
 def run(llm: LLM, parameters: str) -> list[Result]:

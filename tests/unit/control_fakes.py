@@ -7,6 +7,7 @@ from random import Random
 
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
+from foretoken.control.adaptive.planner import Planner
 from foretoken.control.budget import LivePolicy, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
@@ -95,14 +96,14 @@ class Batch:
         ]
         costs = {"draft": DrafterCost(known, sd=0.1, machine=target)}
         facts = DrafterFacts(name="draft", most=most, missing=lambda s: s.num_tokens - s.read)
-        self.control = AdaptiveControl(
+        planner = Planner(
             RequestBudget({"draft": most}, live=self.live),
             [facts],
             target,
             costs,
             LearnedAcceptance({"draft": 0.6}),
-            clock=lambda: self.clock,
         )
+        self.control = AdaptiveControl(planner, clock=lambda: self.clock)
         self.plain = 0.0
         """What the same tokens would have taken in plain steps."""
         self.steps = 0

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from foretoken.control.acceptance import PromisedAcceptance
 from foretoken.control.learned import acceptance as learned_acceptance
 from foretoken.control.learned.acceptance import LearnedAcceptance
 
@@ -205,8 +206,9 @@ def test_classes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_look_ups_are_believed_by_what_came_of_their_promises() -> None:
-    found = model()
+    found = PromisedAcceptance()
+    found.begin("r")
     for _ in range(100):
-        found.observe("r", "ngram", 4, 0, promise=4.0)
+        found.observe("r", "ngram", 4.0, 0)
     assert found.expected("r", "ngram", 4.0, 4) < 0.4
     assert found.expected("new", "suffix", 4.0, 4) == pytest.approx(0.7 * 4)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from foretoken.control.acceptance import temperature_bucket
 from foretoken.control.cost import PlainCost
 from foretoken.metrics import (
     Counter,
@@ -13,7 +14,6 @@ from foretoken.metrics import (
     Histogram,
     PlainEstimate,
     Vector,
-    temperature_bucket,
 )
 from foretoken.types import StepStats
 

@@ -12,6 +12,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import final
 
+TEMPERATURE_EDGES = (0.0, 0.2, 0.5, 0.7, 1.0)
+"""Upper edges of the temperature buckets by which acceptance is learnt and reported."""
 _FADE = 0.97
 """What a draft's weight is multiplied by at each later one."""
 _TRUST = 0.7
@@ -28,6 +30,12 @@ _SURE_LEARNS = 0.01
 """Share of a new chance in that."""
 _LEAST_KEPT, _MOST_KEPT = 0.1, 1.5
 """Accepted drafts per expected one, at the least and at the most."""
+
+
+def temperature_bucket(temperature: float) -> str:
+    """The upper edge of the bucket that a temperature is in, as a label; `inf` above the last."""
+    edge = next((edge for edge in TEMPERATURE_EDGES if temperature <= edge), float("inf"))
+    return f"{edge:g}"
 
 
 class AcceptanceModel(ABC):

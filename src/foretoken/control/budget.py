@@ -132,7 +132,7 @@ class RequestBudget:
             if own.drafter is not None:
                 named = live.drafter in (None, own.drafter)
                 most = self._drafters.get(own.drafter, 0) if named else 0
-        free = bool(request.prediction_ids) or request.params.structured is not None
+        free = request.brings_drafts
         if free:
             most = max(most, PREDICTED_DRAFTS)
         if own is not None and own.num_speculative_tokens is not None:

@@ -10,6 +10,7 @@ from foretoken.control.plan import NO_DRAFTS, DraftPlan
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
+from foretoken.types import DraftingTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Proposer(ABC):
     draft may be made, looked at, and set aside for another drafter's."""
     gain: Gain | None = None
     """What it decides by how far to draft, which wants to know what became of each step."""
+    times: tuple[DraftingTime, ...] = ()
+    """What drafters did in the last step, where it asks several and times them."""
 
     @property
     def num_bytes(self) -> int:

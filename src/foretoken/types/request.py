@@ -74,6 +74,11 @@ class Request:
     grammar: Any = field(default=None, compare=False, repr=False)
     """What params.structured_outputs compiled to, as `foretoken.runtime.grammar` reads it."""
 
+    @property
+    def brings_drafts(self) -> bool:
+        """Whether it has a prediction or a grammar, from which drafts cost nothing to make."""
+        return bool(self.prediction_ids) or self.params.structured is not None
+
     def __post_init__(self) -> None:
         """Sort the bad words once, not at every row."""
         object.__setattr__(self, "bad_words", BadWords.of(self.bad_words_ids))

@@ -2,9 +2,9 @@
 
 import pytest
 
+from foretoken.control.acceptance import TEMPERATURE_EDGES
 from foretoken.lab.analysis.summary import summarize_acceptance
 from foretoken.lab.records.results import RequestAcceptance, RequestRecord
-from foretoken.metrics import TEMPERATURE_EDGES
 
 
 def record(index: int, temperature: float | None) -> RequestRecord:

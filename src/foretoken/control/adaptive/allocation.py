@@ -16,7 +16,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from foretoken.control.learned.regression import Floats
+
 Counts = NDArray[np.int64]
 MOST_DRAFTERS = 3
 """Drafters with passes of which every subset is tried."""

@@ -9,18 +9,14 @@ Invariant: what decides is known before any draft of the step is drawn.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import final
 
-from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.exploring import PLAIN
 from foretoken.control.adaptive.planner import MadePlan, Planner
 from foretoken.control.adaptive.step_times import RecentTimes
-from foretoken.control.budget import RequestBudget
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.cost import DrafterCost, LearnedCost
 from foretoken.control.plan import (
     DecodingSequence,
     DraftOutcome,
@@ -53,29 +49,10 @@ _TOGETHER = 16
 class AdaptiveControl:
     """Plans steps by models that learn. `plan` is a `foretoken.control.plan.DraftPlanner`."""
 
-    def __init__(
-        self,
-        caps: RequestBudget,
-        drafters: Seq[DrafterFacts],
-        target: LearnedCost,
-        costs: Mapping[str, DrafterCost],
-        acceptance: LearnedAcceptance,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """Nothing learnt yet beside what the models know.
-
-        Args:
-            caps: what users and operators allow.
-            drafters: whom to choose from, in the order of the settings.
-            target: seconds of the target's steps.
-            costs: seconds of each drafter, by name.
-            acceptance: of their drafts.
-            clock: what deciding takes is read from it.
-        """
-        self._clock = clock
-        self._planner = Planner(caps, drafters, target, costs, acceptance)
-        self._caps, self._operator = caps, caps.operator
+    def __init__(self, planner: Planner, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Ask `planner` from time to time; what deciding takes is read from `clock`."""
+        self._planner, self._clock = planner, clock
+        self._operator = planner.operator
         self._made: MadePlan | None = None
         self._sequences: list[DecodingSequence] = []
         self._steps_left = self._steps_done = 0
@@ -92,32 +69,44 @@ class AdaptiveControl:
             self._steps_left -= 1
             self._steps_done += 1
             return made.plan
-        if not self._caps.operator.enabled:
+        if not self._planner.operator.enabled:
             return self._nobody(sequences, load)
-        carries = made is not None and self._carries_over(made, sequences)
-        if carries and made is not None and not any(made.plan.lengths):
+        if made is None:
+            return self._make_anew(sequences, load, self._clock())
+        carries = self._carries_over(made, sequences)
+        if carries and not any(made.plan.lengths):
             # Nobody drafted, and nobody will before the next plan.
             self._since_made_s += self._step_s
             return self._plain(sequences, load, made.plan.resting)
         began = self._clock()
-        if made is not None:
-            if made.plan.forecast is not None:
-                self._catch_up(made, made.plan.forecast)
-            self._learn_times(made)
-            self._planner.put_away(made, self._steps_done)
-        self._operator, self._sequences = self._caps.operator, list(sequences)
+        if made.plan.forecast is not None:
+            self._catch_up(made, made.plan.forecast)
+        self._learn_times(made)
+        self._planner.put_away(made, self._steps_done)
+        if not carries:
+            return self._make_anew(sequences, load, began)
         self._since_made_s += self._steps_done * self._step_s
-        if carries and made is not None:
-            self._made = self._planner.carry_over(made, self._sequences, load)
-            self._steps_done, self._is_first = 1, True
-            self._steps_left = max(self._steps_left - 1, 0)
-            return self._made.plan
-        self._since_made_s = 0.0
-        made = self._made = self._planner.make(self._sequences, load)
-        self._steps_done, self._in_vain, self._is_first = 1, 1.0, True
+        carried = self._planner.carry_over(made, list(sequences), load)
+        self._begin(carried, sequences)
+        self._steps_left = max(self._steps_left - 1, 0)
+        return carried.plan
+
+    def _make_anew(
+        self, sequences: Seq[DecodingSequence], load: StepLoad, began: float
+    ) -> DraftPlan:
+        """A new plan, the time of which counts from `began`."""
+        made = self._planner.make(list(sequences), load)
+        self._begin(made, sequences)
+        self._since_made_s, self._in_vain = 0.0, 1.0
         self._deciding_s += 0.2 * (self._clock() - began - self._deciding_s)
         self._steps_left = self._steps_to_keep(made)
         return made.plan
+
+    def _begin(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> None:
+        """This plan holds from now on."""
+        self._made, self._sequences = made, list(sequences)
+        self._operator = self._planner.operator
+        self._steps_done, self._is_first = 1, True
 
     def observe(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         """Learn what became of a planned step: not at once where steps are short, since code that
@@ -198,14 +187,14 @@ class AdaptiveControl:
         """Whether a plan for a batch that changed would come too soon after the last one."""
         soon = self._since_made_s * _DECIDING_AGAIN < self._deciding_s
         simple = not made.trial and not made.plan.feeds and made.plan.forecast is not None
-        changed = self._sequences != sequences and self._caps.operator is self._operator
+        changed = self._sequences != sequences and self._planner.operator is self._operator
         return soon and simple and changed and len(sequences) >= _MANY
 
     def _still_holds(
         self, made: MadePlan, sequences: Seq[DecodingSequence], load: StepLoad
     ) -> bool:
         prompts = (made.plan.load.num_prompt_tokens > 0) == (load.num_prompt_tokens > 0)
-        return prompts and self._sequences == sequences and self._caps.operator is self._operator
+        return prompts and self._sequences == sequences and self._planner.operator is self._operator
 
     def _steps_to_keep(self, made: MadePlan) -> int:
         """Steps after which a new plan has cost its share of the time, or a trial is due."""

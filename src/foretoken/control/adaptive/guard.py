@@ -9,9 +9,8 @@ Knows seconds and tokens only.
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from foretoken.control.learned.regression import Floats
 
 GUARD = 0.01
 """Share of its time without speculation that plans may cost a request; trials cost another."""

@@ -15,7 +15,7 @@ import numpy as np
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
 from foretoken.control.adaptive.exploring import Account, Trial, pick_trial
-from foretoken.control.adaptive.guard import Floats, Ledger
+from foretoken.control.adaptive.guard import Ledger
 from foretoken.control.adaptive.planning import FirstReading, budgets, read_first, surplus
 from foretoken.control.adaptive.scene import DrafterView, Scene
 from foretoken.control.adaptive.tracked import TrackedRequest, note_read, view_of
@@ -24,47 +24,17 @@ from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import DrafterCost, LearnedCost
 from foretoken.control.learned.lengths import OutputLengths
+from foretoken.control.learned.missed import MissedTime
+from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepForecast, StepLoad
 from foretoken.control.report.explain import Outlook
+from foretoken.types import Speculation
 
 _READING = 0.02
 """Share of the time that a sequence still needs in which a drafter may read all of it."""
 _BENEFIT = 1.15
 """A sequence that may still lose something gets the benefit of the doubt: of many estimates that
 are all a little wrong, the lowest would decide for everybody."""
-_LEARNS, _AT_ONCE = 0.1, 0.3
-"""Share of a step in what the model of time misses, and the most that one step says of it."""
-
-
-@final
-class MissedTime:
-    """What the model of time misses at a load, with drafts and without: it has few terms, and no
-    step is quite like another."""
-
-    def __init__(self) -> None:
-        """It misses nothing."""
-        self._logs: dict[tuple[int, bool], float] = {}
-
-    def of(self, sequences: int) -> tuple[float, float]:
-        """Logarithms of measured over modelled seconds, without drafts and with them."""
-        power = sequences.bit_length()
-        off = self._logs.get((power, False), 0.0)
-        if (power, True) in self._logs:
-            return off, self._logs[power, True]
-        # At a load where nobody drafted yet drafts add what they add at the nearest other one.
-        known = [other for other, drafted in self._logs if drafted]
-        if not known:
-            return off, off
-        nearest = min(known, key=lambda other: abs(other - power))
-        return off, off + self._logs[nearest, True] - self._logs.get((nearest, False), 0.0)
-
-    def observe(self, sequences: int, ratio: float, steps: int, *, drafted: bool) -> None:
-        """Steps of so many sequences took `ratio` times as long as modelled."""
-        key = (sequences.bit_length(), drafted)
-        before = self._logs.get(key, 0.0)
-        missed = min(max(math.log(ratio), before - _AT_ONCE), before + _AT_ONCE)
-        learns = 1.0 - (1.0 - _LEARNS) ** steps
-        self._logs[key] = before + learns * (missed - before)
 
 
 @final
@@ -108,6 +78,15 @@ _PLAIN = (0, "")
 """Length and drafter of a sequence that decodes plainly."""
 
 
+class _PlainTimes(NamedTuple):
+    """Seconds of a step without drafts."""
+
+    plain_s: float
+    """Of the sequences that decode."""
+    prompt_s: float
+    """What prompts add."""
+
+
 class _Chosen(NamedTuple):
     """What a step does, and why."""
 
@@ -134,47 +113,56 @@ class Planner:
         costs: Mapping[str, DrafterCost],
         acceptance: LearnedAcceptance,
     ) -> None:
-        """Nothing is known beside what the models know; see `AdaptiveControl`."""
+        """Nothing learnt yet beside what the models know.
+
+        Args:
+            caps: what users and operators allow.
+            drafters: whom to choose from, in the order of the settings.
+            target: seconds of the target's steps.
+            costs: seconds of each drafter, by name.
+            acceptance: of their drafts.
+        """
         self.target, self.acceptance = target, acceptance
         self.account, self.ledger, self.lengths = Account(len(drafters)), Ledger(), OutputLengths()
         self.missed = MissedTime()
         self.drafters = {d.name: DrafterState(d, costs[d.name]) for d in drafters}
         self.forgone_tokens = 0.0
         """Tokens that were not written so that nobody is made slower."""
-        self._plain_s = 0.0
-        """Of the last plan."""
         self._caps = caps
         self._requests: dict[str, TrackedRequest] = {}
+
+    @property
+    def operator(self) -> Speculation:
+        """What the operator leaves of everything now."""
+        return self._caps.operator
 
     def make(self, sequences: list[DecodingSequence], load: StepLoad) -> MadePlan:
         """The best plan for these sequences, or a trial that is due."""
         ids = [sequence.request.request_id for sequence in sequences]
-        count, prompt = len(sequences), load.num_prompt_tokens
+        count = len(sequences)
         context = sum(sequence.num_tokens for sequence in sequences) / max(count, 1)
-        shape = StepShape(
-            rows=count + prompt,
-            sequences=count + load.num_prefilling,
-            context=context,
-            prompt_rows=prompt,
-        )
+        shape = _shape(count, load, context)
         if not count:
             plan = DraftPlan(load=load, drafts=(), resting=self._resting(()))
             return MadePlan(plan, ids, shape, np.zeros(0), np.zeros(0))
         tracked = [self._track(sequence) for sequence in sequences]
         gained_s = self.ledger.of(ids)
         left_N = self._left(tracked)
-        worth_s = _READING * self._plain_s * left_N
+        times = self._plain_times(shape, count)
+        worth_s = _READING * times.plain_s * left_N
         views = [
             view_of(one, tracked, self._caps, worth_s, context) for one in self.drafters.values()
         ]
         passing = [view for view in views if not self.drafters[view.name].facts.looks_up]
         lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
-        scene = self._scene(tracked, ids, shape, gained_s, left_N, views)
-        chosen = self._choose(scene, passing, views, alone=count == 1 and not prompt)
+        allowed_s = self._allowed(tracked, gained_s, left_N, times.plain_s)
+        scene = self._scene(ids, shape, times, left_N, allowed_s, views)
+        alone = count == 1 and not load.num_prompt_tokens
+        chosen = self._choose(scene, passing, views, alone=alone)
         found, options, reading, trial = chosen.found, chosen.options, chosen.reading, chosen.trial
         lengths: list[int] = found.drafts_N.tolist()
         names = [options[i].name if i >= 0 else "" for i in found.drafter_N.tolist()]
-        free = bool(lookups) or any(map(_brings_drafts, sequences))
+        free = bool(lookups) or any(sequence.request.brings_drafts for sequence in sequences)
         forecast = StepForecast(
             seconds=found.seconds + scene.prompt_s,
             plain_s=scene.plain_s + scene.prompt_s,
@@ -222,19 +210,9 @@ class Planner:
         kept = [held.get(request_id, _PLAIN) for request_id in ids]
         for sequence in sequences:
             self._track(sequence)
-        count, prompt = len(ids), load.num_prompt_tokens
-        shape = StepShape(
-            rows=count + prompt,
-            sequences=count + load.num_prefilling,
-            context=made.shape.context,
-            prompt_rows=prompt,
-        )
-        off, _ = self.missed.of(shape.sequences)
-        alone = shape._replace(rows=count, sequences=count, prompt_rows=0)
-        plain_s = float(self.target.curve(alone, 0)[0]) * math.exp(off)
-        prompt_s = 0.0
-        if prompt:
-            prompt_s = float(self.target.curve(shape, 0)[0]) * math.exp(off) - plain_s
+        count = len(ids)
+        shape = _shape(count, load, made.shape.context)
+        plain_s, prompt_s = self._plain_times(shape, count)
         lengths = tuple(length for length, _ in kept)
         drafts_s = max(before.seconds - before.plain_s, 0.0) if any(lengths) else 0.0
         share = count / len(made.ids)
@@ -341,28 +319,39 @@ class Planner:
             left.append(self.lengths.remaining(one.class_key, output, most))
         return np.array(left)
 
+    def _plain_times(self, shape: StepShape, count: int) -> _PlainTimes:
+        """Of the step of `shape` without drafts, in which `count` sequences decode."""
+        off, _ = self.missed.of(shape.sequences)
+        alone = shape._replace(rows=count, sequences=count, prompt_rows=0)
+        plain_s = float(self.target.curve(alone, 0)[0]) * math.exp(off)
+        if not shape.prompt_rows:
+            return _PlainTimes(plain_s, 0.0)
+        whole_s = float(self.target.curve(shape, 0)[0]) * math.exp(off)
+        return _PlainTimes(plain_s, whole_s - plain_s)
+
+    def _allowed(
+        self, tracked: list[TrackedRequest], gained_s: Floats, left_N: Floats, plain_s: float
+    ) -> Floats:
+        """Seconds that each may lose in the step."""
+        outputs_N = np.array([one.sequence.num_output for one in tracked])
+        return self.ledger.allowance(gained_s, outputs_N + left_N, plain_s)
+
     def _scene(
         self,
-        tracked: list[TrackedRequest],
         ids: list[str],
         shape: StepShape,
-        gained_s: Floats,
+        times: _PlainTimes,
         left_N: Floats,
+        allowed_s: Floats,
         views: list[DrafterView],
     ) -> Scene:
         most = PREDICTED_DRAFTS * len(ids) + sum(int(view.most_N.sum()) for view in views)
         off, on = self.missed.of(shape.sequences)
-        alone = shape._replace(rows=len(ids), sequences=len(ids), prompt_rows=0)
-        model_s = self.target.curve(alone, most)
-        plain_s = self._plain_s = float(model_s[0]) * math.exp(off)
-        prompt_s = 0.0
-        if shape.prompt_rows:
-            # Prompts take what they take, whether anybody drafts beside them or not. A draft is
-            # worth the time that it saves in steps to come: that of steps without prompts.
-            model_s = self.target.curve(shape, most)
-            prompt_s = float(model_s[0]) * math.exp(off) - plain_s
-        outputs = np.array([one.sequence.num_output for one in tracked])
-        allowed_s = self.ledger.allowance(gained_s, outputs + left_N, plain_s)
+        plain_s, prompt_s = times
+        model_s = self.target.curve(shape, most)
+        # Prompts take what they take, whether anybody drafts beside them or not. A draft is worth
+        # the time that it saves in steps to come: that of steps without prompts.
+        drafting_s = plain_s * math.exp(on - off)
         return Scene(
             ids=ids,
             context=shape.context,
@@ -372,8 +361,7 @@ class Planner:
             plain_s=plain_s,
             model_s=model_s,
             prompt_s=prompt_s,
-            rows_s=(plain_s * math.exp(on - off) - model_s[0] * math.exp(on))
-            + model_s * math.exp(on),
+            rows_s=(drafting_s - model_s[0] * math.exp(on)) + model_s * math.exp(on),
             acceptance=self.acceptance,
         )
 
@@ -383,6 +371,16 @@ class Planner:
         )
 
 
+def _shape(count: int, load: StepLoad, context: float) -> StepShape:
+    """The step of this load without drafts, in which `count` sequences decode."""
+    return StepShape(
+        rows=count + load.num_prompt_tokens,
+        sequences=count + load.num_prefilling,
+        context=context,
+        prompt_rows=load.num_prompt_tokens,
+    )
+
+
 def _chance_of_none(found: Allocation, options: Seq[DraftOption]) -> float:
     """That the first draft of every sequence is rejected."""
     chance = 1.0
@@ -390,9 +388,3 @@ def _chance_of_none(found: Allocation, options: Seq[DraftOption]) -> float:
         if chosen >= 0:
             chance *= 1.0 - float(options[chosen].survival_NK[place, 0])
     return min(max(chance, 0.01), 0.99)
-
-
-def _brings_drafts(sequence: DecodingSequence) -> bool:
-    """Whether a request has a prediction or a grammar to draft from."""
-    request = sequence.request
-    return bool(request.prediction_ids) or request.params.structured is not None

@@ -75,15 +75,13 @@ def budgets(
     free_rows: int,
 ) -> tuple[int, ...]:
     """Most drafts of each sequence, those that are looked up or certain included."""
-    if not free_rows:
-        return tuple(lengths)
     most_N = np.array(lengths)
     for view in lookups:
         most_N = np.maximum(most_N, np.minimum(view.most_N, free_rows))
     found: list[int] = most_N.tolist()
     for place, sequence in enumerate(sequences):
         request = sequence.request
-        if request.prediction_ids or request.params.structured is not None:
+        if request.brings_drafts:
             found[place] = max(found[place], min(caps.wanted(request)[0], free_rows))
     return tuple(found)
 

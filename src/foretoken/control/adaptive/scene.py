@@ -19,9 +19,9 @@ from foretoken.control.adaptive.allocation import (
     StepOptions,
     allocate,
 )
-from foretoken.control.adaptive.guard import Floats
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import DrafterCost
+from foretoken.control.learned.regression import Floats
 from foretoken.control.report.explain import Outlook
 
 RETURNS = 1.25
@@ -76,15 +76,6 @@ class Scene:
         most = max((view.most for view in allowed), default=0)
         return [self._option(view, most) for view in allowed]
 
-    def step(self) -> StepOptions:
-        """What the step costs and may cost."""
-        return StepOptions(
-            rows_s=self.rows_s,
-            plain_s=self.plain_s,
-            bound_s=self.bound_s,
-            token_s=self.token_s,
-        )
-
     def without(self, options: Seq[DraftOption], waiting: Mapping[int, str]) -> list[DraftOption]:
         """The options without drafts of the drafters for which sequences wait, by their place."""
         found = []
@@ -99,7 +90,13 @@ class Scene:
 
     def best(self, options: Seq[DraftOption]) -> Allocation:
         """The plan with most expected tokens per second."""
-        return allocate(self.step(), options)
+        step = StepOptions(
+            rows_s=self.rows_s,
+            plain_s=self.plain_s,
+            bound_s=self.bound_s,
+            token_s=self.token_s,
+        )
+        return allocate(step, options)
 
     def trial(self, option: DraftOption, indices: Counts, most: int) -> Allocation:
         """These sequences draft up to `most`, whatever is expected of it."""

@@ -1,21 +1,19 @@
 """What is kept of a request while it decodes: its class, and how far drafters have read it."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self, final
 
 import numpy as np
 
+from foretoken.control.acceptance import temperature_bucket
 from foretoken.control.adaptive.drafter import DrafterState
-from foretoken.control.adaptive.guard import Floats
 from foretoken.control.adaptive.scene import DrafterView
 from foretoken.control.budget import RequestBudget
+from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence
 from foretoken.types import Request
 
-TEMPERATURE_EDGES = (0.0, 0.2, 0.5, 0.7, 1.0)
-"""Upper edges of the temperatures whose acceptance is learnt together."""
 _CATCHING_UP = 32
 """Missing tokens from which on reading them is work of its own."""
 _WINDOW = 128
@@ -110,6 +108,5 @@ def note_read(
 def class_of(request: Request) -> str:
     """Requests of which acceptance and length are learnt together: temperature, tenant, grammar."""
     params = request.params
-    edge = next((e for e in TEMPERATURE_EDGES if params.temperature <= e), math.inf)
     grammar = "grammar" if params.structured is not None else "text"
-    return f"{edge:g}/{request.cache_salt or ''}/{grammar}"
+    return f"{temperature_bucket(params.temperature)}/{request.cache_salt or ''}/{grammar}"

@@ -15,7 +15,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.control.acceptance import AcceptanceModel, PromisedAcceptance
+from foretoken.control.acceptance import AcceptanceModel
 from foretoken.control.learned.trials import (
     BUCKET_OF_DEPTH,
     BUCKETS,
@@ -139,7 +139,6 @@ class LearnedAcceptance(AcceptanceModel):
         self._rows.cells[self._nothing + 2 * BUCKETS] = _WEIGHT
         self._class_keys: dict[str, str] = {}
         self._drafters: dict[str, _Drafter] = {}
-        self._promised = PromisedAcceptance()
         self._step = 0
         self.num_changes = 0
         """Changes that were noticed so far, of requests and of classes. While it stays, chances
@@ -149,12 +148,10 @@ class LearnedAcceptance(AcceptanceModel):
         """Learn of this request from now on, until it is released. The key names what requests have
         in common that accept alike: range of temperatures, cache salt, grammar."""
         self._class_keys.setdefault(request_id, class_key)
-        self._promised.begin(request_id)
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ids are fine. What it taught its class stays."""
         self._class_keys.pop(request_id, None)
-        self._promised.release(request_id)
         for drafter in self._drafters.values():
             track = drafter.tracks.pop(request_id, None)
             if track is not None:
@@ -195,18 +192,10 @@ class LearnedAcceptance(AcceptanceModel):
         chances = self.chances([request_id], drafter, num_drafts)[0]
         return tuple(np.cumprod(chances).tolist())
 
-    def observe(
-        self,
-        request_id: str,
-        drafter: str,
-        num_drafted: int,
-        num_accepted: int,
-        promise: float | None = None,
-    ) -> None:
+    def observe(self, request_id: str, drafter: str, num_drafted: int, num_accepted: int) -> None:
         """What became of a draft; nothing is learnt of requests that were not begun.
 
         Of a tree, `num_drafted` is its depth and `num_accepted` that of the branch that was kept.
-        `promise` is what a look-up expected to be accepted, if it said so.
         """
         owner = self._drafters.get(drafter)
         track = owner.tracks.get(request_id) if owner is not None else None
@@ -219,8 +208,6 @@ class LearnedAcceptance(AcceptanceModel):
             self._step += 1
         track.step = self._step
         self._add(track, trials_of_draft(num_drafted, num_accepted), request_id)
-        if promise is not None:
-            self._promised.observe(request_id, drafter, promise, num_accepted)
 
     def observe_labels(self, request_id: str, drafter: str, hits: Sequence[bool]) -> None:
         """Whether the drafter would have guessed each of some committed tokens: trials of depth 1
@@ -247,16 +234,6 @@ class LearnedAcceptance(AcceptanceModel):
             one.accepted = [kept * count for count in one.accepted]
             one.trials = [kept * count for count in one.trials]
             one.new = inf
-
-    def expected(self, request_id: str, drafter: str, promise: float, num_drafts: int) -> float:
-        """How many of `num_drafts` drafts of a look-up will be accepted that promises so many."""
-        return self._promised.expected(request_id, drafter, promise, num_drafts)
-
-    def num_trials(self, request_id: str, drafter: str) -> float:
-        """Faded trials that the request showed of the drafter at depth 1."""
-        owner = self._drafters.get(drafter)
-        track = owner.tracks.get(request_id) if owner is not None else None
-        return 0.0 if track is None else self._rows.cells[track.row + BUCKETS]
 
     def describe(self) -> dict[str, object]:
         """For each drafter and class: chances at depths 1, 2, 3-4, 5-8 and beyond, trials, running

@@ -125,13 +125,9 @@ class LearnedCost(CostModel):
     def describe(self) -> dict[str, Any]:
         """What is known, for people: errors, level, coefficients in seconds."""
         values = self._learner.coefficients
-        middle, high = self.error
         return {
-            "steps": self._learner.count,
+            **self._learner.describe(),
             "level": self.level,
-            "noise": self._learner.noise,
-            "error_p50": None if math.isnan(middle) else middle,
-            "error_p90": None if math.isnan(high) else high,
             "step_s": float(values[0]),
             "row_s": {
                 int(knot): float(slope)
@@ -297,13 +293,9 @@ class DrafterCost:
     def describe(self) -> dict[str, Any]:
         """What is known, for people: errors, level, coefficients in seconds."""
         values = self._values
-        middle, high = self.error
         return {
-            "steps": self._learner.count,
+            **self._learner.describe(),
             "level": self.level,
-            "noise": self._learner.noise,
-            "error_p50": None if math.isnan(middle) else middle,
-            "error_p90": None if math.isnan(high) else high,
             "call_s": values[0],
             "sequence_s": values[1],
             "pass_s": values[2],

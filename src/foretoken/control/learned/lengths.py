@@ -25,7 +25,7 @@ _MOST_CLASSES = 256
 
 
 @final
-class _Class:
+class _ClassLengths:
     """Lengths of one class, and the curve of how many outputs are longer than a length."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class OutputLengths:
 
     def __init__(self) -> None:
         """Nothing known yet."""
-        self._classes: dict[str, _Class] = {}
+        self._classes: dict[str, _ClassLengths] = {}
 
     def ended(self, class_key: str, num_output: int, *, cut: bool = False) -> None:
         """An output of the class is over; `cut`: its limit or its user ended it, not the text."""
@@ -106,8 +106,8 @@ class OutputLengths:
             guess = (reached * mean + _WEIGHT * guess) / (reached + _WEIGHT)
         return min(guess, float(most))
 
-    def _class(self, class_key: str) -> _Class:
-        found = self._classes.pop(class_key, None) or _Class()
+    def _class(self, class_key: str) -> _ClassLengths:
+        found = self._classes.pop(class_key, None) or _ClassLengths()
         if len(self._classes) >= _MOST_CLASSES:
             del self._classes[next(iter(self._classes))]
         self._classes[class_key] = found

@@ -43,7 +43,7 @@ _LOG_EVERY_S = 1.0
 
 
 @final
-class _Watched:
+class _DrafterRecord:
     """What one drafter did of late."""
 
     def __init__(self, most: int) -> None:
@@ -124,7 +124,7 @@ class ControlJournal:
         self.mode = mode
         self.facts, self.step_by_rows = facts, step_by_rows
         self._why = why
-        self._drafters = {name: _Watched(most) for name, most in drafters.items()}
+        self._drafters = {name: _DrafterRecord(most) for name, most in drafters.items()}
         self._changes: deque[dict[str, Any]] = deque(maxlen=MOST_CHANGES)
         self._num_changes = 0
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
@@ -216,7 +216,7 @@ class ControlJournal:
             "changes": list(self._changes),
         }
 
-    def _drafter(self, name: str, drafter: _Watched) -> dict[str, Any]:
+    def _drafter(self, name: str, drafter: _DrafterRecord) -> dict[str, Any]:
         return {
             "state": "resting" if drafter.rests else "drafting",
             "why": self._explained(name, drafter),
@@ -231,7 +231,7 @@ class ControlJournal:
             "accepted_tokens": drafter.accepted,
         }
 
-    def _explained(self, name: str, drafter: _Watched) -> str:
+    def _explained(self, name: str, drafter: _DrafterRecord) -> str:
         if self._last is None:
             return "no step yet"
         # Now and then a drafter that drafts is left out; why it drafts stands in its own plan.
@@ -260,7 +260,7 @@ class ControlJournal:
         middle, high = error_of(ratios)
         return {"p50": middle, "p90": high, "steps": len(ratios)}
 
-    def _say(self, name: str, drafter: _Watched) -> None:
+    def _say(self, name: str, drafter: _DrafterRecord) -> None:
         """Write down that a drafter's state or usual length changed, and log it."""
         now = round(drafter.length)
         sentence = change(name, drafter.said, now, self._explained(name, drafter))

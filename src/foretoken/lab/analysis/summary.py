@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foretoken.control.acceptance import TEMPERATURE_EDGES, temperature_bucket
 from foretoken.lab.measure.experiment import ServiceLevels
 from foretoken.lab.records.results import (
     AcceptanceBucket,
@@ -38,7 +39,6 @@ from foretoken.lab.stats.ratios import (
 )
 from foretoken.lab.stats.shrinkage import request_quantiles
 from foretoken.lab.stats.steady import is_steady
-from foretoken.metrics import TEMPERATURE_EDGES, temperature_bucket
 
 Value = Callable[[RequestRecord], float]
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol, final
 
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
+from foretoken.control.adaptive.planner import Planner
 from foretoken.control.budget import RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
@@ -150,15 +151,15 @@ class ControlArm:
             quick = one.one_pass or one.looks_up
             costs[one.name] = DrafterCost(known, sd=sd, one_pass=quick, machine=target)
         facts = [_facts(one, missing) for one in machine.drafters]
-        return AdaptiveControl(
+        planner = Planner(
             RequestBudget({one.name: one.most for one in machine.drafters}),
             facts,
             target,
             costs,
             LearnedAcceptance({one.name: self.usual for one in machine.drafters}),
-            # On a virtual clock deciding takes no time: a run is the same on every machine.
-            clock=lambda: 0.0,
         )
+        # On a virtual clock deciding takes no time: a run is the same on every machine.
+        return AdaptiveControl(planner, clock=lambda: 0.0)
 
 
 def _facts(one: SimulatedDrafter, missing: Missing) -> DrafterFacts:

@@ -12,7 +12,14 @@ from typing import final
 from foretoken.control.plan import DraftOutcome
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
-from foretoken.proposers.choose.offers import GRAMMAR, OWN, PREDICTION, Member, StepOffers
+from foretoken.proposers.choose.offers import (
+    GRAMMAR,
+    OWN,
+    PREDICTION,
+    Member,
+    StepOffers,
+    timed_draft,
+)
 from foretoken.proposers.choose.policy import Policy
 from foretoken.proposers.lookup.forced import ForcedProposer
 from foretoken.proposers.lookup.prediction import PredictionProposer
@@ -45,8 +52,6 @@ class Drafters(Proposer):
         if grammars is not None:
             own[GRAMMAR] = Member(proposer=ForcedProposer(grammars), most=MOST_PREDICTED)
         self._everyone = {**self.members, **own}
-        self.times: tuple[DraftingTime, ...] = ()
-        """What drafters did in the last step."""
         gains = {name: member.proposer.gain for name, member in members.items()}
         self._gains = {name: gain for name, gain in gains.items() if gain is not None}
         floors = {name: member.floor for name, member in members.items()}
@@ -145,9 +150,7 @@ class Drafters(Proposer):
         began = time.perf_counter()
         draft = member.propose(context)
         took = time.perf_counter() - began
-        counts = [len(ids) for ids in draft.ids if ids]
-        timed = DraftingTime(name, len(counts), max(counts, default=0), sum(counts), took)
-        self.times = (*self.times, timed)
+        self.times = (*self.times, timed_draft(name, sum(map(bool, draft.ids)), draft, took))
         return replace(draft, drafter=name)
 
 
@@ -170,5 +173,4 @@ def _is_particular(span: Span) -> bool:
     """Whether the request has wishes of its own about who drafts."""
     request = span.sequence.request
     own = request.params.own_policy
-    certain = bool(request.prediction_ids) or request.params.structured is not None
-    return certain or (own is not None and own.drafter is not None)
+    return request.brings_drafts or (own is not None and own.drafter is not None)

@@ -136,15 +136,16 @@ class StepOffers:
         return {i: offer for i, offer in offers.items() if len(offer.ids) >= max(least, 1)}
 
     def _note(self, name: str, sequences: int, draft: Draft, seconds: float) -> None:
-        before = self.times.get(name)
-        counts = [len(ids) for ids in draft.ids]
-        depth, drafts = max(counts, default=0), sum(counts)
+        now, before = timed_draft(name, sequences, draft, seconds), self.times.get(name)
         if before is not None:
-            sequences += before.sequences
-            depth = max(depth, before.depth)
-            drafts += before.num_drafts
-            seconds += before.seconds
-        self.times[name] = DraftingTime(name, sequences, depth, drafts, seconds)
+            now = DraftingTime(
+                name,
+                before.sequences + now.sequences,
+                max(before.depth, now.depth),
+                before.num_drafts + now.num_drafts,
+                before.seconds + now.seconds,
+            )
+        self.times[name] = now
 
     def take(self, offers: Mapping[int, Offer]) -> None:
         """Make these the drafts of their spans."""
@@ -163,6 +164,12 @@ class StepOffers:
             one_hot=tuple(offer.probs_KV is None for offer in each),
             promises=tuple(offer.promise for offer in each),
         )
+
+
+def timed_draft(name: str, sequences: int, draft: Draft, seconds: float) -> DraftingTime:
+    """What a drafter did that was asked for so many sequences, and how long it took."""
+    counts = [len(ids) for ids in draft.ids]
+    return DraftingTime(name, sequences, max(counts, default=0), sum(counts), seconds)
 
 
 def _within(span: Span, most: int) -> Span:

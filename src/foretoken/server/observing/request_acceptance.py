@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from foretoken.metrics import TEMPERATURE_EDGES, temperature_bucket
+from foretoken.control.acceptance import TEMPERATURE_EDGES, temperature_bucket
 from foretoken.types import RequestMetrics
 
 QUANTILES = (0.1, 0.5, 0.9)
