@@ -122,7 +122,7 @@ def read_reply(ask: Ask, answer: Answer) -> Reply:
         SystemExit: the server answered with an error, or its answer broke off.
     """
     body = answer.body
-    if answer.status != 200 or answer.broken is not None or b'"error"' in body[:200]:
+    if answer.status != 200 or answer.broken is not None or b'{"error":' in body:
         raise SystemExit(f"a request failed: {answer.status} {answer.broken} {body[:300]!r}")
     ends = list(accumulate(len(piece) for _, piece in answer.pieces))
     pattern = SOURCED if ask.body.get("token_sources") else TOKEN

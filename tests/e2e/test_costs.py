@@ -1,7 +1,9 @@
 """Costs of real engines on the packaged models: timed before anything is served, and kept."""
 
+import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from foretoken.assembly import build_engine
 from foretoken.cli.app import app
 from foretoken.config import EngineConfig
 from foretoken.engine import Engine
+from foretoken.models.tensors import Draft
+from foretoken.proposers.base import Context
 from foretoken.proposers.costs import Timed, find_costs
 from foretoken.types import SamplingParams
 
@@ -24,9 +28,9 @@ DRAFTERS: list[dict[str, Any]] = [
 SMALL = {"max_model_len": 1024, "max_num_seqs": 16}
 
 
-def build(speculative: dict[str, Any] | None) -> Engine:
+def build(speculative: dict[str, Any] | None, **more: Any) -> Engine:
     return build_engine(
-        EngineConfig.from_kwargs(model="demo", speculative_config=speculative, **SMALL)
+        EngineConfig.from_kwargs(model="demo", speculative_config=speculative, **SMALL, **more)
     )
 
 
@@ -66,6 +70,37 @@ def test_timing_leaves_nothing_behind(tmp_path: Path, speculative: dict[str, Any
     assert 0.0 < curve[1] <= curve[3]
     again = find_costs(timed(engine), folder=tmp_path, most_seconds=0.0)
     assert again.source in ("file", "promised"), "promised: too much noise for the file to be kept"
+
+
+@pytest.mark.parametrize("speculative", DRAFTERS[:3], ids=lambda one: str(one["method"]))
+def test_what_is_timed_are_drafts(
+    tmp_path: Path, speculative: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the keys and values have just the memory that was asked for, and no more."""
+    engine = build(speculative, kv_cache_memory_bytes=50_000_000)
+    found = timed(engine)
+    [(name, member)] = found.members.items()
+    drafted: list[bool] = []
+
+    def propose(context: Context) -> Draft:
+        draft = member.propose(context)
+        drafted.append(all(map(len, draft.ids)))
+        return draft
+
+    watched = SimpleNamespace(
+        proposer=member.proposer,
+        most=member.most,
+        check=member.check,
+        release=member.release,
+        propose=propose,
+    )
+    find_costs(
+        dataclasses.replace(found, members={name: watched}),  # type: ignore[dict-item]
+        folder=tmp_path,
+        most_seconds=0.3,
+    )
+    assert drafted
+    assert all(drafted)
 
 
 def test_no_time_and_no_file_is_a_data_sheet(tmp_path: Path) -> None:

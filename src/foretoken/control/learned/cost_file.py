@@ -23,7 +23,7 @@ from foretoken.control.learned.calibration import calibrate
 
 logger = logging.getLogger("foretoken")
 
-_FORMAT = 1
+_FORMAT = 2
 _MOST_OFF = math.log(1.25)
 """A machine that is farther from what it was keeps nothing."""
 _CHECKED, _MOST_CHECK_S = 6, 1.0
