@@ -17,12 +17,12 @@ from foretoken.cli.lab.decide import decide
 from foretoken.cli.lab.fit import fit, whatif
 from foretoken.cli.lab.lint import EPILOG as LINT_EPILOG
 from foretoken.cli.lab.lint import lint
-from foretoken.cli.lab.mock import mock
 from foretoken.cli.lab.plan import EPILOG as PLAN_EPILOG
 from foretoken.cli.lab.plan import plan
-from foretoken.cli.lab.record import record
 from foretoken.cli.lab.report import EPILOG as REPORT_EPILOG
 from foretoken.cli.lab.report import report
+from foretoken.cli.lab.servers import mock, record
+from foretoken.cli.lab.simulate import simulate
 from foretoken.cli.lab.sweep import dial, sweep
 from foretoken.cli.lab.verify import verify
 from foretoken.cli.lab.watch import watch
@@ -56,5 +56,5 @@ lab_app.command()(bench)
 lab_app.command()(ab)
 lab_app.command(epilog=DECIDE_EPILOG)(decide)
 lab_app.command(epilog=REPORT_EPILOG)(report)
-for command in (sweep, dial, fit, whatif, verify, record, watch, mock):
+for command in (sweep, dial, fit, whatif, simulate, verify, record, watch, mock):
     lab_app.command()(command)

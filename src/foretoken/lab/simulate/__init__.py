@@ -2,5 +2,6 @@
 
 A simulated run takes a second where a real one takes an hour, on machines that nobody has at hand.
 `machine.py` says what steps take, `traffic.py` who asks for what and which drafts are right,
-`arms.py` who decides how far to draft, `serving.py` runs one, `findings.py` compares several.
+`arms.py` who decides how far to draft, `serving.py` runs one, `compare.py` sets two beside each
+other.
 """

@@ -168,13 +168,15 @@ def _facts(one: SimulatedDrafter, missing: Missing) -> DrafterFacts:
         most=one.most,
         looks_up=one.looks_up,
         missing=lambda sequence: missing(one.name, sequence),
+        max_window=one.max_window,
+        reads_features=one.reads_features,
     )
 
 
 def _target_shapes() -> list[StepShape]:
     """Decoding at three contexts, verification of longer spans, and prompts."""
     shapes = [StepShape(rows, rows, at) for rows in _TIMED_ROWS for at in (64.0, 1024.0, 4096.0)]
-    shapes += [StepShape(5 * count, count, at) for count in (1, 4, 16) for at in (64.0, 2048.0)]
+    shapes += [StepShape(5 * num, num, at) for num in (1, 4, 16) for at in (64.0, 2048.0)]
     shapes += [StepShape(rows, 1, rows / 2, rows) for rows in (256, 1024, 2048)]
     return shapes
 
@@ -182,8 +184,8 @@ def _target_shapes() -> list[StepShape]:
 def _draft_shapes(one: SimulatedDrafter) -> list[DraftShape]:
     depths = (1,) if one.one_pass or one.looks_up else (1, 2, 4)
     shapes = [
-        DraftShape(count, depth, count * depth, at, fed)
-        for count in _TIMED_SEQUENCES
+        DraftShape(num, depth, num * depth, at, fed)
+        for num in _TIMED_SEQUENCES
         for depth in depths
         for at in (64.0, 1024.0)
         for fed in ((0, 64) if one.reads else (0,))

@@ -1,5 +1,6 @@
 """Simulated runs beside each other: ratios of speeds, above 1 where the second is faster."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -12,7 +13,7 @@ from foretoken.lab.simulate.serving import ServedRequest, SimulatedRun
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedRatios:
-    """How many times as fast one run was as another."""
+    """How many times as fast one run was as another; NaN where no request ended."""
 
     throughput: float
     tpot_p50: float
@@ -32,6 +33,8 @@ def compare(
     ours, theirs = _of(run, kind, skip), _of(base, kind, skip)
 
     def ratio(name: str, percent: float) -> float:
+        if not ours or not theirs:
+            return math.nan
         before = np.percentile([getattr(one, name) for one in theirs], percent)
         return float(before / np.percentile([getattr(one, name) for one in ours], percent))
 
@@ -42,6 +45,11 @@ def compare(
         ttft_p50=ratio("ttft", 50),
         ttft_p99=ratio("ttft", 99),
     )
+
+
+def ratio_after(run: SimulatedRun, base: SimulatedRun, tokens: int) -> float:
+    """Throughput against the base's from so many output tokens on, when the start is paid."""
+    return _rate_after(run, tokens) / _rate_after(base, tokens)
 
 
 def window_ratios(run: SimulatedRun, base: SimulatedRun, tokens: int) -> list[float]:
@@ -62,3 +70,13 @@ def _times(run: SimulatedRun, tokens: int) -> list[float]:
         while done >= tokens * len(ends):
             ends.append(step.at)
     return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+
+
+def _rate_after(run: SimulatedRun, tokens: int) -> float:
+    done, began = 0, 0.0
+    for step in run.steps:
+        if done >= tokens:
+            break
+        done, began = done + step.tokens, step.at
+    total = sum(step.tokens for step in run.steps)
+    return (total - done) / (run.seconds - began)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
 from foretoken.control.acceptance import PromisedAcceptance
-from foretoken.control.plan import DraftPlan
+from foretoken.control.plan import DraftPlan, Feed
 from foretoken.lab.simulate.machine import SimulatedDrafter, SimulatedMachine
 from foretoken.lab.simulate.traffic import SimulatedRequest
 from foretoken.types import DraftingTime
@@ -81,8 +81,10 @@ class SimulatedDrafting:
     def draft(self, plan: DraftPlan, sequences: list[Decoding]) -> DraftedStep:
         """The drafts of a step."""
         offers = _Offers(sequences)
-        for feed in plan.feeds:
-            self._feed(offers, feed.place, feed.drafter, feed.rows)
+        for name in dict.fromkeys(feed.drafter for feed in plan.feeds):
+            feeds = [feed for feed in plan.feeds if feed.drafter == name]
+            seconds = sum(self._feed(offers, feed) for feed in feeds)
+            offers.times.append(DraftingTime(name, len(feeds), 0, 0, seconds))
         self._force(offers, plan)
         if plan.forecast is None:
             for one in self._machine.drafters:
@@ -144,13 +146,15 @@ class SimulatedDrafting:
         key = (one.name, sequence.request.request_id)
         self._read[key] = (sequence.num_preemptions, read)
 
-    def _feed(self, offers: _Offers, place: int, name: str, rows: int) -> None:
-        decoding, one = offers.sequences[place], self._machine.drafter(name)
-        missing = self.missing(name, decoding.sequence)
-        rows = min(rows, missing)
+    def _feed(self, offers: _Offers, feed: Feed) -> float:
+        """Seconds of catching up with a sequence, as far as the plan says."""
+        decoding, one = offers.sequences[feed.place], self._machine.drafter(feed.drafter)
+        missing = self.missing(feed.drafter, decoding.sequence)
+        # What lies before the window is never read.
+        missing = missing if feed.window is None else min(missing, feed.window)
+        rows = min(feed.rows, missing)
         self._note(one, decoding, decoding.sequence.num_tokens - missing + rows)
-        seconds = one.reading_s(rows, offers.context)
-        offers.times.append(DraftingTime(name, 1, 0, 0, seconds))
+        return one.reading_s(rows, offers.context)
 
     def _force(self, offers: _Offers, plan: DraftPlan) -> None:
         """Take what a schema forces, the longest first where the step has little room."""

@@ -4,19 +4,25 @@ Noise is that of machines that are shared: it lasts for some steps, and now and 
 multiple of its time. Knows neither requests nor tokens.
 """
 
+import json
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
-from typing import final
+from typing import Any, final
 
 from foretoken.control.cost import CostModel, LineCost, StepShape, StepTime
+from foretoken.control.learned.cost import DrafterCost, LearnedCost
+from foretoken.errors import ConfigError
 from foretoken.lab.plan.predict import step_models
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
 
 HOST_S = 1e-3
 """Of every step of a server on a GPU, beside its kernels: an assumption."""
+LOOKUP_S = 1e-4
+"""Of looking drafts up in text, once a step: an assumption."""
 
 
 @final
@@ -37,6 +43,10 @@ class SimulatedDrafter:
     """It finds drafts in text: no passes, nothing to read before."""
     reads: bool = True
     """Whether it has keys and values of its own, so that it must read what it missed."""
+    max_window: int = 0
+    """Most of the latest tokens that it may take for a whole sequence; 0: it has to read all."""
+    reads_features: bool = False
+    """Whether it drafts from hidden states of the target."""
 
     def drafting_s(self, lengths: Sequence[int], context: float) -> float:
         """Drafts of these lengths, one for each sequence."""
@@ -118,6 +128,50 @@ class TableCost(CostModel):
         return StepTime(seconds + self.key_s * shape.sequences * shape.context)
 
 
+def machine_of_costs(path: Path) -> SimulatedMachine:
+    """The machine that an engine got to know: a file of `foretoken.control.learned.cost_file`.
+
+    Raises:
+        ConfigError: no such file, or it holds no costs.
+    """
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        target = LearnedCost.from_dict(found["target"])
+        drafters = tuple(_kept_drafter(*kept) for kept in found["drafters"].items())
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        allowed = "a file of costs that `foretoken info --costs` names"
+        raise ConfigError("--costs", str(path), allowed) from error
+    return SimulatedMachine(target=target, drafters=drafters)
+
+
+def _kept_drafter(name: str, kept: Mapping[str, Any]) -> SimulatedDrafter:
+    """A drafter of which an engine kept the costs."""
+    cost = DrafterCost.from_dict(kept)
+    _, one, two = cost.drafting(1, 2, 0.0).tolist()
+    return SimulatedDrafter(
+        name=name,
+        passes=_KeptPass(cost),
+        call_s=0.0 if cost.one_pass else 2.0 * one - two,
+        one_pass=cost.one_pass,
+        reads=any(fed_rows for *_, fed_rows, _ in kept["shapes"]),
+    )
+
+
+@final
+class _KeptPass(CostModel):
+    """A pass of a drafter of which an engine knows the costs."""
+
+    def __init__(self, cost: DrafterCost) -> None:
+        self._cost = cost
+
+    def seconds(self, shape: StepShape) -> StepTime:
+        """Of drafting where every row is a sequence's, else of reading."""
+        if shape.rows > shape.sequences:
+            return StepTime(self._cost.feeding(shape.rows, shape.context))
+        _, one, two = self._cost.drafting(shape.sequences, 2, shape.context).tolist()
+        return StepTime(one if self._cost.one_pass else two - one)
+
+
 def planned_machine(settings: PlanSettings, name: str = "draft") -> SimulatedMachine:
     """A target and its drafter on the devices of a plan, by data sheet: `foretoken lab plan`.
 
@@ -127,12 +181,16 @@ def planned_machine(settings: PlanSettings, name: str = "draft") -> SimulatedMac
     """
     setup = resolve_setup(settings)
     target, passes = step_models(setup)
-    most = setup.k or 5
+    method = setup.drafting
+    if method is None:
+        return SimulatedMachine(target=target, host_s=HOST_S)
     one = SimulatedDrafter(
         name=name,
-        most=most,
-        passes=passes or LineCost(0.0, 0.0),
+        most=setup.k,
+        passes=passes or LineCost(0.0),
+        call_s=LOOKUP_S if passes is None else 0.0,
         looks_up=passes is None,
-        reads=passes is not None,
+        reads=method.own_kv,
+        reads_features=method.drafts_with == "head",
     )
     return SimulatedMachine(target=target, drafters=(one,), host_s=HOST_S)

@@ -1,7 +1,7 @@
 """One simulated run: the real scheduler, somebody who decides, and a clock that jumps.
 
-A step takes what the models of the machine say, times noise; nothing waits. Invariant: whoever
-decides learns nothing that an engine would not tell it.
+A step takes what the models of the machine say, and whoever decides is told that times noise;
+nothing waits. Invariant: whoever decides learns nothing that an engine would not tell it.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class ServingLimits:
     num_pages: int = 8192
     page_size: int = 32
     noise: float = 0.05
-    """Standard deviation of the logarithm of step times."""
+    """Standard deviation of the logarithm of step times, as whoever decides is told them."""
     most_tokens: int = 0
     """End after so many output tokens; 0: when all requests have ended."""
 
@@ -39,6 +39,7 @@ class StepRecord(NamedTuple):
     at: float
     """When it ended."""
     seconds: float
+    """As it was measured, noise and all."""
     sequences: int
     """That decoded."""
     drafted: int
@@ -198,9 +199,11 @@ class SimulatedServing:
         shape = StepShape(rows, len(batch.spans), sum(contexts) / len(contexts), prompt_rows)
         drafting_s = sum(time.seconds for time in drafted.times)
         verifying_s = self._machine.target_s(shape, tokens)
+        # What is measured is noisy, the clock is not: noise is equal for all arms in the long run,
+        # and without it short runs can be compared.
+        self.clock += drafting_s + verifying_s
         factor = self._noise.factor(drafting_s + verifying_s)
         drafting_s, verifying_s = factor * drafting_s, factor * verifying_s
-        self.clock += drafting_s + verifying_s
         outputs = self._scheduler.commit(batch, results, self.clock)
         stats = StepStats(
             num_sequences=self._scheduler.num_running,

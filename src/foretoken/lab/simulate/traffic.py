@@ -6,11 +6,15 @@ that serve a traffic are given the same answers to write, and differ by what the
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import final
+from pathlib import Path
+from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken.errors import ConfigError
+from foretoken.lab.measure.traces import load_workload
+from foretoken.lab.measure.workload import Item
 from foretoken.types import Request, SamplingParams
 
 END_TOKEN, TEXT_TOKEN = 1, 2
@@ -68,12 +72,26 @@ class RequestClass:
     """Tokens of such a place, on average."""
 
 
+class RecordedRequest(NamedTuple):
+    """One request of a recorded workload."""
+
+    arrival: float
+    prompt: int
+    output: int
+
+
 @final
 class SimulatedRequest:
     """One request and its answer: how long, and which drafts of it would be right."""
 
-    def __init__(self, kind: RequestClass, index: int, seed: int) -> None:
-        """Draw it: the same for the same seed and index."""
+    def __init__(
+        self,
+        kind: RequestClass,
+        index: int,
+        seed: int,
+        recorded: RecordedRequest | None = None,
+    ) -> None:
+        """Draw it, but for what was recorded: the same for the same seed and index."""
         random = np.random.default_rng((seed, index))
         self.kind, self.index = kind, index
         self.prompt, length = kind.prompt, kind.output
@@ -81,7 +99,8 @@ class SimulatedRequest:
             self.prompt = max(int(kind.prompt * random.uniform(0.5, 1.5)), 1)
             length = int(random.geometric(1 / kind.output))
         self.length = min(length, 8 * kind.output)
-        self._right: dict[str, NDArray[np.bool_]] = {}
+        if recorded is not None:
+            self.prompt, self.length = recorded.prompt, recorded.output
         self._found: dict[str, NDArray[np.bool_]] = {}
         self._draws: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         for name, law in kind.chances.items():
@@ -102,7 +121,7 @@ class SimulatedRequest:
                 structured_outputs={"json_object": True} if kind.forced else None,
             ),
             seed=self.index,
-            max_tokens=16 * kind.output,
+            max_tokens=max(16 * kind.output, 2 * self.length),
             stop_ids=frozenset({END_TOKEN}),
             arrival=arrival,
             cache_salt=kind.salt,
@@ -148,6 +167,29 @@ def _runs(kind: RequestClass, length: int, random: np.random.Generator) -> NDArr
     return left
 
 
+def recorded_requests(path: Path) -> tuple[RecordedRequest, ...]:
+    """Arrivals and lengths of a workload file, as `foretoken lab record` writes one: a word of a
+    prompt is a token, and an answer is as long as it may be.
+
+    Raises:
+        ConfigError: it cannot be read, or does not say when requests arrived.
+    """
+    items = load_workload(path).items
+    arrivals = [item.arrival_s for item in items if item.arrival_s is not None]
+    if len(arrivals) < len(items):
+        raise ConfigError("--workload", str(path), "a file with arrival_s in every line")
+    return tuple(
+        RecordedRequest(at - arrivals[0], _words(item), item.max_tokens)
+        for item, at in zip(items, arrivals, strict=True)
+    )
+
+
+def _words(item: Item) -> int:
+    """Words of a prompt or of a conversation."""
+    texts = [item.prompt, *(str(message.get("content", "")) for message in item.messages)]
+    return max(sum(len(text.split()) for text in texts), 1)
+
+
 Clients = Callable[[float], int]
 """How many requests are in flight at a time."""
 
@@ -164,8 +206,9 @@ class Traffic:
     """Each asks again when it was answered; a function of the time where they come and go."""
     rate: float = 0.0
     """Requests per second that arrive whoever waits (Poisson); 0: the clients decide."""
-    arrivals: tuple[float, ...] = ()
-    """When they arrive, as it was recorded; empty: the rate or the clients decide."""
+    recorded: tuple[RecordedRequest, ...] = ()
+    """When they arrive and how long they are, as it was recorded; empty: the rate or the clients
+    decide."""
     seed: int = 0
 
     def draw(self) -> list[SimulatedRequest]:
@@ -177,13 +220,14 @@ class Traffic:
             debts += shares / shares.sum()
             kind = int(debts.argmax())
             debts[kind] -= 1.0
-            found.append(SimulatedRequest(self.classes[kind], index, self.seed))
+            given = self.recorded[index] if self.recorded else None
+            found.append(SimulatedRequest(self.classes[kind], index, self.seed, given))
         return found
 
     def times(self) -> list[float]:
         """When they arrive; empty where the clients decide."""
-        if self.arrivals:
-            return list(self.arrivals[: self.requests])
+        if self.recorded:
+            return [one.arrival for one in self.recorded]
         if not self.rate:
             return []
         gaps = np.random.default_rng((self.seed, 1 << 20)).exponential(1 / self.rate, self.requests)

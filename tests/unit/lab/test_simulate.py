@@ -1,0 +1,199 @@
+"""The simulator: known costs give known times, and all arms write the same answers."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from foretoken.cli.app import app
+from foretoken.control.acceptance import ConstantAcceptance
+from foretoken.control.cost import LineCost, StepShape
+from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.errors import ConfigError
+from foretoken.lab.plan.setup import PlanSettings
+from foretoken.lab.simulate.arms import ControlArm, FixedArm, MeasuredArm
+from foretoken.lab.simulate.compare import compare, window_ratios
+from foretoken.lab.simulate.machine import (
+    MachineNoise,
+    SimulatedDrafter,
+    SimulatedMachine,
+    TableCost,
+    machine_of_costs,
+    planned_machine,
+)
+from foretoken.lab.simulate.serving import ServingLimits, simulate
+from foretoken.lab.simulate.traffic import (
+    DraftChance,
+    RequestClass,
+    Traffic,
+    recorded_requests,
+)
+
+QUIET = ServingLimits(noise=0.0)
+DRAFTER = SimulatedDrafter(name="draft", passes=LineCost(0.001, 0.0001))
+MACHINE = SimulatedMachine(target=LineCost(0.010, 0.0005), drafters=(DRAFTER,))
+
+
+def chat(chance: float = 0.8, **changes: object) -> RequestClass:
+    kind = RequestClass(prompt=64, output=80, chances={"draft": DraftChance(chance=chance)})
+    return replace(kind, **changes)  # type: ignore[arg-type]
+
+
+def test_plain_decoding_takes_what_the_costs_say() -> None:
+    traffic = Traffic(classes=(chat(varied=False),), requests=3)
+    run = simulate(MACHINE, FixedArm(0), traffic, QUIET)
+    prompt_s, step_s = 0.010 + 63 * 0.0005, 0.010
+    assert run.seconds == pytest.approx(3 * (prompt_s + 79 * step_s))
+    assert [one.tokens for one in run.requests] == [80] * 3
+    assert run.requests[0].ttft == pytest.approx(prompt_s)
+    assert run.requests[0].tpot == pytest.approx(step_s)
+    assert run.drafting == 0.0
+
+
+def test_fixed_drafts_give_the_acceptance_length_of_their_chance() -> None:
+    free = replace(MACHINE, target=LineCost(0.01), drafters=(SimulatedDrafter(name="draft"),))
+    traffic = Traffic(classes=(chat(0.7, output=2000, varied=False),), requests=4)
+    off, drafted = (simulate(free, FixedArm(k), traffic, QUIET) for k in (0, 3))
+    ratio = compare(drafted, off).tpot_p50
+    assert ratio == pytest.approx(ConstantAcceptance(0.7).length(3), rel=0.04)
+
+
+@pytest.mark.parametrize("arm", [FixedArm(0), FixedArm(3), MeasuredArm(), ControlArm()])
+def test_all_arms_write_the_same_answers(arm: FixedArm | MeasuredArm | ControlArm) -> None:
+    traffic = Traffic(classes=(chat(share=2), chat(name="b", output=20)), requests=30, clients=6)
+    run = simulate(MACHINE, arm, traffic)
+    wanted = {one.index: one.length for one in traffic.draw()}
+    assert {one.number: one.tokens for one in run.requests} == wanted
+    assert sum(step.tokens for step in run.steps) == sum(wanted.values())
+    assert sum(one.kind == "b" for one in run.requests) == 10
+    assert simulate(MACHINE, arm, traffic).steps == run.steps
+
+
+def test_a_drafter_reads_a_prompt_once() -> None:
+    """The first draft pays for the prompt, the later ones for their own tokens."""
+    costly = replace(DRAFTER, passes=LineCost(0.001, 0.01))
+    traffic = Traffic(classes=(chat(1.0, varied=False, prompt=500, output=60),), requests=1)
+    machine = replace(MACHINE, drafters=(costly,))
+    steps = simulate(machine, FixedArm(5), traffic, QUIET).steps
+    assert steps[1].seconds > 500 * 0.01 - 0.1
+    assert max(step.seconds for step in steps[2:]) < 0.2
+
+
+def test_too_few_pages_preempt_and_all_are_answered() -> None:
+    traffic = Traffic(classes=(chat(output=200),), requests=16, clients=8)
+    run = simulate(MACHINE, FixedArm(4), traffic, ServingLimits(num_pages=40, page_size=16))
+    assert len(run.requests) == 16
+
+
+def test_a_workload_is_served_as_it_was_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.jsonl"
+    rows: list[dict[str, object]] = [
+        {"prompt": "a b c", "max_tokens": 7 + i, "arrival_s": 100.0 + 5.0 * i} for i in range(2)
+    ]
+    said = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+    rows.append({"messages": said, "max_tokens": 9, "arrival_s": 110.0})
+    path.write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
+    recorded = recorded_requests(path)
+    assert [one.prompt for one in recorded] == [3, 3, 3]
+    traffic = Traffic(classes=(chat(),), requests=len(recorded), recorded=recorded)
+    served = simulate(MACHINE, FixedArm(0), traffic).requests
+    assert [one.arrival for one in served] == pytest.approx([0.0, 5.0, 10.0])
+    assert [one.tokens for one in served] == [7, 8, 9]
+
+
+def test_requests_arrive_at_their_rate() -> None:
+    traffic = Traffic(classes=(chat(),), requests=400, rate=2.0)
+    run = simulate(MACHINE, FixedArm(0), traffic)
+    assert max(one.arrival for one in run.requests) == pytest.approx(200, rel=0.15)
+    assert all(one.ttft > 0.0 for one in run.requests)
+
+
+def test_clients_come_and_go() -> None:
+    def clients(now: float) -> int:
+        return 8 if 5.0 < now < 15.0 else 1
+
+    traffic = Traffic(classes=(chat(),), requests=80, clients=clients)
+    steps = simulate(MACHINE, FixedArm(0), traffic).steps
+    assert max(step.sequences for step in steps if step.at < 5.0) == 1
+    assert max(step.sequences for step in steps if 6.0 < step.at < 15.0) == 8
+
+
+def test_forced_tokens_are_drafted_for_nothing() -> None:
+    json_only = chat(0.0, forced=0.5, chances={})
+    traffic = Traffic(classes=(json_only,), requests=12)
+    off, run = (simulate(MACHINE, FixedArm(k), traffic) for k in (0, 1))
+    assert compare(run, off).throughput > 1.2
+
+
+def test_noise_lasts_and_has_spikes() -> None:
+    noise = MachineNoise(0.2, seed=1)
+    factors = [noise.factor(0.01) for _ in range(4000)]
+    usual = sorted(factors)[2000]
+    assert usual == pytest.approx(1.0, abs=0.05)
+    assert 0.005 < sum(factor > 2.5 for factor in factors) / 4000 < 0.02
+    assert MachineNoise(0.0, seed=1).factor(0.01) == 1.0
+
+
+def test_tables_and_data_sheets_say_what_steps_take() -> None:
+    table = TableCost(((1, 1.0), (3, 2.0), (5, 6.0)), key_s=0.01)
+    assert table.seconds(StepShape(2, 1, 0.0)).seconds == pytest.approx(1.5)
+    assert table.seconds(StepShape(6, 2, 10.0)).seconds == pytest.approx(8.2)
+    settings = PlanSettings(target="meta-llama/Llama-3.3-70B-Instruct", method="eagle3", count=4)
+    machine = planned_machine(settings)
+    one, many = (machine.target.seconds(StepShape(n, n, 500.0)).seconds for n in (1, 1024))
+    assert 0.008 < one < 0.03
+    assert many > 3 * one  # beyond the knee
+    assert machine.drafters[0].drafting_s([3], 500.0) < one / 3
+
+
+def test_costs_that_an_engine_kept_are_a_machine(tmp_path: Path) -> None:
+    target = LearnedCost([(StepShape(r, r), 0.01 + 0.001 * r) for r in (1, 8, 64)], sd=0.1)
+    drafts = [
+        (DraftShape(n, 1, n, 0.0, fed), 0.002 + 1e-4 * (n + fed)) for n in (1, 8) for fed in (0, 64)
+    ]
+    known = {"target": target.to_dict(), "drafters": {"d": DrafterCost(drafts, sd=0.1).to_dict()}}
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(known), "utf-8")
+    machine = machine_of_costs(path)
+    assert machine.target_s(StepShape(8, 8), 8) == pytest.approx(0.018, rel=0.1)
+    assert machine.drafters[0].drafting_s([1], 10.0) == pytest.approx(0.0021, rel=0.1)
+    assert machine.drafters[0].reading_s(64, 10.0) == pytest.approx(0.0064, rel=0.2)
+    path.write_text("[]", "utf-8")
+    with pytest.raises(ConfigError, match="info --costs"):
+        machine_of_costs(path)
+
+
+def test_the_command_compares_lengths_and_control() -> None:
+    call = ["lab", "simulate", "demo", "--clients", "1,2", "--output", "20", "--json"]
+    done = CliRunner().invoke(app, call)
+    assert done.exit_code == 0
+    rows = json.loads(done.stdout)["runs"]
+    arms = ["off", "k=1", "k=2", "k=5", "control"]
+    assert [(row["clients"], row["arm"]) for row in rows] == [
+        (n, arm) for n in (1, 2) for arm in arms
+    ]
+    assert rows[0]["throughput"] == 1.0
+    assert rows[3]["throughput"] > 1.5
+
+
+def test_the_command_says_what_it_needs() -> None:
+    for call, said in (
+        ([], "the model to serve"),
+        (["demo", "--method", "draft_model"], "plan.draft"),
+        (["demo", "--costs", "x"], "no target or device beside it"),
+        (["--costs", "x"], "info --costs"),
+        (["demo", "--clients", "0"], "whole numbers above 0"),
+    ):
+        done = CliRunner().invoke(app, ["lab", "simulate", *call])
+        assert done.exit_code in (2, 3)
+        assert said in " ".join(done.stderr.split()), call
+
+
+def test_windows_compare_equal_stretches() -> None:
+    traffic = Traffic(classes=(chat(varied=False),), requests=10)
+    off, fast = (simulate(MACHINE, FixedArm(k), traffic, QUIET) for k in (0, 4))
+    ratios = window_ratios(fast, off, 200)
+    assert len(ratios) == 4
+    assert min(ratios) > 1.3
