@@ -9,12 +9,13 @@ Invariant: what decides is known before any draft of the step is drawn.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from typing import final
+from typing import NamedTuple, final
 
 from foretoken.control.adaptive.exploring import PLAIN
-from foretoken.control.adaptive.planner import MadePlan, Planner
+from foretoken.control.adaptive.made import MadePlan
+from foretoken.control.adaptive.planner import Planner
 from foretoken.control.adaptive.step_times import RecentTimes
 from foretoken.control.cost import StepShape
 from foretoken.control.plan import (
@@ -27,22 +28,36 @@ from foretoken.control.plan import (
 from foretoken.control.report.explain import Outlook
 from foretoken.types import StepStats
 
-_DECIDING = 0.004
-"""Share of the time that deciding may take."""
+_DECIDING, _DECIDING_LEAST = 0.012, 0.003
+"""Share of the time that planning may take for one sequence, and for many: the fewer there are, the
+more depends on each, and the more there is to gain."""
+_AT_REST = 0.5
+"""Part of that while nobody drafts and nobody new is there."""
 _DECIDING_AGAIN = 0.01
-"""The same where sequences come and go."""
-_MANY = 4
-"""Sequences from which on a newcomer waits for the next plan."""
-_KEPT_LEAST, _KEPT_MOST = 4, 64
+"""The same where the number of sequences changes much."""
+_MUCH, _TOO_MUCH = 1.5, 4.0
+"""Times as many sequences as planned for, or that part of them, from which on the plan is made
+again: when that costs no more than its share, or at once."""
+_KEPT_LEAST, _KEPT_MOST, _KEPT_AT_REST = 4, 64, 128
 """Steps that a plan is kept for."""
 _SURPRISING = 0.01
 """Chance of a run of steps without any accepted draft at which a plan is made anew."""
-_LEARNS_EVERY_S = 0.008
+_LEARNS_EVERY_S = 0.016
 """Seconds of steps that are learnt from at once."""
 _APART = 512
 """Steps that are learnt from one by one."""
 _TOGETHER = 16
 """Steps whose times are learnt together, those of a shape by their median."""
+
+
+class _Step(NamedTuple):
+    """A step that is over and not learnt from yet."""
+
+    plan: DraftPlan
+    outcomes: Seq[DraftOutcome]
+    stats: StepStats
+    missing: Mapping[str, int]
+    """Tokens that each drafter read in it."""
 
 
 @final
@@ -55,74 +70,82 @@ class AdaptiveControl:
         self._operator = planner.operator
         self._made: MadePlan | None = None
         self._sequences: list[DecodingSequence] = []
-        self._steps_left = self._steps_done = 0
+        self._num_planned = self._steps_left = self._steps_done = 0
         self._in_vain = 1.0
-        self._is_first = True
+        self._is_closed = True
+        """Whether the batch has nobody that the plan was not made for, as far as is known."""
         self._times = RecentTimes()
-        self._waiting: list[tuple[Seq[DraftOutcome], StepStats]] = []
+        self._waiting: list[_Step] = []
+        self._unplanned: DraftPlan | None = None
+        self._unplanned_s = 0.0
         self._deciding_s = self._step_s = self._since_made_s = 0.0
 
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """How far the decoding sequences of the next step draft."""
-        made = self._made
-        if made is not None and self._steps_left > 0 and self._still_holds(made, sequences, load):
-            self._steps_left -= 1
-            self._steps_done += 1
-            return made.plan
         if not self._planner.operator.enabled:
             return self._nobody(sequences, load)
-        if made is None:
-            return self._make_anew(sequences, load, self._clock())
-        carries = self._carries_over(made, sequences)
-        if carries and not any(made.plan.lengths):
-            # Nobody drafted, and nobody will before the next plan.
-            self._since_made_s += self._step_s
-            return self._plain(sequences, load, made.plan.resting)
-        began = self._clock()
-        if made.plan.forecast is not None:
-            self._catch_up(made, made.plan.forecast)
-        self._learn_times(made)
-        self._planner.put_away(made, self._steps_done)
-        if not carries:
-            return self._make_anew(sequences, load, began)
-        self._since_made_s += self._steps_done * self._step_s
-        carried = self._planner.carry_over(made, list(sequences), load)
-        self._begin(carried, sequences)
-        self._steps_left = max(self._steps_left - 1, 0)
-        return carried.plan
+        made = self._made
+        if made is None or not sequences:
+            return self._make_anew(sequences, load) if sequences else self._plain((), load)
+        if not self._is_kept(made, len(sequences)):
+            return self._make_anew(sequences, load)
+        self._steps_left -= 1
+        self._steps_done += 1
+        if not made.drafts and not made.reading:
+            # Nobody drafts before the next plan, which somebody new brings closer.
+            if self._is_closed and sequences[-1].request.request_id not in made.held:
+                self._is_closed = False
+                self._steps_left = int(_AT_REST * self._steps_left)
+            self._unplanned = self._plain(sequences, load)
+            return self._unplanned
+        if not self._still_holds(made, sequences, load):
+            self._catch_up(made)
+            self._sequences = list(sequences)
+            self._planner.carry_over(made, self._sequences, load)
+        return made.plan
 
-    def _make_anew(
-        self, sequences: Seq[DecodingSequence], load: StepLoad, began: float
-    ) -> DraftPlan:
-        """A new plan, the time of which counts from `began`."""
-        made = self._planner.make(list(sequences), load)
-        self._begin(made, sequences)
+    def _make_anew(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
+        """A new plan, after everything was learnt from the steps of the last one."""
+        began = self._clock()
+        if self._made is not None:
+            self._catch_up(self._made)
+            self._learn_times(self._made)
+            self._planner.put_away(self._made, self._steps_done)
+        self._sequences = list(sequences)
+        self._made = made = self._planner.make(self._sequences, load)
+        self._operator = self._planner.operator
+        self._num_planned, self._steps_done, self._is_closed = len(sequences), 1, True
         self._since_made_s, self._in_vain = 0.0, 1.0
         self._deciding_s += 0.2 * (self._clock() - began - self._deciding_s)
         self._steps_left = self._steps_to_keep(made)
         return made.plan
 
-    def _begin(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> None:
-        """This plan holds from now on."""
-        self._made, self._sequences = made, list(sequences)
-        self._operator = self._planner.operator
-        self._steps_done, self._is_first = 1, True
-
     def observe(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         """Learn what became of a planned step: not at once where steps are short, since code that
         runs once in a while is slower than what it works on."""
         made = self._made
-        if made is None or made.plan is not plan or plan.forecast is None:
+        if made is None:
             return
-        self._waiting.append((outcomes, stats))
-        step_s = self._step_s = stats.total_s
-        if made.trial or len(self._waiting) * step_s >= _LEARNS_EVERY_S:
-            self._catch_up(made, plan.forecast)
+        self._step_s = stats.total_s
+        self._since_made_s += stats.total_s
+        if plan is self._unplanned:
+            # Nothing was planned for this step: all that it tells is what it took.
+            self._unplanned_s += stats.total_s
+            if not stats.num_prefilled and not stats.num_draft_tokens:
+                self._times.add(plan.load, stats, {})
+        elif plan is made.plan:
+            self._waiting.append(_Step(plan, outcomes, stats, made.missing))
+            # What was missing was read in this step.
+            made.missing = {}
+            if made.trial or len(self._waiting) * stats.total_s >= _LEARNS_EVERY_S:
+                self._catch_up(made)
 
-    def _catch_up(self, made: MadePlan, forecast: StepForecast) -> None:
+    def _catch_up(self, made: MadePlan) -> None:
         """Learn from the steps that wait."""
         account = self._planner.account
-        for outcomes, stats in self._waiting:
+        for plan, outcomes, stats, missing in self._waiting:
+            forecast = plan.forecast
+            assert forecast is not None, "a plan that was made has a forecast"
             drafted, accepted = self._learn_acceptance(made, outcomes)
             # Of a step with prompts one does not know what it would have taken without drafts: how
             # many tokens of them are computed is settled after the plan.
@@ -132,8 +155,7 @@ class AdaptiveControl:
             account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
             if made.trial:
                 self._charge(made, forecast, drafted, accepted)
-            self._times.add(made, stats, first=self._is_first)
-            self._is_first = False
+            self._times.add(plan.load, stats, missing)
         self._waiting.clear()
         if self._times.count >= _TOGETHER:
             self._learn_times(made)
@@ -160,7 +182,7 @@ class AdaptiveControl:
 
     def step_by_rows(self) -> list[dict[str, float]]:
         """Predicted seconds of plain steps of 1, 2, 4, ... sequences."""
-        context = 0.0 if self._made is None else self._made.shape.context
+        context = 0.0 if self._made is None else self._made.context
         shapes = [StepShape(1 << power, 1 << power, context) for power in range(7)]
         return [
             {"rows": shape.rows, "seconds": self._planner.target.seconds(shape).seconds}
@@ -172,43 +194,52 @@ class AdaptiveControl:
         self._made = None
         self._waiting.clear()
         self._times.clear()
-        return self._plain(sequences, load, frozenset(self._planner.drafters))
+        return self._plain(sequences, load)
 
-    def _plain(
-        self, sequences: Seq[DecodingSequence], load: StepLoad, resting: frozenset[str]
-    ) -> DraftPlan:
-        count = len(sequences)
+    def _plain(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
+        """Nobody drafts, and who rested goes on resting."""
+        count, resting = len(sequences), frozenset(self._planner.drafters)
+        if self._planner.operator.enabled:
+            resting = frozenset() if self._made is None else self._made.plan.resting
         none = (0,) * count
         return DraftPlan(
             load=load, drafts=none, lengths=none, drafters=("",) * count, resting=resting
         )
 
-    def _carries_over(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> bool:
-        """Whether a plan for a batch that changed would come too soon after the last one."""
+    def _is_kept(self, made: MadePlan, count: int) -> bool:
+        """Whether the plan goes on for a batch of `count` sequences."""
+        if self._steps_left <= 0 or made.trial or self._planner.operator is not self._operator:
+            return False
+        times = max(count / self._num_planned, self._num_planned / count)
+        if times >= _TOO_MUCH:
+            return False
         soon = self._since_made_s * _DECIDING_AGAIN < self._deciding_s
-        simple = not made.trial and not made.plan.feeds and made.plan.forecast is not None
-        changed = self._sequences != sequences and self._planner.operator is self._operator
-        return soon and simple and changed and len(sequences) >= _MANY
+        return times < _MUCH or soon
 
     def _still_holds(
         self, made: MadePlan, sequences: Seq[DecodingSequence], load: StepLoad
     ) -> bool:
+        """Whether the plan of the last step is that of this one."""
         prompts = (made.plan.load.num_prompt_tokens > 0) == (load.num_prompt_tokens > 0)
-        return prompts and self._sequences == sequences and self._planner.operator is self._operator
+        reads = made.plan.feeds or made.reading
+        return prompts and not reads and self._sequences == sequences
 
     def _steps_to_keep(self, made: MadePlan) -> int:
         """Steps after which a new plan has cost its share of the time, or a trial is due."""
-        if made.trial or made.plan.feeds or not made.ids:
+        if made.trial:
             return 0
         if not self._step_s:
             return _KEPT_LEAST
-        steps = math.ceil(self._deciding_s / (_DECIDING * self._step_s))
+        share, most = max(_DECIDING / math.sqrt(len(made.held)), _DECIDING_LEAST), _KEPT_MOST
+        if not made.drafts:
+            share, most = _AT_REST * share, _KEPT_AT_REST
+        steps = math.ceil(self._deciding_s / (share * self._step_s))
         drafters = self._planner.drafters.values()
         unused = [d for d in drafters if d.facts.name not in made.plan.drafters]
         due = (d.spacing - d.since_trial for d in unused if not d.facts.looks_up)
         # A trial that is due and cannot be paid yet is no reason to plan more often.
         steps = min((max(each, steps // 2) for each in due if each < steps), default=steps)
-        return min(max(steps, _KEPT_LEAST), _KEPT_MOST) - 1
+        return min(max(steps, _KEPT_LEAST), most) - 1
 
     def _learn_acceptance(self, made: MadePlan, outcomes: Seq[DraftOutcome]) -> tuple[int, int]:
         """How many drafts were checked, and how many accepted."""
@@ -228,25 +259,23 @@ class AdaptiveControl:
         return drafted, kept
 
     def _learn_times(self, made: MadePlan) -> None:
-        planner, shape = self._planner, made.shape
+        planner, context = self._planner, made.context
         # At first every step counts: so much depends on what the first ones take.
         apart = planner.target.steps < _APART
-        for (prompt, drafted), seconds, steps in self._times.target(apart=apart):
-            # What the step really computed of prompts may differ from what was foreseen.
-            rows = shape.rows - shape.prompt_rows + prompt + drafted
-            planner.target.observe(shape._replace(rows=rows, prompt_rows=prompt), seconds)
-            if not prompt and not shape.prompt_rows and drafted < len(made.rows_s):
-                ratio = seconds / float(made.rows_s[drafted])
-                planner.missed.observe(shape.sequences, ratio, steps, drafted=drafted > 0)
+        for shape, seconds in self._times.target(context, apart=apart):
+            planner.target.observe(shape, seconds)
         for drafting, seconds in self._times.drafters(apart=apart):
             drafter = planner.drafters.get(drafting.name)
             if drafter is not None and drafting.sequences:
-                drafter.cost.observe(drafting.shape(shape.context), seconds)
+                drafter.cost.observe(drafting.shape(context), seconds)
+        if self._unplanned_s and made.plan.forecast is not None:
+            planner.account.earn(self._unplanned_s, made.plan.forecast.token_s)
+            planner.account.steps_since_plain, self._unplanned_s = 0, 0.0
         self._times.clear()
 
     def _charge(self, made: MadePlan, forecast: StepForecast, drafted: int, accepted: int) -> None:
         """What a trial cost beyond the plain steps that its tokens would have taken."""
-        plain_s, count, account = forecast.plain_s, len(made.ids), self._planner.account
+        plain_s, count, account = forecast.plain_s, len(made.held), self._planner.account
         if made.trial == PLAIN:
             account.charge(max(plain_s - forecast.seconds, 0.0))
             return

@@ -6,6 +6,7 @@ all its tokens take in plain steps; an eighth of what is left of that may be los
 Knows seconds and tokens only.
 """
 
+from collections.abc import Mapping
 from typing import final
 
 import numpy as np
@@ -22,12 +23,11 @@ _AT_ONCE = 1.0 / 8.0
 class Ledger:
     """What some requests gained, in seconds; less than 0: lost."""
 
-    __slots__ = ("_gained_s", "_known")
+    __slots__ = ("_known",)
 
     def __init__(self) -> None:
         """Nobody is known."""
         self._known: dict[str, float] = {}
-        self._gained_s: Floats = np.zeros(0)
 
     def allowance(
         self, gained_s: Floats, tokens_N: Floats, plain_s: float, share: float = GUARD
@@ -47,9 +47,13 @@ class Ledger:
         known = self._known
         return np.array([known.get(request_id, 0.0) for request_id in request_ids])
 
-    def keep(self, request_ids: list[str], gained_s: Floats) -> None:
+    def gained(self, request_id: str) -> float:
+        """What one request has gained."""
+        return self._known.get(request_id, 0.0)
+
+    def keep(self, gained_s: Mapping[str, float]) -> None:
         """These have gained so much by now."""
-        self._known.update(zip(request_ids, gained_s.tolist(), strict=True))
+        self._known.update(gained_s)
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended."""

@@ -4,10 +4,8 @@ Owns what is kept of requests and drafters between plans. Whoever asks decides f
 plan is kept, and books what became of them.
 """
 
-import math
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
 import numpy as np
@@ -16,7 +14,14 @@ from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
 from foretoken.control.adaptive.exploring import Account, Trial, pick_trial
 from foretoken.control.adaptive.guard import Ledger
-from foretoken.control.adaptive.planning import FirstReading, budgets, read_first, surplus
+from foretoken.control.adaptive.made import Held, MadePlan, PlainTimes
+from foretoken.control.adaptive.planning import (
+    FirstReading,
+    budgets,
+    chunk_rows,
+    read_first,
+    surplus,
+)
 from foretoken.control.adaptive.scene import DrafterView, Scene
 from foretoken.control.adaptive.tracked import TrackedRequest, note_read, view_of
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
@@ -24,10 +29,8 @@ from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import DrafterCost, LearnedCost
 from foretoken.control.learned.lengths import OutputLengths
-from foretoken.control.learned.missed import MissedTime
 from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepForecast, StepLoad
-from foretoken.control.report.explain import Outlook
 from foretoken.types import Speculation
 
 _READING = 0.02
@@ -35,56 +38,6 @@ _READING = 0.02
 _BENEFIT = 1.15
 """A sequence that may still lose something gets the benefit of the doubt: of many estimates that
 are all a little wrong, the lowest would decide for everybody."""
-
-
-@final
-@dataclass(slots=True)
-class MadePlan:
-    """A plan, what it was made for and of."""
-
-    plan: DraftPlan
-    ids: list[str]
-    shape: StepShape
-    """Of the step without drafts."""
-    gained_s: Floats
-    """What each request had gained before, in seconds."""
-    rows_s: Floats
-    """Seconds of the step without drafting, with 0, 1, ... more rows, as the model says."""
-    trial: str = ""
-    """The drafter on trial, PLAIN, or nothing."""
-    missing: dict[str, int] = field(default_factory=dict)
-    """Tokens that each drafter reads in its first step."""
-    chance_of_none: float = 1.0
-    """That no draft of a step is accepted."""
-    spare_s: float = 0.0
-    """Seconds that plain steps would have taken beyond those that were measured."""
-    accepted: dict[str, int] = field(default_factory=dict)
-    """Drafts of each request that were accepted."""
-    unguarded: float = 0.0
-    """Tokens per second of the best plan that lets some wait for others."""
-    weighed: tuple[Scene, list[DraftOption]] | None = None
-    """What the plan was chosen from, drafters that have yet to wake included."""
-
-    def outlook(self, drafter: str) -> Outlook | None:
-        """What the best length of a drafter would come to, if all sequences had it; None where
-        nobody may have its drafts."""
-        if self.weighed is None:
-            return None
-        scene, options = self.weighed
-        return next((scene.outlook(one) for one in options if one.name == drafter), None)
-
-
-_PLAIN = (0, "")
-"""Length and drafter of a sequence that decodes plainly."""
-
-
-class _PlainTimes(NamedTuple):
-    """Seconds of a step without drafts."""
-
-    plain_s: float
-    """Of the sequences that decode."""
-    prompt_s: float
-    """What prompts add."""
 
 
 class _Chosen(NamedTuple):
@@ -96,6 +49,8 @@ class _Chosen(NamedTuple):
     weighed: list[DraftOption]
     """What all drafters could do."""
     reading: FirstReading
+    wanted: Allocation
+    """As `found`, if nobody had to be read first."""
     trial: Trial | None
     waking: set[str]
     """Drafters at rest that are wanted again."""
@@ -124,7 +79,6 @@ class Planner:
         """
         self.target, self.acceptance = target, acceptance
         self.account, self.ledger, self.lengths = Account(len(drafters)), Ledger(), OutputLengths()
-        self.missed = MissedTime()
         self.drafters = {d.name: DrafterState(d, costs[d.name]) for d in drafters}
         self.forgone_tokens = 0.0
         """Tokens that were not written so that nobody is made slower."""
@@ -137,14 +91,12 @@ class Planner:
         return self._caps.operator
 
     def make(self, sequences: list[DecodingSequence], load: StepLoad) -> MadePlan:
-        """The best plan for these sequences, or a trial that is due."""
+        """The best plan for these sequences, of which there is at least one, or a trial that is
+        due."""
         ids = [sequence.request.request_id for sequence in sequences]
         count = len(sequences)
-        context = sum(sequence.num_tokens for sequence in sequences) / max(count, 1)
+        context = sum(sequence.num_tokens for sequence in sequences) / count
         shape = _shape(count, load, context)
-        if not count:
-            plan = DraftPlan(load=load, drafts=(), resting=self._resting(()))
-            return MadePlan(plan, ids, shape, np.zeros(0), np.zeros(0))
         tracked = [self._track(sequence) for sequence in sequences]
         gained_s = self.ledger.of(ids)
         left_N = self._left(tracked)
@@ -185,58 +137,75 @@ class Planner:
             forecast=forecast,
             wanted=any(view.most_N.any() for view in views),
         )
-        return MadePlan(
-            plan, ids, shape, gained_s, scene.model_s,
+        wanted = chosen.wanted
+        rows = int(wanted.drafts_N.sum())
+        surplus_N = plan.surplus or (0.0,) * count
+        held = dict(zip(ids, map(Held, lengths, names, drafts, surplus_N), strict=True))
+        for place, (name, left) in reading.waiting.items():
+            if left:
+                length = int(wanted.drafts_N[place])
+                held[ids[place]] = Held(length, name, max(length, drafts[place]), 0.0)
+        made = MadePlan(
+            plan=plan,
+            held=held,
+            class_of={i: one.class_key for i, one in zip(ids, tracked, strict=True)},
+            gained_s=dict(zip(ids, gained_s.tolist(), strict=True)),
+            context=context,
+            row_takes_s=(wanted.seconds - scene.plain_s) / rows if rows else 0.0,
+            row_brings=(wanted.tokens - count) / rows if rows else 0.0,
             trial="" if trial is None else trial.of,
+            reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
             missing=reading.missing,
             chance_of_none=_chance_of_none(found, options),
             unguarded=found.unguarded,
             weighed=(scene, chosen.weighed),
-        )  # fmt: skip
+        )
+        for feed in reading.feeds:
+            if feed.place in reading.waiting:
+                note_read(self._requests, ids[feed.place], feed.drafter, feed.rows)
+        return made
 
     def carry_over(
-        self, made: MadePlan, sequences: list[DecodingSequence], load: StepLoad
-    ) -> MadePlan:
-        """The plan `made` for a batch that is a little different: whoever is new decodes plainly.
+        self, made: MadePlan, sequences: Seq[DecodingSequence], load: StepLoad
+    ) -> DraftPlan:
+        """The plan `made` for a batch that is a little different: whoever is new does what others
+        of its class do, after its drafter has read it in chunks.
 
         Where requests come and go in every step, planning each anew takes longer than it saves.
         """
-        before = made.plan.forecast
-        assert before is not None, "only a plan with a forecast is carried over"
-        held = dict(
-            zip(made.ids, zip(made.plan.lengths, made.plan.drafters, strict=True), strict=True)
-        )
-        ids = [sequence.request.request_id for sequence in sequences]
-        kept = [held.get(request_id, _PLAIN) for request_id in ids]
         for sequence in sequences:
-            self._track(sequence)
-        count = len(ids)
-        shape = _shape(count, load, made.shape.context)
-        plain_s, prompt_s = self._plain_times(shape, count)
-        lengths = tuple(length for length, _ in kept)
-        drafts_s = max(before.seconds - before.plain_s, 0.0) if any(lengths) else 0.0
-        share = count / len(made.ids)
-        forecast = StepForecast(
-            seconds=plain_s + prompt_s + share * drafts_s,
-            plain_s=plain_s + prompt_s,
-            prompt_s=prompt_s,
-            tokens=share * before.tokens,
-            row_s=before.row_s,
-            free_rows=0,
-        )
-        plan = DraftPlan(
-            load=load,
-            drafts=lengths,
-            lengths=lengths,
-            drafters=tuple(name for _, name in kept),
-            surplus=(0.0,) * count,
-            resting=made.plan.resting,
-            forecast=forecast,
-        )
-        return MadePlan(
-            plan, ids, shape, self.ledger.of(ids), np.zeros(0),
-            chance_of_none=made.chance_of_none, weighed=made.weighed,
-        )  # fmt: skip
+            if sequence.request.request_id not in made.held:
+                self._join(made, sequence)
+        feeds = made.read_on(sequences, self._chunk(made)) if made.reading else []
+        for feed in feeds:
+            note_read(
+                self._requests, sequences[feed.place].request.request_id, feed.drafter, feed.rows
+            )
+        count = len(sequences)
+        times = self._plain_times(_shape(count, load, made.context), count)
+        return made.carried(sequences, load, times, feeds)
+
+    def _chunk(self, made: MadePlan) -> int:
+        """Tokens that drafters read in a step of this plan while others wait."""
+        assert made.plan.forecast is not None, "a plan that was made has a forecast"
+        plain_s = made.plan.forecast.token_s
+        names = {drafter for drafter, _ in made.reading.values()}
+        return min(chunk_rows(self.drafters[i].cost, made.context, plain_s) for i in names)
+
+    def _join(self, made: MadePlan, sequence: DecodingSequence) -> None:
+        """A newcomer does what its class does, as far as it may."""
+        request = sequence.request
+        one, missing = self._track(sequence), 0
+        length, name, drafts, surplus = made.usual(one.class_key)
+        if name:
+            allowed = self._caps.allowed(request, name)
+            length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
+            missing = one.missing(self.drafters[name])
+        if drafts:
+            drafts = min(drafts, self._caps.wanted(request)[0])
+        gained_s = self.ledger.gained(request.request_id)
+        held = Held(length, name if length else "", max(drafts, length), surplus)
+        made.join(request.request_id, held, missing, gained_s)
 
     def _choose(
         self, scene: Scene, passing: list[DrafterView], views: list[DrafterView], *, alone: bool
@@ -254,38 +223,34 @@ class Planner:
         if trial is not None:
             found, options = trial.found, trial.options
         alone = alone or trial is not None
-        reading = read_first(found, options, views, scene, alone=alone)
+        reading, wanted = read_first(found, options, views, scene, alone=alone), found
         if reading.waiting:
-            options = scene.without(options, reading.waiting)
+            options = scene.without(options, {i: one.drafter for i, one in reading.waiting.items()})
             found = scene.best(options)
-        return _Chosen(found, options, weighed, reading, trial, waking)
+        return _Chosen(found, options, weighed, reading, wanted, trial, waking)
 
     def put_away(self, made: MadePlan, steps: int) -> None:
         """A plan has held for so many steps."""
-        alive = [i for i, request_id in enumerate(made.ids) if request_id in self._requests]
         forecast = made.plan.forecast
-        if forecast is not None:
-            made.gained_s += made.spare_s
-            lost = max(made.unguarded - forecast.price, 0.0)
-            self.forgone_tokens += lost * forecast.seconds * steps
-            accepted = np.array([made.accepted.get(request_id, 0) for request_id in made.ids])
-            gained_s = made.gained_s + forecast.token_s * accepted
-            self.ledger.keep([made.ids[i] for i in alive], gained_s[alive])
-        used = set()
-        for request_id, name in zip(made.ids, made.plan.drafters, strict=True):
-            if name:
-                used.add(name)
-                note_read(self._requests, request_id, name, None)
-        for feed in made.plan.feeds:
-            used.add(feed.drafter)
-            rows = None if feed.window is not None else feed.rows
-            if not made.plan.drafters[feed.place]:
-                note_read(self._requests, made.ids[feed.place], feed.drafter, rows)
+        assert forecast is not None, "a plan that was made has a forecast"
+        lost = max(made.unguarded - forecast.price, 0.0)
+        self.forgone_tokens += lost * forecast.seconds * steps
+        alive = [request_id for request_id in made.held if request_id in self._requests]
+        token_s, spare_s = forecast.token_s, made.spare_s
+        self.ledger.keep({
+            i: made.gained_s[i] + spare_s + token_s * made.accepted.get(i, 0) for i in alive
+        })  # fmt: skip
+        used = {drafter for drafter, _ in made.reading.values()}
+        drafted_by = {}
+        for request_id in alive:
+            if request_id not in made.reading:
+                drafted_by[request_id] = name = made.held[request_id].drafter
+                if name:
+                    used.add(name)
+                    note_read(self._requests, request_id, name, None)
         for name, drafter in self.drafters.items():
             if not drafter.facts.looks_up:
-                others = [
-                    i for i, by in zip(made.ids, made.plan.drafters, strict=True) if by != name
-                ]
+                others = [i for i in alive if drafted_by.get(i) != name]
                 self.acceptance.fade(others, name, steps)
                 if drafter.rests:
                     self.acceptance.rest(name, steps)
@@ -319,15 +284,13 @@ class Planner:
             left.append(self.lengths.remaining(one.class_key, output, most))
         return np.array(left)
 
-    def _plain_times(self, shape: StepShape, count: int) -> _PlainTimes:
+    def _plain_times(self, shape: StepShape, count: int) -> PlainTimes:
         """Of the step of `shape` without drafts, in which `count` sequences decode."""
-        off, _ = self.missed.of(shape.sequences)
         alone = shape._replace(rows=count, sequences=count, prompt_rows=0)
-        plain_s = float(self.target.curve(alone, 0)[0]) * math.exp(off)
+        plain_s = float(self.target.curve(alone, 0)[0])
         if not shape.prompt_rows:
-            return _PlainTimes(plain_s, 0.0)
-        whole_s = float(self.target.curve(shape, 0)[0]) * math.exp(off)
-        return _PlainTimes(plain_s, whole_s - plain_s)
+            return PlainTimes(plain_s, 0.0)
+        return PlainTimes(plain_s, float(self.target.curve(shape, 0)[0]) - plain_s)
 
     def _allowed(
         self, tracked: list[TrackedRequest], gained_s: Floats, left_N: Floats, plain_s: float
@@ -340,18 +303,16 @@ class Planner:
         self,
         ids: list[str],
         shape: StepShape,
-        times: _PlainTimes,
+        times: PlainTimes,
         left_N: Floats,
         allowed_s: Floats,
         views: list[DrafterView],
     ) -> Scene:
         most = PREDICTED_DRAFTS * len(ids) + sum(int(view.most_N.sum()) for view in views)
-        off, on = self.missed.of(shape.sequences)
         plain_s, prompt_s = times
         model_s = self.target.curve(shape, most)
         # Prompts take what they take, whether anybody drafts beside them or not. A draft is worth
         # the time that it saves in steps to come: that of steps without prompts.
-        drafting_s = plain_s * math.exp(on - off)
         return Scene(
             ids=ids,
             context=shape.context,
@@ -359,9 +320,8 @@ class Planner:
             bound_s=plain_s + allowed_s,
             token_s=plain_s * np.where(allowed_s > 0.0, _BENEFIT, 1.0),
             plain_s=plain_s,
-            model_s=model_s,
             prompt_s=prompt_s,
-            rows_s=(drafting_s - model_s[0] * math.exp(on)) + model_s * math.exp(on),
+            rows_s=(plain_s - model_s[0]) + model_s,
             acceptance=self.acceptance,
         )
 

@@ -8,8 +8,11 @@ import numpy as np
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.scene import DrafterView, Scene
 from foretoken.control.budget import RequestBudget
+from foretoken.control.learned.cost import DrafterCost
 from foretoken.control.plan import DecodingSequence, Feed, StepForecast
 
+CATCHING_UP = 32
+"""Missing tokens from which on reading them is work of its own."""
 _CHUNK = 64
 """Tokens that drafters may read in a step at the least while others wait."""
 _CHUNK_SHARE = 0.5
@@ -17,12 +20,20 @@ _CHUNK_SHARE = 0.5
 _ALL = 1 << 30
 
 
+class Waiting(NamedTuple):
+    """A sequence of which a drafter first has to read more."""
+
+    drafter: str
+    rows: int
+    """Tokens that are left after this step; 0: it is for the next plan to say."""
+
+
 class FirstReading(NamedTuple):
     """What drafters read of the sequences that they are to draft for."""
 
     feeds: list[Feed]
-    waiting: dict[int, str]
-    """Sequences that cannot draft in this step, and the drafter that first has to read more."""
+    waiting: dict[int, Waiting]
+    """Sequences that cannot draft in this step."""
     missing: dict[str, int]
     """Tokens that each drafter reads."""
 
@@ -45,26 +56,29 @@ def read_first(
             continue
         view = by_name[options[chosen].name]
         missed = int(view.missing_N[place])
-        if not missed:
+        if missed < CATCHING_UP:
+            if missed:
+                reading.missing[view.name] = reading.missing.get(view.name, 0) + missed
             continue
         if left == _ALL and not alone:
-            left = _chunk(view, scene)
-        rows = min(missed, left)
-        left -= rows
-        reading.missing[view.name] = reading.missing.get(view.name, 0) + rows
+            left = chunk_rows(view.cost, scene.context, scene.plain_s)
+        # A window is read whole or not at all: the next would be another one.
         windowed = bool(view.windowed_N[place])
+        rows = (missed if left else 0) if windowed else min(missed, left)
+        left = max(left - rows, 0)
+        reading.missing[view.name] = reading.missing.get(view.name, 0) + rows
         if rows < missed:
-            reading.waiting[place] = view.name
+            reading.waiting[place] = Waiting(view.name, 0 if windowed else missed - rows)
         if rows and (windowed or not alone):
             reading.feeds.append(Feed(place, view.name, rows, missed if windowed else None))
     return reading
 
 
-def _chunk(view: DrafterView, scene: Scene) -> int:
+def chunk_rows(cost: DrafterCost, context: float, plain_s: float) -> int:
     """Tokens that a drafter reads in the time that others may wait."""
-    one, two = view.cost.feeding(64, scene.context), view.cost.feeding(128, scene.context)
+    one, two = cost.feeding(64, context), cost.feeding(128, context)
     row_s = max((two - one) / 64, 1e-9)
-    return max(int(_CHUNK_SHARE * scene.plain_s / row_s), _CHUNK)
+    return max(int(_CHUNK_SHARE * plain_s / row_s), _CHUNK)
 
 
 def budgets(

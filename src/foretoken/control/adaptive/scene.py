@@ -64,10 +64,8 @@ class Scene:
     """Of the step without drafts and without prompts."""
     prompt_s: float
     """What prompts add to it."""
-    model_s: Floats
-    """Seconds of the target's step with 0, 1, ... more rows, by the model of time alone."""
     rows_s: Floats
-    """The same where sequences draft, with what the model misses at this load."""
+    """Seconds of the target's step with 0, 1, ... more rows, those of prompts aside."""
     acceptance: LearnedAcceptance
 
     def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
@@ -152,12 +150,9 @@ class Scene:
         slot_s = max(float(two[most] - one[most]) / most, 0.0)
         depth_s = one - slot_s * np.arange(most + 1)
         depth_s[0] = 0.0
-        start_s = np.zeros(count)
-        for index in np.flatnonzero(view.missing_N):
-            # Catching up is paid once and has to come back while the sequence still runs.
-            steps = max(self.left_N[index] / _USUAL_TOKENS, 1.0)
-            feeding = view.cost.feeding(int(view.missing_N[index]), self.context)
-            start_s[index] = RETURNS * feeding / steps
+        # Catching up is paid once and has to come back while the sequence still runs.
+        steps_N = np.maximum(self.left_N / _USUAL_TOKENS, 1.0)
+        start_s = RETURNS * view.cost.feeding_each(view.missing_N, self.context) / steps_N
         return DraftOption(
             name=view.name,
             survival_NK=survival,

@@ -3,11 +3,12 @@
 Steps of one shape are learnt together by their median, which no single slow step moves.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, final
 
-from foretoken.control.adaptive.planner import MadePlan
+from foretoken.control.cost import StepShape
 from foretoken.control.learned.cost import DraftShape
+from foretoken.control.plan import StepLoad
 from foretoken.types import StepStats
 
 
@@ -33,39 +34,45 @@ class DraftingKind(NamedTuple):
 
 @final
 class RecentTimes:
-    """Seconds by shape, of steps that one plan was made for."""
+    """Seconds of steps by their shape."""
 
     __slots__ = ("_drafters", "_target", "count")
 
     def __init__(self) -> None:
         """No step yet."""
         self.count = 0
-        self._target: dict[tuple[int, int], list[float]] = {}
+        self._target: dict[tuple[int, int, int, int], list[float]] = {}
         self._drafters: dict[DraftingKind, list[float]] = {}
 
-    def add(self, made: MadePlan, stats: StepStats, *, first: bool) -> None:
-        """A step of this plan; drafters read what they missed in its `first`."""
+    def add(self, load: StepLoad, stats: StepStats, missing: Mapping[str, int]) -> None:
+        """A step of this load took so long; drafters read what was `missing` in it."""
         self.count += 1
-        drafted = stats.num_draft_tokens
-        key = stats.num_tokens - drafted - stats.num_sampled, drafted
+        drafted, decoding = stats.num_draft_tokens, load.num_decoding
+        # What was really computed of prompts may differ from what was foreseen.
+        key = decoding, load.num_prefilling, stats.num_tokens - drafted - decoding, drafted
         seconds = stats.total_s - stats.drafting_s
         if key in self._target:
             self._target[key].append(seconds)
         else:
             self._target[key] = [seconds]
         for name, sequences, depth, num_drafts, took in stats.drafters:
-            fed_rows = made.missing.get(name, 0) if first else 0
-            drafting = DraftingKind(name, sequences, depth, num_drafts, fed_rows)
+            drafting = DraftingKind(name, sequences, depth, num_drafts, missing.get(name, 0))
             self._drafters.setdefault(drafting, []).append(took)
 
-    def target(self, *, apart: bool) -> Iterator[tuple[tuple[int, int], float, int]]:
-        """Prompt rows and draft rows, the seconds of such a step without drafting, and of how many
-        steps: each one `apart`, or the median of all."""
-        for key, seconds in self._target.items():
+    def target(self, context: float, *, apart: bool) -> Iterator[tuple[StepShape, float]]:
+        """Steps of sequences of so many tokens, and their seconds without drafting: each one
+        `apart`, or the median of all."""
+        for (decoding, prefilling, prompt, drafted), seconds in self._target.items():
+            shape = StepShape(
+                rows=decoding + prompt + drafted,
+                sequences=decoding + prefilling,
+                context=context,
+                prompt_rows=prompt,
+            )
             if apart:
-                yield from ((key, each, 1) for each in seconds)
+                yield from ((shape, each) for each in seconds)
             else:
-                yield key, _median(seconds), len(seconds)
+                yield shape, _median(seconds)
 
     def drafters(self, *, apart: bool) -> Iterator[tuple[DraftingKind, float]]:
         """What each drafter did, with its seconds: each time `apart`, or the median of all."""

@@ -14,8 +14,6 @@ from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence
 from foretoken.types import Request
 
-_CATCHING_UP = 32
-"""Missing tokens from which on reading them is work of its own."""
 _WINDOW = 128
 """The latest tokens, where reading all of them does not pay."""
 
@@ -43,15 +41,14 @@ class TrackedRequest:
             self.read.clear()
 
     def missing(self, drafter: DrafterState) -> int:
-        """Tokens that the drafter has not read, those of a usual step aside."""
+        """Tokens that the drafter has not read, those of its last step aside."""
         facts, sequence = drafter.facts, self.sequence
         if facts.looks_up:
             return 0
         read = self.read.get(facts.name)
         if read is None:
             read = self.read[facts.name] = sequence.num_tokens - facts.missing(sequence)
-        missed = sequence.num_tokens - read
-        return missed if missed >= _CATCHING_UP else 0
+        return max(sequence.num_tokens - read, 0)
 
 
 def view_of(

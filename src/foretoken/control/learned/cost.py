@@ -1,8 +1,9 @@
 """Seconds of target steps and of drafting, learnt from every step of a running engine.
 
 A step of the target takes s (t0 + G(rows) + t1 sequences + t2 keys read + t3 rows x context
-+ t4 rows with logits), a drafter's passes and feeding a similar sum. G is piecewise linear and
-never falls, no coefficient is negative, and s is the `level`: how slow the machine is just now.
++ t4 rows with logits, and where drafts are checked t5 + t6 sequences), a drafter's passes and
+feeding a similar sum. G is piecewise linear and never falls, no coefficient is negative, and s is
+the `level`: how slow the machine is just now.
 How coefficients are learnt is in `regression.py`. Costs are in seconds, know no tokens, and nothing
 here decides.
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretoken.control.cost import CostModel, StepShape, StepTime
 from foretoken.control.learned.regression import Floats, Learner
@@ -22,8 +24,10 @@ _FROM_R = np.array(_KNOTS[:-1])
 _WIDTH_R = np.array([*np.diff(_KNOTS[:-1]), math.inf])
 _SEGMENTS = len(_FROM_R)
 _FIRST = 1
-_SEQUENCES, _KEYS, _PRODUCTS, _LOGITS = range(_FIRST + _SEGMENTS, _FIRST + _SEGMENTS + 4)
-_NUM_COLUMNS = _LOGITS + 1
+_SEQUENCES, _KEYS, _PRODUCTS, _LOGITS, _CHECK, _CHECKED = range(
+    _FIRST + _SEGMENTS, _FIRST + _SEGMENTS + 6
+)
+_NUM_COLUMNS = _CHECKED + 1
 _THOUSAND = 1e-3
 """Keys are counted in thousands, so that all columns are of a size."""
 
@@ -64,9 +68,10 @@ class LearnedCost(CostModel):
 
     def expect_host_time(self) -> None:
         """What is known is of bare passes of the model: what the rest of a step takes, of its own
-        and for each sequence, is still to be learnt."""
+        and for each sequence, with drafts to check and without, is still to be learnt."""
         plain_s = self._expected(StepShape(1, 1))
-        self._learner.widen({0: plain_s, _SEQUENCES: _HOST_SHARE * plain_s})
+        each_s = _HOST_SHARE * plain_s
+        self._learner.widen({0: plain_s, _SEQUENCES: each_s, _CHECK: each_s, _CHECKED: each_s})
         self._tabulate(_TABLE_ROWS)
 
     @property
@@ -104,14 +109,16 @@ class LearnedCost(CostModel):
         if shape.rows + most >= len(self._by_rows):
             self._tabulate(2 * (shape.rows + most))
         first = shape.rows
-        each, product, logits = self._tail[0], self._tail[2], self._tail[3]
-        keys = self._tail[1] * shape.sequences * shape.context
+        each, key, product, logits, check, checked = self._tail
+        keys = key * shape.sequences * shape.context
         slope = product * shape.context + logits
         fixed = each * shape.sequences + keys + slope * first - logits * shape.prompt_rows
+        checking = check + checked * shape.sequences
         level = self._learner.level
         found: Floats = self._ramp[: most + 1] * (level * slope)
         found += level * fixed
         found += level * self._by_rows[first : first + most + 1]
+        found[max(shape.sequences + shape.prompt_rows + 1 - first, 0) :] += level * checking
         return found
 
     def observe(self, shape: StepShape, seconds: float) -> None:
@@ -137,6 +144,8 @@ class LearnedCost(CostModel):
             "key_s": float(values[_KEYS]) * _THOUSAND,
             "row_key_s": float(values[_PRODUCTS]) * _THOUSAND,
             "logits_s": float(values[_LOGITS]),
+            "check_s": float(values[_CHECK]),
+            "checked_sequence_s": float(values[_CHECKED]),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -158,6 +167,7 @@ class LearnedCost(CostModel):
         added = [StepShape(int(rows)) for rows in _KNOTS if rows < 2 * most]
         added += [StepShape(4, sequences=num, context=at) for num in (1, 4) for at in (0.0, deep)]
         added += [StepShape(32, context=at, prompt_rows=31) for at in (0.0, deep)]
+        added += [StepShape(num, sequences=num) for num in (4, 16)]
         return list(dict.fromkeys([*self._shapes, *added]))
 
     def _expected(self, shape: StepShape) -> float:
@@ -165,9 +175,11 @@ class LearnedCost(CostModel):
         rows, sequences, context, prompt_rows = shape
         if rows >= len(self._by_rows):
             self._tabulate(2 * rows)
-        each, keys, product, logits = self._tail
+        each, keys, product, logits, check, checked = self._tail
         seconds: float = self._by_rows.item(rows)
         seconds += each * sequences + (keys * sequences + product * rows) * context
+        if _checks_drafts(shape):
+            seconds += check + checked * sequences
         return seconds + logits * (rows - prompt_rows)
 
     def _time(self, expected: float, columns_P: Floats) -> StepTime:
@@ -188,8 +200,8 @@ class LearnedCost(CostModel):
         if most_rows > last:
             self._by_rows[last:] += values[_SEQUENCES - 1] * (rows_R[last:] - last)
         self._ramp: Floats = rows_R
-        each, keys, product, logits = values[_SEQUENCES:].tolist()
-        self._tail: tuple[float, ...] = (each, _THOUSAND * keys, _THOUSAND * product, logits)
+        each, keys, product, *rest = values[_SEQUENCES:].tolist()
+        self._tail: tuple[float, ...] = (each, _THOUSAND * keys, _THOUSAND * product, *rest)
 
 
 class DraftShape(NamedTuple):
@@ -278,6 +290,13 @@ class DrafterCost:
         any_row, row, key = self._values[_FED_ANY:]
         return float(self.level * (any_row + rows * (row + key * _THOUSAND * context)))
 
+    def feeding_each(self, rows_N: NDArray[np.int64], context: float) -> Floats:
+        """Seconds of feeding so many tokens of each sequence by itself, float64 [N]."""
+        any_row, row, key = self._values[_FED_ANY:]
+        each = any_row * (rows_N > 0) + rows_N * (row + key * _THOUSAND * context)
+        found: Floats = self.level * each
+        return found
+
     def observe(self, shape: DraftShape, seconds: float) -> None:
         """Drafting and feeding of a step took so long."""
         learner = self._learner
@@ -356,7 +375,14 @@ def _step_columns(shapes_NF: Floats) -> Floats:
     columns_NP[:, _KEYS] = sequences_N * context_N
     columns_NP[:, _PRODUCTS] = rows_N * context_N
     columns_NP[:, _LOGITS] = rows_N - prompt_rows_N
+    columns_NP[:, _CHECK] = rows_N - prompt_rows_N > sequences_N
+    columns_NP[:, _CHECKED] = columns_NP[:, _CHECK] * sequences_N
     return columns_NP
+
+
+def _checks_drafts(shape: StepShape) -> bool:
+    """Whether there are more rows with logits than sequences."""
+    return shape.rows - shape.prompt_rows > shape.sequences
 
 
 def _draft_columns(shapes_NF: Floats) -> Floats:

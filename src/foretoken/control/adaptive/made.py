@@ -1,0 +1,178 @@
+"""A plan that was made, and what becomes of it while requests come and go.
+
+Planning looks at everything and takes long; carrying a plan over to a batch that is a little
+different takes little. Whoever joins does what its class does. Knows no models.
+"""
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
+
+from foretoken.control.adaptive.allocation import DraftOption
+from foretoken.control.adaptive.planning import CATCHING_UP, Waiting
+from foretoken.control.adaptive.scene import Scene
+from foretoken.control.plan import DecodingSequence, DraftPlan, Feed, StepForecast, StepLoad
+from foretoken.control.report.explain import Outlook
+
+
+class Held(NamedTuple):
+    """What one sequence does in each step of a plan."""
+
+    length: int
+    """Drafts by `drafter`, whose passes are part of the plan."""
+    drafter: str
+    drafts: int
+    """Most drafts, those without a pass included."""
+    surplus: float
+    """Tokens that `length` is expected to bring beyond what it costs."""
+
+
+PLAIN = Held(0, "", 0, 0.0)
+"""Of a sequence that decodes plainly."""
+
+
+class PlainTimes(NamedTuple):
+    """Seconds of a step without drafts."""
+
+    plain_s: float
+    """Of the sequences that decode."""
+    prompt_s: float
+    """What prompts add."""
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class MadePlan:
+    """A plan, what it was made of, and what it says of each request."""
+
+    plan: DraftPlan
+    """Of the latest step."""
+    held: dict[str, Held]
+    """Of each request, those that joined later included."""
+    class_of: dict[str, str]
+    """The class of each request that the plan was made for."""
+    gained_s: dict[str, float]
+    """What each request had gained before, in seconds; of one that joined, less `spare_s` then."""
+    context: float
+    """Tokens of a sequence, on average."""
+    row_takes_s: float = 0.0
+    """Seconds of the step that each draft adds, passes included, on average."""
+    row_brings: float = 0.0
+    """Tokens that each draft adds, on average."""
+    trial: str = ""
+    """The drafter on trial, the name of the trial without drafts, or nothing."""
+    reading: dict[str, Waiting] = field(default_factory=dict)
+    """For whom a drafter has to read more before it drafts."""
+    missing: dict[str, int] = field(default_factory=dict)
+    """Tokens that each drafter reads in the latest step."""
+    chance_of_none: float = 1.0
+    """That no draft of a step is accepted."""
+    spare_s: float = 0.0
+    """Seconds that plain steps would have taken beyond those that were measured."""
+    accepted: dict[str, int] = field(default_factory=dict)
+    """Drafts of each request that were accepted."""
+    unguarded: float = 0.0
+    """Tokens per second of the best plan that lets some wait for others."""
+    weighed: tuple[Scene, list[DraftOption]] | None = None
+    """What the plan was chosen from, drafters that have yet to wake included."""
+    _classes: dict[str, Held] | None = None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anybody may draft."""
+        return any(self.plan.drafts)
+
+    def outlook(self, drafter: str) -> Outlook | None:
+        """What the best length of a drafter would come to, if all sequences had it; None where
+        nobody may have its drafts."""
+        if self.weighed is None:
+            return None
+        scene, options = self.weighed
+        return next((scene.outlook(one) for one in options if one.name == drafter), None)
+
+    def usual(self, class_key: str) -> Held:
+        """What most requests of a class do."""
+        if self._classes is None:
+            by_class: dict[str, list[Held]] = {}
+            for request_id, key in self.class_of.items():
+                by_class.setdefault(key, []).append(self.held[request_id])
+            self._classes = {key: _most_common(held) for key, held in by_class.items()}
+        return self._classes.get(class_key, PLAIN)
+
+    def join(self, request_id: str, held: Held, missing: int, gained_s: float) -> None:
+        """A request that the plan was not made for takes part. Its drafter has not read `missing`
+        tokens of it."""
+        self.held[request_id] = held
+        self.gained_s[request_id] = gained_s - self.spare_s
+        if not held.length:
+            return
+        if missing < CATCHING_UP:
+            self.missing[held.drafter] = self.missing.get(held.drafter, 0) + missing
+        else:
+            self.reading[request_id] = Waiting(held.drafter, missing)
+
+    def read_on(self, sequences: Seq[DecodingSequence], left: int) -> list[Feed]:
+        """What drafters read in the next step of those that they cannot draft for yet: at most
+        `left` tokens."""
+        feeds = []
+        for place, sequence in enumerate(sequences):
+            request_id = sequence.request.request_id
+            if request_id not in self.reading:
+                continue
+            drafter, missing = self.reading[request_id]
+            rows = min(missing, left)
+            if not rows:
+                continue
+            left -= rows
+            feeds.append(Feed(place, drafter, rows, None))
+            if rows == missing:
+                del self.reading[request_id]
+            else:
+                self.reading[request_id] = Waiting(drafter, missing - rows)
+        return feeds
+
+    def carried(
+        self,
+        sequences: Seq[DecodingSequence],
+        load: StepLoad,
+        times: PlainTimes,
+        feeds: Seq[Feed],
+    ) -> DraftPlan:
+        """The same plan for these sequences, all of which have joined."""
+        for feed in feeds:
+            self.missing[feed.drafter] = self.missing.get(feed.drafter, 0) + feed.rows
+        before = self.plan.forecast
+        assert before is not None, "only a plan with a forecast is carried over"
+        held, reading = self.held, self.reading
+        done = [held[sequence.request.request_id] for sequence in sequences]
+        if reading:
+            for place, sequence in enumerate(sequences):
+                if sequence.request.request_id in reading:
+                    done[place] = Held(0, "", done[place].drafts - done[place].length, 0.0)
+        lengths, drafters, drafts, surplus = zip(*done, strict=True)
+        rows = sum(lengths)
+        self.plan = DraftPlan(
+            load=load,
+            drafts=drafts,
+            lengths=lengths,
+            drafters=drafters,
+            surplus=surplus,
+            feeds=tuple(feeds),
+            resting=self.plan.resting,
+            forecast=StepForecast(
+                seconds=times.plain_s + times.prompt_s + rows * self.row_takes_s,
+                plain_s=times.plain_s + times.prompt_s,
+                prompt_s=times.prompt_s,
+                tokens=len(lengths) + rows * self.row_brings,
+                row_s=before.row_s,
+                free_rows=before.free_rows,
+            ),
+            wanted=self.plan.wanted,
+        )
+        return self.plan
+
+
+def _most_common(held: list[Held]) -> Held:
+    (length, drafter), _ = Counter((one.length, one.drafter) for one in held).most_common(1)[0]
+    return next(one for one in held if (one.length, one.drafter) == (length, drafter))
