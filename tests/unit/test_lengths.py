@@ -6,11 +6,16 @@ import pytest
 from foretoken.control.learned.lengths import OutputLengths
 
 
+def left(lengths: OutputLengths, class_key: str, num_output: int, most: int) -> float:
+    """Of one request."""
+    return float(lengths.remaining([class_key], np.array([num_output]), np.array([most]))[0])
+
+
 def test_of_an_unknown_class_one_knows_how_long_it_lasted() -> None:
     lengths = OutputLengths()
-    assert lengths.remaining("c", 0, 1000) == 32
-    assert lengths.remaining("c", 200, 1000) == 200
-    assert lengths.remaining("c", 200, 50) == 50
+    assert left(lengths, "c", 0, 1000) == 32
+    assert left(lengths, "c", 200, 1000) == 200
+    assert left(lengths, "c", 200, 50) == 50
 
 
 def test_ended_outputs_tell_how_long_the_next_will_be() -> None:
@@ -18,10 +23,10 @@ def test_ended_outputs_tell_how_long_the_next_will_be() -> None:
     for _ in range(200):
         lengths.ended("short", 20)
         lengths.ended("long", 400)
-    assert lengths.remaining("short", 5, 1000) == pytest.approx(15, rel=0.1)
-    assert lengths.remaining("long", 100, 1000) == pytest.approx(300, rel=0.02)
+    assert left(lengths, "short", 5, 1000) == pytest.approx(15, rel=0.1)
+    assert left(lengths, "long", 100, 1000) == pytest.approx(300, rel=0.02)
     # Longer than all before it: nothing is known but that it lasts.
-    assert lengths.remaining("short", 60, 1000) == 60
+    assert left(lengths, "short", 60, 1000) == 60
 
 
 @pytest.mark.parametrize("num_output", [0, 50, 150])
@@ -31,7 +36,7 @@ def test_residual_life_is_that_of_the_law(num_output: int) -> None:
     lengths = OutputLengths()
     for length in rng.geometric(0.01, 256):
         lengths.ended("c", int(length))
-    assert lengths.remaining("c", num_output, 10_000) == pytest.approx(100, rel=0.25)
+    assert left(lengths, "c", num_output, 10_000) == pytest.approx(100, rel=0.25)
 
 
 def test_running_and_cut_outputs_count_as_longer() -> None:
@@ -47,9 +52,20 @@ def test_running_and_cut_outputs_count_as_longer() -> None:
             cut.ended("c", 40, cut=True)
     honest.running("c", [40] * sum(length > 40 for length in drawn))
     truth = 100.0
-    assert pooled.remaining("c", 0, 10_000) < 0.3 * truth
-    assert honest.remaining("c", 0, 10_000) > 0.5 * truth
-    assert cut.remaining("c", 0, 10_000) == honest.remaining("c", 0, 10_000)
+    assert left(pooled, "c", 0, 10_000) < 0.3 * truth
+    assert left(honest, "c", 0, 10_000) > 0.5 * truth
+    assert left(cut, "c", 0, 10_000) == left(honest, "c", 0, 10_000)
+
+
+def test_many_are_asked_for_at_once() -> None:
+    lengths = OutputLengths()
+    for length in range(10, 60):
+        lengths.ended("a", length)
+        lengths.ended("b", 3 * length)
+    classes, outputs, most = ["a", "b", "c", "a", "b"], [3, 100, 7, 80, 20], [100, 100, 5, 100, 7]
+    found = lengths.remaining(classes, np.array(outputs), np.array(most))
+    one_by_one = [left(lengths, *each) for each in zip(classes, outputs, most, strict=True)]
+    assert found.tolist() == pytest.approx(one_by_one)
 
 
 def test_classes_do_not_pile_up() -> None:

@@ -90,6 +90,8 @@ def allocate(step: StepOptions, options: Seq[DraftOption]) -> Allocation:
     unguarded = best.rate
     worthy = []
     for index in range(len(options)):
+        if not _may_pay(step, options[index], least):
+            continue
         found = _with(step, options, (index,), best.rate)
         unguarded = max(unguarded, found.unguarded)
         if found.rate > nothing.rate:
@@ -112,6 +114,19 @@ def _nothing(step: StepOptions, count: int) -> Allocation:
         drafts_N=none, drafter_N=none - 1, seconds=step.plain_s, tokens=float(count),
         unguarded=rate,
     )  # fmt: skip
+
+
+def _may_pay(step: StepOptions, option: DraftOption, rate: float) -> bool:
+    """Whether drafts of this drafter could bring more tokens per second than `rate`, if the best of
+    them could be had in a single pass and without catching up: one sort for all depths."""
+    taken = -np.sort(-option.survival_NK, axis=None)
+    size = int(np.searchsorted(-taken, 0.0))
+    if not size:
+        return False
+    seconds = step.rows_s[1 : size + 1] + option.slot_s * np.arange(1, size + 1)
+    seconds += option.depth_s[1]
+    rates = (len(step.bound_s) + np.cumsum(taken[:size])) / seconds
+    return bool(rates.max() > rate)
 
 
 def _with(

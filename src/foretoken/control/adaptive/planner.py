@@ -23,7 +23,7 @@ from foretoken.control.adaptive.planning import (
     surplus,
 )
 from foretoken.control.adaptive.scene import DrafterView, Scene
-from foretoken.control.adaptive.tracked import TrackedRequest, note_read, view_of
+from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_read, view_of
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
@@ -95,19 +95,22 @@ class Planner:
         due."""
         ids = [sequence.request.request_id for sequence in sequences]
         count = len(sequences)
-        context = sum(sequence.num_tokens for sequence in sequences) / count
+        counted = Counted.of(sequences)
+        context = float(counted.tokens_N.mean())
         shape = _shape(count, load, context)
         tracked = [self._track(sequence) for sequence in sequences]
         gained_s = self.ledger.of(ids)
-        left_N = self._left(tracked)
+        left_N = self.lengths.remaining(
+            [one.class_key for one in tracked], counted.outputs_N, counted.limits_N
+        )
         times = self._plain_times(shape, count)
         worth_s = _READING * times.plain_s * left_N
         views = [
-            view_of(one, tracked, self._caps, worth_s, context) for one in self.drafters.values()
+            view_of(one, tracked, counted, self._caps, worth_s) for one in self.drafters.values()
         ]
         passing = [view for view in views if not self.drafters[view.name].facts.looks_up]
         lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
-        allowed_s = self._allowed(tracked, gained_s, left_N, times.plain_s)
+        allowed_s = self.ledger.allowance(gained_s, counted.outputs_N + left_N, times.plain_s)
         scene = self._scene(ids, shape, times, left_N, allowed_s, views)
         alone = count == 1 and not load.num_prompt_tokens
         chosen = self._choose(scene, passing, views, alone=alone)
@@ -198,9 +201,9 @@ class Planner:
         one, missing = self._track(sequence), 0
         length, name, drafts, surplus = made.usual(one.class_key)
         if name:
-            allowed = self._caps.allowed(request, name)
+            allowed = one.may(name, self._caps)
             length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
-            missing = one.missing(self.drafters[name])
+            missing = max(sequence.num_tokens - one.has_read(self.drafters[name].facts), 0)
         if drafts:
             drafts = min(drafts, self._caps.wanted(request)[0])
         gained_s = self.ledger.gained(request.request_id)
@@ -276,14 +279,6 @@ class Planner:
             one.refresh()
         return one
 
-    def _left(self, tracked: list[TrackedRequest]) -> Floats:
-        """Tokens that each is still expected to write."""
-        left = []
-        for one in tracked:
-            output, most = one.sequence.num_output, one.sequence.request.max_tokens
-            left.append(self.lengths.remaining(one.class_key, output, most))
-        return np.array(left)
-
     def _plain_times(self, shape: StepShape, count: int) -> PlainTimes:
         """Of the step of `shape` without drafts, in which `count` sequences decode."""
         alone = shape._replace(rows=count, sequences=count, prompt_rows=0)
@@ -291,13 +286,6 @@ class Planner:
         if not shape.prompt_rows:
             return PlainTimes(plain_s, 0.0)
         return PlainTimes(plain_s, float(self.target.curve(shape, 0)[0]) - plain_s)
-
-    def _allowed(
-        self, tracked: list[TrackedRequest], gained_s: Floats, left_N: Floats, plain_s: float
-    ) -> Floats:
-        """Seconds that each may lose in the step."""
-        outputs_N = np.array([one.sequence.num_output for one in tracked])
-        return self.ledger.allowance(gained_s, outputs_N + left_N, plain_s)
 
     def _scene(
         self,

@@ -1,18 +1,20 @@
 """What is kept of a request while it decodes: its class, and how far drafters have read it."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Self, final
 
 import numpy as np
 
 from foretoken.control.acceptance import temperature_bucket
-from foretoken.control.adaptive.drafter import DrafterState
+from foretoken.control.adaptive.allocation import Counts
+from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
 from foretoken.control.adaptive.scene import DrafterView
 from foretoken.control.budget import RequestBudget
 from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence
-from foretoken.types import Request
+from foretoken.types import Request, Speculation
 
 _WINDOW = 128
 """The latest tokens, where reading all of them does not pay."""
@@ -28,6 +30,9 @@ class TrackedRequest:
     num_preemptions: int
     read: dict[str, int] = field(default_factory=dict)
     """Tokens that each drafter has read of it."""
+    allowed: dict[str, int] = field(default_factory=dict)
+    """Most drafts of each drafter, by what `operator` and the request want."""
+    operator: Speculation | None = None
 
     @classmethod
     def of(cls, sequence: DecodingSequence) -> Self:
@@ -40,52 +45,84 @@ class TrackedRequest:
             self.num_preemptions = self.sequence.num_preemptions
             self.read.clear()
 
-    def missing(self, drafter: DrafterState) -> int:
-        """Tokens that the drafter has not read, those of its last step aside."""
-        facts, sequence = drafter.facts, self.sequence
-        if facts.looks_up:
-            return 0
+    def has_read(self, facts: DrafterFacts) -> int:
+        """Tokens that the drafter has read, those of its last step included."""
         read = self.read.get(facts.name)
         if read is None:
+            sequence = self.sequence
             read = self.read[facts.name] = sequence.num_tokens - facts.missing(sequence)
-        return max(sequence.num_tokens - read, 0)
+        return read
+
+    def may(self, drafter: str, caps: RequestBudget) -> int:
+        """Most drafts of the drafter, whatever is left to be written."""
+        if self.operator is not caps.operator:
+            self.operator = caps.operator
+            self.allowed.clear()
+        most = self.allowed.get(drafter)
+        if most is None:
+            most = self.allowed[drafter] = caps.allowed(self.sequence.request, drafter)
+        return most
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Numbers of the sequences of a step, [N]."""
+
+    tokens_N: Counts
+    """Prompt and output tokens."""
+    outputs_N: Counts
+    limits_N: Counts
+    """Most tokens of their outputs."""
+
+    @classmethod
+    def of(cls, sequences: Seq[DecodingSequence]) -> Self:
+        """Counted now."""
+        return cls(
+            tokens_N=np.array([one.num_tokens for one in sequences]),
+            outputs_N=np.array([one.num_output for one in sequences]),
+            limits_N=np.array([one.request.max_tokens for one in sequences]),
+        )
 
 
 def view_of(
     drafter: DrafterState,
-    tracked: list[TrackedRequest],
+    tracked: Seq[TrackedRequest],
+    counted: Counted,
     caps: RequestBudget,
     worth_s: Floats,
-    context: float,
 ) -> DrafterView:
     """What the drafter may do for these requests, and what it would have to read of them.
 
     Args:
         drafter: whose view it is.
         tracked: the requests.
+        counted: their numbers.
         caps: what users and operators allow.
         worth_s: seconds that reading all of a sequence may take, [N]. Where it takes longer, the
             latest tokens have to do.
-        context: mean tokens of a sequence.
     """
-    facts, most, missing, windowed = drafter.facts, [], [], []
-    window = min(_WINDOW, facts.max_window)
-    for one, worth in zip(tracked, worth_s.tolist(), strict=True):
-        request = one.sequence.request
-        # A step yields one token more than it has drafts.
-        left = request.max_tokens - one.sequence.num_output - 1
-        most.append(max(min(caps.allowed(request, facts.name), left), 0))
-        missed = one.missing(drafter)
-        partly = 0 < window < missed and drafter.cost.feeding(missed, context) > worth
-        missing.append(window if partly else missed)
-        windowed.append(partly)
+    facts = drafter.facts
+    allowed_N = np.array([one.may(facts.name, caps) for one in tracked])
+    # A step yields one token more than it has drafts.
+    left_N = np.maximum(counted.limits_N - counted.outputs_N - 1, 0)
+    missing_N = np.zeros(len(tracked), np.int64)
+    windowed_N = np.zeros(len(tracked), np.bool_)
+    if not facts.looks_up:
+        read_N = np.array([one.has_read(facts) for one in tracked])
+        missing_N = np.maximum(counted.tokens_N - read_N, 0)
+        window = min(_WINDOW, facts.max_window)
+        if 0 < window < missing_N.max():
+            reading_s = drafter.cost.feeding_each(missing_N, float(counted.tokens_N.mean()))
+            windowed_N = (missing_N > window) & (reading_s > worth_s)
+            missing_N = np.where(windowed_N, window, missing_N)
     return DrafterView(
         name=facts.name,
         most=facts.most,
         cost=drafter.cost,
-        most_N=np.array(most, dtype=np.int64),
-        missing_N=np.array(missing, dtype=np.int64),
-        windowed_N=np.array(windowed, dtype=np.bool_),
+        most_N=np.minimum(allowed_N, left_N),
+        missing_N=missing_N,
+        windowed_N=windowed_N,
     )
 
 

@@ -5,12 +5,12 @@ output that runs, or was cut off by its limit or by its user, is longer than wha
 counted as such (Kaplan and Meier 1958). Knows no text.
 """
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 _KEPT = 256
 """Lengths of a class that are remembered, the newest."""
@@ -33,13 +33,13 @@ class _ClassLengths:
         """Tokens of outputs that are over; whether they ended by themselves."""
         self.running: Sequence[int] = ()
         self.new = 1
-        self.steps: list[int] = []
+        self.steps: NDArray[np.int64] = np.zeros(0, np.int64)
         """Lengths at which the curve falls."""
-        self.above: list[float] = [1.0]
+        self.above: NDArray[np.float64] = np.ones(1)
         """Share of outputs longer than all steps before this one."""
-        self.area: list[float] = [0.0]
+        self.area: NDArray[np.float64] = np.zeros(1)
         """Tokens beyond each step, times shares: the area below the curve."""
-        self.reached: list[int] = [0]
+        self.reached: NDArray[np.int64] = np.zeros(1, np.int64)
         """Outputs that ended at this step or a later one."""
 
     def draw(self) -> None:
@@ -55,22 +55,25 @@ class _ClassLengths:
         last = float(steps[-1]) if len(steps) else 0.0
         tail = above[-1] * max(last, _FEWEST)
         pieces = np.diff(steps, append=last) * above[1:]
-        self.steps = steps.tolist()
-        self.above = above.tolist()
-        self.area = [*(np.cumsum(pieces[::-1])[::-1] + tail).tolist(), tail]
-        self.reached = [*np.cumsum(counts[::-1])[::-1].tolist(), 0]
+        self.steps, self.above = steps, above
+        self.area = np.append(np.cumsum(pieces[::-1])[::-1] + tail, tail)
+        self.reached = np.append(np.cumsum(counts[::-1])[::-1], 0)
         self.new = 0
 
-    def remaining(self, num_output: int) -> tuple[float, int]:
-        """Mean tokens left of an output that has `num_output`, and how many that rests on."""
+    def remaining(
+        self, outputs_N: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Mean tokens left of outputs of so many, and how many that rests on, [N] each."""
         if self.new * _REFRESH > len(self.lengths):
             self.draw()
-        place = bisect_right(self.steps, num_output)
-        reached = self.reached[place]
-        if not reached:
-            return 0.0, 0
-        above = self.above[place]
-        return self.area[place] / above + self.steps[place] - num_output, reached
+        places_N = np.searchsorted(self.steps, outputs_N, side="right")
+        reached_N = self.reached[places_N]
+        known_N = reached_N > 0
+        # Where nobody got that far, any step and share will do.
+        steps_N = self.steps[np.minimum(places_N, len(self.steps) - 1)] if known_N.any() else 0
+        above_N = np.where(known_N, self.above[places_N], 1.0)
+        mean_N = self.area[places_N] / above_N + steps_N - outputs_N
+        return np.where(known_N, mean_N, 0.0), reached_N
 
 
 @final
@@ -94,17 +97,22 @@ class OutputLengths:
             one.new += 1
         one.running = num_outputs
 
-    def remaining(self, class_key: str, num_output: int, most: int) -> float:
-        """Tokens that a request with `num_output` is expected to write still, at most `most`.
+    def remaining(
+        self, class_keys: Sequence[str], outputs_N: NDArray[np.int64], most_N: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Tokens that requests with so many are expected to write still, at most `most_N`, [N].
 
         The guess for an unknown class is as many as it has, and 32 at the least.
         """
-        guess = max(_FEWEST, float(num_output))
-        one = self._classes.get(class_key)
-        if one is not None:
-            mean, reached = one.remaining(num_output)
-            guess = (reached * mean + _WEIGHT * guess) / (reached + _WEIGHT)
-        return min(guess, float(most))
+        guess_N = np.maximum(float(_FEWEST), outputs_N)
+        for key in dict.fromkeys(class_keys):
+            one = self._classes.get(key)
+            if one is None:
+                continue
+            at = np.array([other == key for other in class_keys])
+            mean_N, reached_N = one.remaining(outputs_N[at])
+            guess_N[at] = (reached_N * mean_N + _WEIGHT * guess_N[at]) / (reached_N + _WEIGHT)
+        return np.minimum(guess_N, most_N)
 
     def _class(self, class_key: str) -> _ClassLengths:
         found = self._classes.pop(class_key, None) or _ClassLengths()
