@@ -14,7 +14,7 @@ import numpy as np
 
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
-from foretoken.control.adaptive.exploring import Account, Trial, pick_trial
+from foretoken.control.adaptive.exploring import Account, Trial, is_known, pick_trial, surprises
 from foretoken.control.adaptive.guard import Ledger
 from foretoken.control.adaptive.planning import FirstReading, budgets, read_first, surplus
 from foretoken.control.adaptive.scene import DrafterView, Scene
@@ -264,7 +264,8 @@ class Planner:
         """A plan has held for so many steps."""
         alive = [i for i, request_id in enumerate(made.ids) if request_id in self._requests]
         forecast = made.plan.forecast
-        if forecast is not None:
+        # A trial is paid by the account, not by those who wait for it.
+        if forecast is not None and not made.trial:
             made.gained_s += made.spare_s
             lost = max(made.unguarded - forecast.price, 0.0)
             self.forgone_tokens += lost * forecast.seconds * steps
@@ -292,6 +293,16 @@ class Planner:
             drafter.awake = 0 if name in made.plan.resting else drafter.awake + steps
             drafter.idle = 0 if name in used else drafter.idle + steps
             drafter.since_trial += steps
+
+    def learn_trial(self, made: MadePlan, lost_steps: float) -> None:
+        """A trial took so many plain steps more than it brought."""
+        assert made.weighed is not None, "a trial was planned"
+        scene, _ = made.weighed
+        self.drafters[made.trial].learn_trial(
+            lost_steps,
+            surprising=surprises(scene, made.trial),
+            known=is_known(scene, made.trial),
+        )
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ones are fine."""
