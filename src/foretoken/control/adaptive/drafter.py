@@ -12,6 +12,8 @@ _SPACING, _SPACING_MOST = 4, 32
 """Steps between a trial that failed and the next, at first and at most."""
 _SPACING_MOST_WITH_FEATURES = 256
 """The same for drafters that are only worth a trial after they were awake for some steps."""
+_HOPES_MOST = 1024
+"""Steps that a drafter which paid is tried often."""
 _SHARE = 0.003
 """Of the time, for trials of a drafter that is known not to pay."""
 _WAKES = 32
@@ -52,6 +54,9 @@ class DrafterState:
     num_trials: int = 0
     awake: int = 1 << 30
     """Steps since it last rested."""
+    hopes: int = 0
+    """Steps for which it is still tried as often as one of which nothing is known: as many as it
+    was used before."""
 
     @property
     def rests(self) -> bool:
@@ -74,8 +79,15 @@ class DrafterState:
         self.num_trials += 1
         most = _SPACING_MOST_WITH_FEATURES if self.facts.reads_features else _SPACING_MOST
         self.spacing = 0 if surprising else min(max(2 * self.spacing, _SPACING), most)
-        if known and not surprising:
+        if known and not surprising and not self.hopes:
             self.spacing = max(self.spacing, int(lost_steps / _SHARE))
+
+    def pass_by(self, steps: int, *, used: bool, tried: bool, rested: bool) -> None:
+        """A plan has held for so many steps, in which it was used or tried, or nobody needed it."""
+        self.awake = 0 if rested else self.awake + steps
+        self.idle = 0 if used or tried else self.idle + steps
+        self.hopes = min(self.hopes + steps, _HOPES_MOST) if used else max(self.hopes - steps, 0)
+        self.since_trial += steps
 
     def put_off(self) -> None:
         """No trial now, whatever would come of it: the drafter cannot pay."""

@@ -290,9 +290,13 @@ class Planner:
                 self.acceptance.fade(others, name, steps)
                 if drafter.rests:
                     self.acceptance.rest(name, steps)
-            drafter.awake = 0 if name in made.plan.resting else drafter.awake + steps
-            drafter.idle = 0 if name in used else drafter.idle + steps
-            drafter.since_trial += steps
+            tried = name == made.trial
+            drafter.pass_by(
+                steps,
+                used=name in used and not tried,
+                tried=tried,
+                rested=name in made.plan.resting,
+            )
 
     def learn_trial(self, made: MadePlan, lost_steps: float) -> None:
         """A trial took so many plain steps more than it brought."""
