@@ -12,7 +12,7 @@ import numpy as np
 
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
-from foretoken.control.adaptive.exploring import Account, Trial, pick_trial
+from foretoken.control.adaptive.exploring import Account, Trial, is_known, pick_trial, surprises
 from foretoken.control.adaptive.guard import Ledger
 from foretoken.control.adaptive.made import Held, MadePlan, PlainTimes
 from foretoken.control.adaptive.planning import (
@@ -236,13 +236,15 @@ class Planner:
         """A plan has held for so many steps."""
         forecast = made.plan.forecast
         assert forecast is not None, "a plan that was made has a forecast"
-        lost = max(made.unguarded - forecast.price, 0.0)
+        lost = 0.0 if made.trial else max(made.unguarded - forecast.price, 0.0)
         self.forgone_tokens += lost * forecast.seconds * steps
         alive = [request_id for request_id in made.held if request_id in self._requests]
         token_s, spare_s = forecast.token_s, made.spare_s
-        self.ledger.keep({
-            i: made.gained_s[i] + spare_s + token_s * made.accepted.get(i, 0) for i in alive
-        })  # fmt: skip
+        if not made.trial:
+            # A trial is paid by the account, not by those who wait for it.
+            self.ledger.keep({
+                i: made.gained_s[i] + spare_s + token_s * made.accepted.get(i, 0) for i in alive
+            })  # fmt: skip
         used = {drafter for drafter, _ in made.reading.values()}
         drafted_by = {}
         for request_id in alive:
@@ -257,9 +259,23 @@ class Planner:
                 self.acceptance.fade(others, name, steps)
                 if drafter.rests:
                     self.acceptance.rest(name, steps)
-            drafter.awake = 0 if name in made.plan.resting else drafter.awake + steps
-            drafter.idle = 0 if name in used else drafter.idle + steps
-            drafter.since_trial += steps
+            tried = name == made.trial
+            drafter.pass_by(
+                steps,
+                used=name in used and not tried,
+                tried=tried,
+                rested=name in made.plan.resting,
+            )
+
+    def learn_trial(self, made: MadePlan, lost_steps: float) -> None:
+        """A trial took so many plain steps more than it brought."""
+        assert made.weighed is not None, "a trial was planned"
+        scene, _ = made.weighed
+        self.drafters[made.trial].learn_trial(
+            lost_steps,
+            surprising=surprises(scene, made.trial),
+            known=is_known(scene, made.trial),
+        )
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ones are fine."""

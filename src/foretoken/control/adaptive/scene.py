@@ -96,6 +96,15 @@ class Scene:
         )
         return allocate(step, options)
 
+    def could_pay(self, option: DraftOption, chance: float) -> bool:
+        """Whether the option would bring anything if each of its drafts had this chance."""
+        hopeful = np.where(
+            option.survival_NK > 0.0, chance ** np.arange(1, 1 + option.survival_NK.shape[1]), 0.0
+        )
+        return self.best([replace(option, survival_NK=hopeful)]).unguarded * self.plain_s > len(
+            self.ids
+        )
+
     def trial(self, option: DraftOption, indices: Counts, most: int) -> Allocation:
         """These sequences draft up to `most`, whatever is expected of it."""
         count = len(self.ids)

@@ -193,6 +193,12 @@ class Learner:
         # expectation of nothing, it would count for more than everything else together.
         expected_N = np.maximum(columns_NP @ self.coefficients, seconds_N / _UNEXPECTED)
         ratios_N = np.log(seconds_N / expected_N)
+        if not self._known:
+            # The first that is measured: what is wrong with all of it alike is the speed of the
+            # machine, and the prior is right about the rest.
+            common = float(np.median(ratios_N))
+            if abs(common) > _OUTLIER * self.noise:
+                self._log_level = self._before = min(max(common, -_MOST_LEVEL), _MOST_LEVEL)
         # The level may have changed inside the buffer. A step belongs to the nearer of the two.
         now = self._log_level
         nearer_N = np.abs(ratios_N - now) <= np.abs(ratios_N - self._before)
