@@ -16,13 +16,14 @@ from foretoken.control.adaptive.exploring import Account, Trial, is_known, pick_
 from foretoken.control.adaptive.guard import Ledger
 from foretoken.control.adaptive.made import Held, MadePlan, PlainTimes
 from foretoken.control.adaptive.planning import (
+    CATCHING_UP,
     FirstReading,
     budgets,
     chunk_rows,
     read_first,
     surplus,
 )
-from foretoken.control.adaptive.scene import DrafterView, Scene
+from foretoken.control.adaptive.scene import RETURNS, USUAL_TOKENS, DrafterView, Scene
 from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_read, view_of
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
@@ -204,6 +205,8 @@ class Planner:
             allowed = one.may(name, self._caps)
             length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
             missing = max(sequence.num_tokens - one.has_read(self.drafters[name].facts), 0)
+            if missing >= CATCHING_UP and not self._reading_pays(made, one, length, missing, name):
+                length = 0
         if drafts:
             drafts = min(drafts, self._caps.wanted(request)[0])
         gained_s = self.ledger.gained(request.request_id)
@@ -294,6 +297,23 @@ class Planner:
         else:
             one.refresh()
         return one
+
+    def _reading_pays(
+        self, made: MadePlan, one: TrackedRequest, length: int, missing: int, name: str
+    ) -> bool:
+        """Whether so many drafts a step bring back what it takes to read a newcomer first."""
+        forecast = made.plan.forecast
+        assert forecast is not None, "a plan that was made has a forecast"
+        token_s = forecast.token_s / len(made.plan.drafts)
+        gain_s = length * (made.row_brings * token_s - made.row_takes_s)
+        sequence = one.sequence
+        left = self.lengths.remaining(
+            [one.class_key],
+            np.array([sequence.num_output]),
+            np.array([sequence.request.max_tokens]),
+        )
+        feeding_s = self.drafters[name].cost.feeding(missing, made.context)
+        return gain_s * float(left[0]) / USUAL_TOKENS >= RETURNS * feeding_s
 
     def _plain_times(self, shape: StepShape, count: int) -> PlainTimes:
         """Of the step of `shape` without drafts, in which `count` sequences decode."""
