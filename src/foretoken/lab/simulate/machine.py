@@ -18,6 +18,7 @@ from foretoken.control.learned.cost import DrafterCost, LearnedCost
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.predict import step_models
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
+from foretoken.lab.simulate.server import ServerCost
 
 HOST_S = 1e-3
 """Of every step of a server on a GPU, beside its kernels: an assumption."""
@@ -74,6 +75,7 @@ class SimulatedMachine:
     """Of every step, beside the forward pass."""
     token_s: float = 0.0
     """Of every token that a step gives, beside the forward pass."""
+    server: ServerCost = ServerCost()
 
     def target_s(self, shape: StepShape, tokens: int) -> float:
         """All of a step that gives so many tokens, but drafting."""
