@@ -1,29 +1,31 @@
 """The case `simulated`: does the simulator say what the servers do?
 
-Everything that the simulator is given was measured or learnt by the servers themselves. What steps
-and drafts take is the file of costs that the server with control leaves behind. What serving adds
-between steps is the off server's own counters against its clock. How drafts are accepted, by class
-and depth, is read off the answers of the server with fixed lengths. Nothing is fitted to the
-throughputs that are compared.
+What the simulator is given is learnt from rounds with other prompts, between those that are
+compared. What steps and drafts take: the engine's models of time, taught with the steps that the
+servers wrote down. What serving adds between steps: the servers' counters against the clock. How
+drafts are accepted, by temperature and depth: the answers with the most drafts. Nothing is fitted
+to the throughputs that are compared.
 """
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from never_slower_arms import Arm, counters
+from never_slower_arms import BESIDE, Arm, counters
 from never_slower_bars import SPEEDS, single
 from never_slower_bench import CHOOSING, MEASURED, Bench
 from never_slower_load import Ask, Crowd, Reply, Round
+from never_slower_steps import VARIABLE, learn, steps_of
 
 from foretoken.lab.simulate.arms import ControlArm, FixedArm, SimulatedArm
-from foretoken.lab.simulate.machine import SimulatedMachine, machine_of_costs
+from foretoken.lab.simulate.machine import SimulatedMachine
 from foretoken.lab.simulate.server import WatchedRound, measured_server_cost
 from foretoken.lab.simulate.serving import ServingLimits, SimulatedRun, SimulatedServing
 from foretoken.lab.simulate.traffic import DraftChance, RecordedRequest, RequestClass, Traffic
+from foretoken.lab.stats.repeats import in_turn
 
 NEAR = 0.9
 """Real and simulated throughput differ by no more than a tenth."""
@@ -31,8 +33,17 @@ MANY = 10_000
 """Prompts from one turn to the next."""
 SHORT = 4
 """Tokens of answers that tell requests from steps."""
-Trials = dict[float, list[tuple[int, int]]]
-"""By temperature: steps with so many drafts, of which so many were accepted."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the simulator is taught from: rounds with other prompts than those that are compared."""
+
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    """When they began and ended."""
+    rounds: list[WatchedRound] = field(default_factory=list)
+    accepted: dict[float, list[int]] = field(default_factory=dict)
+    """By temperature: accepted drafts of each step that had the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,57 +60,61 @@ class _Sized:
 
 def simulated(bench: Bench) -> dict[str, Any]:
     """Throughput of off, fixed lengths and control on the server and on the virtual clock."""
-    off, _ = bench.off()
-    fixed, control = bench.fixed(), bench.control()
-    caches = bench.scratch / "costs"
-    env = (*control.spec.env, ("XDG_CACHE_HOME", str(caches)))
-    control = replace(control, spec=replace(control.spec, env=env))
+    found = [_written_down(bench, arm) for arm in (bench.off()[0], bench.fixed(), bench.control())]
+    off, fixed, control = found
     arms = [off, *(fixed.limited(k) for k in bench.given.lengths), control]
-    bench.servers.start([off.spec, fixed.spec, control.spec])
+    full = fixed.limited(bench.most)
+    bench.servers.start([arm.spec for arm in found])
     sizes = [_Sized(n, bench.size(off, n, bench.asks)) for n in bench.given.simulated_loads]
-    watched: list[WatchedRound] = []
-    trials: Trials = {}
-    rounds: dict[int, dict[str, list[Round]]] = {
+    seen = _Seen()
+    real: dict[int, dict[str, list[Round]]] = {
         one.load: {arm.name: [] for arm in arms} for one in sizes
     }
-    watched.append(_watch(bench, off, [Crowd(_short(bench), 1)]))
+    _teach(bench, seen, off, [Crowd(_short(bench), 1)])
     for turn in range(bench.given.repeats):
         # The speed of a shared machine drifts: each turn has something of everything.
         for size in sizes:
             choosing = size.crowd(bench, CHOOSING + turn * MANY, {})
-            watched.append(_watch(bench, off, choosing))
             sources = {"token_sources": True, "return_token_ids": False}
-            full = fixed.limited(bench.most)
             shown = size.crowd(bench, CHOOSING + turn * MANY, sources)
-            _add_trials(trials, bench.ask(full, shown).replies, bench.most)
-            bench.ask(control, choosing)
+            for arm in arms:
+                _teach(bench, seen, arm, shown if arm.name == full.name else choosing)
             measured = size.crowd(bench, MEASURED + turn * MANY, {})
-            for arm in arms[turn % len(arms) :] + arms[: turn % len(arms)]:
-                rounds[size.load][arm.name].append(bench.ask(arm, measured))
+            for arm in in_turn(arms, turn):
+                real[size.load][arm.name].append(bench.ask(arm, measured))
     bench.forget()
     tokens, page = bench.servers.kv_tokens(control.spec), 32
-    bench.servers.stop(control.spec)  # which keeps what it learnt
-    machine = _machine(caches, watched, bench.most)
-    classes = _classes(trials, machine.drafters[0].name)
+    for arm in found:
+        bench.servers.stop(arm.spec)  # which writes its steps down
+    machine = _machine(bench, seen, found)
+    classes = _classes(seen.accepted, bench.most, machine.drafters[0].name)
     limits = ServingLimits(num_pages=tokens // page, page_size=page)
-    found: dict[str, Any] = {"server": machine.server, "classes": classes}
+    results: dict[str, Any] = {"server": machine.server, "classes": classes}
     for size in sizes:
         print(f"\nsimulated, {size.load} in flight, {size.count} requests a round: tokens/s, "
               f"TTFT and TPOT P50 in ms, real / simulated")  # fmt: skip
         for arm in arms:
-            real = rounds[size.load][arm.name]
-            runs = _runs(_simulated_arm(arm), machine, classes, size.load, real, limits)
-            found[f"{size.load} in flight, {arm.name}"] = _compared(bench, arm, size, real, runs)
-    return found
+            rounds = real[size.load][arm.name]
+            runs = _runs(_simulated_arm(arm), machine, classes, size.load, rounds, limits)
+            results[f"{size.load} in flight, {arm.name}"] = _compared(
+                bench, arm, size, rounds, runs
+            )
+    return results
 
 
-def _short(bench: Bench) -> list[Ask]:
-    asks = bench.asks(CHOOSING + MANY // 2, 24)
-    return [Ask(key=f"short {a.key}", body={**a.body, "max_tokens": SHORT}) for a in asks]
+def _written_down(bench: Bench, arm: Arm) -> Arm:
+    """The same with a server that writes its steps down."""
+    env = (
+        (VARIABLE, str(bench.scratch / f"{arm.name}.steps")),
+        ("XDG_CACHE_HOME", str(bench.scratch / "costs")),
+        BESIDE,
+    )
+    spec = replace(arm.spec, module="never_slower_steps", env=(*arm.spec.env, *env))
+    return replace(arm, spec=spec)
 
 
-def _watch(bench: Bench, arm: Arm, crowds: Sequence[Crowd]) -> WatchedRound:
-    """A round, and what the server counted meanwhile."""
+def _teach(bench: Bench, seen: _Seen, arm: Arm, crowds: Sequence[Crowd]) -> None:
+    """A round that the simulator learns from."""
     before = bench.servers.metrics(arm.spec)
     found = bench.ask(arm, crowds)
     after = bench.servers.metrics(arm.spec)
@@ -107,58 +122,69 @@ def _watch(bench: Bench, arm: Arm, crowds: Sequence[Crowd]) -> WatchedRound:
     def grown(name: str) -> float:
         return sum(counters(after, name).values()) - sum(counters(before, name).values())
 
-    seconds = max(reply.at_s[-1] for reply in found.replies) - found.began_s
+    ended_s = max(reply.at_s[-1] for reply in found.replies)
+    seen.spans.append((found.began_s, ended_s))
     alone = len(found.replies) if sum(crowd.clients for crowd in crowds) == 1 else 0
-    return WatchedRound(
-        seconds=seconds,
-        steps_s=grown("step_seconds"),
-        steps=grown("engine_steps"),
-        tokens=found.num_tokens,
-        requests_alone=alone,
+    seen.rounds.append(
+        WatchedRound(
+            seconds=ended_s - found.began_s,
+            steps_s=grown("step_seconds"),
+            steps=grown("engine_steps"),
+            tokens=found.num_tokens,
+            requests_alone=alone,
+        )
     )
+    for reply in found.replies:
+        if reply.positions:
+            _add_accepted(seen.accepted, reply, bench.most)
 
 
-def _add_trials(trials: Trials, replies: Sequence[Reply], most: int) -> None:
-    """What the steps of fixed drafts accepted: a token's number in its step tells."""
-    for reply in replies:
-        starts = [i for i, position in enumerate(reply.positions) if position == 0]
-        starts.append(len(reply.positions))
-        listed = trials.setdefault(float(reply.ask.body["temperature"]), [])
-        # The first token is the prompt's step; the last steps have fewer drafts.
-        for begin, end in zip(starts[1:], starts[2:], strict=False):
-            if end + most < len(reply.positions):
-                listed.append((most, end - begin - 1))
+def _short(bench: Bench) -> list[Ask]:
+    asks = bench.asks(CHOOSING + MANY // 2, 24)
+    return [Ask(key=f"short {a.key}", body={**a.body, "max_tokens": SHORT}) for a in asks]
 
 
-def _classes(trials: Trials, drafter: str) -> tuple[RequestClass, ...]:
+def _add_accepted(accepted: dict[float, list[int]], reply: Reply, most: int) -> None:
+    """How many drafts each step with all of them accepted: a token's number in its step tells."""
+    starts = [i for i, position in enumerate(reply.positions) if position == 0]
+    listed = accepted.setdefault(float(reply.ask.body["temperature"]), [])
+    # The first token is the prompt's step; the last steps have fewer drafts.
+    for begin, end in pairwise(starts[1:]):
+        if end + most < len(reply.positions):
+            listed.append(end - begin - 1)
+
+
+def _classes(
+    accepted: Mapping[float, list[int]], most: int, drafter: str
+) -> tuple[RequestClass, ...]:
     """A class for each temperature, in the order in which requests come."""
     classes = []
-    for temperature in sorted(trials, reverse=True):
-        listed = trials[temperature]
-        chances = []
-        for depth in range(listed[0][0]):
-            reached = sum(accepted >= depth for _, accepted in listed)
-            kept = sum(accepted > depth for _, accepted in listed)
-            chances.append((kept + 0.5) / (reached + 1.0))
+    for temperature in sorted(accepted, reverse=True):
+        counts = accepted[temperature]
+        reached = [sum(count >= depth for count in counts) for depth in range(most + 1)]
+        chances = tuple((kept + 0.5) / (tried + 1.0) for tried, kept in pairwise(reached))
         print(f"temperature {temperature:g}: chances by depth "
               + ", ".join(f"{chance:.3f}" for chance in chances))  # fmt: skip
-        law = DraftChance(chance=chances[0], by_depth=tuple(chances))
-        classes.append(
-            RequestClass(
-                name=f"{temperature:g}", temperature=temperature, chances={drafter: law}
-            )
-        )
+        law = DraftChance(chance=chances[0], by_depth=chances)
+        name = f"{temperature:g}"
+        classes.append(RequestClass(name=name, temperature=temperature, chances={drafter: law}))
     return tuple(classes)
 
 
-def _machine(caches: Path, watched: Sequence[WatchedRound], most: int) -> SimulatedMachine:
-    """As the server with control got to know it."""
-    [path] = caches.rglob("*.json")
-    server = measured_server_cost(watched)
-    print(f"\nbetween steps {1e6 * server.step_s:.0f} us and {1e6 * server.token_s:.0f} us a token; "
-          f"a request waits {1e3 * server.request_s:.2f} ms for its first step")  # fmt: skip
-    machine = machine_of_costs(path)
-    drafters = tuple(replace(one, most=most) for one in machine.drafters)
+def _machine(bench: Bench, seen: _Seen, arms: Sequence[Arm]) -> SimulatedMachine:
+    """What the steps of these rounds teach."""
+    [kept] = (bench.scratch / "costs").rglob("*.json")
+    steps = [
+        step
+        for arm in arms
+        for step in steps_of(bench.scratch / f"{arm.name}.steps")
+        if any(began <= step.at_s <= ended for began, ended in seen.spans)
+    ]
+    machine, server = learn(steps, kept), measured_server_cost(seen.rounds)
+    print(f"\nlearnt from {len(steps)} steps; between steps {1e6 * server.step_s:.0f} us and "
+          f"{1e6 * server.token_s:.0f} us a token; a request is on its way for "
+          f"{1e3 * server.request_s:.2f} ms")  # fmt: skip
+    drafters = tuple(replace(one, most=bench.most) for one in machine.drafters)
     return replace(machine, drafters=drafters, server=server)
 
 

@@ -245,6 +245,11 @@ class DrafterCost:
         return self._one_pass
 
     @property
+    def reads(self) -> bool:
+        """Whether feeding it was timed at the start: it has keys and values of its own."""
+        return any(shape.fed_rows for shape, _ in self._points)
+
+    @property
     def level(self) -> float:
         """How many times as long as at the prior everything takes at the moment."""
         if self._machine is None:

@@ -191,7 +191,9 @@ class SimulatedServing:
                 arrival = self._began + times[traffic.requests - len(waiting)]
                 if arrival > self.clock:
                     return
-            elif len(self._running) + len(self._asked) >= traffic.in_flight(self.clock - self._began):
+            elif len(self._running) + len(self._asked) >= traffic.in_flight(
+                self.clock - self._began
+            ):
                 return
             self._asked.append(_Asked(arrival, waiting.pop()))
 
