@@ -188,7 +188,7 @@ def test_released_requests_leave_no_memory() -> None:
         found.observe(f"x{i}", DRAFTER, 2, 1)  # its last step, told after its end
     assert found._rows.in_use == rows
     assert len(found._class_keys) == 1
-    assert found.describe()[DRAFTER]["c"]["requests"] == 1  # type: ignore[index]
+    assert found.describe()[DRAFTER]["c"]["requests"] == 1
 
 
 def test_classes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:

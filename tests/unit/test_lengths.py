@@ -45,11 +45,20 @@ def test_running_and_cut_outputs_count_as_longer() -> None:
                 each.ended("c", length)
         if length > 40:
             cut.ended("c", 40, cut=True)
-    honest.running("c", [40] * sum(length > 40 for length in drawn))
+    honest.ended("c", 40, cut=True, running=[40] * (sum(length > 40 for length in drawn) - 1))
     truth = 100.0
     assert pooled.remaining("c", 0, 10_000) < 0.3 * truth
     assert honest.remaining("c", 0, 10_000) > 0.5 * truth
     assert cut.remaining("c", 0, 10_000) == honest.remaining("c", 0, 10_000)
+
+
+def test_outputs_that_their_limit_cut_tell_how_long_others_last() -> None:
+    lengths = OutputLengths()
+    for _ in range(50):
+        lengths.ended("c", 64, cut=True)
+    # None of them ended before 64 tokens: one with the same limit will get there too.
+    assert lengths.remaining("c", 4, 60) == 60
+    assert lengths.remaining("c", 4, 1000) == pytest.approx(60 + 64, rel=0.1)
 
 
 def test_classes_do_not_pile_up() -> None:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import final
+from typing import Any, final
 
 from foretoken.control.adaptive.exploring import PLAIN
 from foretoken.control.adaptive.planner import MadePlan, Planner
@@ -23,8 +23,10 @@ from foretoken.control.plan import (
     DraftPlan,
     StepForecast,
     StepLoad,
+    plan_no_drafts,
 )
 from foretoken.control.report.explain import Outlook
+from foretoken.control.report.known import describe_models, pass_seconds, prediction_error
 from foretoken.types import StepStats
 
 _DECIDING = 0.004
@@ -77,7 +79,7 @@ class AdaptiveControl:
         if carries and not any(made.plan.lengths):
             # Nobody drafted, and nobody will before the next plan.
             self._since_made_s += self._step_s
-            return self._plain(sequences, load, made.plan.resting)
+            return plan_no_drafts(sequences, load, made.plan.resting)
         began = self._clock()
         if made.plan.forecast is not None:
             self._catch_up(made, made.plan.forecast)
@@ -135,6 +137,8 @@ class AdaptiveControl:
             self._times.add(made, stats, first=self._is_first)
             self._is_first = False
         self._waiting.clear()
+        if made.below_floor != self._planner.below_floor:
+            self._steps_left = 0
         if self._times.count >= _TOGETHER:
             self._learn_times(made)
 
@@ -147,16 +151,24 @@ class AdaptiveControl:
         None where nobody may have its drafts. From any thread."""
         return None if self._made is None else self._made.outlook(drafter)
 
-    def facts(self) -> dict[str, float]:
+    def facts(self) -> dict[str, Any]:
         """What trials may still cost and cost so far, in seconds, tokens that were not written so
-        that nobody is made slower, and seconds that a plan takes."""
-        planner = self._planner
+        that nobody is made slower, seconds that a plan takes, how far predictions are off, and what
+        a pass of each drafter takes in the batch of the last plan. From any thread."""
+        planner, made = self._planner, self._made
+        sequences, context = (1, 0.0) if made is None else (len(made.ids), made.shape.context)
         return {
+            "prediction_error": prediction_error(planner),
+            "pass_s": pass_seconds(planner, sequences, context),
             "account_s": planner.account.balance_s,
             "trials_s": planner.account.spent_s,
             "forgone_tokens": planner.forgone_tokens,
             "deciding_s": self._deciding_s,
         }
+
+    def models(self) -> dict[str, Any]:
+        """All that was learnt. From any thread."""
+        return describe_models(self._planner)
 
     def step_by_rows(self) -> list[dict[str, float]]:
         """Predicted seconds of plain steps of 1, 2, 4, ... sequences."""
@@ -172,21 +184,13 @@ class AdaptiveControl:
         self._made = None
         self._waiting.clear()
         self._times.clear()
-        return self._plain(sequences, load, frozenset(self._planner.drafters))
-
-    def _plain(
-        self, sequences: Seq[DecodingSequence], load: StepLoad, resting: frozenset[str]
-    ) -> DraftPlan:
-        count = len(sequences)
-        none = (0,) * count
-        return DraftPlan(
-            load=load, drafts=none, lengths=none, drafters=("",) * count, resting=resting
-        )
+        return plan_no_drafts(sequences, load, frozenset(self._planner.drafters))
 
     def _carries_over(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> bool:
         """Whether a plan for a batch that changed would come too soon after the last one."""
         soon = self._since_made_s * _DECIDING_AGAIN < self._deciding_s
         simple = not made.trial and not made.plan.feeds and made.plan.forecast is not None
+        simple = simple and made.below_floor == self._planner.below_floor
         changed = self._sequences != sequences and self._planner.operator is self._operator
         return soon and simple and changed and len(sequences) >= _MANY
 

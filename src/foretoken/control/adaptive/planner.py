@@ -16,7 +16,14 @@ from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
 from foretoken.control.adaptive.exploring import Account, Trial, pick_trial
 from foretoken.control.adaptive.guard import Ledger
-from foretoken.control.adaptive.planning import FirstReading, budgets, read_first, surplus
+from foretoken.control.adaptive.planning import (
+    FirstReading,
+    budgets,
+    chance_of_none,
+    read_first,
+    step_shape,
+    surplus,
+)
 from foretoken.control.adaptive.scene import DrafterView, Scene
 from foretoken.control.adaptive.tracked import TrackedRequest, note_read, view_of
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
@@ -28,7 +35,7 @@ from foretoken.control.learned.missed import MissedTime
 from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepForecast, StepLoad
 from foretoken.control.report.explain import Outlook
-from foretoken.types import Speculation
+from foretoken.types import FinishReason, Speculation
 
 _READING = 0.02
 """Share of the time that a sequence still needs in which a drafter may read all of it."""
@@ -60,6 +67,8 @@ class MadePlan:
     """Seconds that plain steps would have taken beyond those that were measured."""
     accepted: dict[str, int] = field(default_factory=dict)
     """Drafts of each request that were accepted."""
+    below_floor: frozenset[str] = frozenset()
+    """Drafters that were no choice, since too little of them was accepted."""
     unguarded: float = 0.0
     """Tokens per second of the best plan that lets some wait for others."""
     weighed: tuple[Scene, list[DraftOption]] | None = None
@@ -129,6 +138,8 @@ class Planner:
         self.forgone_tokens = 0.0
         """Tokens that were not written so that nobody is made slower."""
         self._caps = caps
+        floors = {d.name: d.floor for d in drafters}
+        self._floors = {name: floor for name, floor in floors.items() if floor is not None}
         self._requests: dict[str, TrackedRequest] = {}
 
     @property
@@ -136,12 +147,17 @@ class Planner:
         """What the operator leaves of everything now."""
         return self._caps.operator
 
+    @property
+    def below_floor(self) -> frozenset[str]:
+        """Drafters that are no choice now: too little of their drafts was accepted."""
+        return frozenset(name for name, floor in self._floors.items() if floor.rests)
+
     def make(self, sequences: list[DecodingSequence], load: StepLoad) -> MadePlan:
         """The best plan for these sequences, or a trial that is due."""
         ids = [sequence.request.request_id for sequence in sequences]
         count = len(sequences)
         context = sum(sequence.num_tokens for sequence in sequences) / max(count, 1)
-        shape = _shape(count, load, context)
+        shape = step_shape(count, load, context)
         if not count:
             plan = DraftPlan(load=load, drafts=(), resting=self._resting(()))
             return MadePlan(plan, ids, shape, np.zeros(0), np.zeros(0))
@@ -150,9 +166,9 @@ class Planner:
         left_N = self._left(tracked)
         times = self._plain_times(shape, count)
         worth_s = _READING * times.plain_s * left_N
-        views = [
-            view_of(one, tracked, self._caps, worth_s, context) for one in self.drafters.values()
-        ]
+        below_floor = self.below_floor
+        able = [one for name, one in self.drafters.items() if name not in below_floor]
+        views = [view_of(one, tracked, self._caps, worth_s, context) for one in able]
         passing = [view for view in views if not self.drafters[view.name].facts.looks_up]
         lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
         allowed_s = self._allowed(tracked, gained_s, left_N, times.plain_s)
@@ -171,9 +187,7 @@ class Planner:
             row_s=scene.row_s(sum(lengths)),
             free_rows=0 if trial is not None or not free else scene.free_rows(found),
         )
-        drafts = tuple(lengths)
-        if forecast.free_rows:
-            drafts = budgets(sequences, lengths, lookups, self._caps, forecast.free_rows)
+        drafts = budgets(sequences, lengths, lookups, self._caps, forecast.free_rows)
         plan = DraftPlan(
             load=load,
             drafts=drafts,
@@ -183,13 +197,14 @@ class Planner:
             feeds=tuple(reading.feeds),
             resting=self._resting({*names, *reading.missing, *chosen.waking}),
             forecast=forecast,
-            wanted=any(view.most_N.any() for view in views),
+            wanted=bool(below_floor) or any(view.most_N.any() for view in views),
         )
         return MadePlan(
             plan, ids, shape, gained_s, scene.model_s,
             trial="" if trial is None else trial.of,
             missing=reading.missing,
-            chance_of_none=_chance_of_none(found, options),
+            chance_of_none=chance_of_none(found, options),
+            below_floor=below_floor,
             unguarded=found.unguarded,
             weighed=(scene, chosen.weighed),
         )  # fmt: skip
@@ -211,7 +226,7 @@ class Planner:
         for sequence in sequences:
             self._track(sequence)
         count = len(ids)
-        shape = _shape(count, load, made.shape.context)
+        shape = step_shape(count, load, made.shape.context)
         plain_s, prompt_s = self._plain_times(shape, count)
         lengths = tuple(length for length, _ in kept)
         drafts_s = max(before.seconds - before.plain_s, 0.0) if any(lengths) else 0.0
@@ -235,7 +250,8 @@ class Planner:
         )
         return MadePlan(
             plan, ids, shape, self.ledger.of(ids), np.zeros(0),
-            chance_of_none=made.chance_of_none, weighed=made.weighed,
+            chance_of_none=made.chance_of_none, below_floor=made.below_floor,
+            weighed=made.weighed,
         )  # fmt: skip
 
     def _choose(
@@ -297,7 +313,16 @@ class Planner:
         """Forget a request that ended; unknown ones are fine."""
         tracked = self._requests.pop(request_id, None)
         if tracked is not None:
-            self.lengths.ended(tracked.class_key, tracked.sequence.num_output)
+            self.lengths.ended(
+                tracked.class_key,
+                tracked.sequence.num_output,
+                cut=tracked.sequence.finish_reason is not FinishReason.STOP,
+                running=[
+                    one.sequence.num_output
+                    for one in self._requests.values()
+                    if one.class_key == tracked.class_key
+                ],
+            )
         self.acceptance.release(request_id)
         self.ledger.release(request_id)
 
@@ -316,7 +341,7 @@ class Planner:
         left = []
         for one in tracked:
             output, most = one.sequence.num_output, one.sequence.request.max_tokens
-            left.append(self.lengths.remaining(one.class_key, output, most))
+            left.append(self.lengths.remaining(one.class_key, output, max(most - output, 1)))
         return np.array(left)
 
     def _plain_times(self, shape: StepShape, count: int) -> _PlainTimes:
@@ -369,22 +394,3 @@ class Planner:
         return frozenset(
             name for name, one in self.drafters.items() if one.rests and name not in used
         )
-
-
-def _shape(count: int, load: StepLoad, context: float) -> StepShape:
-    """The step of this load without drafts, in which `count` sequences decode."""
-    return StepShape(
-        rows=count + load.num_prompt_tokens,
-        sequences=count + load.num_prefilling,
-        context=context,
-        prompt_rows=load.num_prompt_tokens,
-    )
-
-
-def _chance_of_none(found: Allocation, options: Seq[DraftOption]) -> float:
-    """That the first draft of every sequence is rejected."""
-    chance = 1.0
-    for place, chosen in enumerate(found.drafter_N.tolist()):
-        if chosen >= 0:
-            chance *= 1.0 - float(options[chosen].survival_NK[place, 0])
-    return min(max(chance, 0.01), 0.99)

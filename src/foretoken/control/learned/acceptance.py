@@ -10,7 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from math import inf, log
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -235,7 +235,7 @@ class LearnedAcceptance(AcceptanceModel):
             one.trials = [kept * count for count in one.trials]
             one.new = inf
 
-    def describe(self) -> dict[str, object]:
+    def describe(self) -> dict[str, dict[str, dict[str, Any]]]:
         """For each drafter and class: chances at depths 1, 2, 3-4, 5-8 and beyond, trials, running
         requests."""
         return {

@@ -34,31 +34,32 @@ class _ClassLengths:
         self.running: Sequence[int] = ()
         self.new = 1
         self.steps: list[int] = []
-        """Lengths at which the curve falls."""
+        """Lengths at which the curve falls, and the longest of all."""
         self.above: list[float] = [1.0]
         """Share of outputs longer than all steps before this one."""
         self.area: list[float] = [0.0]
         """Tokens beyond each step, times shares: the area below the curve."""
         self.reached: list[int] = [0]
-        """Outputs that ended at this step or a later one."""
+        """Outputs that are as long as this step, or longer."""
 
     def draw(self) -> None:
         """Work out the curve."""
         over = np.array(self.lengths, np.int64).reshape(-1, 2)
         ends = over[over[:, 1] == 1, 0]
         seen = np.sort(np.concatenate([over[:, 0], np.asarray(self.running, np.int64)]))
-        steps, counts = np.unique(ends, return_counts=True)
+        # Up to the longest that was cut or still runs the curve is known as well.
+        steps, counts = np.unique(np.append(ends, seen[-1:]), return_counts=True)
+        counts[-1] -= 1
         at_risk = len(seen) - np.searchsorted(seen, steps, "left")
         above = np.concatenate([[1.0], np.cumprod(1.0 - counts / at_risk)])
-        # Beyond the longest that ended nothing is known: those that got there go on for as long as
-        # they lasted.
-        last = float(steps[-1]) if len(steps) else 0.0
+        # Beyond it nothing is: those that got there go on for as long as they lasted.
+        last = float(steps[-1])
         tail = above[-1] * max(last, _FEWEST)
         pieces = np.diff(steps, append=last) * above[1:]
         self.steps = steps.tolist()
         self.above = above.tolist()
         self.area = [*(np.cumsum(pieces[::-1])[::-1] + tail).tolist(), tail]
-        self.reached = [*np.cumsum(counts[::-1])[::-1].tolist(), 0]
+        self.reached = [*at_risk.tolist(), 0]
         self.new = 0
 
     def remaining(self, num_output: int) -> tuple[float, int]:
@@ -81,18 +82,21 @@ class OutputLengths:
         """Nothing known yet."""
         self._classes: dict[str, _ClassLengths] = {}
 
-    def ended(self, class_key: str, num_output: int, *, cut: bool = False) -> None:
-        """An output of the class is over; `cut`: its limit or its user ended it, not the text."""
+    def ended(
+        self, class_key: str, num_output: int, *, cut: bool = False, running: Sequence[int] = ()
+    ) -> None:
+        """An output of the class is over.
+
+        Args:
+            class_key: of its request.
+            num_output: tokens that it has.
+            cut: its limit, its user or an error ended it, not the text.
+            running: tokens that the running outputs of the class have now.
+        """
         one = self._class(class_key)
         one.lengths.append((num_output, not cut))
+        one.running = running
         one.new += 1
-
-    def running(self, class_key: str, num_outputs: Sequence[int]) -> None:
-        """The running requests of the class have so many tokens; replaces what was said before."""
-        one = self._class(class_key)
-        if len(num_outputs) != len(one.running):
-            one.new += 1
-        one.running = num_outputs
 
     def remaining(self, class_key: str, num_output: int, most: int) -> float:
         """Tokens that a request with `num_output` is expected to write still, at most `most`.
