@@ -1,6 +1,8 @@
 """Costs that were learnt are written now and then, at the end, and never half."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ from foretoken.control.learned.cost_file import CostFile, SavedCosts
 from foretoken.control.learned.keeping import CostKeeper
 from tests.unit.test_cost_file import KEY
 
+ROOT = Path(__file__).parents[2]
 TIMED = [(StepShape(rows, rows, 32.0), 1e-3 + 1e-4 * rows) for rows in (1, 2, 4, 8, 16, 32)]
 
 
@@ -66,6 +69,28 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     engine.serve(61, 1.0)
     engine.serve(5, 1.0)
     engine.keeper.close()
+
+
+def test_a_killed_process_leaves_a_whole_file(tmp_path: Path) -> None:
+    """It does nothing but write and is killed in the middle of that."""
+    engine = Engine(tmp_path)
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from tests.unit.test_cost_keeping import Engine\n"
+        "engine = Engine(Path(sys.argv[1]))\n"
+        "while True:\n    engine.file.write(engine.known())\n    print('.', flush=True)\n"
+    )
+    for written in (1, 2, 5, 12):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)],
+            stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}"},
+        )  # fmt: skip
+        with child:
+            assert child.stdout is not None
+            for _ in range(written):
+                assert child.stdout.readline()
+            child.kill()
+        assert engine.file.read() == engine.known()
 
 
 def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
