@@ -118,9 +118,11 @@ def test_after_a_change_what_was_before_it_counts_no_more() -> None:
     for _ in range(8):
         found.observe("r", DRAFTER, 5, 0)
     assert first(found) < 0.25
-    found.observe_labels("r", DRAFTER, [False] * 16)
+    for _ in range(16):
+        found.observe("r", DRAFTER, 1, 0)
     assert first(found) < 0.1
-    found.observe_labels("r", DRAFTER, [True] * 16)
+    for _ in range(16):
+        found.observe("r", DRAFTER, 1, 1)
     assert found.chances(["r"], DRAFTER, 4)[0].min() > 0.8
 
 

@@ -313,16 +313,8 @@ class Planner:
         """Forget a request that ended; unknown ones are fine."""
         tracked = self._requests.pop(request_id, None)
         if tracked is not None:
-            self.lengths.ended(
-                tracked.class_key,
-                tracked.sequence.num_output,
-                cut=tracked.sequence.finish_reason is not FinishReason.STOP,
-                running=[
-                    one.sequence.num_output
-                    for one in self._requests.values()
-                    if one.class_key == tracked.class_key
-                ],
-            )
+            cut = tracked.sequence.finish_reason is not FinishReason.STOP
+            self.lengths.ended(tracked.class_key, tracked.sequence.num_output, cut=cut)
         self.acceptance.release(request_id)
         self.ledger.release(request_id)
 

@@ -209,14 +209,6 @@ class LearnedAcceptance(AcceptanceModel):
         track.step = self._step
         self._add(track, trials_of_draft(num_drafted, num_accepted), request_id)
 
-    def observe_labels(self, request_id: str, drafter: str, hits: Sequence[bool]) -> None:
-        """Whether the drafter would have guessed each of some committed tokens: trials of depth 1
-        that cost no verification."""
-        track = self._begun(drafter, request_id)
-        if track is not None:
-            for hit in hits:
-                self._add(track, trials_of_draft(1, int(hit)), request_id)
-
     def fade(self, request_ids: Sequence[str], drafter: str, steps: int) -> None:
         """These requests had no draft of it for so many steps: what they showed grows old."""
         owner = self._drafters.get(drafter)

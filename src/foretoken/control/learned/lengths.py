@@ -1,13 +1,11 @@
 """How many tokens a request will still write, from those that requests of its class wrote.
 
-Owns the lengths of outputs that ended lately and the tokens that running ones have so far. An
-output that runs, or was cut off by its limit or by its user, is longer than what it shows: it is
-counted as such (Kaplan and Meier 1958). Knows no text.
+Owns the lengths of outputs that are over. One that was cut off by its limit or its user is longer
+than what it shows, and is counted as such (Kaplan and Meier 1958). Knows no text.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -31,7 +29,6 @@ class _ClassLengths:
     def __init__(self) -> None:
         self.lengths: deque[tuple[int, bool]] = deque(maxlen=_KEPT)
         """Tokens of outputs that are over; whether they ended by themselves."""
-        self.running: Sequence[int] = ()
         self.new = 1
         self.steps: list[int] = []
         """Lengths at which the curve falls, and the longest of all."""
@@ -46,8 +43,8 @@ class _ClassLengths:
         """Work out the curve."""
         over = np.array(self.lengths, np.int64).reshape(-1, 2)
         ends = over[over[:, 1] == 1, 0]
-        seen = np.sort(np.concatenate([over[:, 0], np.asarray(self.running, np.int64)]))
-        # Up to the longest that was cut or still runs the curve is known as well.
+        seen = np.sort(over[:, 0])
+        # Up to the longest that was cut the curve is known as well.
         steps, counts = np.unique(np.append(ends, seen[-1:]), return_counts=True)
         counts[-1] -= 1
         at_risk = len(seen) - np.searchsorted(seen, steps, "left")
@@ -82,20 +79,11 @@ class OutputLengths:
         """Nothing known yet."""
         self._classes: dict[str, _ClassLengths] = {}
 
-    def ended(
-        self, class_key: str, num_output: int, *, cut: bool = False, running: Sequence[int] = ()
-    ) -> None:
-        """An output of the class is over.
-
-        Args:
-            class_key: of its request.
-            num_output: tokens that it has.
-            cut: its limit, its user or an error ended it, not the text.
-            running: tokens that the running outputs of the class have now.
-        """
+    def ended(self, class_key: str, num_output: int, *, cut: bool = False) -> None:
+        """An output of the class is over; `cut`: its limit, its user or an error ended it, not the
+        text."""
         one = self._class(class_key)
         one.lengths.append((num_output, not cut))
-        one.running = running
         one.new += 1
 
     def remaining(self, class_key: str, num_output: int, most: int) -> float:
