@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from never_slower_arms import BESIDE, Arm, counters
-from never_slower_bars import SPEEDS, single
+from never_slower_bars import SPEEDS, compare, single
 from never_slower_bench import CHOOSING, MEASURED, Bench
 from never_slower_load import Ask, Crowd, Reply, Round
 from never_slower_steps import VARIABLE, learn, steps_of
@@ -39,9 +39,11 @@ SHORT = 4
 class _Seen:
     """What the simulator is taught from: rounds with other prompts than those that are compared."""
 
-    spans: list[tuple[float, float]] = field(default_factory=list)
-    """When they began and ended."""
+    spans: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    """By load: when they began and ended."""
     rounds: list[WatchedRound] = field(default_factory=list)
+    by_arm: dict[tuple[int, str], list[Round]] = field(default_factory=dict)
+    """By load and arm, in turns."""
     accepted: dict[float, list[int]] = field(default_factory=dict)
     """By temperature: accepted drafts of each step that had the most."""
 
@@ -77,8 +79,11 @@ def simulated(bench: Bench) -> dict[str, Any]:
             choosing = size.crowd(bench, CHOOSING + turn * MANY, {})
             sources = {"token_sources": True, "return_token_ids": False}
             shown = size.crowd(bench, CHOOSING + turn * MANY, sources)
-            for arm in arms:
-                _teach(bench, seen, arm, shown if arm.name == full.name else choosing)
+            for arm in in_turn(arms, turn):
+                _teach(bench, seen, arm, choosing)
+            # These events are longer, and so is what they take: no part of what is taught.
+            for reply in bench.ask(full, shown).replies:
+                _add_accepted(seen.accepted, reply, bench.most)
             measured = size.crowd(bench, MEASURED + turn * MANY, {})
             for arm in in_turn(arms, turn):
                 real[size.load][arm.name].append(bench.ask(arm, measured))
@@ -86,18 +91,26 @@ def simulated(bench: Bench) -> dict[str, Any]:
     tokens, page = bench.servers.kv_tokens(control.spec), 32
     for arm in found:
         bench.servers.stop(arm.spec)  # which writes its steps down
-    machine = _machine(bench, seen, found)
-    classes = _classes(seen.accepted, bench.most, machine.drafters[0].name)
+    server = measured_server_cost(seen.rounds)
+    print(f"\nbetween steps {1e6 * server.step_s:.0f} us and {1e6 * server.token_s:.0f} us for "
+          f"each token; a request is on its way for {1e3 * server.request_s:.2f} ms")  # fmt: skip
+    machines = {
+        one.load: replace(_machine(bench, seen.spans[one.load], found), server=server)
+        for one in sizes
+    }
+    names = {one.name for machine in machines.values() for one in machine.drafters}
+    classes = _classes(seen.accepted, bench.most, *names)
     limits = ServingLimits(num_pages=tokens // page, page_size=page)
-    results: dict[str, Any] = {"server": machine.server, "classes": classes}
+    results: dict[str, Any] = {"server": server, "classes": classes}
     for size in sizes:
-        print(f"\nsimulated, {size.load} in flight, {size.count} requests a round: tokens/s, "
-              f"TTFT and TPOT P50 in ms, real / simulated")  # fmt: skip
+        print(f"\nsimulated, {size.count} requests a round; real / simulated, medians")
         for arm in arms:
             rounds = real[size.load][arm.name]
+            machine = machines[size.load]
             runs = _runs(_simulated_arm(arm), machine, classes, size.load, rounds, limits)
+            taught = seen.by_arm[size.load, arm.name][-len(rounds) :]
             results[f"{size.load} in flight, {arm.name}"] = _compared(
-                bench, arm, size, rounds, runs
+                bench, f"{size.load} in flight, {arm.name}", rounds, taught, runs
             )
     return results
 
@@ -123,8 +136,9 @@ def _teach(bench: Bench, seen: _Seen, arm: Arm, crowds: Sequence[Crowd]) -> None
         return sum(counters(after, name).values()) - sum(counters(before, name).values())
 
     ended_s = max(reply.at_s[-1] for reply in found.replies)
-    seen.spans.append((found.began_s, ended_s))
-    alone = len(found.replies) if sum(crowd.clients for crowd in crowds) == 1 else 0
+    load = sum(crowd.clients for crowd in crowds)
+    seen.spans.setdefault(load, []).append((found.began_s, ended_s))
+    alone = len(found.replies) if load == 1 else 0
     seen.rounds.append(
         WatchedRound(
             seconds=ended_s - found.began_s,
@@ -134,9 +148,7 @@ def _teach(bench: Bench, seen: _Seen, arm: Arm, crowds: Sequence[Crowd]) -> None
             requests_alone=alone,
         )
     )
-    for reply in found.replies:
-        if reply.positions:
-            _add_accepted(seen.accepted, reply, bench.most)
+    seen.by_arm.setdefault((load, arm.name), []).append(found)
 
 
 def _short(bench: Bench) -> list[Ask]:
@@ -171,21 +183,21 @@ def _classes(
     return tuple(classes)
 
 
-def _machine(bench: Bench, seen: _Seen, arms: Sequence[Arm]) -> SimulatedMachine:
-    """What the steps of these rounds teach."""
+def _machine(
+    bench: Bench, spans: Sequence[tuple[float, float]], arms: Sequence[Arm]
+) -> SimulatedMachine:
+    """What the steps of one load teach: learnt costs fade, and tell of the last load alone."""
     [kept] = (bench.scratch / "costs").rglob("*.json")
     steps = [
         step
         for arm in arms
         for step in steps_of(bench.scratch / f"{arm.name}.steps")
-        if any(began <= step.at_s <= ended for began, ended in seen.spans)
+        if any(began <= step.at_s <= ended for began, ended in spans)
     ]
-    machine, server = learn(steps, kept), measured_server_cost(seen.rounds)
-    print(f"\nlearnt from {len(steps)} steps; between steps {1e6 * server.step_s:.0f} us and "
-          f"{1e6 * server.token_s:.0f} us a token; a request is on its way for "
-          f"{1e3 * server.request_s:.2f} ms")  # fmt: skip
-    drafters = tuple(replace(one, most=bench.most) for one in machine.drafters)
-    return replace(machine, drafters=drafters, server=server)
+    machine = learn(steps, kept)
+    return replace(
+        machine, drafters=tuple(replace(one, most=bench.most) for one in machine.drafters)
+    )
 
 
 def _simulated_arm(arm: Arm) -> SimulatedArm:
@@ -225,21 +237,32 @@ def _runs(
 
 
 def _compared(
-    bench: Bench, arm: Arm, size: _Sized, real: Sequence[Round], runs: Sequence[SimulatedRun]
+    bench: Bench,
+    where: str,
+    real: Sequence[Round],
+    taught: Sequence[Round],
+    runs: Sequence[SimulatedRun],
 ) -> dict[str, Any]:
-    """Print both, and hold the throughput against the bar."""
+    """Print both, and hold the throughput against the bar.
+
+    How much the same server differed between the rounds that taught and these is the resolution.
+    """
     asked = [request for run in runs for request in run.requests]
-    simulated_s = {
+    speeds = {
         "throughput": statistics.median(run.full_tokens_per_s for run in runs),
         "TTFT P50": 1.0 / float(np.median([request.ttft for request in asked])),
         "TPOT P50": 1.0 / float(np.median([request.tpot for request in asked])),
     }
-    both = {name: (SPEEDS[name](real), speed) for name, speed in simulated_s.items()}
+    both = {name: (SPEEDS[name](real), speed) for name, speed in speeds.items()}
     rate, first, each = both["throughput"], both["TTFT P50"], both["TPOT P50"]
-    print(f"  {arm.name:10}{rate[0]:8.0f} /{rate[1]:7.0f}"
-          f"{1e3 / first[0]:9.2f} /{1e3 / first[1]:7.2f}"
-          f"{1e3 / each[0]:9.3f} /{1e3 / each[1]:7.3f}")  # fmt: skip
+    before = SPEEDS["throughput"](taught)
+    print(f"  {where}: {rate[0]:.0f} / {rate[1]:.0f} tokens/s ({before:.0f} in what taught), TTFT "
+          f"{1e3 / first[0]:.2f} / {1e3 / first[1]:.2f}, TPOT {1e3 / each[0]:.3f} / "
+          f"{1e3 / each[1]:.3f} ms")  # fmt: skip
     ratio = rate[1] / rate[0]
-    what = f"{size.load} in flight, {arm.name}, simulated {ratio:.3f} of real, agreement"
-    bench.bar("simulated", what, single(min(ratio, 1.0 / ratio)), (NEAR, None), None)
-    return {name: {"real": one[0], "simulated": one[1]} for name, one in both.items()}
+    agreement = single(min(ratio, 1.0 / ratio))
+    apart = compare("throughput", taught, real)
+    what = f"{where}, simulated {ratio:.3f} of real, agreement"
+    bench.bar("simulated", what, agreement, (NEAR, None), single(max(apart.value, 1 / apart.value)))
+    found = {name: {"real": one[0], "simulated": one[1]} for name, one in both.items()}
+    return {**found, "rounds that taught over these": apart}
