@@ -14,7 +14,8 @@ the bar but within. Clients are one light process on the same cores; its share i
 Cases: steady (constant number in flight), retrieval (long prompts, short answers), mix (two classes
 in a batch), useless (a drafter that is never right), drift (acceptance 0.9, 0, 0.9 in an answer),
 json (all requests with a schema), ramp (1, 64 and 1 clients), contexts (long ones), resting (all
-drafters off), deciding (what deciding takes of a step).
+drafters off), deciding (what deciding takes of a step), simulated (does the simulator say what the
+servers do?).
 """
 
 import argparse
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import never_slower_cases as cases
+import never_slower_simulated as simulated
 import never_slower_steered as steered
 from common import Goal, announce, at_most, finish, make_parser
 from never_slower_arms import Pair, Servers, demo_pair, folder_pair
@@ -102,6 +104,11 @@ def _drift_s(given: argparse.Namespace, pair: Pair) -> float:
     return float(sum(tokens * max(load, 4) / pair.rows_per_s for load in loads)) + 20
 
 
+def _simulated_s(given: argparse.Namespace, pair: Pair) -> float:
+    each = (len(given.lengths) + 5) * int(given.repeats) + 2
+    return _rounds_s(given, pair, given.simulated_loads, each) + 20
+
+
 def _ramp_s(given: argparse.Namespace, pair: Pair) -> float:
     return float(9 * (given.window_repeats + 0.2) * (given.window_s + 0.2))
 
@@ -124,6 +131,7 @@ CASES: dict[str, Case] = {
     "contexts": Case(cases.contexts, _contexts_s),
     "resting": Case(cases.resting, lambda g, p: _three_arms_s(g, p, g.resting_loads) + 10),
     "deciding": Case(deciding, lambda g, p: 20.0),
+    "simulated": Case(simulated.simulated, _simulated_s),
 }
 USUAL: dict[bool, dict[str, Any]] = {
     True: {
@@ -157,6 +165,7 @@ LOADS: dict[str, list[int] | None] = {
     "useless": [1, 8, 64],
     "drift": [1, 8],
     "resting": [1, 8, 64],
+    "simulated": [1, 8, 64],
 }
 """Requests in flight of the other cases; None: as is usual for the pair."""
 
@@ -175,12 +184,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--round-s", type=float, help="about how long a round lasts")
     parser.add_argument("--choosing-rounds", type=int, help="for each fixed length")
     parser.add_argument("--warm-up-rounds", type=int, help="of control at each load")
-    for case in ("retrieval", "context", "json", "useless", "drift", "resting"):
-        default = {"drift": [1, 8], "json": [1, 16, 64]}.get(case, [1, 8, 64])
-        own = case in ("retrieval", "context")
-        parser.add_argument(
-            f"--{case}-loads", nargs="+", type=int, default=None if own else default
-        )
+    for case, loads in LOADS.items():
+        parser.add_argument(f"--{case}-loads", nargs="+", type=int, default=loads)
     parser.add_argument("--mix-load", type=int, default=8, help="half of each class")
     parser.add_argument("--retrieval-tokens", type=int, default=2000)
     parser.add_argument("--context-tokens", type=int, default=8000)

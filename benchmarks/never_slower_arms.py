@@ -32,6 +32,11 @@ CHARACTERS = 600_000
 """Of held-out code that prompts are cut from."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
+BESIDE = (
+    "PYTHONPATH",
+    os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+)
+"""The variable by which a server finds the modules of this folder."""
 DRAFTING = dict(find_method("draft_model").demo or {})
 """What drafts for the packaged target: the other half of the pair."""
 
@@ -42,6 +47,8 @@ class ServerSpec:
 
     options: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
+    module: str = "foretoken"
+    """What is run; it takes the command line of `foretoken`."""
     copy: int = 0
     """A second server that is told the same."""
 
@@ -113,8 +120,7 @@ class Pair:
 
     def steered(self, streams: Path, most: int, *options: str) -> ServerSpec:
         """A server whose drafter does what a file says."""
-        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        env = (VARIABLE, str(streams)), ("PYTHONPATH", path)
+        env = (VARIABLE, str(streams)), BESIDE
         spec = self.drafted({**METHOD, "num_speculative_tokens": most}, *options)
         return replace(spec, env=env)
 
@@ -204,10 +210,16 @@ class Servers:
             while len(self._running) >= self.pair.most_servers:
                 self._running.popitem(last=False)[1][1].close()
             stack = ExitStack()
-            server = demo_server(*spec.options, model=self.pair.target, env=dict(spec.env))
+            server = demo_server(
+                *spec.options, model=self.pair.target, env=dict(spec.env), module=spec.module
+            )
             self._running[spec] = stack.enter_context(server), stack
         self._running.move_to_end(spec)
         return self._running[spec][0].url
+
+    def stop(self, spec: ServerSpec) -> None:
+        """End one that runs, as its operator would."""
+        self._running.pop(spec)[1].close()
 
     def ask(self, arm: Arm, crowds: Sequence[Crowd]) -> Round:
         """A round of one arm, while the others wait."""

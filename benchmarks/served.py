@@ -42,14 +42,19 @@ class DemoServer:
 
 @contextmanager
 def demo_server(
-    *options: str, model: str = "demo", env: Mapping[str, str] | None = None
+    *options: str,
+    model: str = "demo",
+    env: Mapping[str, str] | None = None,
+    module: str = "foretoken",
 ) -> Iterator[DemoServer]:
     """`foretoken serve` of the packaged target, or another, with `options` on any free port.
+
+    Another `module` is run in place of Foretoken's command line.
 
     Raises:
         SystemExit: it does not start.
     """
-    command = [sys.executable, "-m", "foretoken", "serve", model, "--port", "0", *options]
+    command = [sys.executable, "-m", module, "serve", model, "--port", "0", *options]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     process = subprocess.Popen(
         command,

@@ -19,7 +19,7 @@ from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
 from foretoken.control.plan import StepLoad
 from foretoken.lab.report.canvas import FAINT, GRID, INK, SERIES, as_svg, house_style, plain_log
 from foretoken.lab.simulate.machine import TableCost
-from foretoken.types import Request, SamplingParams
+from foretoken.types import FinishReason, Request, SamplingParams
 
 PICTURE = Path(__file__).parents[1] / "docs" / "control.svg"
 TARGET = TableCost(((1, 0.030), (16, 0.066), (64, 0.200)))
@@ -41,6 +41,7 @@ class Decoding:
     num_tokens: int = 600
     num_output: int = 500
     num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
 
 
 def main() -> None:

@@ -3,16 +3,19 @@
 Three ways: as the settings say, as a few lengths were measured at each load, or adaptive control.
 """
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from foretoken.config import ResolvedConfig, SpeculativeConfig
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.planner import Planner
 from foretoken.control.budget import LivePolicy, LoadLimit, RequestBudget
+from foretoken.control.failsafe import Failsafe
 from foretoken.control.learned.acceptance import LearnedAcceptance
+from foretoken.control.learned.keeping import CostKeeper
 from foretoken.control.measured import MeasuredLimit
 from foretoken.control.plan import DraftPlanner
 from foretoken.control.report.journal import ControlJournal
@@ -20,7 +23,7 @@ from foretoken.control.report.reasons import by_plan, by_settings, by_trial, wit
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.pool import PagePool
 from foretoken.proposers.choose.drafters import Drafters, draft_outcomes
-from foretoken.proposers.costs import Timed, find_costs, seconds_for_timing
+from foretoken.proposers.costs import EngineCosts, Timed, find_costs, seconds_for_timing
 from foretoken.proposers.method import FoundDrafter
 from foretoken.runtime.batch import Batch
 from foretoken.runtime.runner import Runner
@@ -56,15 +59,20 @@ class Decider:
     observers: tuple[StepObserver, ...]
     """Told about every step."""
     live: LivePolicy
+    release: Callable[[str], None]
+    """Forgets a request that ended; unknown ids are fine."""
     measured: MeasuredLimit | None = None
     control: AdaptiveControl | None = None
+    costs: EngineCosts | None = None
+    """What control learns of times; None: nobody does."""
     journal: ControlJournal | None = None
     """What was decided; None: nothing drafts."""
 
-    def release(self, request_id: str) -> None:
-        """Forget a request that ended; unknown ids are fine."""
-        if self.control is not None:
-            self.control.release(request_id)
+    def models(self) -> dict[str, Any] | None:
+        """What control has learnt, and where its costs were from; None: it learns nothing."""
+        if self.control is None or self.costs is None:
+            return None
+        return {"costs": self.costs.source, **self.control.models()}
 
 
 def decide_how(parts: FoundParts) -> Decider:
@@ -76,20 +84,49 @@ def decide_how(parts: FoundParts) -> Decider:
     measured = MeasuredLimit(max(limits.values())) if way == "measured" else None
     limit = measured or _load_limit(user.speculative_config)
     budget = RequestBudget(limits, limit, live, limits_free=measured is None)
-    control = _control(parts, budget) if way == "adaptive" else None
+    costs = _costs(parts) if way == "adaptive" else None
+    control = None if costs is None else _control(parts, budget, costs)
     journal = _journal(way, drafters, measured, control) if limits else None
+    keeper = None if costs is None else costs.keeper()
+    if keeper is not None:
+        # Nobody closes an engine; it is collected, or the process ends.
+        weakref.finalize(control, keeper.close)
+    learn = _learner(drafters, measured, control, journal, keeper)
+    failsafe = Failsafe(
+        budget.plan if control is None else control.plan,
+        tuple(limits),
+        say=_nobody if journal is None else journal.fail,
+    )
     return Decider(
-        plan=budget.plan if control is None else control.plan,
-        observers=_learners(drafters, measured, control, journal),
+        plan=failsafe.plan,
+        observers=(failsafe.guarded(learn),),
         live=live,
+        release=_nobody if control is None else failsafe.guarded(control.release),
         measured=measured,
         control=control,
+        costs=costs,
         journal=journal,
     )
 
 
-def _control(parts: FoundParts, budget: RequestBudget) -> AdaptiveControl:
-    """Adaptive control, with what is known or can be timed of costs."""
+def _nobody(_: str) -> None:
+    """There is nobody to tell."""
+
+
+def _costs(parts: FoundParts) -> EngineCosts:
+    """What an earlier process learnt or can be timed now."""
+    timed = Timed(
+        config=parts.config,
+        runner=parts.runner,
+        members=parts.drafters.members,
+        pool=parts.pool,
+        threads=parts.threads,
+    )
+    return find_costs(timed, most_seconds=seconds_for_timing())
+
+
+def _control(parts: FoundParts, budget: RequestBudget, costs: EngineCosts) -> AdaptiveControl:
+    """Adaptive control, which learns from what is known of costs on."""
     members = parts.drafters.members
     facts = [
         DrafterFacts(
@@ -99,18 +136,10 @@ def _control(parts: FoundParts, budget: RequestBudget) -> AdaptiveControl:
             missing=member.proposer.num_missing,
             max_window=member.proposer.max_window,
             reads_features=name in parts.found and bool(parts.found[name].points),
+            floor=member.floor,
         )
         for name, member in members.items()
     ]
-    timed = Timed(
-        config=parts.config,
-        runner=parts.runner,
-        members=members,
-        pool=parts.pool,
-        threads=parts.threads,
-    )
-    costs = find_costs(timed, most_seconds=seconds_for_timing())
-    costs.target.expect_host_time()
     usual = _usual_acceptance(parts.config.user.speculative_config)
     acceptance = LearnedAcceptance({name: usual.get(name, _USUAL_CHANCE) for name in members})
     return AdaptiveControl(Planner(budget, facts, costs.target, costs.drafters, acceptance))
@@ -133,25 +162,30 @@ def _load_limit(speculative: SpeculativeConfig | None) -> LoadLimit | None:
     return None
 
 
-def _learners(
+def _learner(
     drafters: Drafters,
     measured: MeasuredLimit | None,
     control: AdaptiveControl | None,
     journal: ControlJournal | None,
-) -> tuple[StepObserver, ...]:
-    """Whoever learns from a step: they are given its plan, its outcome and its times."""
+    keeper: CostKeeper | None,
+) -> StepObserver:
+    """Whoever learns from a step, one after another: they are given its plan, its outcome and its
+    times."""
     if journal is None:
-        return (drafters.observe,)
+        return drafters.observe
 
     def observe(batch: Batch, verification: Verification, stats: StepStats) -> None:
+        drafters.observe(batch, verification, stats)
         outcomes = draft_outcomes(batch, verification) if stats.num_drafts else ()
         journal.observe(batch.plan, outcomes, stats)
         if measured is not None:
             measured.observe(batch.plan, stats)
         if control is not None:
             control.observe(batch.plan, outcomes, stats)
+        if keeper is not None:
+            keeper.passed(stats.total_s)
 
-    return drafters.observe, observe
+    return observe
 
 
 def _journal(

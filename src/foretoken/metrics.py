@@ -72,6 +72,7 @@ class _Totals:
     num_steps: int = 0
     drafting_s: float = 0.0
     verifying_s: float = 0.0
+    step_s: float = 0.0
 
     def add(self, stats: StepStats) -> None:
         self.num_drafts += stats.num_drafts
@@ -81,6 +82,7 @@ class _Totals:
         self.num_steps += 1
         self.drafting_s += stats.drafting_s
         self.verifying_s += stats.verifying_s
+        self.step_s += stats.total_s
 
     def join(self, other: "_Totals") -> None:
         for name in self.__slots__:
@@ -231,6 +233,7 @@ class EngineMetrics:
             "foretoken:engine_steps": t.num_steps,
             "foretoken:drafting_seconds": t.drafting_s,
             "foretoken:verifying_seconds": t.verifying_s,
+            "foretoken:step_seconds": t.step_s,
             "foretoken:wasted_draft_tokens": t.num_draft_tokens - t.num_accepted_tokens,
             "foretoken:decoding_seconds": self.plain.measured_s,
             "foretoken:plain_decoding_seconds_estimate": self.plain.estimated_s,

@@ -1,6 +1,7 @@
 """Costs of real engines on the packaged models: timed before anything is served, and kept."""
 
 import dataclasses
+import gc
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from foretoken.assembly import build_engine
 from foretoken.cli.app import app
 from foretoken.config import EngineConfig
+from foretoken.control.learned import keeping
 from foretoken.engine import Engine
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context
@@ -108,6 +110,38 @@ def test_no_time_and_no_file_is_a_data_sheet(tmp_path: Path) -> None:
     assert costs.source == "promised"
     assert not costs.timed
     assert costs.drafters["draft_model"].drafting(4, 2, 32.0)[2] > 0.0
+
+
+def test_what_an_engine_learns_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it goes, what it learnt takes the place of what was timed at its start."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("FORETOKEN_TIMING_SECONDS", "0.5")
+    monkeypatch.setattr(keeping, "_LEAST_S", 0.0)
+    engine = build(DRAFTERS[0])
+    costs = engine.parts.deciding.costs
+    assert costs is not None and costs.source == "timed"
+    before = costs.file.read()
+    assert before is not None and before.target["passes_only"]
+    for _ in range(12):
+        generate(engine)
+    assert costs.file.read() == before, "no step has written"
+    del engine
+    gc.collect()
+    after = costs.file.read()
+    assert after is not None
+    assert after.timed == before.timed and after.target != before.target
+
+
+def test_info_times_no_longer_than_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for speculation in ("auto", "none"):
+        shown = ["info", "demo", "--costs", "--json", "--speculative-config", speculation]
+        result = CliRunner().invoke(app, shown)
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout.splitlines()[-1])["source"] == "promised"
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_info_shows_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.planner import Planner
 from foretoken.control.budget import LivePolicy, RequestBudget
 from foretoken.control.cost import StepShape
+from foretoken.control.floor import AcceptanceFloor
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
 from foretoken.control.plan import DraftOutcome, StepLoad
-from foretoken.types import DraftingTime, Request, SamplingParams, StepStats
+from foretoken.types import DraftingTime, FinishReason, Request, SamplingParams, StepStats
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 
@@ -25,6 +26,7 @@ class Running:
     request: Request
     num_output: int = 1
     num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
     read: int = 0
     """Tokens that the drafter has read."""
 
@@ -79,9 +81,15 @@ class Batch:
     """Steps of some sequences under control, with one drafter."""
 
     def __init__(
-        self, world: World, chance: Callable[[Running, int], float], *, most: int = 5
+        self,
+        world: World,
+        chance: Callable[[Running, int], float],
+        *,
+        most: int = 5,
+        floor: AcceptanceFloor | None = None,
     ) -> None:
         """`chance`: of a draft of a sequence in a step, given that all before it were accepted."""
+        self.floor = floor
         self.world, self.chance, self.most = world, chance, most
         self.clock = 0.0
         self.live = LivePolicy()
@@ -95,7 +103,9 @@ class Batch:
             if s.passes or s.fed_rows
         ]
         costs = {"draft": DrafterCost(known, sd=0.1, machine=target)}
-        facts = DrafterFacts(name="draft", most=most, missing=lambda s: s.num_tokens - s.read)
+        facts = DrafterFacts(
+            name="draft", most=most, missing=lambda s: s.num_tokens - s.read, floor=floor
+        )
         planner = Planner(
             RequestBudget({"draft": most}, live=self.live),
             [facts],
@@ -157,6 +167,8 @@ class Batch:
             num_sampled=count,
             drafters=(timed,) if outcomes or fed else (),
         )
+        if self.floor is not None:
+            self.floor.observe("draft", outcomes)
         self.control.observe(plan, outcomes, stats)
         self.clock += stats.total_s
         self.plain += self.world.target_s(count + prompt) * (count + accepted) / count

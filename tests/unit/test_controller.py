@@ -3,6 +3,8 @@
 import pytest
 
 from foretoken.control.budget import LivePolicy
+from foretoken.control.floor import FIRST_REST, AcceptanceFloor
+from foretoken.control.plan import StepLoad
 from foretoken.types import Speculation
 from tests.unit.control_fakes import Batch, Running, World, running
 
@@ -148,3 +150,23 @@ def test_a_drafter_at_rest_says_what_its_best_length_would_come_to() -> None:
     assert batch.control.outlook("nobody") is None
     assert batch.control.facts()["forgone_tokens"] >= 0.0
     assert [one["rows"] for one in batch.control.step_by_rows()] == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_a_drafter_below_its_floor_is_no_choice_and_no_trial() -> None:
+    """At 0.8 drafts pay; the user wants none below 0.9 all the same."""
+    floor = AcceptanceFloor(0.9)
+    batch = Batch(World(), lambda sequence, step: 0.8, floor=floor)
+    sequences = [running("a"), running("b")]
+    while not floor.rests:
+        batch.step(sequences)
+    assert sum(map(sum, batch.lengths))
+    plan = batch.control.plan(sequences, StepLoad(num_decoding=2, num_prefilling=0, num_waiting=0))
+    assert plan.lengths == (0, 0), "the plan of before holds no more"
+    assert plan.wanted, "the journal is to say that it rests"
+    before = batch.control.facts()["trials_s"]
+    batch.run(sequences, FIRST_REST - 1)
+    assert not any(map(sum, batch.lengths[1 - FIRST_REST :]))
+    assert batch.control.facts()["trials_s"] == before
+    assert batch.control.outlook("draft") is None
+    batch.run(sequences, 60)
+    assert sum(map(sum, batch.lengths[-60:])), "its rest is over"

@@ -94,9 +94,3 @@ def test_a_request_that_was_not() -> None:
         "no step drafted: the request asked for none"
     )
     assert explain.of_request(METRICS, 20, "") == "no step drafted"
-
-
-def test_errors_count_alike_in_both_directions() -> None:
-    assert explain.error_of([1.0, 2.0, 0.5]) == (1.0, 1.0)
-    assert list(explain.error_of([1.1] * 9 + [3.0])) == pytest.approx([0.1, 0.1])
-    assert explain.error_of([1.0]) == (0.0, 0.0)

@@ -118,9 +118,11 @@ def test_after_a_change_what_was_before_it_counts_no_more() -> None:
     for _ in range(8):
         found.observe("r", DRAFTER, 5, 0)
     assert first(found) < 0.25
-    found.observe_labels("r", DRAFTER, [False] * 16)
+    for _ in range(16):
+        found.observe("r", DRAFTER, 1, 0)
     assert first(found) < 0.1
-    found.observe_labels("r", DRAFTER, [True] * 16)
+    for _ in range(16):
+        found.observe("r", DRAFTER, 1, 1)
     assert found.chances(["r"], DRAFTER, 4)[0].min() > 0.8
 
 
@@ -188,7 +190,7 @@ def test_released_requests_leave_no_memory() -> None:
         found.observe(f"x{i}", DRAFTER, 2, 1)  # its last step, told after its end
     assert found._rows.in_use == rows
     assert len(found._class_keys) == 1
-    assert found.describe()[DRAFTER]["c"]["requests"] == 1  # type: ignore[index]
+    assert found.describe()[DRAFTER]["c"]["requests"] == 1
 
 
 def test_classes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:

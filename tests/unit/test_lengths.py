@@ -1,4 +1,4 @@
-"""How long an output will still be: running ones count as longer than they are."""
+"""How long an output will still be: those that were cut count as longer than they are."""
 
 import numpy as np
 import pytest
@@ -39,22 +39,29 @@ def test_residual_life_is_that_of_the_law(num_output: int) -> None:
     assert left(lengths, "c", num_output, 10_000) == pytest.approx(100, rel=0.25)
 
 
-def test_running_and_cut_outputs_count_as_longer() -> None:
+def test_cut_outputs_count_as_longer() -> None:
     """Of 64 that began together the short ones end first; their mean would say 20."""
     rng = np.random.default_rng(1)
-    pooled, honest, cut = OutputLengths(), OutputLengths(), OutputLengths()
+    pooled, cut = OutputLengths(), OutputLengths()
     drawn = [int(length) for length in rng.geometric(0.01, 256)]
     for length in drawn:
-        for each in (pooled, honest, cut):
+        for each in (pooled, cut):
             if length <= 40:
                 each.ended("c", length)
         if length > 40:
             cut.ended("c", 40, cut=True)
-    honest.running("c", [40] * sum(length > 40 for length in drawn))
     truth = 100.0
     assert left(pooled, "c", 0, 10_000) < 0.3 * truth
-    assert left(honest, "c", 0, 10_000) > 0.5 * truth
-    assert left(cut, "c", 0, 10_000) == left(honest, "c", 0, 10_000)
+    assert left(cut, "c", 0, 10_000) > 0.5 * truth
+
+
+def test_outputs_that_their_limit_cut_tell_how_long_others_last() -> None:
+    lengths = OutputLengths()
+    for _ in range(50):
+        lengths.ended("c", 64, cut=True)
+    # None of them ended before 64 tokens: one with the same limit will get there too.
+    assert left(lengths, "c", 4, 60) == 60
+    assert left(lengths, "c", 4, 1000) == pytest.approx(60 + 64, rel=0.1)
 
 
 def test_many_are_asked_for_at_once() -> None:

@@ -57,6 +57,7 @@ def test_totals_and_positions() -> None:
     assert values["vllm:spec_decode_num_accepted_tokens"] == 6
     assert values["foretoken:drafting_seconds"] == 0.5
     assert values["foretoken:verifying_seconds"] == 1.0
+    assert values["foretoken:step_seconds"] == 2.0
     assert values["foretoken:acceptance_length"] == 3.0
     assert values["foretoken:draft_acceptance_rate"] == pytest.approx(6 / 9)
     per_pos = read["vllm:spec_decode_num_accepted_tokens_per_pos"]

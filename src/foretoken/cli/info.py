@@ -176,9 +176,11 @@ def _show_costs(config: EngineConfig, *, as_json: bool) -> None:
 
 def _find_costs(config: EngineConfig) -> "EngineCosts":
     from foretoken.assembly import build_engine
-    from foretoken.proposers.costs import Timed, find_costs
+    from foretoken.proposers.costs import Timed, find_costs, seconds_for_timing
 
     parts = build_engine(config).parts
+    if parts.deciding.costs is not None:
+        return parts.deciding.costs
     return find_costs(
         Timed(
             config=parts.config,
@@ -186,7 +188,8 @@ def _find_costs(config: EngineConfig) -> "EngineCosts":
             members=getattr(parts.proposer, "members", {}),
             pool=parts.scheduler.pool,
             threads=parts.threads,
-        )
+        ),
+        most_seconds=seconds_for_timing(),
     )
 
 

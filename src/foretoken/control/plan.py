@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-from foretoken.types import Request
+from foretoken.types import FinishReason, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,10 @@ class DecodingSequence(Protocol):
     @property
     def num_preemptions(self) -> int:
         """How often its keys and values were thrown away."""
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None while it runs."""
 
 
 class Feed(NamedTuple):
@@ -128,9 +132,14 @@ DraftPlanner: TypeAlias = Callable[[Seq[DecodingSequence], StepLoad], DraftPlan]
 all answers are 0, no drafter runs."""
 
 
-def plan_no_drafts(sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
-    """Plain decoding for every sequence."""
-    return DraftPlan(load=load, drafts=(0,) * len(sequences))
+def plan_no_drafts(
+    sequences: Seq[DecodingSequence], load: StepLoad, resting: frozenset[str] = frozenset()
+) -> DraftPlan:
+    """Plain decoding for every sequence, while these drafters rest."""
+    none = (0,) * len(sequences)
+    return DraftPlan(
+        load=load, drafts=none, lengths=none, drafters=("",) * len(none), resting=resting
+    )
 
 
 class DraftOutcome(NamedTuple):

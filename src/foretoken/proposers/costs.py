@@ -33,6 +33,7 @@ from foretoken.control.learned.calibration import (
 )
 from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
 from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts, still_true
+from foretoken.control.learned.keeping import CostKeeper
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kernels.build import library_path
@@ -78,11 +79,15 @@ class EngineCosts:
     """`file`, `timed` or `promised`."""
     file: CostFile
 
-    def save(self) -> bool:
-        """Keep what is known by now for the next process; whether that could be done."""
+    def known(self) -> SavedCosts:
+        """What is known by now, for the next process."""
         drafters = {name: cost.to_dict() for name, cost in self.drafters.items()}
-        saved = SavedCosts(target=self.target.to_dict(), drafters=drafters, timed=self.timed)
-        return self.file.write(saved)
+        return SavedCosts(target=self.target.to_dict(), drafters=drafters, timed=self.timed)
+
+    def keeper(self) -> CostKeeper | None:
+        """Who keeps what is learnt from now on; None: nothing was timed by which a later process
+        could tell that it still holds."""
+        return CostKeeper(self.file, self.known) if self.timed else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +138,7 @@ def find_costs(
             logger.info("steps take other times than when their costs were kept: timed again")
         costs = _measured(parts, file, most_seconds)
     if costs.timed:
-        costs.save()
+        costs.file.write(costs.known())
     logger.info("costs of steps timed in %.1f s", time.perf_counter() - began)
     return costs
 
@@ -182,9 +187,10 @@ def _measured(parts: Timed, file: CostFile, most_seconds: float) -> EngineCosts:
     if most_seconds > 0.0:
         share = 1.0 - _DRAFTER_SHARE if parts.members else 1.0
         timed = calibrate(timer.measure, shapes, most_seconds=share * most_seconds)
-        target = LearnedCost(timed, sd=TIMED_SD)
+        target = LearnedCost(timed, sd=TIMED_SD, passes_only=True)
     else:
-        target = LearnedCost(promised(usual_machine(config, parts.runner), shapes), sd=PROMISED_SD)
+        guess = promised(usual_machine(config, parts.runner), shapes)
+        target = LearnedCost(guess, sd=PROMISED_SD, passes_only=True)
     plain_s = target.seconds(_PLAIN).seconds
     drafters = {}
     for name, member in parts.members.items():

@@ -296,7 +296,8 @@ class DraftProgress:
         """The places to be fed: from the first that is not valid to the newest.
 
         The last place of a page that another request filled is not valid where it depends on the
-        next token: that token need not be the same here.
+        next token: that token need not be the same here. Who comes last writes it for all; the
+        others' drafts lose next to nothing by that one place.
         """
         end = sequence.num_tokens - self._joins_next
         if reach is None:

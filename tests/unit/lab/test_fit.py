@@ -1,5 +1,6 @@
 """Break-even and crossover out of step times with a known law; replays with a known answer."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
+from foretoken.control.cost import StepShape
+from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
 from foretoken.errors import ConfigError
 from foretoken.lab.analysis.fit import fit_arms, merge_chunks, step_times, without_prompts
 from foretoken.lab.analysis.whatif import (
@@ -22,6 +25,7 @@ from foretoken.lab.analysis.whatif import (
     what_if_looked_up,
 )
 from foretoken.lab.records.results import RequestAcceptance, RequestRecord
+from foretoken.lab.simulate.machine import machine_of_costs
 from tests.unit.lab.summaries import ab, write_run
 
 K, RATE = 4, 0.5
@@ -184,7 +188,7 @@ def test_a_gate_saves_drafts() -> None:
     record = with_steps([0] * 20, [4] * 20)
     plain, gated = what_if(
         [record], [4], [Gate(), Gate(misses=2, pause=6)],
-        costs=Costs(verify_per_draft=0.05, draft=0.1),
+        costs=Costs.in_plain_steps(0.05, 0.1),
     )  # fmt: skip
     assert gated.draft_share < 0.4 < plain.draft_share
     assert plain.speedup is not None and gated.speedup is not None
@@ -215,7 +219,7 @@ def test_methods_are_replayed_on_recorded_texts(tmp_path: Path) -> None:
     summary = replace(ab(1.5), config={"workload": {"file": str(prompts)}})
     texts = [RequestRecord(index=i, text="one two three four five") for i in (0, 2, 4)]
     rows = what_if_looked_up(summary, texts, [1, 4], ["ngram"],
-                             costs=Costs(verify_per_draft=0.0, draft=9.0))  # fmt: skip
+                             costs=Costs.in_plain_steps(0.0, 9.0))  # fmt: skip
     assert [(row.method, row.k, row.label) for row in rows] == [
         ("ngram", 1, "estimate"), ("ngram", 4, "estimate"),
     ]  # fmt: skip
@@ -232,3 +236,21 @@ def test_a_wrong_gate_is_named(tmp_path: Path, gate: str) -> None:
     run = str(write_run(tmp_path / "run", ab(1.5)))
     found = CliRunner().invoke(app, ["lab", "whatif", run, "--gate", gate])
     assert found.exit_code == 2 and "--gate" in found.output
+
+
+def test_a_replay_asks_the_costs_of_an_engine(tmp_path: Path) -> None:
+    """One client waits for drafts alone, many for the rows that they add."""
+    target = LearnedCost([(StepShape(r, r), 0.01 + 1e-4 * r) for r in (1, 8, 64, 256)], sd=0.1)
+    drafts = [(DraftShape(n, k, n * k, 0.0), 0.001 * k) for n in (1, 8, 64) for k in (1, 4)]
+    known = {"target": target.to_dict(), "drafters": {"d": DrafterCost(drafts, sd=0.1).to_dict()}}
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(known), "utf-8")
+    costs = Costs(machine=machine_of_costs(path), context=0.0)
+    assert costs.over_plain(4) == pytest.approx((0.0105 + 0.004) / 0.0101, rel=0.03)
+    assert costs.over_plain(4, drafts_are_free=True) == pytest.approx(0.0105 / 0.0101, rel=0.03)
+    many = replace(costs, sequences=64)
+    assert many.over_plain(3, drafts_are_free=True) == pytest.approx(0.0356 / 0.0164, rel=0.15)
+    run = str(write_run(tmp_path / "run", ab(1.5)))
+    asked = ["lab", "whatif", run, "--costs", str(path), "--verify-per-draft", "0.1"]
+    found = CliRunner().invoke(app, asked)
+    assert found.exit_code == 2 and "--verify-per-draft" in found.output

@@ -37,6 +37,25 @@ def test_a_draft_share_is_measured_against_what_is_left() -> None:
     assert levels(**{**PAIR, "draft": "llama-3.2-1b"})["draft_share"] == "ok"
 
 
+def test_a_drafter_of_foretoken_on_a_cpu_takes_only_its_weights_from_the_cache() -> None:
+    """Its keys and values are written in memory that the target leaves, as the engine does it."""
+    settings = {"target": "llama-3.1-8b", "draft": "llama-3.2-1b", "device": "epyc-9654"}
+    found = {
+        engine: build_plan(PlanSettings.from_mapping({**settings, "engine": engine}))
+        for engine in ("foretoken", "llama.cpp")
+    }
+    own, other = (found[engine].speculating for engine in ("foretoken", "llama.cpp"))
+    assert own.tokens == int(own.kv_pool_bytes / own.kv_bytes_per_token)
+    both = other.kv_bytes_per_token + other.draft_kv_bytes_per_token
+    assert other.tokens == int(other.kv_pool_bytes / both)
+    [said] = [one.message for one in found["foretoken"].findings if one.check == "draft_kv"]
+    assert "give it back" in said
+    on_gpu = build_plan(
+        PlanSettings.from_mapping({**settings, "engine": "foretoken", "device": "h100-sxm"})
+    )
+    assert on_gpu.speculating.draft_kv_reserved
+
+
 @pytest.mark.parametrize(
     ("settings", "check", "level"),
     [

@@ -1,6 +1,8 @@
 """The arithmetic of speculation, the roofline's laws, and the next tuning step."""
 
 import math
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -18,6 +20,11 @@ from foretoken.lab.plan.speedup import (
     next_step,
     speed_up,
 )
+from foretoken.lab.simulate.arms import FixedArm
+from foretoken.lab.simulate.compare import ratio_after
+from foretoken.lab.simulate.machine import planned_machine
+from foretoken.lab.simulate.serving import ServingLimits, simulate
+from foretoken.lab.simulate.traffic import DraftChance, RequestClass, Traffic
 
 PAIR: dict[str, Any] = {
     "target": "llama-3.1-70b",
@@ -89,6 +96,41 @@ def test_a_perfect_draft_helps_and_a_hopeless_one_hurts() -> None:
     assert good.loads[0].middle > 2
     assert bad.loads[0].middle < 1
     assert bad.crossover == 0
+
+
+@pytest.mark.parametrize(
+    "where", [{"device": "epyc-9654"}, {"device": "h100-sxm", "engine": "foretoken"}]
+)
+@pytest.mark.parametrize("clients", [1, 8, 64])
+def test_a_plan_predicts_what_the_simulator_serves(where: dict[str, str], clients: int) -> None:
+    """Decoding alone, every draft as likely as the next: a pass reads the draft's weights once for
+    all requests, in both."""
+    settings = PlanSettings(
+        target="llama-3.1-8b",
+        draft="llama-3.2-1b",
+        acceptance="0.7",
+        num_speculative_tokens=3,
+        context=480,
+        output_tokens=120,
+        **where,  # type: ignore[arg-type]
+    )
+    prediction = predict(resolve_setup(settings)).at(clients)
+    machine = replace(planned_machine(settings), host_s=0.0)
+    kind = RequestClass(
+        prompt=240, output=400, varied=False, chances={"draft": DraftChance(chance=0.7)}
+    )
+    limits = ServingLimits(
+        noise=0.0, most_tokens=320 * clients, num_pages=1 << 16, max_num_batched_tokens=1 << 15
+    )
+    ratios = []
+    for seed in range(max(2, 24 // clients)):
+        traffic = Traffic(classes=(kind,), requests=clients, clients=clients, seed=seed)
+        off, drafted = (simulate(machine, FixedArm(k), traffic, limits) for k in (0, 3))
+        # The first steps read prompts, of which the plan's decoding knows nothing.
+        ratios.append(ratio_after(drafted, off, 40 * clients))
+        plain_s = sorted(step.seconds for step in off.steps)[len(off.steps) // 2]
+        assert plain_s == pytest.approx(prediction.plain_step_s, rel=0.05)
+    assert fmean(ratios) == pytest.approx(prediction.middle, rel=0.04)
 
 
 def test_launches_make_small_drafts_dear() -> None:

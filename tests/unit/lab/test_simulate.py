@@ -23,9 +23,11 @@ from foretoken.lab.simulate.machine import (
     machine_of_costs,
     planned_machine,
 )
-from foretoken.lab.simulate.serving import ServingLimits, simulate
+from foretoken.lab.simulate.server import ServerCost, WatchedRound, measured_server_cost
+from foretoken.lab.simulate.serving import ServingLimits, SimulatedServing, simulate
 from foretoken.lab.simulate.traffic import (
     DraftChance,
+    RecordedRequest,
     RequestClass,
     Traffic,
     recorded_requests,
@@ -197,3 +199,63 @@ def test_windows_compare_equal_stretches() -> None:
     ratios = window_ratios(fast, off, 200)
     assert len(ratios) == 4
     assert min(ratios) > 1.3
+
+
+def test_a_server_adds_its_own_time_to_that_of_steps() -> None:
+    traffic = Traffic(classes=(chat(varied=False),), requests=3)
+    cost = ServerCost(step_s=0.001, token_s=0.0001, request_s=0.02)
+    run = simulate(replace(MACHINE, server=cost), FixedArm(0), traffic, QUIET)
+    prompt_s, step_s = 0.010 + 63 * 0.0005, 0.010
+    assert run.requests[0].ttft == pytest.approx(0.02 + prompt_s)
+    assert run.requests[0].tpot == pytest.approx(step_s + 0.0011)
+    each_s = 0.02 + prompt_s + 79 * step_s + 80 * 0.0011
+    assert run.seconds == pytest.approx(3 * each_s - 0.0011)
+    assert run.full_tokens_per_s == pytest.approx(240 / run.seconds)
+
+
+def test_what_a_server_adds_is_found_in_what_it_served() -> None:
+    """Clients alone and many at once tell steps, tokens and requests apart."""
+    cost = ServerCost(step_s=0.0008, token_s=0.00005, request_s=0.004)
+    machine = replace(MACHINE, server=cost)
+    rounds = []
+    for clients, output in ((1, 4), (1, 60), (8, 40), (32, 40)):
+        kind = chat(varied=False, output=output)
+        run = simulate(
+            machine,
+            FixedArm(0),
+            Traffic(classes=(kind,), requests=6 * clients, clients=clients),
+            QUIET,
+        )
+        alone = len(run.requests) if clients == 1 else 0
+        tokens = sum(step.tokens for step in run.steps)
+        seconds = sum(step.seconds for step in run.steps)
+        rounds.append(WatchedRound(run.seconds, seconds, len(run.steps), tokens, alone))
+    found = measured_server_cost(rounds)
+    assert found.step_s == pytest.approx(cost.step_s, rel=0.1)
+    assert found.token_s == pytest.approx(cost.token_s, rel=0.1)
+    assert found.request_s == pytest.approx(cost.request_s, rel=0.1)
+    silly = measured_server_cost([WatchedRound(1.0, 1.1, 10, 10, 1)])
+    assert silly == ServerCost()
+
+
+def test_chances_by_depth_give_their_acceptance_length() -> None:
+    law = DraftChance(chance=0.5, by_depth=(0.5, 0.8, 0.9))
+    free = replace(MACHINE, target=LineCost(0.01), drafters=(SimulatedDrafter(name="draft"),))
+    kind = chat(output=4000, varied=False, chances={"draft": law})
+    off, drafted = (
+        simulate(free, FixedArm(k), Traffic(classes=(kind,), requests=2), QUIET) for k in (0, 4)
+    )
+    length = 1 + 0.5 + 0.4 + 0.36 + 0.324
+    assert compare(drafted, off).tpot_p50 == pytest.approx(length, rel=0.05)
+
+
+def test_a_server_goes_on_with_what_it_learnt() -> None:
+    """The second run begins at the clock of the first, and is told of from its own beginning."""
+    recorded = tuple(RecordedRequest(None, 30, 20 + i) for i in range(12))
+    traffic = Traffic(classes=(chat(),), requests=12, recorded=recorded, clients=3)
+    serving = SimulatedServing(MACHINE, ControlArm(), QUIET)
+    first, second = serving.run(traffic), serving.run(traffic)
+    assert {one.number: one.tokens for one in second.requests} == {i: 20 + i for i in range(12)}
+    assert min(one.arrival for one in second.requests) == pytest.approx(0.0)
+    assert second.steps[0].at < first.seconds
+    assert serving.clock == pytest.approx(first.seconds + second.seconds)

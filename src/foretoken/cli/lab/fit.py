@@ -10,7 +10,7 @@ from foretoken.cli.lab.options import JsonOption
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretoken.lab.analysis.whatif import Gate
+    from foretoken.lab.analysis.whatif import Costs, Gate, WhatIf
 
 RunArgument = Annotated[Path, typer.Argument(help="The folder that `foretoken lab ab` wrote.")]
 
@@ -71,6 +71,12 @@ def whatif(
         float | None, typer.Option(help="Cost of one more row, in plain steps; from `fit`.")
     ] = None,
     draft_cost: Annotated[float, typer.Option(help="c, in plain steps; from `fit`.")] = 0.0,
+    costs: Annotated[
+        Path | None, typer.Option(help="Costs that an engine kept, in place of those two.")
+    ] = None,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Requests in flight for which --costs are asked.")
+    ] = 1,
     depth_free: Annotated[
         bool,
         typer.Option("--depth-free", help="The drafter is a model or n-gram, not a head."),
@@ -86,26 +92,31 @@ def whatif(
     A look-up needs the texts, of an A/B with --set keep_text=true, and is replayed word by word:
     an estimate. Exit code 0: replayed; 2: no A/B there, no accept stream in it, or no texts.
     """
-    from rich.table import Table
-
     from foretoken.cli.lab.options import parse_whole
-    from foretoken.cli.lab.run_tables import console
     from foretoken.lab.analysis.summary import counted
-    from foretoken.lab.analysis.whatif import Costs, WhatIf, what_if, what_if_looked_up
+    from foretoken.lab.analysis.whatif import WhatIf, what_if, what_if_looked_up
     from foretoken.lab.plain import to_plain
     from foretoken.lab.records.run_files import read_ab, read_requests
 
     summary = read_ab(run, "RUN")
     records = counted(read_requests(run), summary.candidate)
-    costs = None
-    if verify_per_draft is not None:
-        costs = Costs(verify_per_draft=verify_per_draft, draft=draft_cost)
+    known = _costs(verify_per_draft, draft_cost, costs, batch)
     lengths = parse_whole(k, "-k")
     found: tuple[WhatIf, ...] = ()
     if not methods or any(r.acceptance and r.acceptance.per_step_accepted for r in records):
-        found = what_if(records, lengths, _gates(gate), costs=costs, depth_free=depth_free)
+        found = what_if(records, lengths, _gates(gate), costs=known, depth_free=depth_free)
     if methods:
-        found += what_if_looked_up(summary, records, lengths, methods, costs=costs)
+        found += what_if_looked_up(summary, records, lengths, methods, costs=known)
+    _show(found)
+    if as_json:
+        print(json.dumps(to_plain(list(found))))
+
+
+def _show(found: "tuple[WhatIf, ...]") -> None:
+    from rich.table import Table
+
+    from foretoken.cli.lab.run_tables import console
+
     table = Table("method", "k", "gate", "tokens/step", "between", "rate", "speed-up", "")
     for row in found:
         rule = f"{row.gate.misses}:{row.gate.pause}" if row.gate.misses else "-"
@@ -115,8 +126,22 @@ def whatif(
             f"{row.acceptance_rate:.2f}", f"{row.speedup:.2f}" if row.speedup else "-", row.label,
         )  # fmt: skip
     console().print(table)
-    if as_json:
-        print(json.dumps(to_plain(list(found))))
+
+
+def _costs(
+    verify_per_draft: float | None, draft_cost: float, file: Path | None, batch: int
+) -> "Costs | None":
+    """What steps take: by an engine's models of time, or by two numbers."""
+    from foretoken.lab.analysis.whatif import Costs
+    from foretoken.lab.simulate.machine import machine_of_costs
+
+    if file is None:
+        if verify_per_draft is None:
+            return None
+        return Costs.in_plain_steps(verify_per_draft, draft_cost)
+    if verify_per_draft is not None:
+        raise ConfigError("--verify-per-draft", verify_per_draft, "nothing beside --costs")
+    return Costs(machine=machine_of_costs(file), sequences=batch)
 
 
 def _gates(text: str | None) -> "list[Gate]":

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from foretoken.control.adaptive.exploring import PLAIN
 from foretoken.control.adaptive.made import MadePlan
@@ -24,8 +24,10 @@ from foretoken.control.plan import (
     DraftPlan,
     StepForecast,
     StepLoad,
+    plan_no_drafts,
 )
 from foretoken.control.report.explain import Outlook
+from foretoken.control.report.known import describe_models, pass_seconds, prediction_error
 from foretoken.types import StepStats
 
 _DECIDING, _DECIDING_LEAST = 0.012, 0.003
@@ -157,6 +159,8 @@ class AdaptiveControl:
                 self._charge(made, forecast, accepted)
             self._times.add(plan.load, stats, missing)
         self._waiting.clear()
+        if made.below_floor != self._planner.below_floor:
+            self._steps_left = 0
         if self._times.count >= _TOGETHER:
             self._learn_times(made)
 
@@ -169,16 +173,24 @@ class AdaptiveControl:
         None where nobody may have its drafts. From any thread."""
         return None if self._made is None else self._made.outlook(drafter)
 
-    def facts(self) -> dict[str, float]:
+    def facts(self) -> dict[str, Any]:
         """What trials may still cost and cost so far, in seconds, tokens that were not written so
-        that nobody is made slower, and seconds that a plan takes."""
-        planner = self._planner
+        that nobody is made slower, seconds that a plan takes, how far predictions are off, and what
+        a pass of each drafter takes in the batch of the last plan. From any thread."""
+        planner, made = self._planner, self._made
+        sequences, context = (1, 0.0) if made is None else (len(made.plan.drafts), made.context)
         return {
+            "prediction_error": prediction_error(planner),
+            "pass_s": pass_seconds(planner, sequences, context),
             "account_s": planner.account.balance_s,
             "trials_s": planner.account.spent_s,
             "forgone_tokens": planner.forgone_tokens,
             "deciding_s": self._deciding_s,
         }
+
+    def models(self) -> dict[str, Any]:
+        """All that was learnt. From any thread."""
+        return describe_models(self._planner)
 
     def step_by_rows(self) -> list[dict[str, float]]:
         """Predicted seconds of plain steps of 1, 2, 4, ... sequences."""
@@ -198,13 +210,10 @@ class AdaptiveControl:
 
     def _plain(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """Nobody drafts, and who rested goes on resting."""
-        count, resting = len(sequences), frozenset(self._planner.drafters)
+        resting = frozenset(self._planner.drafters)
         if self._planner.operator.enabled:
             resting = frozenset() if self._made is None else self._made.plan.resting
-        none = (0,) * count
-        return DraftPlan(
-            load=load, drafts=none, lengths=none, drafters=("",) * count, resting=resting
-        )
+        return plan_no_drafts(sequences, load, resting)
 
     def _is_kept(self, made: MadePlan, count: int) -> bool:
         """Whether the plan goes on for a batch of `count` sequences."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
+from foretoken.control.floor import AcceptanceFloor
 from foretoken.control.learned.cost import DrafterCost
 
 _RESTS_AFTER = 8
@@ -36,6 +37,8 @@ class DrafterFacts:
     """Most of the latest tokens that it may take for a whole sequence; 0: it has to read all."""
     reads_features: bool = False
     """Whether it reads hidden states of the target, which nobody writes while it rests."""
+    floor: AcceptanceFloor | None = None
+    """Says when too little of it was accepted for it to be a choice at all; None: never."""
 
 
 @final

@@ -59,7 +59,13 @@ class Ledger:
         """Forget a request that ended."""
         self._known.pop(request_id, None)
 
-    @property
-    def worst_s(self) -> float:
-        """The largest loss of any request."""
-        return min(self._known.values(), default=0.0)
+    def describe(self) -> dict[str, float]:
+        """How many requests there are, what those gained together that are ahead of plain steps,
+        what those lost that are behind, and the largest loss of one. From any thread."""
+        gained = list(self._known.values())
+        return {
+            "requests": len(gained),
+            "gained_s": sum(one for one in gained if one > 0.0),
+            "lost_s": -sum(one for one in gained if one < 0.0),
+            "worst_s": max([0.0, *(-one for one in gained)]),
+        }

@@ -72,6 +72,8 @@ class MadePlan:
     """Seconds that plain steps would have taken beyond those that were measured."""
     accepted: dict[str, int] = field(default_factory=dict)
     """Drafts of each request that were accepted."""
+    below_floor: frozenset[str] = frozenset()
+    """Drafters that were no choice, since too little of them was accepted."""
     unguarded: float = 0.0
     """Tokens per second of the best plan that lets some wait for others."""
     weighed: tuple[Scene, list[DraftOption]] | None = None

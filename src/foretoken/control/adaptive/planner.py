@@ -19,8 +19,10 @@ from foretoken.control.adaptive.planning import (
     CATCHING_UP,
     FirstReading,
     budgets,
+    chance_of_none,
     chunk_rows,
     read_first,
+    step_shape,
     surplus,
 )
 from foretoken.control.adaptive.scene import RETURNS, USUAL_TOKENS, DrafterView, Scene
@@ -32,7 +34,7 @@ from foretoken.control.learned.cost import DrafterCost, LearnedCost
 from foretoken.control.learned.lengths import OutputLengths
 from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepForecast, StepLoad
-from foretoken.types import Speculation
+from foretoken.types import FinishReason, Speculation
 
 _READING = 0.02
 """Share of the time that a sequence still needs in which a drafter may read all of it."""
@@ -84,12 +86,19 @@ class Planner:
         self.forgone_tokens = 0.0
         """Tokens that were not written so that nobody is made slower."""
         self._caps = caps
+        floors = {d.name: d.floor for d in drafters}
+        self._floors = {name: floor for name, floor in floors.items() if floor is not None}
         self._requests: dict[str, TrackedRequest] = {}
 
     @property
     def operator(self) -> Speculation:
         """What the operator leaves of everything now."""
         return self._caps.operator
+
+    @property
+    def below_floor(self) -> frozenset[str]:
+        """Drafters that are no choice now: too little of their drafts was accepted."""
+        return frozenset(name for name, floor in self._floors.items() if floor.rests)
 
     def make(self, sequences: list[DecodingSequence], load: StepLoad) -> MadePlan:
         """The best plan for these sequences, of which there is at least one, or a trial that is
@@ -98,17 +107,17 @@ class Planner:
         count = len(sequences)
         counted = Counted.of(sequences)
         context = float(counted.tokens_N.mean())
-        shape = _shape(count, load, context)
+        shape = step_shape(count, load, context)
         tracked = [self._track(sequence) for sequence in sequences]
         gained_s = self.ledger.of(ids)
         left_N = self.lengths.remaining(
-            [one.class_key for one in tracked], counted.outputs_N, counted.limits_N
+            [one.class_key for one in tracked], counted.outputs_N, counted.left_N
         )
         times = self._plain_times(shape, count)
         worth_s = _READING * times.plain_s * left_N
-        views = [
-            view_of(one, tracked, counted, self._caps, worth_s) for one in self.drafters.values()
-        ]
+        below_floor = self.below_floor
+        able = [one for name, one in self.drafters.items() if name not in below_floor]
+        views = [view_of(one, tracked, counted, self._caps, worth_s) for one in able]
         passing = [view for view in views if not self.drafters[view.name].facts.looks_up]
         lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
         allowed_s = self.ledger.allowance(gained_s, counted.outputs_N + left_N, times.plain_s)
@@ -127,9 +136,7 @@ class Planner:
             row_s=scene.row_s(sum(lengths)),
             free_rows=0 if trial is not None or not free else scene.free_rows(found),
         )
-        drafts = tuple(lengths)
-        if forecast.free_rows:
-            drafts = budgets(sequences, lengths, lookups, self._caps, forecast.free_rows)
+        drafts = budgets(sequences, lengths, lookups, self._caps, forecast.free_rows)
         plan = DraftPlan(
             load=load,
             drafts=drafts,
@@ -139,7 +146,7 @@ class Planner:
             feeds=tuple(reading.feeds),
             resting=self._resting({*names, *reading.missing, *chosen.waking}),
             forecast=forecast,
-            wanted=any(view.most_N.any() for view in views),
+            wanted=bool(below_floor) or any(view.most_N.any() for view in views),
         )
         wanted = chosen.wanted
         rows = int(wanted.drafts_N.sum())
@@ -160,7 +167,8 @@ class Planner:
             trial="" if trial is None else trial.of,
             reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
             missing=reading.missing,
-            chance_of_none=_chance_of_none(found, options),
+            chance_of_none=chance_of_none(found, options),
+            below_floor=below_floor,
             unguarded=found.unguarded,
             weighed=(scene, chosen.weighed),
         )
@@ -186,7 +194,7 @@ class Planner:
                 self._requests, sequences[feed.place].request.request_id, feed.drafter, feed.rows
             )
         count = len(sequences)
-        times = self._plain_times(_shape(count, load, made.context), count)
+        times = self._plain_times(step_shape(count, load, made.context), count)
         return made.carried(sequences, load, times, feeds)
 
     def _chunk(self, made: MadePlan) -> int:
@@ -284,7 +292,8 @@ class Planner:
         """Forget a request that ended; unknown ones are fine."""
         tracked = self._requests.pop(request_id, None)
         if tracked is not None:
-            self.lengths.ended(tracked.class_key, tracked.sequence.num_output)
+            cut = tracked.sequence.finish_reason is not FinishReason.STOP
+            self.lengths.ended(tracked.class_key, tracked.sequence.num_output, cut=cut)
         self.acceptance.release(request_id)
         self.ledger.release(request_id)
 
@@ -310,7 +319,7 @@ class Planner:
         left = self.lengths.remaining(
             [one.class_key],
             np.array([sequence.num_output]),
-            np.array([sequence.request.max_tokens]),
+            np.array([sequence.request.max_tokens - sequence.num_output]),
         )
         feeding_s = self.drafters[name].cost.feeding(missing, made.context)
         return gain_s * float(left[0]) / USUAL_TOKENS >= RETURNS * feeding_s
@@ -353,22 +362,3 @@ class Planner:
         return frozenset(
             name for name, one in self.drafters.items() if one.rests and name not in used
         )
-
-
-def _shape(count: int, load: StepLoad, context: float) -> StepShape:
-    """The step of this load without drafts, in which `count` sequences decode."""
-    return StepShape(
-        rows=count + load.num_prompt_tokens,
-        sequences=count + load.num_prefilling,
-        context=context,
-        prompt_rows=load.num_prompt_tokens,
-    )
-
-
-def _chance_of_none(found: Allocation, options: Seq[DraftOption]) -> float:
-    """That the first draft of every sequence is rejected."""
-    chance = 1.0
-    for place, chosen in enumerate(found.drafter_N.tolist()):
-        if chosen >= 0:
-            chance *= 1.0 - float(options[chosen].survival_NK[place, 0])
-    return min(max(chance, 0.01), 0.99)

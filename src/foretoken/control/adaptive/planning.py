@@ -8,8 +8,9 @@ import numpy as np
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.scene import DrafterView, Scene
 from foretoken.control.budget import RequestBudget
+from foretoken.control.cost import StepShape
 from foretoken.control.learned.cost import DrafterCost
-from foretoken.control.plan import DecodingSequence, Feed, StepForecast
+from foretoken.control.plan import DecodingSequence, Feed, StepForecast, StepLoad
 
 CATCHING_UP = 32
 """Missing tokens from which on reading them is work of its own."""
@@ -89,6 +90,8 @@ def budgets(
     free_rows: int,
 ) -> tuple[int, ...]:
     """Most drafts of each sequence, those that are looked up or certain included."""
+    if not free_rows:
+        return tuple(lengths)
     most_N = np.array(lengths)
     for view in lookups:
         most_N = np.maximum(most_N, np.minimum(view.most_N, free_rows))
@@ -114,3 +117,22 @@ def surplus(
         cost = forecast.price * (forecast.row_s + option.slot_s) * length
         values.append(float(option.survival_NK[place, :length].sum()) - cost)
     return tuple(values)
+
+
+def step_shape(count: int, load: StepLoad, context: float) -> StepShape:
+    """The step of this load without drafts, in which `count` sequences decode."""
+    return StepShape(
+        rows=count + load.num_prompt_tokens,
+        sequences=count + load.num_prefilling,
+        context=context,
+        prompt_rows=load.num_prompt_tokens,
+    )
+
+
+def chance_of_none(found: Allocation, options: Seq[DraftOption]) -> float:
+    """That the first draft of every sequence is rejected."""
+    chance = 1.0
+    for place, chosen in enumerate(found.drafter_N.tolist()):
+        if chosen >= 0:
+            chance *= 1.0 - float(options[chosen].survival_NK[place, 0])
+    return min(max(chance, 0.01), 0.99)

@@ -72,16 +72,18 @@ class Counted:
     tokens_N: Counts
     """Prompt and output tokens."""
     outputs_N: Counts
-    limits_N: Counts
-    """Most tokens of their outputs."""
+    left_N: Counts
+    """Most tokens that they may still write, at least 1."""
 
     @classmethod
     def of(cls, sequences: Seq[DecodingSequence]) -> Self:
         """Counted now."""
+        outputs_N = np.array([one.num_output for one in sequences])
+        limits_N = np.array([one.request.max_tokens for one in sequences])
         return cls(
             tokens_N=np.array([one.num_tokens for one in sequences]),
-            outputs_N=np.array([one.num_output for one in sequences]),
-            limits_N=np.array([one.request.max_tokens for one in sequences]),
+            outputs_N=outputs_N,
+            left_N=np.maximum(limits_N - outputs_N, 1),
         )
 
 
@@ -105,7 +107,6 @@ def view_of(
     facts = drafter.facts
     allowed_N = np.array([one.may(facts.name, caps) for one in tracked])
     # A step yields one token more than it has drafts.
-    left_N = np.maximum(counted.limits_N - counted.outputs_N - 1, 0)
     missing_N = np.zeros(len(tracked), np.int64)
     windowed_N = np.zeros(len(tracked), np.bool_)
     if not facts.looks_up:
@@ -120,7 +121,7 @@ def view_of(
         name=facts.name,
         most=facts.most,
         cost=drafter.cost,
-        most_N=np.minimum(allowed_N, left_N),
+        most_N=np.minimum(allowed_N, counted.left_N - 1),
         missing_N=missing_N,
         windowed_N=windowed_N,
     )

@@ -10,7 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from math import inf, log
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -250,14 +250,6 @@ class LearnedAcceptance(AcceptanceModel):
         owner = self._owner(drafter)
         return min(self._class(owner, request_id).num_seen for request_id in request_ids)
 
-    def observe_labels(self, request_id: str, drafter: str, hits: Sequence[bool]) -> None:
-        """Whether the drafter would have guessed each of some committed tokens: trials of depth 1
-        that cost no verification."""
-        track = self._begun(drafter, request_id)
-        if track is not None:
-            for hit in hits:
-                self._add(track, trials_of_draft(1, int(hit)), request_id)
-
     def fade(self, request_ids: Sequence[str], drafter: str, steps: int) -> None:
         """These requests had no draft of it for so many steps: what they showed grows old."""
         owner = self._drafters.get(drafter)
@@ -276,7 +268,7 @@ class LearnedAcceptance(AcceptanceModel):
             one.trials = [kept * count for count in one.trials]
             one.new = inf
 
-    def describe(self) -> dict[str, object]:
+    def describe(self) -> dict[str, dict[str, dict[str, Any]]]:
         """For each drafter and class: chances at depths 1, 2, 3-4, 5-8 and beyond, trials, running
         requests."""
         return {

@@ -44,6 +44,8 @@ _REST_STEPS = 15
 """Steps without drafts after which a drafter's level is too old: its target's stands in."""
 _HOST_SHARE = 0.2
 """Of a plain step, what a sequence may take besides its rows."""
+_HOST_STEPS = 256
+"""Steps after which one knows what they take beside the model's pass."""
 _TABLE_ROWS = 512
 """Rows for which G is tabulated at first; the table grows with what is asked."""
 
@@ -52,27 +54,31 @@ _TABLE_ROWS = 512
 class LearnedCost(CostModel):
     """All of a target step's time but drafting."""
 
-    __slots__ = ("_by_rows", "_learner", "_ramp", "_shapes", "_tail")
+    __slots__ = ("_by_rows", "_learner", "_passes_only", "_ramp", "_shapes", "_tail")
 
-    def __init__(self, prior: Iterable[tuple[StepShape, float]], *, sd: float) -> None:
+    def __init__(
+        self, prior: Iterable[tuple[StepShape, float]], *, sd: float, passes_only: bool = False
+    ) -> None:
         """Begin with the seconds of `prior`, each known up to the share `sd`.
 
-        `sd` is 0.1 for what was timed at start-up, 0.4 for what a data sheet promises.
+        Args:
+            prior: shapes and their seconds.
+            sd: 0.1 for what was timed at start-up, 0.4 for what a data sheet promises.
+            passes_only: the seconds are of bare passes of the model. What the rest of a step takes,
+                of its own and for each sequence, is still to be learnt.
         """
         known = list(prior)
+        self._passes_only = passes_only
         self._shapes = [shape for shape, _ in known]
         self._learner = Learner(
             _step_columns, known, sd=sd, slopes=range(_FIRST, _SEQUENCES), knots=_KNOTS
         )
         self._tabulate(_TABLE_ROWS)
-
-    def expect_host_time(self) -> None:
-        """What is known is of bare passes of the model: what the rest of a step takes, of its own
-        and for each sequence, with drafts to check and without, is still to be learnt."""
-        plain_s = self._expected(StepShape(1, 1))
-        each_s = _HOST_SHARE * plain_s
-        self._learner.widen({0: plain_s, _SEQUENCES: each_s, _CHECK: each_s, _CHECKED: each_s})
-        self._tabulate(_TABLE_ROWS)
+        if passes_only:
+            plain_s = self._expected(StepShape(1, 1))
+            each_s = _HOST_SHARE * plain_s
+            self._learner.widen({0: plain_s, _SEQUENCES: each_s, _CHECK: each_s, _CHECKED: each_s})
+            self._tabulate(_TABLE_ROWS)
 
     @property
     def level(self) -> float:
@@ -152,13 +158,14 @@ class LearnedCost(CostModel):
         """What a later process may begin with: shapes and their seconds at the usual level."""
         usual = self._learner.usual_level
         return {
+            "passes_only": self._passes_only and self.steps < _HOST_STEPS,
             "shapes": [[*shape, usual * self._expected(shape)] for shape in self._points()],
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """What an earlier process learnt, believed a little less than what is timed now."""
-        return cls(_step_points(data["shapes"]), sd=_FILE_SD)
+        return cls(_step_points(data["shapes"]), sd=_FILE_SD, passes_only=bool(data["passes_only"]))
 
     def _points(self) -> list[StepShape]:
         """Shapes that say all that the coefficients do."""
@@ -255,6 +262,11 @@ class DrafterCost:
     def one_pass(self) -> bool:
         """Whether all drafts come of one pass: a `DraftShape` of it has `passes` 1."""
         return self._one_pass
+
+    @property
+    def reads(self) -> bool:
+        """Whether feeding it was timed at the start: it has keys and values of its own."""
+        return any(shape.fed_rows for shape, _ in self._points)
 
     @property
     def level(self) -> float:

@@ -12,6 +12,7 @@ import math
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -26,6 +27,8 @@ logger = logging.getLogger("foretoken")
 _FORMAT = 2
 _MOST_OFF = math.log(1.25)
 """A machine that is farther from what it was keeps nothing."""
+_LEFT_S = 60.0
+"""Age from which on a file that was not renamed belongs to a process that was killed."""
 _CHECKED, _MOST_CHECK_S = 6, 1.0
 """How many shapes are timed again before a file is believed, and the longest that this may take."""
 
@@ -101,11 +104,13 @@ class CostFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
-                "w", dir=self.path.parent, suffix=".tmp", delete=False, encoding="utf-8"
-            ) as file:
+                "w", dir=self.path.parent, prefix=self.key.digest, suffix=".tmp", delete=False,
+                encoding="utf-8",
+            ) as file:  # fmt: skip
                 temporary = Path(file.name)
                 json.dump(document, file)
             temporary.replace(self.path)
+            self._tidy()
         except OSError as error:
             logger.debug("costs are not kept: %s", error)
             if temporary is not None:
@@ -113,6 +118,14 @@ class CostFile:
                     temporary.unlink(missing_ok=True)
             return False
         return True
+
+    def _tidy(self) -> None:
+        """Remove what processes left that were killed while they wrote."""
+        before = time.time() - _LEFT_S
+        for left in self.path.parent.glob(f"{self.key.digest}*.tmp"):
+            with suppress(OSError):
+                if left.stat().st_mtime < before:
+                    left.unlink()
 
     def drop(self) -> None:
         """Forget it: the machine is another one now."""

@@ -1,8 +1,7 @@
 """How many tokens a request will still write, from those that requests of its class wrote.
 
-Owns the lengths of outputs that ended lately and the tokens that running ones have so far. An
-output that runs, or was cut off by its limit or by its user, is longer than what it shows: it is
-counted as such (Kaplan and Meier 1958). Knows no text.
+Owns the lengths of outputs that are over. One that was cut off by its limit or its user is longer
+than what it shows, and is counted as such (Kaplan and Meier 1958). Knows no text.
 """
 
 from collections import deque
@@ -31,33 +30,33 @@ class _ClassLengths:
     def __init__(self) -> None:
         self.lengths: deque[tuple[int, bool]] = deque(maxlen=_KEPT)
         """Tokens of outputs that are over; whether they ended by themselves."""
-        self.running: Sequence[int] = ()
         self.new = 1
         self.steps: NDArray[np.int64] = np.zeros(0, np.int64)
-        """Lengths at which the curve falls."""
+        """Lengths at which the curve falls, and the longest of all."""
         self.above: NDArray[np.float64] = np.ones(1)
         """Share of outputs longer than all steps before this one."""
         self.area: NDArray[np.float64] = np.zeros(1)
         """Tokens beyond each step, times shares: the area below the curve."""
         self.reached: NDArray[np.int64] = np.zeros(1, np.int64)
-        """Outputs that ended at this step or a later one."""
+        """Outputs that are as long as this step, or longer."""
 
     def draw(self) -> None:
         """Work out the curve."""
         over = np.array(self.lengths, np.int64).reshape(-1, 2)
         ends = over[over[:, 1] == 1, 0]
-        seen = np.sort(np.concatenate([over[:, 0], np.asarray(self.running, np.int64)]))
-        steps, counts = np.unique(ends, return_counts=True)
+        seen = np.sort(over[:, 0])
+        # Up to the longest that was cut the curve is known as well.
+        steps, counts = np.unique(np.append(ends, seen[-1:]), return_counts=True)
+        counts[-1] -= 1
         at_risk = len(seen) - np.searchsorted(seen, steps, "left")
         above = np.concatenate([[1.0], np.cumprod(1.0 - counts / at_risk)])
-        # Beyond the longest that ended nothing is known: those that got there go on for as long as
-        # they lasted.
-        last = float(steps[-1]) if len(steps) else 0.0
+        # Beyond it nothing is: those that got there go on for as long as they lasted.
+        last = float(steps[-1])
         tail = above[-1] * max(last, _FEWEST)
         pieces = np.diff(steps, append=last) * above[1:]
         self.steps, self.above = steps, above
         self.area = np.append(np.cumsum(pieces[::-1])[::-1] + tail, tail)
-        self.reached = np.append(np.cumsum(counts[::-1])[::-1], 0)
+        self.reached = np.append(at_risk, 0)
         self.new = 0
 
     def remaining(
@@ -85,17 +84,11 @@ class OutputLengths:
         self._classes: dict[str, _ClassLengths] = {}
 
     def ended(self, class_key: str, num_output: int, *, cut: bool = False) -> None:
-        """An output of the class is over; `cut`: its limit or its user ended it, not the text."""
+        """An output of the class is over; `cut`: its limit, its user or an error ended it, not the
+        text."""
         one = self._class(class_key)
         one.lengths.append((num_output, not cut))
         one.new += 1
-
-    def running(self, class_key: str, num_outputs: Sequence[int]) -> None:
-        """The running requests of the class have so many tokens; replaces what was said before."""
-        one = self._class(class_key)
-        if len(num_outputs) != len(one.running):
-            one.new += 1
-        one.running = num_outputs
 
     def remaining(
         self, class_keys: Sequence[str], outputs_N: NDArray[np.int64], most_N: NDArray[np.int64]

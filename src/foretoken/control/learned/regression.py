@@ -33,6 +33,8 @@ _WINDOW = 15
 _MOST_LEVEL = math.log(16.0)
 _ERRORS = 256
 """Errors kept to report them."""
+_FITS = 256
+"""Fits of which the levels are kept, to tell the usual one."""
 _UNEXPECTED = 256.0
 """Times what was expected, from which on a step tells nothing of how sure that was."""
 _JITTER = 1e-9
@@ -53,7 +55,7 @@ class Learner:
 
     __slots__ = (
         "_before", "_buffer", "_due", "_errors", "_features", "_free", "_interval", "_known",
-        "_log_level", "_moments", "_new", "_precision", "_prior", "_ratios", "_residuals",
+        "_levels", "_log_level", "_moments", "_new", "_precision", "_prior", "_ratios",
         "coefficients", "count", "covariance", "noise",
     )  # fmt: skip
 
@@ -85,7 +87,7 @@ class Learner:
         self._interval = self._due = LEAST_BATCH
         self._before = self._log_level = 0.0
         self._ratios: deque[float] = deque(maxlen=_WINDOW)
-        self._residuals: deque[float] = deque(maxlen=_ERRORS)
+        self._levels: deque[float] = deque(maxlen=_FITS)
         self._errors: deque[float] = deque(maxlen=_ERRORS)
         self._known: set[int] = set()
         self._new: set[int] = set()
@@ -127,9 +129,10 @@ class Learner:
 
     @property
     def usual_level(self) -> float:
-        """The level over many more steps than `level`: what to keep beyond this process."""
-        ordered = sorted(self._residuals)
-        return math.exp(ordered[len(ordered) // 2]) if len(ordered) >= _WINDOW else 1.0
+        """The level of most fits: what to keep beyond this process. A neighbour that was busy
+        lately does not move it."""
+        ordered = sorted(self._levels)
+        return math.exp(ordered[len(ordered) // 2]) if ordered else 1.0
 
     def observe(
         self, shape: tuple[float, ...], seconds: float, expected: float, region: int
@@ -145,7 +148,6 @@ class Learner:
         error = abs(ratio - self._log_level)
         self.count += 1
         self._buffer.append((*shape, seconds))
-        self._residuals.append(ratio)
         self._errors.append(error)
         if region in self._known:
             self._ratios.append(ratio)
@@ -230,6 +232,7 @@ class Learner:
         self._interval = LEAST_BATCH if self._new else min(2 * self._interval, MOST_BATCH)
         self._new.clear()
         self._before = now
+        self._levels.append(now)
         self._buffer.clear()
         self._due = self._interval
 

@@ -6,7 +6,7 @@ what the same step would have taken without drafts.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from foretoken.types import RequestMetrics
@@ -158,16 +158,6 @@ def of_request(metrics: RequestMetrics, num_tokens: int, plain_because: str) -> 
     # The first token comes out of the step that reads the prompt, which never drafts.
     rest = f"; {plain} were plain{_because(plain_because)}" if plain > 1 else ""
     return "; ".join(served) + rest
-
-
-def error_of(ratios: Sequence[float]) -> tuple[float, float]:
-    """P50 and P90 of how far measured times are from predicted ones, as shares.
-
-    Args:
-        ratios: measured over predicted seconds; not empty.
-    """
-    off = sorted(max(ratio, 1.0 / ratio) - 1.0 for ratio in ratios)
-    return off[(len(off) - 1) // 2], off[(len(off) - 1) * 9 // 10]
 
 
 def _because(why: str) -> str:

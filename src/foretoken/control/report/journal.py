@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any, final
 
 from foretoken.control.plan import DraftOutcome, DraftPlan
-from foretoken.control.report.explain import change, error_of
+from foretoken.control.report.explain import change
 from foretoken.control.report.reasons import Why
 from foretoken.types import StepStats
 
@@ -30,12 +30,10 @@ MOST_CHANGES = 32
 """Changes that are remembered, the last ones."""
 _HALVED_AT = 512
 """Verifications after which all that was counted so far counts half."""
-_RATIOS = 512
-"""Steps that the error of predictions is of."""
 _LEAST_CHANGE = 2
 """Draft tokens by which the usual length has to differ from what was last said of it."""
 _LEARNS = 0.05
-"""Share of a new measurement in what a pass takes."""
+"""Share of a new draft in the usual length."""
 _GONE_THROUGH_EVERY_S = 0.008
 """Seconds of steps that are counted at once."""
 _LOG_EVERY_S = 1.0
@@ -68,7 +66,6 @@ class _DrafterRecord:
         """Recent verifications with 0, 1, ... drafts, and that accepted so many."""
         self.usual = 0.0
         """Faded mean of its draft lengths."""
-        self.pass_s = 0.0
         self.logged_at = -_LOG_EVERY_S
 
     def add(self, drafted: int, accepted: int) -> None:
@@ -117,8 +114,8 @@ class ControlJournal:
             mode: `adaptive`, `measured` or `fixed`; what decides.
             drafters: most drafts of each, by name.
             why: explains the present state of a drafter.
-            facts: what else is known: `account_s`, `trials_s`, `forgone_tokens`; read from any
-                thread.
+            facts: what models and books know: `account_s`, `trials_s`, `forgone_tokens`,
+                `prediction_error`, and by drafter `pass_s`; read from any thread.
             step_by_rows: seconds of steps by rows as predicted; asked in the engine's thread.
         """
         self.mode = mode
@@ -127,14 +124,15 @@ class ControlJournal:
         self._drafters = {name: _DrafterRecord(most) for name, most in drafters.items()}
         self._changes: deque[dict[str, Any]] = deque(maxlen=MOST_CHANGES)
         self._num_changes = 0
-        self._ratios: deque[float] = deque(maxlen=_RATIOS)
         self._waiting: list[tuple[DraftPlan, Seq[DraftOutcome], StepStats]] = []
         self._steps = 0
         self._num_wanted = 0
         """Steps in which somebody might have had drafts."""
         self._seconds = 0.0
-        self._wasted_s = 0.0
+        self._wasted_s: float | None = None
+        """Time of checking drafts that were refused; None: no plan said what that takes."""
         self._last: tuple[DraftPlan, StepStats] | None = None
+        self._failure = ""
 
     def observe(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         """Add a step. Short steps are gone through some at a time."""
@@ -143,6 +141,14 @@ class ControlJournal:
         self._waiting.append((plan, outcomes, stats))
         if len(self._waiting) * stats.total_s >= _GONE_THROUGH_EVERY_S:
             self._go_through()
+
+    def fail(self, why: str) -> None:
+        """Control failed: every step is plain from now on, and no more steps are added."""
+        self._failure = why
+        for name, drafter in self._drafters.items():
+            if not drafter.rests:
+                drafter.rests = True
+                self._say(name, drafter)
 
     def _go_through(self) -> None:
         """Count the steps that wait."""
@@ -159,10 +165,8 @@ class ControlJournal:
         self._num_wanted += 1
         self._last = plan, stats
         if forecast is not None:
-            if not stats.num_prefilled:
-                self._ratios.append(stats.total_s / forecast.seconds)
             refused = stats.num_draft_tokens - stats.num_accepted_tokens
-            self._wasted_s += refused * forecast.row_s
+            self._wasted_s = (self._wasted_s or 0.0) + refused * forecast.row_s
         for outcome in outcomes:
             drafter = self._drafters.get(outcome.drafter)
             if drafter is None:  # a prediction or a grammar: nobody chose it
@@ -171,12 +175,6 @@ class ControlJournal:
             if drafter.last != self._num_wanted:
                 drafter.last, drafter.plan = self._num_wanted, plan
                 drafter.steps += 1
-        for timed in stats.drafters:
-            drafter = self._drafters.get(timed.name)
-            if drafter is not None and timed.depth:
-                seconds = timed.seconds / timed.depth
-                learns = _LEARNS if drafter.pass_s else 1.0
-                drafter.pass_s += learns * (seconds - drafter.pass_s)
         if self._num_wanted % LOOK_EVERY == 0:
             self._look()
 
@@ -202,16 +200,21 @@ class ControlJournal:
     def describe(self) -> dict[str, Any]:
         """Everything that is shown, as plain JSON; durations in seconds. From any thread."""
         facts = self.facts()
+        passes = facts.get("pass_s", {})
         return {
             "mode": self.mode,
+            "failed": self._failure or None,
             "steps": self._steps,
-            "drafters": {name: self._drafter(name, one) for name, one in self._drafters.items()},
+            "drafters": {
+                name: {**self._drafter(name, one), "pass_s": passes.get(name)}
+                for name, one in self._drafters.items()
+            },
             "step": self._step(),
-            "prediction_error": self._error(),
+            "prediction_error": facts.get("prediction_error"),
             "account_s": facts.get("account_s"),
             "exploring_s": facts.get("trials_s"),
             "forgone_tokens": facts.get("forgone_tokens"),
-            "wasted_s": self._wasted_s if self._ratios else None,
+            "wasted_s": self._wasted_s,
             "num_changes": self._num_changes,
             "changes": list(self._changes),
         }
@@ -223,7 +226,6 @@ class ControlJournal:
             "draft_length": round(drafter.length, 2),
             "most": drafter.most,
             "chances": drafter.chances(),
-            "pass_s": drafter.pass_s or None,
             "share_of_steps": drafter.steps / max(self._num_wanted, 1),
             "resting_s": drafter.rested_s
             + (self._seconds - drafter.since_s if drafter.rests else 0.0),
@@ -232,6 +234,8 @@ class ControlJournal:
         }
 
     def _explained(self, name: str, drafter: _DrafterRecord) -> str:
+        if self._failure:
+            return self._failure
         if self._last is None:
             return "no step yet"
         # Now and then a drafter that drafts is left out; why it drafts stands in its own plan.
@@ -252,13 +256,6 @@ class ControlJournal:
             "plain_s": None if forecast is None else forecast.plain_s,
             "expected_tokens": None if forecast is None else forecast.tokens,
         }
-
-    def _error(self) -> dict[str, Any] | None:
-        ratios = list(self._ratios)
-        if not ratios:
-            return None
-        middle, high = error_of(ratios)
-        return {"p50": middle, "p90": high, "steps": len(ratios)}
 
     def _say(self, name: str, drafter: _DrafterRecord) -> None:
         """Write down that a drafter's state or usual length changed, and log it."""

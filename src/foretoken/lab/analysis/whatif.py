@@ -13,17 +13,18 @@ there, and keeps what the recorded text goes on with.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from foretoken.control.cost import LineCost, StepShape, speculative_step
+from foretoken.control.cost import LineCost, StepShape
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.measure.bench import load_items
 from foretoken.lab.measure.experiment import WorkloadConfig
 from foretoken.lab.plain import from_plain
 from foretoken.lab.records.results import AbSummary, RequestRecord
+from foretoken.lab.simulate.machine import SimulatedDrafter, SimulatedMachine
 
 PIECE = re.compile(r"\s*(?:\w{1,6}|[^\w\s])|\s+")
 """About a token: some letters with the space before them, or one sign."""
@@ -148,17 +149,29 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """In plain steps."""
+    """What steps take in which each of some sequences has k drafts."""
 
-    verify_per_draft: float
-    """What each draft adds to a verification, whose time is a line in its rows."""
-    draft: float
-    """A draft step."""
+    machine: SimulatedMachine
+    """Its first drafter made the drafts."""
+    sequences: int = 1
+    context: float = 256.0
+    """Tokens of each sequence."""
 
-    def step_seconds(self, k: int) -> float:
-        """A step with k drafts."""
-        verify = LineCost(row_s=self.verify_per_draft).seconds(StepShape(k + 1)).seconds
-        return speculative_step(verify, self.draft, k)
+    @classmethod
+    def in_plain_steps(cls, verify_per_draft: float, draft: float) -> "Costs":
+        """As `lab fit` says them: what each draft adds to a verification, and a draft step."""
+        drafter = SimulatedDrafter(name="recorded", passes=LineCost(draft), reads=False)
+        target = LineCost(row_s=verify_per_draft)
+        return cls(machine=SimulatedMachine(target=target, drafters=(drafter,)))
+
+    def over_plain(self, k: int, *, drafts_are_free: bool = False) -> float:
+        """A step with k drafts of each sequence, in steps without."""
+        num, machine = self.sequences, self.machine
+        plain_s = machine.target_s(StepShape(num, num, self.context), num)
+        seconds = machine.target_s(StepShape(num * (1 + k), num, self.context), num)
+        if machine.drafters and not drafts_are_free:
+            seconds += machine.drafters[0].drafting_s([k] * num, self.context)
+        return seconds / plain_s
 
 
 def streams_of(records: Sequence[RequestRecord]) -> tuple[list[list[int]], bool]:
@@ -278,7 +291,6 @@ def what_if_looked_up(
         for k in ks:
             seen = look_up(answers, k, method)
             outcome = seen.tokens_per_step, seen.acceptance_rate, seen.draft_share
-            free = None if costs is None else replace(costs, draft=0.0)
             found.append(
                 WhatIf(
                     k=k,
@@ -289,7 +301,7 @@ def what_if_looked_up(
                     most=outcome[0],
                     acceptance_rate=outcome[1],
                     draft_share=outcome[2],
-                    speedup=_speedup(k, outcome, free),
+                    speedup=_speedup(k, outcome, costs, drafts_are_free=True),
                     label="estimate",
                 )
             )
@@ -310,8 +322,14 @@ def _written(summary: AbSummary, records: Sequence[RequestRecord]) -> list[Writt
     return [Written(prompt=prompt, text=text) for prompt, text in prompts.items()]
 
 
-def _speedup(k: int, outcome: tuple[float, float, float], costs: Costs | None) -> float | None:
+def _speedup(
+    k: int,
+    outcome: tuple[float, float, float],
+    costs: Costs | None,
+    *,
+    drafts_are_free: bool = False,
+) -> float | None:
     if costs is None:
         return None
     tokens, _, drafting = outcome
-    return tokens / (1 + drafting * (costs.step_seconds(k) - 1))
+    return tokens / (1 + drafting * (costs.over_plain(k, drafts_are_free=drafts_are_free) - 1))

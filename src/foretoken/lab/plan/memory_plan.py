@@ -52,6 +52,9 @@ class MemoryPlan:
     """Memory that lies idle because the pools of all ranks are as small as the fullest one's."""
     kv_bytes_per_token: float
     draft_kv_bytes_per_token: float
+    """Of drafters' keys and values, and of the hidden states that they read."""
+    draft_kv_reserved: bool
+    """Whether every token of the cache keeps that; else it takes what the target leaves."""
     lookahead: int
     kv_pool_bytes: float
     """Memory for keys and values on all ranks; negative if the weights alone do not fit."""
@@ -165,7 +168,9 @@ def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:
     drafts = load.kv_bytes_per_token
     if setup.draft is not None and setup.drafts_with == "model" and draft_ranks > 1:
         drafts *= _kv_copies(setup.draft, draft_ranks)
-    per_rank = own * shared / ranks + drafts / draft_ranks
+    # On a CPU, Foretoken's pages of drafters are written in free memory and given back.
+    reserved = engine != "foretoken" or setup.device.kind != "cpu"
+    per_rank = own * shared / ranks + (drafts / draft_ranks if reserved else 0.0)
     pool = limit - fullest
     tokens = formula.tokens_that_fit(pool, per_rank)
     return MemoryPlan(
@@ -177,6 +182,7 @@ def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:
         imbalance_bytes=load.weight_bytes * (ranks / draft_ranks - 1),
         kv_bytes_per_token=own * shared,
         draft_kv_bytes_per_token=drafts,
+        draft_kv_reserved=reserved,
         lookahead=load.lookahead,
         kv_pool_bytes=pool * ranks,
         tokens=tokens,

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, final
+from typing import final
 
 from foretoken.control.cost import CostModel, LineCost, StepShape, StepTime
 from foretoken.control.learned.cost import DrafterCost, LearnedCost
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.predict import step_models
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
+from foretoken.lab.simulate.server import ServerCost
 
 HOST_S = 1e-3
 """Of every step of a server on a GPU, beside its kernels: an assumption."""
@@ -74,6 +75,7 @@ class SimulatedMachine:
     """Of every step, beside the forward pass."""
     token_s: float = 0.0
     """Of every token that a step gives, beside the forward pass."""
+    server: ServerCost = ServerCost()
 
     def target_s(self, shape: StepShape, tokens: int) -> float:
         """All of a step that gives so many tokens, but drafting."""
@@ -137,28 +139,32 @@ def machine_of_costs(path: Path) -> SimulatedMachine:
     try:
         found = json.loads(path.read_text("utf-8"))
         target = LearnedCost.from_dict(found["target"])
-        drafters = tuple(_kept_drafter(*kept) for kept in found["drafters"].items())
+        drafters = {name: DrafterCost.from_dict(kept) for name, kept in found["drafters"].items()}
     except (OSError, ValueError, TypeError, KeyError) as error:
         allowed = "a file of costs that `foretoken info --costs` names"
         raise ConfigError("--costs", str(path), allowed) from error
-    return SimulatedMachine(target=target, drafters=drafters)
+    return machine_of_models(target, drafters)
 
 
-def _kept_drafter(name: str, kept: Mapping[str, Any]) -> SimulatedDrafter:
-    """A drafter of which an engine kept the costs."""
-    cost = DrafterCost.from_dict(kept)
+def machine_of_models(target: CostModel, drafters: Mapping[str, DrafterCost]) -> SimulatedMachine:
+    """The machine that an engine's models of time describe."""
+    known = tuple(_known_drafter(name, cost) for name, cost in drafters.items())
+    return SimulatedMachine(target=target, drafters=known)
+
+
+def _known_drafter(name: str, cost: DrafterCost) -> SimulatedDrafter:
     _, one, two = cost.drafting(1, 2, 0.0).tolist()
     return SimulatedDrafter(
         name=name,
-        passes=_KeptPass(cost),
+        passes=_LearnedPass(cost),
         call_s=0.0 if cost.one_pass else 2.0 * one - two,
         one_pass=cost.one_pass,
-        reads=any(fed_rows for *_, fed_rows, _ in kept["shapes"]),
+        reads=cost.reads,
     )
 
 
 @final
-class _KeptPass(CostModel):
+class _LearnedPass(CostModel):
     """A pass of a drafter of which an engine knows the costs."""
 
     def __init__(self, cost: DrafterCost) -> None:

@@ -4,6 +4,7 @@ A step takes what the models of the machine say, and whoever decides is told tha
 nothing waits. Invariant: whoever decides learns nothing that an engine would not tell it.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
@@ -90,6 +91,13 @@ class SimulatedRun:
         return sum(step.tokens for step in self.steps) / self.seconds
 
     @property
+    def full_tokens_per_s(self) -> float:
+        """The same while every client had a request under way: until one finds none to send."""
+        last = max(request.arrival for request in self.requests)
+        until = min(request.ended for request in self.requests if request.ended > last)
+        return sum(step.tokens for step in self.steps if step.at <= until) / until
+
+    @property
     def drafting(self) -> float:
         """Share of the steps that drafted."""
         return sum(step.drafted > 0 for step in self.steps) / len(self.steps)
@@ -111,6 +119,13 @@ class _Results(NamedTuple):
     spans: Sequence[_Result | None]
 
 
+class _Asked(NamedTuple):
+    """A request on its way to the queue."""
+
+    arrival: float
+    simulated: SimulatedRequest
+
+
 @final
 class SimulatedServing:
     """A server of one machine and one arm."""
@@ -127,7 +142,7 @@ class SimulatedServing:
         self._drafting = SimulatedDrafting(machine)
         self._deciding = arm.build(machine, self._drafting.missing)
         self._noise = MachineNoise(limits.noise, seed)
-        self.clock = 0.0
+        self.clock = self._began = 0.0
         self._scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=limits.max_num_seqs,
@@ -139,40 +154,59 @@ class SimulatedServing:
             plan_drafts=self._deciding.plan,
             clock=lambda: self.clock,
         )
+        self._asked: deque[_Asked] = deque()
         self._running: dict[str, SimulatedRequest] = {}
         self._steps: list[StepRecord] = []
         self._served: list[ServedRequest] = []
 
     def run(self, traffic: Traffic) -> SimulatedRun:
-        """Serve all of it."""
+        """Serve all of it. Whoever decides knows what was learnt in runs before; times of the run
+        count from its beginning."""
+        self._began, self._steps, self._served = self.clock, [], []
         waiting, times = traffic.draw(), traffic.times()
         waiting.reverse()
         tokens = 0
-        while waiting or self._running:
-            self._admit(traffic, waiting, times)
+        while waiting or self._asked or self._running:
+            self._ask(traffic, waiting, times)
+            self._admit()
             if not self._running:
                 # Nobody is there: the clock goes to whoever comes next.
-                self.clock = times[traffic.requests - len(waiting)] if times else self.clock + 0.1
+                if self._asked:
+                    self.clock = self._queued_at(self._asked[0])
+                elif times:
+                    self.clock = self._began + times[traffic.requests - len(waiting)]
+                else:
+                    self.clock += 0.1
                 continue
             tokens += self._step()
             if 0 < self._limits.most_tokens <= tokens:
                 break
         return SimulatedRun(self._arm.name, self._steps, self._served)
 
-    def _admit(self, traffic: Traffic, waiting: list[SimulatedRequest], times: list[float]) -> None:
-        """Take over whoever has arrived."""
+    def _ask(self, traffic: Traffic, waiting: list[SimulatedRequest], times: list[float]) -> None:
+        """Clients send what they have to send by now."""
         while waiting:
             arrival = self.clock
             if times:
-                arrival = times[traffic.requests - len(waiting)]
+                arrival = self._began + times[traffic.requests - len(waiting)]
                 if arrival > self.clock:
                     return
-            elif len(self._running) >= traffic.in_flight(self.clock):
+            elif len(self._running) + len(self._asked) >= traffic.in_flight(
+                self.clock - self._began
+            ):
                 return
-            simulated = waiting.pop()
+            self._asked.append(_Asked(arrival, waiting.pop()))
+
+    def _admit(self) -> None:
+        """Queue what the server has read by now."""
+        while self._asked and self._queued_at(self._asked[0]) <= self.clock:
+            arrival, simulated = self._asked.popleft()
             request = simulated.request(arrival)
             self._scheduler.add(request)
             self._running[request.request_id] = simulated
+
+    def _queued_at(self, asked: _Asked) -> float:
+        return asked.arrival + self._machine.server.request_s
 
     def _step(self) -> int:
         """One step; the tokens that it gave."""
@@ -230,6 +264,8 @@ class SimulatedServing:
         self._note(stats, len(decoding), 0.0 if plan.forecast is None else plan.forecast.seconds)
         for output in outputs:
             self._end(output)
+        server = self._machine.server
+        self.clock += server.step_s + server.token_s * stats.num_output_tokens
         return stats.num_output_tokens
 
     def _result(self, span: Any, drafted: DraftedStep, place: int) -> _Result | None:
@@ -244,7 +280,7 @@ class SimulatedServing:
     def _note(self, stats: StepStats, decoding: int, predicted: float) -> None:
         self._steps.append(
             StepRecord(
-                self.clock,
+                self.clock - self._began,
                 stats.total_s,
                 decoding,
                 stats.num_draft_tokens,
@@ -259,7 +295,8 @@ class SimulatedServing:
         if output.finish_reason is None:
             return
         assert output.metrics is not None
-        arrival = self.clock - output.metrics.finished_s
+        ended = self.clock - self._began
+        arrival = ended - output.metrics.finished_s
         simulated = self._running.pop(request_id)
         self._served.append(
             ServedRequest(
@@ -267,7 +304,7 @@ class SimulatedServing:
                 simulated.kind.name,
                 arrival,
                 arrival + output.metrics.first_token_s,
-                self.clock,
+                ended,
                 simulated.length,
             )
         )

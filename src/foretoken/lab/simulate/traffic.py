@@ -29,12 +29,20 @@ class DraftChance:
     """Of a first draft."""
     deeper: float = 1.0
     """What the chance is multiplied by for each draft before it."""
+    by_depth: tuple[float, ...] = ()
+    """Instead: the chances of draft 1, 2, ... where all before are right; the last one goes on."""
     spread: float = 0.0
     """Standard deviation between requests, of the logarithm of the odds."""
     later: tuple[tuple[int, float], ...] = ()
     """From these output tokens on it is another: (first token, chance)."""
     found: float = 1.0
     """Of look-ups: share of the tokens at which anything is found."""
+
+    def factor(self, depth: int) -> float:
+        """The chance with so many drafts before it, over that of a first one."""
+        if not self.by_depth:
+            return self.deeper**depth
+        return self.by_depth[min(depth, len(self.by_depth) - 1)] / self.by_depth[0]
 
     def by_position(self, length: int, random: np.random.Generator) -> NDArray[np.float64]:
         """The chance at each output position of one request."""
@@ -75,7 +83,8 @@ class RequestClass:
 class RecordedRequest(NamedTuple):
     """One request of a recorded workload."""
 
-    arrival: float
+    arrival: float | None
+    """None, as of all others: the clients decide."""
     prompt: int
     output: int
 
@@ -131,11 +140,11 @@ class SimulatedRequest:
         """Of so many drafts after `done` output tokens, how many are right in turn."""
         if drafter not in self._draws:
             return 0
-        deeper = self.kind.chances[drafter].deeper
+        law = self.kind.chances[drafter]
         chances, draws = self._draws[drafter]
         most = min(drafted, self.length - done)
         for depth in range(most):
-            if draws[done + depth] >= chances[done + depth] * deeper**depth:
+            if draws[done + depth] >= chances[done + depth] * law.factor(depth):
                 return depth
         return most
 
@@ -208,7 +217,7 @@ class Traffic:
     """Requests per second that arrive whoever waits (Poisson); 0: the clients decide."""
     recorded: tuple[RecordedRequest, ...] = ()
     """When they arrive and how long they are, as it was recorded; empty: the rate or the clients
-    decide."""
+    decide, and lengths are drawn."""
     seed: int = 0
 
     def draw(self) -> list[SimulatedRequest]:
@@ -226,8 +235,9 @@ class Traffic:
 
     def times(self) -> list[float]:
         """When they arrive; empty where the clients decide."""
-        if self.recorded:
-            return [one.arrival for one in self.recorded]
+        arrivals = [one.arrival for one in self.recorded if one.arrival is not None]
+        if arrivals:
+            return arrivals
         if not self.rate:
             return []
         gaps = np.random.default_rng((self.seed, 1 << 20)).exponential(1 / self.rate, self.requests)

@@ -43,6 +43,7 @@ async def _describe(state: ServerState) -> dict[str, Any]:
     names = ("acceptance_length", "draft_acceptance_rate", "draft_length")
     by_load = await state.engine.call(_by_load)
     control = await state.engine.call(_control)
+    models = await state.engine.call(lambda engine: engine.parts.deciding.models())
     recent = {name: getattr(metrics[f"foretoken:recent_{name}"], "value", None) for name in names}
     return {
         "enabled": policy.enabled,
@@ -52,6 +53,7 @@ async def _describe(state: ServerState) -> dict[str, Any]:
         "last_minute": recent,
         "by_load": by_load,
         "control": control,
+        "models": models,
     }
 
 

@@ -28,6 +28,7 @@ import foretoken
 from foretoken import metrics as engine_metrics
 from foretoken.engine import Engine
 from foretoken.server.observing.control import ControlCollector
+from foretoken.server.observing.learnt import LearntCollector
 from foretoken.server.observing.log_lines import milliseconds
 from foretoken.server.observing.process_memory import device_bytes
 from foretoken.server.observing.request_acceptance import AcceptanceMetrics
@@ -158,10 +159,11 @@ class ServerMetrics:
         """Register everything in a registry of its own."""
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(engine, model_name, prefix))
-        if engine.parts.deciding.journal is not None:
-            self.registry.register(
-                ControlCollector(engine.parts.deciding.journal, model_name, prefix)
-            )
+        deciding = engine.parts.deciding
+        if deciding.journal is not None:
+            self.registry.register(ControlCollector(deciding.journal, model_name, prefix))
+        if deciding.control is not None:
+            self.registry.register(LearntCollector(deciding.models, model_name, prefix))
         self._values = (model_name, "0")
         self._started: dict[str, Request] = {}
         self._last_at: dict[str, float] = {}

@@ -63,15 +63,17 @@ def _draft_kv(context: PlanContext) -> Iterator[Finding]:
         return
     counted = max(0.0, plain.kv_pool_bytes - plan.draft_weight_bytes) / plain.kv_bytes_per_token
     lost = 1 - plan.tokens / plain.tokens
-    yield Finding(
-        check="draft_kv",
-        level="warning" if lost > 0.25 else "note",
-        message=f"speculation takes {lost:.0%} of the tokens ({plain.tokens:,} to "
-        f"{plan.tokens:,}); the draft's weights alone would take "
-        f"{1 - counted / plain.tokens:.0%}. Each token keeps "
-        f"{plan.draft_kv_bytes_per_token / 1024:.0f} KiB for the draft beside "
-        f"{plan.kv_bytes_per_token / 1024:.0f} KiB for the target",
+    each = (
+        f"{plan.draft_kv_bytes_per_token / 1024:.1f} KiB a token for the draft beside "
+        f"{plan.kv_bytes_per_token / 1024:.1f} KiB for the target"
     )
+    message = f"speculation takes {lost:.0%} of the tokens ({plain.tokens:,} to {plan.tokens:,}); "
+    if plan.draft_kv_reserved:
+        alone = 1 - counted / plain.tokens
+        message += f"the draft's weights alone would take {alone:.0%}. The cache keeps {each}"
+    else:
+        message += f"the draft's keys and values take free memory, and give it back: {each}"
+    yield Finding(check="draft_kv", level="warning" if lost > 0.25 else "note", message=message)
 
 
 def _draft_share(context: PlanContext) -> Iterator[Finding]:
