@@ -14,7 +14,7 @@ import numpy as np
 
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
-from foretoken.control.adaptive.exploring import Account, Trial, pick_trial
+from foretoken.control.adaptive.exploring import Account, Trial, is_known, pick_trial, surprises
 from foretoken.control.adaptive.guard import Ledger
 from foretoken.control.adaptive.planning import FirstReading, budgets, read_first, surplus
 from foretoken.control.adaptive.scene import DrafterView, Scene
@@ -264,7 +264,8 @@ class Planner:
         """A plan has held for so many steps."""
         alive = [i for i, request_id in enumerate(made.ids) if request_id in self._requests]
         forecast = made.plan.forecast
-        if forecast is not None:
+        # A trial is paid by the account, not by those who wait for it.
+        if forecast is not None and not made.trial:
             made.gained_s += made.spare_s
             lost = max(made.unguarded - forecast.price, 0.0)
             self.forgone_tokens += lost * forecast.seconds * steps
@@ -289,9 +290,23 @@ class Planner:
                 self.acceptance.fade(others, name, steps)
                 if drafter.rests:
                     self.acceptance.rest(name, steps)
-            drafter.awake = 0 if name in made.plan.resting else drafter.awake + steps
-            drafter.idle = 0 if name in used else drafter.idle + steps
-            drafter.since_trial += steps
+            tried = name == made.trial
+            drafter.pass_by(
+                steps,
+                used=name in used and not tried,
+                tried=tried,
+                rested=name in made.plan.resting,
+            )
+
+    def learn_trial(self, made: MadePlan, lost_steps: float) -> None:
+        """A trial took so many plain steps more than it brought."""
+        assert made.weighed is not None, "a trial was planned"
+        scene, _ = made.weighed
+        self.drafters[made.trial].learn_trial(
+            lost_steps,
+            surprising=surprises(scene, made.trial),
+            known=is_known(scene, made.trial),
+        )
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ones are fine."""
@@ -352,6 +367,13 @@ class Planner:
         # Prompts take what they take, whether anybody drafts beside them or not. A draft is worth
         # the time that it saves in steps to come: that of steps without prompts.
         drafting_s = plain_s * math.exp(on - off)
+        more_s = model_s - model_s[0]
+        if shape.prompt_rows:
+            # Beside many rows some more may be cheap, and what is begun now goes on without them.
+            count = len(ids)
+            alone = shape._replace(rows=count, sequences=count, prompt_rows=0)
+            alone_s = self.target.curve(alone, most)
+            more_s = np.maximum(more_s, alone_s - alone_s[0])
         return Scene(
             ids=ids,
             context=shape.context,
@@ -361,7 +383,7 @@ class Planner:
             plain_s=plain_s,
             model_s=model_s,
             prompt_s=prompt_s,
-            rows_s=(drafting_s - model_s[0] * math.exp(on)) + model_s * math.exp(on),
+            rows_s=drafting_s + more_s * math.exp(on),
             acceptance=self.acceptance,
         )
 

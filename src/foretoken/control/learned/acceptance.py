@@ -38,12 +38,15 @@ _LEAST, _MOST = 0.002, 0.998
 """Range of a class's chances, so that their odds are finite."""
 _LIMIT = 6.0
 """A change is noticed when it explains the trials so much better than none, in nats."""
+_RISE_LIMIT = 2.5
+"""The same for a class in trials, which are few and each of which moves what the class is known
+for."""
 _WARM = 12.0
 """Trials of a bucket before one can tell that it changed."""
 _SURPRISE = 0.06
 """What is likelier or less likely than this counts as if it were not: two surprises alone prove
 nothing."""
-_KEEPS_REST = 0.995
+_KEEPS_REST = 0.9995
 """What a class showed is multiplied by at each step in which a drafter rests."""
 _KEEPS_STEP = 0.99
 """What a request showed is multiplied by at each step without a draft."""
@@ -66,7 +69,10 @@ _LOG_2 = log(2.0)
 class _Class:
     """What the requests of a class showed together."""
 
-    __slots__ = ("accepted", "alarms", "members", "new", "prior", "row", "trials")
+    __slots__ = (
+        "accepted", "alarms", "members", "new", "num_seen", "prior", "rise", "rise_trials", "row",
+        "trials",
+    )  # fmt: skip
 
     def __init__(self, row: int, prior: list[float]) -> None:
         self.row = row
@@ -79,6 +85,12 @@ class _Class:
         """Running requests."""
         self.alarms: dict[str, int] = {}
         """Requests that changed, with the step."""
+        self.num_seen = 0
+        """Drafts since the class was new or changed."""
+        self.rise = 0.0
+        """How much better trials are explained by chances that rose, in nats."""
+        self.rise_trials: list[tuple[BucketTrials, ...]] = []
+        """The trials since that was 0."""
 
 
 @final
@@ -209,6 +221,38 @@ class LearnedAcceptance(AcceptanceModel):
         track.step = self._step
         self._add(track, trials_of_draft(num_drafted, num_accepted), request_id)
 
+    def observe_trial(
+        self, request_id: str, drafter: str, num_drafted: int, num_accepted: int
+    ) -> None:
+        """The same of a draft that was made to find out, while the drafter is not used.
+
+        Trials are few, and what a class showed before is much. So they are also held against it,
+        by Page's test: if the class rose, it begins anew with the trials that say so.
+        """
+        track = self._begun(drafter, request_id)
+        if track is None:
+            return
+        chances = self._few(self._owner(drafter), request_id)
+        pieces, own = trials_of_draft(num_drafted, num_accepted), track.own_class
+        for bucket, accepted, refused, *_ in pieces:
+            usual = max(chances[bucket], _SURPRISE)
+            own.rise += accepted * log((1.0 + usual) / (2.0 * usual)) - refused * _LOG_2
+        own.rise = max(own.rise, 0.0)
+        own.rise_trials = [*own.rise_trials, pieces] if own.rise else []
+        self.observe(request_id, drafter, num_drafted, num_accepted)
+        if own.rise > _RISE_LIMIT:
+            self._begin_anew(drafter, own)
+
+    def rises(self, request_ids: Sequence[str], drafter: str) -> list[float]:
+        """How much the trials of each one's class speak for better chances than it had, in nats."""
+        owner = self._owner(drafter)
+        return [self._class(owner, request_id).rise for request_id in request_ids]
+
+    def seen(self, request_ids: Sequence[str], drafter: str) -> int:
+        """Drafts that are known of that of their classes of which fewest are."""
+        owner = self._owner(drafter)
+        return min(self._class(owner, request_id).num_seen for request_id in request_ids)
+
     def observe_labels(self, request_id: str, drafter: str, hits: Sequence[bool]) -> None:
         """Whether the drafter would have guessed each of some committed tokens: trials of depth 1
         that cost no verification."""
@@ -337,6 +381,7 @@ class LearnedAcceptance(AcceptanceModel):
             class_accepted[bucket] = class_fade * class_accepted[bucket] + accepted
             class_trials[bucket] = class_fade * class_trials[bucket] + accepted + refused
             own.new += accepted + refused
+        own.num_seen += 1
         track.up, track.down = up, down
         track.ups = track.ups + 1 if up else 0
         track.downs = track.downs + 1 if down else 0
@@ -360,6 +405,24 @@ class LearnedAcceptance(AcceptanceModel):
         track.ups = track.downs = 0
         self.num_changes += 1
         self._alarm(track.own_class, request_id)
+
+    def _begin_anew(self, drafter: str, own: _Class) -> None:
+        """The class rose: it is what its latest trials say, and so are its requests."""
+        own.accepted, own.trials = [0.0] * BUCKETS, [0.0] * BUCKETS
+        for pieces in own.rise_trials:
+            for bucket, accepted, refused, *_ in pieces:
+                own.accepted[bucket] += accepted
+                own.trials[bucket] += accepted + refused
+        cells = self._rows.cells
+        for track in self._drafters[drafter].tracks.values():
+            if track.own_class is own:
+                row = track.row
+                cells[row : row + 2 * BUCKETS] = array("d", [0.0] * (2 * BUCKETS))
+                cells[row + 2 * BUCKETS] = _WEIGHT
+                track.up = track.down = 0.0
+        own.rise, own.rise_trials, own.new = 0.0, [], inf
+        own.num_seen = 0
+        self.num_changes += 1
 
     def _alarm(self, own: _Class, request_id: str) -> None:
         """A request of the class changed; where several do at once, the class did."""
