@@ -13,7 +13,7 @@ _SPACING, _SPACING_MOST = 4, 32
 """Steps between a trial that failed and the next, at first and at most."""
 _SPACING_MOST_WITH_FEATURES = 256
 """The same for drafters that are only worth a trial after they were awake for some steps."""
-_HOPES_MOST = 1024
+_HOPES_MOST = 2048
 """Steps that a drafter which paid is tried often."""
 _SHARE = 0.003
 """Of the time, for trials of a drafter that is known not to pay."""
@@ -89,7 +89,9 @@ class DrafterState:
         """A plan has held for so many steps, in which it was used or tried, or nobody needed it."""
         self.awake = 0 if rested else self.awake + steps
         self.idle = 0 if used or tried else self.idle + steps
-        self.hopes = min(self.hopes + steps, _HOPES_MOST) if used else max(self.hopes - steps, 0)
+        self.hopes = (
+            min(self.hopes + 4 * steps, _HOPES_MOST) if used else max(self.hopes - steps, 0)
+        )
         self.since_trial += steps
 
     def put_off(self) -> None:

@@ -25,7 +25,7 @@ from foretoken.control.adaptive.planning import (
     step_shape,
     surplus,
 )
-from foretoken.control.adaptive.scene import RETURNS, USUAL_TOKENS, DrafterView, Scene
+from foretoken.control.adaptive.scene import RETURNS, DrafterView, Scene
 from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_read, view_of
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
@@ -322,7 +322,8 @@ class Planner:
             np.array([sequence.request.max_tokens - sequence.num_output]),
         )
         feeding_s = self.drafters[name].cost.feeding(missing, made.context)
-        return gain_s * float(left[0]) / USUAL_TOKENS >= RETURNS * feeding_s
+        steps = float(left[0]) / (1.0 + min(made.row_brings, 1.0))
+        return gain_s * steps >= RETURNS * feeding_s
 
     def _plain_times(self, shape: StepShape, count: int) -> PlainTimes:
         """Of the step of `shape` without drafts, in which `count` sequences decode."""
@@ -346,6 +347,13 @@ class Planner:
         model_s = self.target.curve(shape, most)
         # Prompts take what they take, whether anybody drafts beside them or not. A draft is worth
         # the time that it saves in steps to come: that of steps without prompts.
+        more_s = model_s - model_s[0]
+        if shape.prompt_rows:
+            # Beside many rows some more may be cheap, and what is begun now goes on without them.
+            count = len(ids)
+            alone = shape._replace(rows=count, sequences=count, prompt_rows=0)
+            alone_s = self.target.curve(alone, most)
+            more_s = np.maximum(more_s, alone_s - alone_s[0])
         return Scene(
             ids=ids,
             context=shape.context,
@@ -354,7 +362,7 @@ class Planner:
             token_s=plain_s * np.where(allowed_s > 0.0, _BENEFIT, 1.0),
             plain_s=plain_s,
             prompt_s=prompt_s,
-            rows_s=(plain_s - model_s[0]) + model_s,
+            rows_s=plain_s + more_s,
             acceptance=self.acceptance,
         )
 

@@ -26,8 +26,6 @@ from foretoken.control.report.explain import Outlook
 
 RETURNS = 1.25
 """Times what catching up takes that it has to bring."""
-USUAL_TOKENS = 2.0
-"""Tokens of a speculating step, before it is planned."""
 
 
 @final
@@ -160,7 +158,7 @@ class Scene:
         depth_s = one - slot_s * np.arange(most + 1)
         depth_s[0] = 0.0
         # Catching up is paid once and has to come back while the sequence still runs.
-        steps_N = np.maximum(self.left_N / USUAL_TOKENS, 1.0)
+        steps_N = np.maximum(self.left_N / (1.0 + survival[:, 0]), 1.0)
         start_s = RETURNS * view.cost.feeding_each(view.missing_N, self.context) / steps_N
         return DraftOption(
             name=view.name,

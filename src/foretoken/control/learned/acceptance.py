@@ -38,6 +38,9 @@ _LEAST, _MOST = 0.002, 0.998
 """Range of a class's chances, so that their odds are finite."""
 _LIMIT = 6.0
 """A change is noticed when it explains the trials so much better than none, in nats."""
+_RISE_LIMIT = 2.5
+"""The same for a class in trials, which are few and each of which moves what the class is known
+for."""
 _WARM = 12.0
 """Trials of a bucket before one can tell that it changed."""
 _SURPRISE = 0.06
@@ -237,7 +240,7 @@ class LearnedAcceptance(AcceptanceModel):
         own.rise = max(own.rise, 0.0)
         own.rise_trials = [*own.rise_trials, pieces] if own.rise else []
         self.observe(request_id, drafter, num_drafted, num_accepted)
-        if own.rise > _LIMIT:
+        if own.rise > _RISE_LIMIT:
             self._begin_anew(drafter, own)
 
     def rises(self, request_ids: Sequence[str], drafter: str) -> list[float]:
