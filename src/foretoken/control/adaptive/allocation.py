@@ -175,11 +175,13 @@ def _with(
 
 def _alone(step: StepOptions, option: DraftOption, index: int) -> Allocation:
     """`_with` for one sequence and one drafter, where a set of slots is a depth."""
-    accepted = np.cumsum(option.survival_NK[0])
-    most = len(accepted)
+    # Near the end of an output the step has room for fewer rows than the drafter has drafts.
+    most = min(option.survival_NK.shape[1], len(step.rows_s) - 1)
+    survival_K = option.survival_NK[0, :most]
+    accepted = np.cumsum(survival_K)
     seconds = step.rows_s[1 : most + 1] + option.depth_s[1 : most + 1] + option.start_s[0]
     seconds = seconds + option.slot_s * np.arange(1, most + 1)
-    rates = np.where(option.survival_NK[0] > 0.0, (1.0 + accepted) / seconds, 0.0)
+    rates = np.where(survival_K > 0.0, (1.0 + accepted) / seconds, 0.0)
     allowed = step.bound_s[0] + step.token_s[0] * accepted >= seconds
     at = int(np.argmax(np.where(allowed, rates, 0.0)))
     if not allowed[at] or rates[at] == 0.0:
