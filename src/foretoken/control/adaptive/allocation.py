@@ -38,6 +38,15 @@ class DraftOption:
     """Seconds that each slot adds to them."""
     start_s: Floats
     """Seconds a step of each sequence's share in catching up, [N]; 0 where nothing is missing."""
+    levels_K: Counts | None = None
+    """Of a drafter of trees, whose drafts are nodes with the parents first: the depth of each.
+    None: draft j of a chain has depth j."""
+
+    @property
+    def depths_K(self) -> Counts:
+        """How many passes each draft needs."""
+        most = self.survival_NK.shape[1]
+        return np.arange(1, most + 1) if self.levels_K is None else self.levels_K
 
 
 @final
@@ -71,6 +80,10 @@ class Allocation:
     """Expected of all sequences."""
     unguarded: float
     """Tokens per second that the best plan would have without bounds."""
+    depth: int = 0
+    """Passes of the drafters."""
+    slots: Counts | None = None
+    """The drafts that were chosen, the best first: draft x N + sequence. None: the first ones."""
 
     @property
     def rate(self) -> float:
@@ -118,7 +131,7 @@ def _with(
     step: StepOptions, options: Seq[DraftOption], chosen: tuple[int, ...], rate: float
 ) -> Allocation:
     """The best plan in which these drafters, and no others, run passes; nothing if none may."""
-    if len(step.bound_s) == 1 and len(chosen) == 1:
+    if len(step.bound_s) == 1 and len(chosen) == 1 and options[chosen[0]].levels_K is None:
         return _alone(step, options[chosen[0]], chosen[0])
     owner_N = _owners(step, options, chosen, rate)
     survival_NK = options[chosen[0]].survival_NK
@@ -131,8 +144,11 @@ def _with(
     best: tuple[float, int, int] | None = None
     unguarded = 0.0
     order_by_depth: dict[int, Counts] = {}
-    for depth in range(1, most + 1):
+    levels_NK = _levels(options, chosen, owner_N)
+    for depth in range(1, (most if levels_NK is None else int(levels_NK.max())) + 1):
         slots = survival_NK[:, :depth]
+        if levels_NK is not None:
+            slots = np.where(levels_NK <= depth, survival_NK, 0.0)
         # Depth is the slower index, so that equal chances are taken from the first draft on.
         flat = slots.T.ravel()
         order = np.argsort(-flat, kind="stable")
@@ -169,8 +185,15 @@ def _with(
     tokens = count + float(survival_NK.T.ravel()[order_by_depth[depth][:size]].sum())
     return Allocation(
         drafts_N=drafts_N, drafter_N=drafter_N, seconds=tokens / found, tokens=tokens,
-        unguarded=unguarded,
+        unguarded=unguarded, depth=depth, slots=order_by_depth[depth][:size],
     )  # fmt: skip
+
+
+def _levels(options: Seq[DraftOption], chosen: tuple[int, ...], owner_N: Counts) -> Counts | None:
+    """Passes that each draft of each sequence needs, [N, K]; None where all are chains."""
+    if all(options[index].levels_K is None for index in chosen):
+        return None
+    return np.stack([options[index].depths_K for index in chosen])[owner_N]
 
 
 def _alone(step: StepOptions, option: DraftOption, index: int) -> Allocation:
@@ -188,7 +211,7 @@ def _alone(step: StepOptions, option: DraftOption, index: int) -> Allocation:
         return replace(_nothing(step, 1), unguarded=float(rates.max()))
     return Allocation(
         drafts_N=np.array([at + 1]), drafter_N=np.array([index]), seconds=float(seconds[at]),
-        tokens=1.0 + float(accepted[at]), unguarded=float(rates.max()),
+        tokens=1.0 + float(accepted[at]), unguarded=float(rates.max()), depth=at + 1,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from foretoken.control.adaptive.planning import (
 )
 from foretoken.control.adaptive.scene import DrafterView, Scene
 from foretoken.control.adaptive.tracked import TrackedRequest, note_read, view_of
+from foretoken.control.adaptive.within_drafts import expected, planned_trees, prices
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
@@ -65,6 +66,8 @@ class MadePlan:
     """That no draft of a step is accepted."""
     spare_s: float = 0.0
     """Seconds that plain steps would have taken beyond those that were measured."""
+    expected: dict[str, float] = field(default_factory=dict)
+    """Drafts of each drafter in a step that are expected to be accepted, by their chances alone."""
     accepted: dict[str, int] = field(default_factory=dict)
     """Drafts of each request that were accepted."""
     below_floor: frozenset[str] = frozenset()
@@ -83,8 +86,8 @@ class MadePlan:
         return next((scene.outlook(one) for one in options if one.name == drafter), None)
 
 
-_PLAIN = (0, "")
-"""Length and drafter of a sequence that decodes plainly."""
+_PLAIN = (0, "", None)
+"""Length, drafter and tree of a sequence that decodes plainly."""
 
 
 class _PlainTimes(NamedTuple):
@@ -193,6 +196,8 @@ class Planner:
             drafts=drafts,
             lengths=tuple(lengths),
             drafters=tuple(names),
+            trees=planned_trees(found, options),
+            prices={} if trial else prices(found, options, self.drafters, forecast),
             surplus=surplus(found, options, forecast) if lookups else (),
             feeds=tuple(reading.feeds),
             resting=self._resting({*names, *reading.missing, *chosen.waking}),
@@ -205,6 +210,7 @@ class Planner:
             missing=reading.missing,
             chance_of_none=chance_of_none(found, options),
             below_floor=below_floor,
+            expected=expected(found, options, self.drafters),
             unguarded=found.unguarded,
             weighed=(scene, chosen.weighed),
         )  # fmt: skip
@@ -218,9 +224,9 @@ class Planner:
         """
         before = made.plan.forecast
         assert before is not None, "only a plan with a forecast is carried over"
-        held = dict(
-            zip(made.ids, zip(made.plan.lengths, made.plan.drafters, strict=True), strict=True)
-        )
+        trees = made.plan.trees or (None,) * len(made.ids)
+        each = zip(made.plan.lengths, made.plan.drafters, trees, strict=True)
+        held = dict(zip(made.ids, each, strict=True))
         ids = [sequence.request.request_id for sequence in sequences]
         kept = [held.get(request_id, _PLAIN) for request_id in ids]
         for sequence in sequences:
@@ -228,7 +234,7 @@ class Planner:
         count = len(ids)
         shape = step_shape(count, load, made.shape.context)
         plain_s, prompt_s = self._plain_times(shape, count)
-        lengths = tuple(length for length, _ in kept)
+        lengths = tuple(length for length, _, _ in kept)
         drafts_s = max(before.seconds - before.plain_s, 0.0) if any(lengths) else 0.0
         share = count / len(made.ids)
         forecast = StepForecast(
@@ -243,7 +249,9 @@ class Planner:
             load=load,
             drafts=lengths,
             lengths=lengths,
-            drafters=tuple(name for _, name in kept),
+            drafters=tuple(name for _, name, _ in kept),
+            trees=tuple(tree for _, _, tree in kept) if made.plan.trees else (),
+            prices=made.plan.prices,
             surplus=(0.0,) * count,
             resting=made.plan.resting,
             forecast=forecast,

@@ -89,6 +89,8 @@ def view_of(
         most_N=np.array(most, dtype=np.int64),
         missing_N=np.array(missing, dtype=np.int64),
         windowed_N=np.array(windowed, dtype=np.bool_),
+        tree=facts.tree,
+        kept=drafter.kept,
     )
 
 
