@@ -6,12 +6,14 @@ What is guarded against is anticipation: a length or a drafter chosen for what w
 
 from collections import Counter
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from foretoken.control.gain import Gain
+from foretoken.control.plan import NO_DRAFTS, DraftPrice
 from foretoken.models.tensors import Draft, ModelOutput, SpanLayout
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.choose.best import BestPolicy
@@ -96,10 +98,17 @@ def make_drafters(policy: Policy, confidence: Confidence) -> Drafters:
     )
 
 
-def step(drafters: Drafters, verifier: Verifier, target: TableModel, spans: list[Span]) -> Batch:
+def step(
+    drafters: Drafters,
+    verifier: Verifier,
+    target: TableModel,
+    spans: list[Span],
+    price: DraftPrice | None,
+) -> Batch:
     """Draft, verify, commit, and tell the policy."""
+    plan = replace(NO_DRAFTS, prices={} if price is None else {"model": price})
     batch = Batch(spans=tuple(spans))
-    batch = batch.with_draft(drafters.propose(Context(batch.spans)))
+    batch = batch.with_draft(drafters.propose(Context(batch.spans, plan)))
     rows = [target.rows(span.sequence.token_ids, span.draft_ids) for span in batch.spans]
     logits_RV = torch.cat(rows)
     found = verifier.verify(batch, ModelOutput(logits_RV=logits_RV, hidden_RD=logits_RV[:, :1]))
@@ -127,20 +136,24 @@ def step(drafters: Drafters, verifier: Verifier, target: TableModel, spans: list
     return batch
 
 
+PRICE = DraftPrice(token_s=0.05, row_s=DEAR_ROW, usual=0.6, pass_s=AT_ONCE * 0.002)
+
+
 @pytest.mark.parametrize(
-    ("policy", "confidence"),
+    ("policy", "confidence", "price"),
     [
-        (FirstPolicy, Confidence()),
-        (FirstPolicy, Confidence(threshold=0.7)),
-        (FirstPolicy, Confidence(threshold=0.8, least=2)),
-        (FirstPolicy, Confidence(gain=Gain())),
-        (BestPolicy, Confidence()),
-        (BestPolicy, Confidence(threshold=0.8, least=1)),
-        (BestPolicy, Confidence(gain=Gain(), least=1)),
+        (FirstPolicy, Confidence(), None),
+        (FirstPolicy, Confidence(threshold=0.7), None),
+        (FirstPolicy, Confidence(threshold=0.8, least=2), None),
+        (FirstPolicy, Confidence(gain=Gain()), None),
+        (FirstPolicy, Confidence(), PRICE),
+        (BestPolicy, Confidence(), None),
+        (BestPolicy, Confidence(threshold=0.8, least=1), None),
+        (BestPolicy, Confidence(gain=Gain(), least=1), None),
     ],
 )
 def test_unseeded_outputs_have_the_targets_distribution(
-    policy: type[Policy], confidence: Confidence
+    policy: type[Policy], confidence: Confidence, price: DraftPrice | None
 ) -> None:
     params, target = SamplingParams(temperature=0.9), TableModel(1, VOCAB)
     drafters, verifier = make_drafters(policy(), confidence), Verifier(VOCAB)
@@ -160,11 +173,11 @@ def test_unseeded_outputs_have_the_targets_distribution(
                 Span(sequence=s, start=s.num_computed, length=1, draft_budget=BUDGET, samples=True)
                 for s in active
             ]
-            batch = step(drafters, verifier, target, spans)
+            batch = step(drafters, verifier, target, spans, price)
             used.update(span.drafter for span in batch.spans)
             lengths.update(span.num_drafts for span in batch.spans if span.drafter == "model")
     assert used["model"] > SAMPLES / 20 and used["successor"] > 0, used
-    if confidence.threshold or confidence.gain is not None:
+    if confidence.threshold or confidence.gain is not None or price is not None:
         assert used[""] or min(lengths) < BUDGET, (used, lengths)
     counts = Counter(tuple(s.output_ids[:LENGTH]) for s in sequences)
     assert_fits(counts, chain_probs(target, params))

@@ -36,6 +36,15 @@ def test_steady_traffic_is_nearly_as_fast_as_the_best_fixed_length(
     assert batch.run(sequences, 3000 // count) >= 0.95 * best
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_long_drafts_are_planned_up_to_the_end_of_an_output(count: int) -> None:
+    batch = Batch(World(pass_s=0.01, row_s=0.0), lambda sequence, step: 0.95, most=20)
+    sequences = [running(f"r{i}", most=60) for i in range(count)]
+    while sequences:
+        batch.step(sequences)
+        sequences = [s for s in sequences if s.num_output < 60]
+
+
 def test_noise_changes_little() -> None:
     world = World(noise=0.2)
     batch, sequences = batch_of(4, 0.8, world)

@@ -2,7 +2,8 @@
 
 import math
 
-from foretoken.proposers.tree_shapes import DynamicTree
+from foretoken.control.plan import DraftPrice, PlannedTree
+from foretoken.proposers.tree_shapes import DynamicTree, StaticTree
 from foretoken.runtime.candidates import Candidates
 
 BY_PATH: dict[tuple[int, ...], tuple[float, ...]] = {
@@ -62,3 +63,40 @@ def test_small_budgets_and_few_candidates() -> None:
     growth.grow([Candidates((3,), None, (0.0,))])
     growth.grow([Candidates((), None, ())])
     assert growth.finish().ids == (3,)
+
+
+def priced(row_s: float, pass_s: float) -> tuple[int, int]:
+    """Nodes of the tree that is checked where a token saves a second, and its levels."""
+    price = DraftPrice(1.0, row_s, 0.7, pass_s)
+    growth, levels = DynamicTree(2, 3).start(12), 0
+    while True:
+        levels += 1
+        growth.grow([Candidates((0, 1), None, (-0.5, -2.0)) for _ in growth.frontier])
+        if not growth.frontier or growth.saves(price) <= pass_s:
+            tree = growth.finish(price)
+            assert tree.promise is not None and 0.0 < tree.promise < 3.0
+            return len(tree.ids), levels
+
+
+def test_nodes_and_levels_end_where_they_cost_more_than_they_bring() -> None:
+    assert priced(0.0, 0.0) == (10, 3)
+    sizes = [priced(row_s, 0.0)[0] for row_s in (0.01, 0.1, 0.3, 0.5, 5.0)]
+    assert sizes == sorted(sizes, reverse=True) and sizes[-1] == 1, "a pass that ran is used"
+    assert priced(0.01, 0.45)[1] == 2 and priced(0.01, 2.0)[1] == 1
+
+
+def test_a_plan_makes_trees_shallow() -> None:
+    growth = DynamicTree(2, 3).start(6, PlannedTree((0, 1, 2, 3, 4, 5), 1))
+    growth.grow([Candidates((0, 1), None, (-0.5, -2.0))])
+    assert not growth.frontier and len(growth.finish().ids) == 2
+
+
+def test_a_planned_static_tree_has_those_nodes() -> None:
+    shape = StaticTree.of([[0], [0, 0], [0, 1], [1], [1, 0]])
+    growth = shape.start(2, PlannedTree((0, 3, 1), 2))
+    growth.grow([Candidates((7, 8), None)])
+    assert not growth.frontier and growth.finish().ids == (7, 8)
+    growth = shape.start(5, PlannedTree((0, 3, 4), 2))
+    growth.grow([Candidates((7, 8), None)])
+    growth.grow([Candidates((9,), None)])
+    assert growth.finish().ids == (7, 8, 9) and growth.finish().parents == (-1, -1, 1)

@@ -1,11 +1,13 @@
 """Chains that stop where one more draft costs more than it saves."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from foretoken.control.gain import Gain
-from foretoken.control.plan import DraftOutcome
+from foretoken.control.plan import DraftOutcome, DraftPrice
 from foretoken.proposers.chain import ChainSteps, draft_chain
 from foretoken.proposers.confidence import Confidence
 from foretoken.runtime.draft_sampler import DraftSampler
@@ -59,13 +61,13 @@ def learnt(*, row_s: float, pass_s: float, times: int = 60) -> Gain:
 
 def test_a_row_pays_if_its_chance_is_above_its_share_of_a_step() -> None:
     gain = learnt(row_s=0.25, pass_s=0.0)
-    assert gain.judges(1.0, 0.28) and not gain.judges(1.0, 0.22)
-    assert learnt(row_s=0.02, pass_s=0.0).judges(1.0, 0.05)
+    assert gain.price.pays(0.28) and not gain.price.pays(0.22)
+    assert learnt(row_s=0.02, pass_s=0.0).price.pays(0.05)
 
 
 def test_a_pass_pays_if_the_drafts_of_all_sequences_do() -> None:
     gain = learnt(row_s=0.1, pass_s=0.3)
-    assert not gain.allows_pass(0.28) and gain.allows_pass(0.5)
+    assert 0.28 < gain.price.pass_s < 0.5
 
 
 def test_a_token_is_worth_what_it_takes_now() -> None:
@@ -76,7 +78,7 @@ def test_a_token_is_worth_what_it_takes_now() -> None:
         gain.observe(*step(output=4), "head")
     gain.begin(1)
     row = 0.04  # before rows are known
-    assert gain.judges(1.0, 4 * row * 1.1) and not gain.judges(1.0, 4 * row * 0.9)
+    assert gain.price.pays(4 * row * 1.1) and not gain.price.pays(4 * row * 0.9)
 
 
 def test_promises_that_are_not_kept_count_less() -> None:
@@ -86,19 +88,20 @@ def test_promises_that_are_not_kept_count_less() -> None:
             gain.begin(1)
             gain.observe(*step(accepted, promised=2, output=1), "head")
         gain.begin(1)
-    assert kept.judges(1.0, 0.2) and not broken.judges(1.0, 0.2)
+    assert kept.price.pays(0.2) and not broken.price.pays(0.2)
     for _ in range(200):  # nothing is drafted any more, and what is known of drafts grows old
         broken.observe(*step(), "head")
         broken.begin(1)
-    assert broken.judges(1.0, 0.2)
+    assert broken.price.pays(0.2)
 
 
 def test_a_pass_that_never_pays_is_timed_again() -> None:
     """One that took long once, on a busy machine, does not end drafting for ever."""
     gain = learnt(row_s=0.01, pass_s=50.0)
     for _ in range(1000):
-        if gain.allows_pass(0.5):
+        if gain.price.pass_s < 0.5:
             break
+        gain.doubt()
     else:
         pytest.fail("no pass was tried again")
 
@@ -167,3 +170,25 @@ def test_what_was_drawn_decides_nothing() -> None:
         tokens.update(drafted.ids[0])
     assert len(tokens) > 1
     assert len(seen) == 1 and 0 < min(seen)[0] < 5, seen
+
+
+def at_price(price: DraftPrice, chances: list[list[float]], how: Confidence) -> tuple[Any, int]:
+    steps, budget = Flat(chances), len(chances[0])
+    spans = [
+        make_span(make_sequence([1, 2], request_id=str(i)), budget) for i in range(len(chances))
+    ]
+    found = draft_chain(steps, DraftSampler(Sampler(VOCAB)), spans, how, price)
+    return found, steps.passes
+
+
+def test_the_plan_s_price_ends_drafts_without_measuring_anything() -> None:
+    chances = [[0.9] * 5, [0.9, 0.2, 0.9, 0.9, 0.9]]
+    found, _ = at_price(DraftPrice(1.0, 0.3, 0.9, 0.0), chances, Confidence())
+    assert [len(ids) for ids in found.ids] == [5, 1]
+    assert found.promises == pytest.approx([sum(0.9**i for i in range(1, 6)), 0.9])
+    found, passes = at_price(DraftPrice(1.0, 0.01, 0.9, 1.7), chances, Confidence())
+    assert passes == 1, "a second pass would save 0.8 and 0.8"
+    gain = learnt(row_s=0.3, pass_s=1e-6)
+    before = gain.price
+    at_price(DraftPrice(1.0, 0.0, 1.0, 0.0), chances, Confidence(gain=gain))
+    assert gain.price == before

@@ -235,6 +235,15 @@ def test_one_pass_costs_the_same_at_any_length() -> None:
     assert curve == pytest.approx([0.0] + [1.8e-3] * 5, rel=0.02)
 
 
+def test_one_pass_is_not_taken_for_several() -> None:
+    """A step says how deep its drafts were, which is not how many passes they took."""
+    prior = [(DraftShape(n, 1, n, 0.0), 1e-3 + 1e-4 * n) for n in (1, 4, 16, 64)]
+    drafter = DrafterCost(prior, sd=0.1, one_pass=True)
+    for _ in range(400):
+        drafter.observe(DraftShape(8, 5, 40, 0.0), 1.8e-3)
+    assert drafter.drafting(8, 5, 0.0) == pytest.approx([0.0] + [1.8e-3] * 5, rel=0.02)
+
+
 def test_a_resting_drafter_slows_down_with_its_target() -> None:
     target = exact()
     drafter = DrafterCost([(s, planted_draft(s)) for s in DRAFTS], sd=0.1, machine=target)

@@ -57,8 +57,8 @@ class StopConfig:
     (chains of draft models and heads); a token that was drawn is always checked. In [0, 1)."""
     draft_expected_gain: bool = False
     """Draft no further where one more draft is expected to take more time than it saves: by the
-    drafter's probabilities so far, and by accepted shares and times as measured (chains of draft
-    models and heads). It may stand beside a threshold."""
+    drafter's probabilities so far, and at the price of the step's plan, or by times as measured
+    where control is off (chains of draft models and heads). It may stand beside a threshold."""
     min_acceptance: Annotated[
         float, Allowed("a number in [0, 1)", lambda share: 0 <= share < 1)
     ] = 0.0

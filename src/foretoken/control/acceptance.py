@@ -92,17 +92,18 @@ class ConstantAcceptance(AcceptanceModel):
 class KeptRatio:
     """Faded accepted tokens per expected one, near what is usual while little is known."""
 
-    __slots__ = ("_accepted", "_expected")
+    __slots__ = ("_accepted", "_expected", "_fade")
 
-    def __init__(self) -> None:
-        """Nothing measured yet."""
+    def __init__(self, fade: float = _FADE) -> None:
+        """Nothing measured yet; `fade` is what is left of it at each later draft."""
+        self._fade = fade
         self._accepted = 0.0
         self._expected = 0.0
 
     def observe(self, expected: float, accepted: float) -> None:
         """One draft's outcome."""
-        self._expected = _FADE * self._expected + expected
-        self._accepted = _FADE * self._accepted + accepted
+        self._expected = self._fade * self._expected + expected
+        self._accepted = self._fade * self._accepted + accepted
 
     def value(self, usual: float) -> float:
         """Accepted per expected token."""

@@ -9,7 +9,7 @@ from typing import final
 
 from foretoken.control.acceptance import ConfidenceAcceptance
 from foretoken.control.cost import PassCost, RelativeCost, RowCost, StepShape
-from foretoken.control.plan import DraftOutcome
+from foretoken.control.plan import DraftOutcome, DraftPrice
 from foretoken.types import StepStats
 
 
@@ -33,26 +33,11 @@ class Gain:
         self._token_s = self._plain_token_s(num_spans) * self._relative.share
         self._token_s *= self._acceptance.trust
 
-    def judges(self, sure: float, reach: float) -> bool:
-        """Whether checking a draft pays that has the chance `sure`, with all before it `reach`."""
-        self.saw([sure])
-        return reach * self._token_s > self._row_s
-
-    def of_next(self, reach: float) -> float:
-        """What checking one more draft saves after one that is reached and accepted with the
-        chance `reach`, before its own chance is known."""
-        return reach * self._acceptance.usual_chance * self._token_s - self._row_s
-
-    def allows_pass(self, saved: float) -> bool:
-        """Whether drafts that save so much are worth a pass of the drafter."""
-        if saved > self._pass.seconds:
-            return True
-        self.doubt()
-        return False
-
-    def rule(self) -> tuple[float, float, float, float]:
-        """The numbers that `StopRule` decides by: token, row, usual, another."""
-        return self._token_s, self._row_s, self._acceptance.usual_chance, self._pass.seconds
+    @property
+    def price(self) -> DraftPrice:
+        """The numbers by which the drafts of this step end."""
+        usual = self._acceptance.usual_chance
+        return DraftPrice(self._token_s, self._row_s, usual, self._pass.seconds)
 
     def saw(self, chances: Sequence[float]) -> None:
         """Best next tokens had these chances."""

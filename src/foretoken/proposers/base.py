@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from foretoken.control.gain import Gain
-from foretoken.control.plan import NO_DRAFTS, DraftPlan
+from foretoken.control.plan import NO_DRAFTS, DraftPlan, DraftPrice
 from foretoken.models.tensors import Draft
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
@@ -22,6 +22,9 @@ class Context:
     room for draft_budget tokens after the committed ones."""
     plan: DraftPlan = NO_DRAFTS
     """What was decided for the step as a whole; budgets already follow from it."""
+    price: DraftPrice | None = None
+    """By which the drafter that is asked may stop inside its drafts; None: it drafts what budgets
+    say."""
 
     @property
     def wanted(self) -> list[int]:
@@ -51,6 +54,11 @@ class Proposer(ABC):
     draft may be made, looked at, and set aside for another drafter's."""
     gain: Gain | None = None
     """What it decides by how far to draft, which wants to know what became of each step."""
+    tree_paths: tuple[tuple[int, ...], ...] = ()
+    """Of a drafter of trees: the nodes that they are planned from, as paths of ranks, parents and
+    better candidates of a place first."""
+    ends_by_price: bool = False
+    """Whether its own chances decide inside a draft where another token no longer pays."""
     times: tuple[DraftingTime, ...] = ()
     """What drafters did in the last step, where it asks several and times them."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.control.plan import DraftPrice
 from foretoken.models.tensors import Draft, RolledOut, RolloutPlan
 from foretoken.proposers.confidence import Confidence, Stopping
 from foretoken.runtime.batch import Span
@@ -96,9 +97,11 @@ def draft_chain(
     sampler: DraftSampler,
     spans: list[Span],
     confidence: Confidence | None = None,
+    price: DraftPrice | None = None,
 ) -> ChainDraft:
-    """Draft every span up to its budget, or to where `confidence` ends; default: never before."""
-    stopping = None if confidence is None else confidence.begin(len(spans))
+    """Draft every span up to its budget, or to where `confidence` ends, at the `price` of the plan
+    if it has one; default: never before."""
+    stopping = None if confidence is None else confidence.begin(len(spans), price)
     chains = _Chains(spans, sampler)
     while chains.active:
         # The fast way: one call drafts several tokens of each span. Python between two tokens would

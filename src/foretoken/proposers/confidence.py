@@ -15,6 +15,7 @@ from torch import Tensor
 
 from foretoken.config import DrafterConfig
 from foretoken.control.gain import Gain
+from foretoken.control.plan import DraftPrice
 from foretoken.models.tensors import RolloutPlan, Stopped, StopRule
 
 
@@ -28,7 +29,8 @@ class Confidence:
     least: int = 0
     """Never stop before this many drafts."""
     gain: Gain | None = None
-    """Stop where no gain is expected; None: go on."""
+    """Stop where no gain is expected, by what is measured here where the plan of a step has no
+    price; None: nobody asked for it."""
 
     @classmethod
     def of(cls, config: DrafterConfig) -> Self:
@@ -39,29 +41,43 @@ class Confidence:
             gain=Gain() if config.stop.draft_expected_gain else None,
         )
 
-    def begin(self, num_spans: int) -> "Stopping | None":
-        """One step's drafts of so many spans; None: no reason to stop will be found."""
-        if self.gain is not None:
-            self.gain.begin(num_spans)
-        return Stopping(self, num_spans) if self.threshold or self.gain is not None else None
+    def begin(self, num_spans: int, price: DraftPrice | None = None) -> "Stopping | None":
+        """One step's drafts of so many spans, stopped at the `price` of its plan, or by the gain
+        that was measured here; None: no reason to stop will be found."""
+        gain = self.gain if price is None else None
+        if gain is not None:
+            gain.begin(num_spans)
+            price = gain.price
+        if price is None and not self.threshold:
+            return None
+        return Stopping(self, num_spans, price, gain)
 
 
 @final
 class Stopping:
     """Which spans of a step draft on. Asked before each draft and before each pass."""
 
-    def __init__(self, how: Confidence, num_spans: int) -> None:
-        """Nothing drafted yet; `Confidence.begin` makes it."""
-        self._how = how
+    def __init__(
+        self, how: Confidence, num_spans: int, price: DraftPrice | None, gain: Gain | None
+    ) -> None:
+        """Nothing drafted yet; `Confidence.begin` makes it.
+
+        Args:
+            how: the settings.
+            num_spans: of the step.
+            price: of a draft and of a pass; None: only the threshold counts.
+            gain: learns from this step; None: the price is the plan's.
+        """
+        self._how, self._price, self._gain = how, price, gain
         self._reach = [1.0] * num_spans
         self._expected = [0.0] * num_spans
         self._since: float | None = None
 
     @property
     def promises(self) -> list[float] | None:
-        """How many drafts of each span are expected to be accepted, for the gain to learn from:
-        the sum of their chances, each with all before it. None: no gain is expected of any."""
-        return None if self._how.gain is None else self._expected
+        """How many drafts of each span are expected to be accepted, to learn from: the sum of their
+        chances, each with all before it. None: drafts have no price."""
+        return None if self._price is None else self._expected
 
     def keeps(self, logits_BV: Tensor, active: Sequence[int], counts: Sequence[int]) -> list[int]:
         """Rows whose next token is to be drafted: before the first one, this may be none.
@@ -71,14 +87,16 @@ class Stopping:
             active: the span of each row.
             counts: the drafts that each has.
         """
-        how, gain, now = self._how, self._how.gain, time.perf_counter()
+        how, gain, price, now = self._how, self._gain, self._price, time.perf_counter()
         best_B = (logits_BV.amax(dim=-1) - logits_BV.logsumexp(dim=-1)).exp().tolist()
-        if gain is not None and self._since is not None:
-            gain.add_pass(now - self._since)
+        if gain is not None:
+            gain.saw(best_B)
+            if self._since is not None:
+                gain.add_pass(now - self._since)
         kept = []
         for row, (span, count, sure) in enumerate(zip(active, counts, best_B, strict=True)):
             reach = self._reach[span] * sure
-            goes_on = sure >= how.threshold and (gain is None or gain.judges(sure, reach))
+            goes_on = sure >= how.threshold and (price is None or price.pays(reach))
             if goes_on or count < how.least:
                 kept.append(row)
                 self._reach[span] = reach
@@ -96,14 +114,13 @@ class Stopping:
             count: the drafts that each of them has.
             at_once: whether one pass gives them all.
         """
-        gain = self._how.gain
-        token, row, usual, another = (1.0, 0.0, 1.0, -1.0) if gain is None else gain.rule()
+        price = self._price or DraftPrice(1.0, 0.0, 1.0, -1.0)
         rule = StopRule(
             least_sure=self._how.threshold,
-            token=token,
-            row=row,
-            usual=usual,
-            another=-1.0 if at_once else another,
+            token=price.token_s,
+            row=price.row_s,
+            usual=price.usual,
+            another=-1.0 if at_once else price.pass_s,
             least=max(self._how.least - count, 0),
             reach=[self._reach[span] for span in active],
         )
@@ -112,7 +129,7 @@ class Stopping:
 
     def took(self, active: Sequence[int], stopped: Stopped) -> None:
         """Learn of what became of such a rollout."""
-        gain, count = self._how.gain, len(active)
+        gain, count = self._gain, len(active)
         for row, span in enumerate(active):
             for sure in stopped.sure[row::count][: stopped.lengths[row]]:
                 self._reach[span] *= sure
@@ -120,19 +137,21 @@ class Stopping:
         passes = len(stopped.sure) // count
         if gain is not None:
             gain.saw(stopped.sure)
-        if gain is not None and self._since is not None and passes:
-            gain.add_pass((time.perf_counter() - self._since) / passes)
-            if not stopped.going:
-                gain.doubt()
+            if self._since is not None and passes:
+                gain.add_pass((time.perf_counter() - self._since) / passes)
+                if not stopped.going:
+                    gain.doubt()
         self._since = None
 
     def goes_on(self, active: list[int], counts: Sequence[int]) -> list[int]:
         """Spans that are worth another pass of the drafter, given how many drafts each has."""
-        gain = self._how.gain
-        if gain is None or not active:
+        price = self._price
+        if price is None or not active:
             return active
-        saved = {i: gain.of_next(self._reach[i]) for i in active}
+        saved = {i: price.of_next(self._reach[i]) for i in active}
         must = {i for i, count in zip(active, counts, strict=True) if count < self._how.least}
-        if not must and not gain.allows_pass(sum(max(s, 0.0) for s in saved.values())):
+        if not must and sum(saved.values()) <= price.pass_s:
+            if self._gain is not None:
+                self._gain.doubt()
             return []
         return [i for i in active if i in must or saved[i] > 0.0]

@@ -41,7 +41,7 @@ from foretoken.kernels.library import describe_kernels
 from foretoken.kv.pool import PagePool
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Context
-from foretoken.proposers.choose.offers import Member
+from foretoken.proposers.choose.offers import Member, timed_draft
 from foretoken.runtime.batch import Span
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sequence import Sequence as RunningSequence
@@ -271,7 +271,8 @@ def _time_drafter(
                 found += timer.run()
     if not found:
         found = [(DraftShape(1, 1, 1, 0.0), _FOREIGN_SHARE * plain_s)]
-    one_pass = member.proposer.looks_up or _is_flat(found)
+    # Nodes of a tree are chosen level by level, even where one pass has all logits.
+    one_pass = member.proposer.looks_up or (not member.proposer.tree_paths and _is_flat(found))
     if one_pass:
         found = [(s._replace(passes=1, rows=s.sequences), seconds) for s, seconds in found]
     return DrafterCost(found, sd=TIMED_SD, one_pass=one_pass, machine=target)
@@ -316,30 +317,27 @@ class _DraftTimer:
         self._pool.release(low)
         running = [self._sequence(at, table) for at, table in enumerate(pages)]
         try:
-            most = self._member.most
-            fed = self._draft(running, 1)
-            times: dict[int, list[float]] = {}
+            fed, first = self._draft(running, 1)
+            times: dict[DraftShape, list[float]] = {}
             for _ in range(_REPEATS):
-                for length in draft_lengths(most):
-                    times.setdefault(length, []).append(self._draft(running, length))
+                for length in draft_lengths(self._member.most):
+                    seconds, shape = self._draft(running, length)
+                    times.setdefault(shape, []).append(seconds)
         finally:
             for sequence in running:
                 self._member.release(sequence.request.request_id)
             for table in pages:
                 self._pool.release(table)
-        found = [(self._shape(length), min(seconds)) for length, seconds in times.items()]
+        found = [(shape, min(seconds)) for shape, seconds in times.items()]
         # The first draft of all had the whole context to feed, and one draft to make.
-        feeding = fed - found[0][1]
+        feeding = fed - dict(found).get(first, fed)
         if feeding > 0.0 and self._context > 64:
             fed_rows = self._num * self._context
             found.append((DraftShape(0, 0, 0, self._context / 2, fed_rows), feeding))
         return found
 
-    def _shape(self, length: int) -> DraftShape:
-        return DraftShape(self._num, length, self._num * length, float(self._context))
-
-    def _draft(self, running: Sequence[RunningSequence], length: int) -> float:
-        """Seconds of one draft; then a token is committed that no draft had."""
+    def _draft(self, running: Sequence[RunningSequence], length: int) -> tuple[float, DraftShape]:
+        """Seconds of one draft, and what it was; then a token is committed that no draft had."""
         spans = tuple(
             Span(
                 sequence=sequence,
@@ -353,12 +351,14 @@ class _DraftTimer:
         # In a served step the target ran just before, and the caches are full of its weights.
         self._target.measure(_PLAIN)
         began = time.perf_counter()
-        self._member.propose(Context(spans))
+        draft = self._member.propose(Context(spans))
         seconds = time.perf_counter() - began
         for sequence in running:
             sequence.token_ids.append((31 * sequence.num_tokens + 7) % self._vocab)
             sequence.num_computed += 1
-        return seconds
+        did = timed_draft(self._member.proposer.name, self._num, draft, seconds)
+        depth, rows = max(did.depth, 1), max(did.num_drafts, self._num)
+        return seconds, DraftShape(self._num, depth, rows, float(self._context))
 
     def _sequence(self, number: int, table: list[int]) -> RunningSequence:
         ids = tuple((7919 * at + 31 * number) % self._vocab for at in range(self._context + 1))

@@ -8,7 +8,7 @@ token it samples: one row of logits for that token and one per draft.
 from dataclasses import dataclass, replace
 from typing import Self
 
-from foretoken.control.plan import NO_DRAFTS, DraftPlan
+from foretoken.control.plan import NO_DRAFTS, DraftPlan, PlannedTree
 from foretoken.models.tensors import Draft
 from foretoken.runtime.draft_tree import Tree, is_chain, tree_of
 from foretoken.runtime.sequence import Sequence
@@ -23,6 +23,8 @@ class Span:
     length: int
     draft_budget: int = 0
     """Most drafts this span may carry; its pages are already reserved."""
+    planned_tree: PlannedTree | None = None
+    """What the plan leaves of the tree of its drafter; None: as the budget allows."""
     draft_ids: tuple[int, ...] = ()
     draft_parents: tuple[int, ...] | None = None
     """The parent of each draft if they are a tree (`Draft.parents`); None: they are a chain."""
@@ -49,9 +51,7 @@ class Span:
     def draft_depth(self) -> int:
         """Most drafts of the span that can be accepted."""
         tree = self.tree
-        if tree is None:
-            return self.num_drafts
-        return max((len(path) for path in tree.paths), default=0)
+        return self.num_drafts if tree is None else tree.depth
 
     @property
     def num_tokens(self) -> int:

@@ -44,7 +44,7 @@ class DraftingTime(NamedTuple):
     sequences: int
     """For which it was asked."""
     depth: int
-    """The longest of its drafts."""
+    """The longest of its drafts; levels of the deepest of its trees."""
     num_drafts: int
     """All of its draft tokens."""
     seconds: float

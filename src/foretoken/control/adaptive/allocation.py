@@ -38,6 +38,15 @@ class DraftOption:
     """Seconds that each slot adds to them."""
     start_s: Floats
     """Seconds a step of each sequence's share in catching up, [N]; 0 where nothing is missing."""
+    levels_K: Counts | None = None
+    """Of a drafter of trees, whose drafts are nodes with the parents first: the depth of each.
+    None: draft j of a chain has depth j."""
+
+    @property
+    def depths_K(self) -> Counts:
+        """How many passes each draft needs."""
+        most = self.survival_NK.shape[1]
+        return np.arange(1, most + 1) if self.levels_K is None else self.levels_K
 
 
 @final
@@ -71,6 +80,10 @@ class Allocation:
     """Expected of all sequences."""
     unguarded: float
     """Tokens per second that the best plan would have without bounds."""
+    depth: int = 0
+    """Passes of the drafters."""
+    slots: Counts | None = None
+    """The drafts that were chosen, the best first: draft x N + sequence. None: the first ones."""
 
     @property
     def rate(self) -> float:
@@ -133,7 +146,7 @@ def _with(
     step: StepOptions, options: Seq[DraftOption], chosen: tuple[int, ...], rate: float
 ) -> Allocation:
     """The best plan in which these drafters, and no others, run passes; nothing if none may."""
-    if len(step.bound_s) == 1 and len(chosen) == 1:
+    if len(step.bound_s) == 1 and len(chosen) == 1 and options[chosen[0]].levels_K is None:
         return _alone(step, options[chosen[0]], chosen[0])
     owner_N = _owners(step, options, chosen, rate)
     survival_NK = options[chosen[0]].survival_NK
@@ -146,8 +159,11 @@ def _with(
     best: tuple[float, int, int] | None = None
     unguarded = 0.0
     order_by_depth: dict[int, Counts] = {}
-    for depth in range(1, most + 1):
+    levels_NK = _levels(options, chosen, owner_N)
+    for depth in range(1, (most if levels_NK is None else int(levels_NK.max())) + 1):
         slots = survival_NK[:, :depth]
+        if levels_NK is not None:
+            slots = np.where(levels_NK <= depth, survival_NK, 0.0)
         # Depth is the slower index, so that equal chances are taken from the first draft on.
         flat = slots.T.ravel()
         order = np.argsort(-flat, kind="stable")
@@ -184,24 +200,33 @@ def _with(
     tokens = count + float(survival_NK.T.ravel()[order_by_depth[depth][:size]].sum())
     return Allocation(
         drafts_N=drafts_N, drafter_N=drafter_N, seconds=tokens / found, tokens=tokens,
-        unguarded=unguarded,
+        unguarded=unguarded, depth=depth, slots=order_by_depth[depth][:size],
     )  # fmt: skip
+
+
+def _levels(options: Seq[DraftOption], chosen: tuple[int, ...], owner_N: Counts) -> Counts | None:
+    """Passes that each draft of each sequence needs, [N, K]; None where all are chains."""
+    if all(options[index].levels_K is None for index in chosen):
+        return None
+    return np.stack([options[index].depths_K for index in chosen])[owner_N]
 
 
 def _alone(step: StepOptions, option: DraftOption, index: int) -> Allocation:
     """`_with` for one sequence and one drafter, where a set of slots is a depth."""
-    accepted = np.cumsum(option.survival_NK[0])
-    most = len(accepted)
+    # Near the end of an output the step has room for fewer rows than the drafter has drafts.
+    most = min(option.survival_NK.shape[1], len(step.rows_s) - 1)
+    survival_K = option.survival_NK[0, :most]
+    accepted = np.cumsum(survival_K)
     seconds = step.rows_s[1 : most + 1] + option.depth_s[1 : most + 1] + option.start_s[0]
     seconds = seconds + option.slot_s * np.arange(1, most + 1)
-    rates = np.where(option.survival_NK[0] > 0.0, (1.0 + accepted) / seconds, 0.0)
+    rates = np.where(survival_K > 0.0, (1.0 + accepted) / seconds, 0.0)
     allowed = step.bound_s[0] + step.token_s[0] * accepted >= seconds
     at = int(np.argmax(np.where(allowed, rates, 0.0)))
     if not allowed[at] or rates[at] == 0.0:
         return replace(_nothing(step, 1), unguarded=float(rates.max()))
     return Allocation(
         drafts_N=np.array([at + 1]), drafter_N=np.array([index]), seconds=float(seconds[at]),
-        tokens=1.0 + float(accepted[at]), unguarded=float(rates.max()),
+        tokens=1.0 + float(accepted[at]), unguarded=float(rates.max()), depth=at + 1,
     )  # fmt: skip
 
 

@@ -1,11 +1,14 @@
 """One drafter as control sees it: what is fixed, and what it did of late."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
+from foretoken.control.acceptance import KeptRatio
+from foretoken.control.adaptive.tree_nodes import TreeNodes
 from foretoken.control.floor import AcceptanceFloor
 from foretoken.control.learned.cost import DrafterCost
+from foretoken.control.plan import DraftPrice
 
 _RESTS_AFTER = 8
 """Steps without a draft after which a drafter rests."""
@@ -17,6 +20,10 @@ _HOPES_MOST = 2048
 """Steps that a drafter which paid is tried often."""
 _SHARE = 0.003
 """Of the time, for trials of a drafter that is known not to pay."""
+_FADE = 0.99
+"""What a step's weight is multiplied by at each later one, in what became of plans."""
+_LEAST_KEPT = 0.1
+"""Neither promises nor plans are ever taken to be more than ten times too good or too bad."""
 _WAKES = 32
 """Tokens with features after which a head that rested drafts again."""
 
@@ -35,6 +42,10 @@ class DrafterFacts:
     """Tokens of a sequence that it would read before its first draft."""
     max_window: int = 0
     """Most of the latest tokens that it may take for a whole sequence; 0: it has to read all."""
+    tree: TreeNodes | None = None
+    """What its trees are planned from; None: it drafts chains."""
+    ends_by_price: bool = False
+    """Whether it looks at its own chances to stop inside its drafts."""
     reads_features: bool = False
     """Whether it reads hidden states of the target, which nobody writes while it rests."""
     floor: AcceptanceFloor | None = None
@@ -60,6 +71,21 @@ class DrafterState:
     hopes: int = 0
     """Steps for which it is still tried as often as one of which nothing is known: as many as it
     was used before."""
+    confidence: KeptRatio = field(default_factory=KeptRatio)
+    """Accepted drafts per one that its own chances promised."""
+    planned: KeptRatio = field(default_factory=lambda: KeptRatio(_FADE))
+    """Accepted drafts per one that plans expected, where it stops inside its drafts: which places
+    are drafted then depends on how likely they look, and so do the chances that are learnt."""
+
+    @property
+    def kept(self) -> float:
+        """By what the worth of its drafts is multiplied."""
+        return min(max(self.planned.value(1.0), _LEAST_KEPT), 1.0 / _LEAST_KEPT)
+
+    def price(self, token_s: float, row_s: float, usual: float, pass_s: float) -> DraftPrice:
+        """What it stops by, where an accepted token saves `token_s`."""
+        believed = min(max(self.confidence.value(1.0), _LEAST_KEPT), 1.0 / _LEAST_KEPT)
+        return DraftPrice(believed * token_s, row_s, usual, pass_s)
 
     @property
     def rests(self) -> bool:

@@ -12,7 +12,14 @@ from typing import NamedTuple, final
 from foretoken.control.adaptive.allocation import DraftOption
 from foretoken.control.adaptive.planning import CATCHING_UP, Waiting
 from foretoken.control.adaptive.scene import Scene
-from foretoken.control.plan import DecodingSequence, DraftPlan, Feed, StepForecast, StepLoad
+from foretoken.control.plan import (
+    DecodingSequence,
+    DraftPlan,
+    Feed,
+    PlannedTree,
+    StepForecast,
+    StepLoad,
+)
 from foretoken.control.report.explain import Outlook
 
 
@@ -26,6 +33,7 @@ class Held(NamedTuple):
     """Most drafts, those without a pass included."""
     surplus: float
     """Tokens that `length` is expected to bring beyond what it costs."""
+    tree: PlannedTree | None = None
 
 
 PLAIN = Held(0, "", 0, 0.0)
@@ -70,6 +78,8 @@ class MadePlan:
     """That no draft of a step is accepted."""
     spare_s: float = 0.0
     """Seconds that plain steps would have taken beyond those that were measured."""
+    expected: dict[str, float] = field(default_factory=dict)
+    """Drafts of each drafter in a step that are expected to be accepted, by their chances alone."""
     accepted: dict[str, int] = field(default_factory=dict)
     """Drafts of each request that were accepted."""
     below_floor: frozenset[str] = frozenset()
@@ -152,13 +162,15 @@ class MadePlan:
             for place, sequence in enumerate(sequences):
                 if sequence.request.request_id in reading:
                     done[place] = Held(0, "", done[place].drafts - done[place].length, 0.0)
-        lengths, drafters, drafts, surplus = zip(*done, strict=True)
+        lengths, drafters, drafts, surplus, trees = zip(*done, strict=True)
         rows = sum(lengths)
         self.plan = DraftPlan(
             load=load,
             drafts=drafts,
             lengths=lengths,
             drafters=drafters,
+            trees=trees if any(trees) else (),
+            prices=self.plan.prices,
             surplus=surplus,
             feeds=tuple(feeds),
             resting=self.plan.resting,

@@ -27,6 +27,7 @@ from foretoken.control.adaptive.planning import (
 )
 from foretoken.control.adaptive.scene import RETURNS, DrafterView, Scene
 from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_read, view_of
+from foretoken.control.adaptive.within_drafts import expected, planned_trees, prices
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
@@ -142,6 +143,8 @@ class Planner:
             drafts=drafts,
             lengths=tuple(lengths),
             drafters=tuple(names),
+            trees=planned_trees(found, options),
+            prices={} if trial else prices(found, options, self.drafters, forecast),
             surplus=surplus(found, options, forecast) if lookups else (),
             feeds=tuple(reading.feeds),
             resting=self._resting({*names, *reading.missing, *chosen.waking}),
@@ -151,11 +154,14 @@ class Planner:
         wanted = chosen.wanted
         rows = int(wanted.drafts_N.sum())
         surplus_N = plan.surplus or (0.0,) * count
-        held = dict(zip(ids, map(Held, lengths, names, drafts, surplus_N), strict=True))
+        trees = plan.trees or (None,) * count
+        held = dict(zip(ids, map(Held, lengths, names, drafts, surplus_N, trees), strict=True))
+        wanted_trees = planned_trees(wanted, chosen.weighed) or (None,) * count
         for place, (name, left) in reading.waiting.items():
             if left:
                 length = int(wanted.drafts_N[place])
-                held[ids[place]] = Held(length, name, max(length, drafts[place]), 0.0)
+                most = max(length, drafts[place])
+                held[ids[place]] = Held(length, name, most, 0.0, wanted_trees[place])
         made = MadePlan(
             plan=plan,
             held=held,
@@ -169,6 +175,7 @@ class Planner:
             missing=reading.missing,
             chance_of_none=chance_of_none(found, options),
             below_floor=below_floor,
+            expected=expected(found, options, self.drafters),
             unguarded=found.unguarded,
             weighed=(scene, chosen.weighed),
         )
@@ -208,17 +215,22 @@ class Planner:
         """A newcomer does what its class does, as far as it may."""
         request = sequence.request
         one, missing = self._track(sequence), 0
-        length, name, drafts, surplus = made.usual(one.class_key)
+        usual = made.usual(one.class_key)
+        length, name, drafts, surplus, tree = usual
         if name:
             allowed = one.may(name, self._caps)
             length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
+            # A tree is taken whole: which of its nodes are the best was settled with it.
+            length = 0 if tree is not None and length < usual.length else length
             missing = max(sequence.num_tokens - one.has_read(self.drafters[name].facts), 0)
             if missing >= CATCHING_UP and not self._reading_pays(made, one, length, missing, name):
                 length = 0
         if drafts:
             drafts = min(drafts, self._caps.wanted(request)[0])
         gained_s = self.ledger.gained(request.request_id)
-        held = Held(length, name if length else "", max(drafts, length), surplus)
+        if not length:
+            name, tree = "", None
+        held = Held(length, name, max(drafts, length), surplus, tree)
         made.join(request.request_id, held, missing, gained_s)
 
     def _choose(

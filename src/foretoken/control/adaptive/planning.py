@@ -10,6 +10,7 @@ from foretoken.control.adaptive.scene import DrafterView, Scene
 from foretoken.control.budget import RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.cost import DrafterCost
+from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence, Feed, StepForecast, StepLoad
 
 CATCHING_UP = 32
@@ -115,7 +116,7 @@ def surplus(
             continue
         option = options[chosen]
         cost = forecast.price * (forecast.row_s + option.slot_s) * length
-        values.append(float(option.survival_NK[place, :length].sum()) - cost)
+        values.append(float(_best(option, place, found.depth)[:length].sum()) - cost)
     return tuple(values)
 
 
@@ -136,3 +137,11 @@ def chance_of_none(found: Allocation, options: Seq[DraftOption]) -> float:
         if chosen >= 0:
             chance *= 1.0 - float(options[chosen].survival_NK[place, 0])
     return min(max(chance, 0.01), 0.99)
+
+
+def _best(option: DraftOption, place: int, depth: int) -> Floats:
+    """What the drafts of a sequence are worth within so many passes, the best first."""
+    survival_K: Floats = option.survival_NK[place]
+    if option.levels_K is not None:
+        survival_K = np.sort(survival_K[option.levels_K <= depth])[::-1]
+    return survival_K

@@ -19,6 +19,7 @@ from foretoken.control.adaptive.allocation import (
     StepOptions,
     allocate,
 )
+from foretoken.control.adaptive.tree_nodes import TreeNodes
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import DrafterCost
 from foretoken.control.learned.regression import Floats
@@ -42,6 +43,22 @@ class DrafterView:
     """Tokens of each that the drafter has to read, beyond those of the last step."""
     windowed_N: NDArray[np.bool_]
     """Whether those are only the latest of all that it has not read."""
+    tree: TreeNodes | None = None
+    """What its trees are planned from; None: it drafts chains."""
+
+    kept: float = 1.0
+    """Accepted drafts per one that plans expected so far."""
+
+    @property
+    def width(self) -> int:
+        """Drafts that may be chosen from."""
+        return self.most if self.tree is None else len(self.tree.levels_K)
+
+    def levels(self, width: int) -> Counts | None:
+        """The depth of each of so many drafts; None for chains."""
+        if self.tree is None:
+            return None
+        return np.pad(self.tree.levels_K, (0, width - self.width), constant_values=self.tree.depth)
 
 
 @final
@@ -69,7 +86,7 @@ class Scene:
     def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
         """What these drafters could do; those that may draft for nobody are left out."""
         allowed = [view for view in views if view.most_N.any()]
-        most = max((view.most for view in allowed), default=0)
+        most = max((view.width for view in allowed), default=0)
         return [self._option(view, most) for view in allowed]
 
     def without(self, options: Seq[DraftOption], waiting: Mapping[int, str]) -> list[DraftOption]:
@@ -120,9 +137,13 @@ class Scene:
     def outlook(self, option: DraftOption) -> Outlook:
         """What a drafter's best length would come to if all sequences had it."""
         count, slots_NK = len(self.ids), option.survival_NK > 0.0
-        tokens_K = count + np.cumsum(option.survival_NK.sum(axis=0))
-        rows_K = np.cumsum(slots_NK.sum(axis=0))
-        seconds_K = self.rows_s[rows_K] + option.depth_s[1:] + option.slot_s * rows_K
+        # Nodes of a tree are not in the order of their worth.
+        worth_K = option.survival_NK.sum(axis=0)
+        order_K = np.argsort(-worth_K, kind="stable")
+        tokens_K = count + np.cumsum(worth_K[order_K])
+        rows_K = np.cumsum(slots_NK.sum(axis=0)[order_K])
+        passes_K = np.maximum.accumulate(option.depths_K[order_K])
+        seconds_K = self.rows_s[rows_K] + option.depth_s[passes_K] + option.slot_s * rows_K
         seconds_K = seconds_K + float(option.start_s.sum())
         best = int(np.argmax(tokens_K / seconds_K))
         return Outlook(
@@ -148,10 +169,15 @@ class Scene:
     def _option(self, view: DrafterView, most: int) -> DraftOption:
         """One drafter's option, as wide as that with the most drafts."""
         count = len(self.ids)
-        chances = self.acceptance.chances(self.ids, view.name, view.most)
         survival: Floats = np.zeros((count, most))
-        np.cumprod(chances, axis=1, out=survival[:, : chances.shape[1]])
-        survival[np.arange(most) >= view.most_N[:, None]] = 0.0
+        if view.tree is None:
+            chances = self.acceptance.chances(self.ids, view.name, view.most)
+            np.cumprod(chances, axis=1, out=survival[:, : chances.shape[1]])
+            survival[np.arange(most) >= view.most_N[:, None]] = 0.0
+        else:
+            survival[:, : view.width] = self._of_tree(view, view.tree)
+        if view.kept != 1.0:
+            survival = np.minimum(view.kept * survival, 1.0)
         one = view.cost.drafting(1, most, self.context)
         two = view.cost.drafting(2, most, self.context)
         slot_s = max(float(two[most] - one[most]) / most, 0.0)
@@ -166,4 +192,13 @@ class Scene:
             depth_s=np.maximum(depth_s, 0.0),
             slot_s=slot_s,
             start_s=start_s,
+            levels_K=view.levels(most),
         )
+
+    def _of_tree(self, view: DrafterView, tree: TreeNodes) -> Floats:
+        """Chances of nodes, [N, K]; 0 for those beyond the best that a sequence may have."""
+        chances = self.acceptance.chances(self.ids, view.name, tree.depth)
+        survival_NK = tree.survival(chances, self.acceptance.others(view.name))
+        places_NK = np.argsort(np.argsort(-survival_NK, axis=1, kind="stable"), axis=1)
+        survival_NK[places_NK >= view.most_N[:, None]] = 0.0
+        return survival_NK

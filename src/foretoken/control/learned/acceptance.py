@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.control.acceptance import AcceptanceModel
+from foretoken.control.learned.candidates import OtherCandidates
 from foretoken.control.learned.trials import (
     BUCKET_OF_DEPTH,
     BUCKETS,
@@ -23,6 +24,7 @@ from foretoken.control.learned.trials import (
     NumberRows,
     chances_by_bucket,
     chances_of_rows,
+    trials_by_depth,
     trials_of_draft,
 )
 
@@ -114,12 +116,13 @@ class _Track:
 class _Drafter:
     """One drafter's classes and requests."""
 
-    __slots__ = ("classes", "tracks", "usual")
+    __slots__ = ("classes", "others", "tracks", "usual")
 
     def __init__(self, usual: float) -> None:
         self.usual = usual
         self.classes: dict[str, _Class] = {}
         self.tracks: dict[str, _Track] = {}
+        self.others = OtherCandidates()
 
     def prior(self) -> list[float]:
         """What a new class is taken for: the usual chance, and what other classes showed."""
@@ -205,10 +208,24 @@ class LearnedAcceptance(AcceptanceModel):
         return tuple(np.cumprod(chances).tolist())
 
     def observe(self, request_id: str, drafter: str, num_drafted: int, num_accepted: int) -> None:
-        """What became of a draft; nothing is learnt of requests that were not begun.
+        """What became of a chain; nothing is learnt of requests that were not begun."""
+        self._learn(request_id, drafter, trials_of_draft(num_drafted, num_accepted))
 
-        Of a tree, `num_drafted` is its depth and `num_accepted` that of the branch that was kept.
-        """
+    def observe_tree(
+        self, request_id: str, drafter: str, tried: tuple[tuple[int, int], ...]
+    ) -> None:
+        """What became of a tree: for each depth that was tried, how many candidates, and which was
+        accepted. The request shows how good first candidates are, the drafter's others how often
+        they help where those are not."""
+        self._owner(drafter).others.observe(tried)
+        outcomes = tuple(accepted == 0 for _, accepted in tried)
+        self._learn(request_id, drafter, trials_by_depth(outcomes))
+
+    def others(self, drafter: str) -> Sequence[float]:
+        """The chance of a second, third ... candidate where those before it are refused."""
+        return self._owner(drafter).others.chances()
+
+    def _learn(self, request_id: str, drafter: str, trials: tuple[BucketTrials, ...]) -> None:
         owner = self._drafters.get(drafter)
         track = owner.tracks.get(request_id) if owner is not None else None
         if track is None:
@@ -219,7 +236,7 @@ class LearnedAcceptance(AcceptanceModel):
         if track.step == self._step:
             self._step += 1
         track.step = self._step
-        self._add(track, trials_of_draft(num_drafted, num_accepted), request_id)
+        self._add(track, trials, request_id)
 
     def observe_trial(
         self, request_id: str, drafter: str, num_drafted: int, num_accepted: int
@@ -364,8 +381,8 @@ class LearnedAcceptance(AcceptanceModel):
                         down = 0.0
                 if refused:
                     rare = 1.0 - usual if 1.0 - usual > _SURPRISE else _SURPRISE
-                    down += log((1.0 + rare) / (2.0 * rare))
-                    up -= _LOG_2
+                    down += refused * log((1.0 + rare) / (2.0 * rare))
+                    up -= refused * _LOG_2
                     if up < 0.0:
                         up = 0.0
             cells[at] = fade * kept + new_accepted

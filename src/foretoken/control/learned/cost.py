@@ -311,6 +311,8 @@ class DrafterCost:
 
     def observe(self, shape: DraftShape, seconds: float) -> None:
         """Drafting and feeding of a step took so long."""
+        if self._one_pass and shape.passes:
+            shape = shape._replace(passes=1, rows=shape.sequences)
         learner = self._learner
         region = shape.rows.bit_length() << 6 | shape.fed_rows.bit_length()
         machine = self._machine

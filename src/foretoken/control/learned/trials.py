@@ -7,7 +7,7 @@ Knows neither requests nor drafters.
 
 from array import array
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple, final
 
 import numpy as np
@@ -44,26 +44,32 @@ class BucketTrials(NamedTuple):
 def trials_of_draft(num_drafted: int, num_accepted: int) -> tuple[BucketTrials, ...]:
     """A draft as trials: one accepted at each depth reached, one refused behind the last of them
     unless the draft ended there, and nothing deeper."""
-    found, before = [], 0
+    refused = (False,) if num_accepted < num_drafted else ()
+    return trials_by_depth((True,) * num_accepted + refused)
+
+
+@lru_cache(maxsize=1024)
+def trials_by_depth(outcomes: tuple[bool, ...]) -> tuple[BucketTrials, ...]:
+    """Trials at depths 1, 2, ..., as they turned out. In a tree one may be refused and a deeper one
+    be accepted: behind another candidate."""
+    found, first = [], 0
     for bucket, last in enumerate(LAST_DEPTHS):
-        accepted = min(num_accepted, last) - before
-        refused = int(num_accepted < min(num_drafted, last))
-        count = accepted + refused
-        if count:
+        own = outcomes[first:last]
+        first = last
+        if own:
+            # Later ones count for more.
+            faded = [FADE**later for later in range(len(own))][::-1]
             found.append(
                 BucketTrials(
                     bucket,
-                    accepted,
-                    refused,
-                    FADE**count,
-                    sum(FADE**i for i in range(refused, count)),
-                    sum(FADE**i for i in range(count)),
-                    CLASS_FADE**count,
+                    sum(own),
+                    len(own) - sum(own),
+                    FADE ** len(own),
+                    sum(weight for weight, accepted in zip(faded, own, strict=True) if accepted),
+                    sum(faded),
+                    CLASS_FADE ** len(own),
                 )
             )
-        before += accepted
-        if refused or before == num_accepted == num_drafted:
-            break
     return tuple(found)
 
 

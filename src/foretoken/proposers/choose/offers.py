@@ -20,6 +20,7 @@ from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.custom import DraftCheck
 from foretoken.runtime.batch import Span
+from foretoken.runtime.draft_tree import tree_of
 from foretoken.types import DraftingTime
 
 logger = logging.getLogger("foretoken")
@@ -126,7 +127,8 @@ class StepOffers:
         if not asked:
             return {}
         began = time.perf_counter()
-        draft = member.propose(Context(tuple(asked.values())))
+        price = self.plan.prices.get(name)
+        draft = member.propose(Context(tuple(asked.values()), price=price))
         seconds = time.perf_counter() - began
         self._note(name, len(asked), draft, seconds)
         # Only a draft that follows from known text may be set aside for being short. A drawn one
@@ -169,7 +171,11 @@ class StepOffers:
 def timed_draft(name: str, sequences: int, draft: Draft, seconds: float) -> DraftingTime:
     """What a drafter did that was asked for so many sequences, and how long it took."""
     counts = [len(ids) for ids in draft.ids]
-    return DraftingTime(name, sequences, max(counts, default=0), sum(counts), seconds)
+    depths = counts
+    if draft.parents is not None:
+        shapes = zip(counts, draft.parents, strict=True)
+        depths = [num if shape is None else tree_of(shape).depth for num, shape in shapes]
+    return DraftingTime(name, sequences, max(depths, default=0), sum(counts), seconds)
 
 
 def _within(span: Span, most: int) -> Span:

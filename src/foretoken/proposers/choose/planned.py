@@ -8,7 +8,7 @@ anything is drawn. It replaces a planned draft where it is expected to bring mor
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 from foretoken.control.acceptance import PromisedAcceptance
 from foretoken.control.plan import DraftOutcome, DraftPlan, StepForecast
@@ -53,6 +53,8 @@ class _Asking:
 class PlannedPolicy(Policy):
     """Does what the plan of the step says."""
 
+    has_prices: ClassVar[bool] = True
+
     def __init__(self) -> None:
         """Nothing measured yet."""
         self._acceptance = PromisedAcceptance()
@@ -84,7 +86,7 @@ class PlannedPolicy(Policy):
 
     def observe(self, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         """Learn what became of what was looked up."""
-        for request_id, drafter, drafted, accepted, promise in outcomes:
+        for request_id, drafter, drafted, accepted, promise, _ in outcomes:
             if drafter in self._asking or drafter in OWN:
                 self._acceptance.begin(request_id)
                 promised = min(float(drafted) if promise is None else promise, float(drafted))

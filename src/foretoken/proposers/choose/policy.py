@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import final
+from typing import ClassVar, final
 
 from foretoken.control.plan import DraftOutcome
 from foretoken.proposers.choose.offers import Offer, StepOffers
@@ -12,6 +12,9 @@ from foretoken.types import StepStats
 
 class Policy(ABC):
     """Which of several drafters serves each span; decides on what is known before any draw."""
+
+    has_prices: ClassVar[bool] = False
+    """Whether the plans of its steps say what a draft is worth."""
 
     @abstractmethod
     def fill(self, step: StepOffers, names: tuple[str, ...]) -> None:

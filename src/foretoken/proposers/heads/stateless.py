@@ -82,7 +82,9 @@ class StatelessProposer(Proposer):
         self.compiled = compiled
         self._site = site
         self._page_size = site.engine.target.page_size
-        self.gain = site.confidence.gain
+        trees, self.gain = site.trees, site.confidence.gain
+        self.tree_paths = () if trees is None else trees.paths
+        self.ends_by_price = self.gain is not None or (trees is not None and trees.by_confidence)
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
@@ -97,9 +99,12 @@ class StatelessProposer(Proposer):
         if site.trees is not None:
             trees = start_trees(site.trees, spans)
             steps = self.head.tree_steps(self.newest_states(spans), spans)
-            return draft_of_trees(draft_trees(steps, site.sampler, trees), wanted, count, self.name)
+            found = draft_trees(steps, site.sampler, trees, context.price)
+            return draft_of_trees(found, wanted, count, self.name)
         spans = [span.clipped(self.head.most) for span in spans]
-        drafted = draft_chain(_StatelessChains(self, spans), site.sampler, spans, site.confidence)
+        drafted = draft_chain(
+            _StatelessChains(self, spans), site.sampler, spans, site.confidence, context.price
+        )
         return drafted.as_draft(wanted, count, self.name)
 
     def release(self, request_id: str) -> None:

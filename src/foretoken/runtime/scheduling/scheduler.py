@@ -206,14 +206,22 @@ class Scheduler:
         spans = []
         # Pages for drafts are taken only where they do not keep the next request out.
         kept_free = self._queues.pages_for_next
-        for sequence, wanted in zip(decoding, plan.drafts, strict=True):
+        trees = plan.trees or (None,) * len(decoding)
+        for sequence, wanted, tree in zip(decoding, plan.drafts, trees, strict=True):
             budget = self._clip(sequence, wanted, allowance, kept_free)
             if budget:
                 self._pages.reserve(sequence, budget)
                 allowance -= budget
             start = sequence.num_computed
             spans.append(
-                Span(sequence=sequence, start=start, length=1, draft_budget=budget, samples=True)
+                Span(
+                    sequence=sequence,
+                    start=start,
+                    length=1,
+                    draft_budget=budget,
+                    planned_tree=tree,
+                    samples=True,
+                )
             )
         return spans
 
