@@ -133,7 +133,7 @@ class AdaptiveControl:
             account.earn(stats.total_s, forecast.token_s)
             account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
             if made.trial:
-                self._charge(made, forecast, drafted, accepted)
+                self._charge(made, forecast, accepted)
             self._times.add(made, stats, first=self._is_first)
             self._is_first = False
         self._waiting.clear()
@@ -222,7 +222,9 @@ class AdaptiveControl:
             drafted += num_drafted
             kept += num_accepted
             made.accepted[request_id] = made.accepted.get(request_id, 0) + num_accepted
-            if drafter in planner.drafters:
+            if drafter == made.trial:
+                planner.acceptance.observe_trial(request_id, drafter, num_drafted, num_accepted)
+            elif drafter in planner.drafters:
                 planner.acceptance.observe(request_id, drafter, num_drafted, num_accepted)
         if drafted:
             # A run without any accepted draft that was not to be expected.
@@ -248,14 +250,13 @@ class AdaptiveControl:
                 drafter.cost.observe(drafting.shape(shape.context), seconds)
         self._times.clear()
 
-    def _charge(self, made: MadePlan, forecast: StepForecast, drafted: int, accepted: int) -> None:
+    def _charge(self, made: MadePlan, forecast: StepForecast, accepted: int) -> None:
         """What a trial cost beyond the plain steps that its tokens would have taken."""
         plain_s, count, account = forecast.plain_s, len(made.ids), self._planner.account
         if made.trial == PLAIN:
             account.charge(max(plain_s - forecast.seconds, 0.0))
             return
         lost_s = forecast.seconds - plain_s - forecast.token_s * accepted / count
-        account.charge(lost_s + 2.0 * self._deciding_s)
-        tried = self._planner.drafters[made.trial]
-        everybody = sum(name == made.trial for name in made.plan.drafters) == count > 1
-        tried.learn_trial(drafted, accepted, all_tried=everybody)
+        lost_s += 2.0 * self._deciding_s
+        account.charge(lost_s)
+        self._planner.learn_trial(made, lost_s / plain_s)

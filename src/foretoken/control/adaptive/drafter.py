@@ -13,6 +13,10 @@ _SPACING, _SPACING_MOST = 4, 32
 """Steps between a trial that failed and the next, at first and at most."""
 _SPACING_MOST_WITH_FEATURES = 256
 """The same for drafters that are only worth a trial after they were awake for some steps."""
+_HOPES_MOST = 2048
+"""Steps that a drafter which paid is tried often."""
+_SHARE = 0.003
+"""Of the time, for trials of a drafter that is known not to pay."""
 _WAKES = 32
 """Tokens with features after which a head that rested drafts again."""
 
@@ -50,11 +54,12 @@ class DrafterState:
     """Steps since its last trial."""
     spacing: int = 0
     """Steps between a trial and the next."""
-    tries: int = 1
-    """Sequences of the next trial."""
     num_trials: int = 0
     awake: int = 1 << 30
     """Steps since it last rested."""
+    hopes: int = 0
+    """Steps for which it is still tried as often as one of which nothing is known: as many as it
+    was used before."""
 
     @property
     def rests(self) -> bool:
@@ -67,19 +72,29 @@ class DrafterState:
         """Whether it would know enough of sequences that ran while it rested."""
         return not self.facts.reads_features or self.awake >= _WAKES
 
-    def learn_trial(self, drafted: int, accepted: int, *, all_tried: bool) -> None:
-        """A trial that succeeds is followed by a larger one at once, others ever more rarely.
+    def learn_trial(self, lost_steps: float, *, surprising: bool, known: bool) -> None:
+        """A trial took `lost_steps` plain steps more than it brought.
 
-        `all_tried`: nobody is left for a larger one. What the plan does not do now it leaves for
-        other reasons.
+        One that is `surprising` is followed by the next at once, others ever more rarely: one that
+        only shows what was `known` tells nothing, so that the more it took the later is the next.
         """
         self.since_trial = 0
         self.num_trials += 1
-        if 2 * accepted >= drafted > 0 and not all_tried:
-            self.spacing, self.tries = 0, 4 * self.tries
-        else:
-            most = _SPACING_MOST_WITH_FEATURES if self.facts.reads_features else _SPACING_MOST
-            self.spacing = min(max(2 * self.spacing, _SPACING), most)
-            self.tries = 1
-        if all_tried:
-            self.spacing = max(self.spacing, _SPACING_MOST)
+        most = _SPACING_MOST_WITH_FEATURES if self.facts.reads_features else _SPACING_MOST
+        self.spacing = 0 if surprising else min(max(2 * self.spacing, _SPACING), most)
+        if known and not surprising and not self.hopes:
+            self.spacing = max(self.spacing, int(lost_steps / _SHARE))
+
+    def pass_by(self, steps: int, *, used: bool, tried: bool, rested: bool) -> None:
+        """A plan has held for so many steps, in which it was used, or only tried, or rested."""
+        self.awake = 0 if rested else self.awake + steps
+        self.idle = 0 if used else self.idle + steps
+        paid = used and not tried
+        self.hopes = (
+            min(self.hopes + 4 * steps, _HOPES_MOST) if paid else max(self.hopes - steps, 0)
+        )
+        self.since_trial += steps
+
+    def put_off(self) -> None:
+        """No trial now, whatever would come of it: the drafter cannot pay."""
+        self.since_trial, self.spacing = 0, max(self.spacing, _SPACING_MOST)

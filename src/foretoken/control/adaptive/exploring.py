@@ -2,8 +2,9 @@
 
 Trials are steps that do what the plan would not have done: a drafter at rest drafts for some
 sequences, or a step is left plain to see what one takes. Each is charged what it cost beyond the
-plain steps that the same tokens would have taken, so that a trial which succeeds costs nothing and
-is followed by a larger one at once. The account is never overdrawn by more than one trial.
+plain steps that the same tokens would have taken, so that one which pays costs nothing. A drafter
+that is known not to pay is tried rarely, by one sequence; one of which little is known, or that
+surprises, by several. The account is never overdrawn by more than one trial.
 """
 
 from collections.abc import Mapping
@@ -28,6 +29,14 @@ _DRAFTS = 2
 """Drafts of a sequence in a trial."""
 _READING = 2.0
 """Plain steps that a drafter may read before a trial: it is over at once, and others wait."""
+_SEVERAL = 4
+"""Sequences of a trial of which the outcome is not known."""
+_KNOWN = 24
+"""Drafts of a class from which on it is known."""
+_SURPRISING = 1.5
+"""Evidence that a class rose, in nats, from which on the next trial follows at once."""
+_HOPE = 0.95
+"""A drafter that does not pay even at this chance of each draft is not tried."""
 _PLAIN_AGAIN = 256
 """Steps with drafts after which one is left plain."""
 
@@ -90,28 +99,43 @@ def pick_trial(
     by_name = {option.name: option for option in options}
     unused = [view for view in views if view.name not in used and view.name in by_name]
     for view in sorted(unused, key=lambda view: -drafters[view.name].idle):
-        drafter = drafters[view.name]
+        drafter, option = drafters[view.name], by_name[view.name]
         if drafter.since_trial < drafter.spacing or not drafter.is_ready:
             continue
-        chosen = _to_try(view, drafter)
+        if not scene.could_pay(option, _HOPE):
+            drafter.put_off()
+            continue
+        chosen = _to_try(view, drafter, scene)
         reading_s = [
             view.cost.feeding(int(missed), scene.context)
             for missed in np.cumsum(view.missing_N[chosen])
         ]
         chosen = chosen[: sum(seconds <= _READING * scene.plain_s for seconds in reading_s)]
-        if not len(chosen):
-            continue
-        tried = scene.trial(by_name[view.name], chosen, _DRAFTS)
-        tried = replace(tried, seconds=tried.seconds + reading_s[len(chosen) - 1])
-        # A larger trial follows one that succeeded: most of it is expected to come back.
-        if (tried.seconds - scene.plain_s) / len(chosen) <= balance_s:
-            return Trial(view.name, tried, [by_name[view.name]])
+        for size in range(len(chosen), 0, -1):
+            tried = scene.trial(option, chosen[:size], _DRAFTS)
+            tried = replace(tried, seconds=tried.seconds + reading_s[size - 1])
+            lost_s = tried.seconds - tried.tokens * scene.plain_s / len(scene.ids)
+            if lost_s <= balance_s:
+                return Trial(view.name, tried, [option])
     return None
 
 
-def _to_try(view: DrafterView, drafter: DrafterState) -> Counts:
-    """Sequences of the next trial: those of which least has to be read, in turn."""
+def surprises(scene: Scene, drafter: str) -> bool:
+    """Whether trials of this drafter speak for better drafts than were known."""
+    return max(scene.acceptance.rises(scene.ids, drafter)) >= _SURPRISING
+
+
+def is_known(scene: Scene, drafter: str) -> bool:
+    """Whether a trial of this drafter can only show what was seen before."""
+    return scene.acceptance.seen(scene.ids, drafter) >= _KNOWN
+
+
+def _to_try(view: DrafterView, drafter: DrafterState, scene: Scene) -> Counts:
+    """Sequences of the next trial: those whose class surprised, and of which least has to be read,
+    in turn."""
     may = np.flatnonzero(view.most_N)
     may = np.roll(may, -drafter.num_trials % len(may))
-    least_missed: Counts = may[np.argsort(view.missing_N[may], kind="stable")]
-    return least_missed[: drafter.tries]
+    rises_N = np.array(scene.acceptance.rises(scene.ids, view.name))[may] >= _SURPRISING
+    found: Counts = may[np.lexsort((view.missing_N[may], ~rises_N))]
+    several = rises_N.any() or not is_known(scene, view.name)
+    return found[: _SEVERAL if several else 1]

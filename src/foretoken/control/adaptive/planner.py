@@ -14,7 +14,7 @@ import numpy as np
 
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
-from foretoken.control.adaptive.exploring import Account, Trial, pick_trial
+from foretoken.control.adaptive.exploring import Account, Trial, is_known, pick_trial, surprises
 from foretoken.control.adaptive.guard import Ledger
 from foretoken.control.adaptive.planning import (
     FirstReading,
@@ -280,7 +280,8 @@ class Planner:
         """A plan has held for so many steps."""
         alive = [i for i, request_id in enumerate(made.ids) if request_id in self._requests]
         forecast = made.plan.forecast
-        if forecast is not None:
+        # A trial is paid by the account, not by those who wait for it.
+        if forecast is not None and not made.trial:
             made.gained_s += made.spare_s
             lost = max(made.unguarded - forecast.price, 0.0)
             self.forgone_tokens += lost * forecast.seconds * steps
@@ -305,9 +306,15 @@ class Planner:
                 self.acceptance.fade(others, name, steps)
                 if drafter.rests:
                     self.acceptance.rest(name, steps)
-            drafter.awake = 0 if name in made.plan.resting else drafter.awake + steps
-            drafter.idle = 0 if name in used else drafter.idle + steps
-            drafter.since_trial += steps
+            rested = name in made.plan.resting
+            drafter.pass_by(steps, used=name in used, tried=name == made.trial, rested=rested)
+
+    def learn_trial(self, made: MadePlan, lost_steps: float) -> None:
+        """A trial took so many plain steps more than it brought."""
+        assert made.weighed is not None, "a trial was planned"
+        scene, name = made.weighed[0], made.trial
+        surprising, known = surprises(scene, name), is_known(scene, name)
+        self.drafters[name].learn_trial(lost_steps, surprising=surprising, known=known)
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ones are fine."""
@@ -369,6 +376,11 @@ class Planner:
         # Prompts take what they take, whether anybody drafts beside them or not. A draft is worth
         # the time that it saves in steps to come: that of steps without prompts.
         drafting_s = plain_s * math.exp(on - off)
+        more_s = model_s - model_s[0]
+        if shape.prompt_rows:
+            # Beside many rows some more may be cheap, and what is begun now goes on without them.
+            alone_s = self.target.curve(StepShape(len(ids), len(ids), shape.context), most)
+            more_s = np.maximum(more_s, alone_s - alone_s[0])
         return Scene(
             ids=ids,
             context=shape.context,
@@ -378,7 +390,7 @@ class Planner:
             plain_s=plain_s,
             model_s=model_s,
             prompt_s=prompt_s,
-            rows_s=(drafting_s - model_s[0] * math.exp(on)) + model_s * math.exp(on),
+            rows_s=drafting_s + more_s * math.exp(on),
             acceptance=self.acceptance,
         )
 

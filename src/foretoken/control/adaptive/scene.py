@@ -26,8 +26,6 @@ from foretoken.control.report.explain import Outlook
 
 RETURNS = 1.25
 """Times what catching up takes that it has to bring."""
-_USUAL_TOKENS = 2.0
-"""Tokens of a speculating step, before it is planned."""
 
 
 @final
@@ -98,6 +96,15 @@ class Scene:
         )
         return allocate(step, options)
 
+    def could_pay(self, option: DraftOption, chance: float) -> bool:
+        """Whether the option would bring anything if each of its drafts had this chance."""
+        hopeful = np.where(
+            option.survival_NK > 0.0, chance ** np.arange(1, 1 + option.survival_NK.shape[1]), 0.0
+        )
+        return self.best([replace(option, survival_NK=hopeful)]).unguarded * self.plain_s > len(
+            self.ids
+        )
+
     def trial(self, option: DraftOption, indices: Counts, most: int) -> Allocation:
         """These sequences draft up to `most`, whatever is expected of it."""
         count = len(self.ids)
@@ -155,7 +162,7 @@ class Scene:
         start_s = np.zeros(count)
         for index in np.flatnonzero(view.missing_N):
             # Catching up is paid once and has to come back while the sequence still runs.
-            steps = max(self.left_N[index] / _USUAL_TOKENS, 1.0)
+            steps = max(self.left_N[index] / (1.0 + survival[index, 0]), 1.0)
             feeding = view.cost.feeding(int(view.missing_N[index]), self.context)
             start_s[index] = RETURNS * feeding / steps
         return DraftOption(
