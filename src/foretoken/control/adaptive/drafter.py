@@ -112,11 +112,12 @@ class DrafterState:
             self.spacing = max(self.spacing, int(lost_steps / _SHARE))
 
     def pass_by(self, steps: int, *, used: bool, tried: bool, rested: bool) -> None:
-        """A plan has held for so many steps, in which it was used or tried, or nobody needed it."""
+        """A plan has held for so many steps, in which it was used, or only tried, or rested."""
         self.awake = 0 if rested else self.awake + steps
-        self.idle = 0 if used or tried else self.idle + steps
+        self.idle = 0 if used else self.idle + steps
+        paid = used and not tried
         self.hopes = (
-            min(self.hopes + 4 * steps, _HOPES_MOST) if used else max(self.hopes - steps, 0)
+            min(self.hopes + 4 * steps, _HOPES_MOST) if paid else max(self.hopes - steps, 0)
         )
         self.since_trial += steps
 

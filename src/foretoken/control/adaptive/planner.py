@@ -282,23 +282,15 @@ class Planner:
                 self.acceptance.fade(others, name, steps)
                 if drafter.rests:
                     self.acceptance.rest(name, steps)
-            tried = name == made.trial
-            drafter.pass_by(
-                steps,
-                used=name in used and not tried,
-                tried=tried,
-                rested=name in made.plan.resting,
-            )
+            rested = name in made.plan.resting
+            drafter.pass_by(steps, used=name in used, tried=name == made.trial, rested=rested)
 
     def learn_trial(self, made: MadePlan, lost_steps: float) -> None:
         """A trial took so many plain steps more than it brought."""
         assert made.weighed is not None, "a trial was planned"
-        scene, _ = made.weighed
-        self.drafters[made.trial].learn_trial(
-            lost_steps,
-            surprising=surprises(scene, made.trial),
-            known=is_known(scene, made.trial),
-        )
+        scene, name = made.weighed[0], made.trial
+        surprising, known = surprises(scene, name), is_known(scene, name)
+        self.drafters[name].learn_trial(lost_steps, surprising=surprising, known=known)
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ones are fine."""
@@ -362,9 +354,7 @@ class Planner:
         more_s = model_s - model_s[0]
         if shape.prompt_rows:
             # Beside many rows some more may be cheap, and what is begun now goes on without them.
-            count = len(ids)
-            alone = shape._replace(rows=count, sequences=count, prompt_rows=0)
-            alone_s = self.target.curve(alone, most)
+            alone_s = self.target.curve(StepShape(len(ids), len(ids), shape.context), most)
             more_s = np.maximum(more_s, alone_s - alone_s[0])
         return Scene(
             ids=ids,

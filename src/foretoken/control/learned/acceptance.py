@@ -7,7 +7,6 @@ was not reached is no trial, and everything depends on past steps alone.
 """
 
 from array import array
-from collections import deque
 from collections.abc import Mapping, Sequence
 from math import inf, log
 from typing import Any, final
@@ -16,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.control.acceptance import AcceptanceModel
-from foretoken.control.learned.candidates import OtherCandidates
+from foretoken.control.learned.classes import (
+    CLASS_WEIGHT,
+    LEAST,
+    MOST,
+    AcceptanceClass,
+    DrafterAcceptance,
+    RequestTrack,
+)
 from foretoken.control.learned.trials import (
     BUCKET_OF_DEPTH,
     BUCKETS,
@@ -30,14 +36,8 @@ from foretoken.control.learned.trials import (
 
 _WEIGHT, _CHANGED_WEIGHT = 6.0, 2.0
 """Trials that the class counts for beside a request's own; once a request has changed."""
-_CLASS_WEIGHT = 10.0
-"""Trials that the usual chance of a drafter counts for beside those of a class."""
-_POOLED_WEIGHT = 30.0
-"""Trials that all other classes count for when a class is new."""
 _UNKNOWN = 0.5
 """The usual chance of a drafter that nobody gave one."""
-_LEAST, _MOST = 0.002, 0.998
-"""Range of a class's chances, so that their odds are finite."""
 _LIMIT = 6.0
 """A change is noticed when it explains the trials so much better than none, in nats."""
 _RISE_LIMIT = 2.5
@@ -52,8 +52,6 @@ _KEEPS_REST = 0.9995
 """What a class showed is multiplied by at each step in which a drafter rests."""
 _KEEPS_STEP = 0.99
 """What a request showed is multiplied by at each step without a draft."""
-_HISTORY = 32
-"""Drafts that are remembered one by one, to count again from where a change began."""
 _ALARMED_REQUESTS, _ALARM_STEPS = 3, 32
 """A class changed when so many of its requests did within so many steps."""
 _CLASS_KEEPS, _CLASS_KEEPS_MOST = 0.25, 12.0
@@ -65,76 +63,6 @@ _MOST_CLASSES = 256
 _FEW = 8
 """Up to so many requests, plain arithmetic is faster than arrays."""
 _LOG_2 = log(2.0)
-
-
-@final
-class _Class:
-    """What the requests of a class showed together."""
-
-    __slots__ = (
-        "accepted", "alarms", "members", "new", "num_seen", "prior", "rise", "rise_trials", "row",
-        "trials",
-    )  # fmt: skip
-
-    def __init__(self, row: int, prior: list[float]) -> None:
-        self.row = row
-        self.prior = prior
-        self.accepted = [0.0] * BUCKETS
-        self.trials = [0.0] * BUCKETS
-        self.new = inf
-        """Trials since the chances in its row were worked out."""
-        self.members = 0
-        """Running requests."""
-        self.alarms: dict[str, int] = {}
-        """Requests that changed, with the step."""
-        self.num_seen = 0
-        """Drafts since the class was new or changed."""
-        self.rise = 0.0
-        """How much better trials are explained by chances that rose, in nats."""
-        self.rise_trials: list[tuple[BucketTrials, ...]] = []
-        """The trials since that was 0."""
-
-
-@final
-class _Track:
-    """What one request showed of one drafter, beside its row of numbers."""
-
-    __slots__ = ("down", "downs", "history", "own_class", "row", "step", "up", "ups")
-
-    def __init__(self, row: int, own_class: _Class) -> None:
-        self.row = row
-        self.own_class = own_class
-        self.history: deque[tuple[BucketTrials, ...]] = deque(maxlen=_HISTORY)
-        self.up = self.down = 0.0
-        """How much better the trials are explained by a chance that rose or fell."""
-        self.ups = self.downs = 0
-        """Drafts since either was 0: where that change began."""
-        self.step = 0
-
-
-@final
-class _Drafter:
-    """One drafter's classes and requests."""
-
-    __slots__ = ("classes", "others", "tracks", "usual")
-
-    def __init__(self, usual: float) -> None:
-        self.usual = usual
-        self.classes: dict[str, _Class] = {}
-        self.tracks: dict[str, _Track] = {}
-        self.others = OtherCandidates()
-
-    def prior(self) -> list[float]:
-        """What a new class is taken for: the usual chance, and what other classes showed."""
-        prior = [self.usual] * BUCKETS
-        known = list(self.classes.values())
-        accepted = [sum(one.accepted[b] for one in known) for b in range(BUCKETS)]
-        trials = [sum(one.trials[b] for one in known) for b in range(BUCKETS)]
-        share = _POOLED_WEIGHT / max(_POOLED_WEIGHT, *trials)
-        chances = chances_by_bucket(
-            [share * one for one in accepted], [share * one for one in trials], prior, _CLASS_WEIGHT
-        )
-        return [min(max(chance, _LEAST), _MOST) for chance in chances]
 
 
 @final
@@ -153,7 +81,7 @@ class LearnedAcceptance(AcceptanceModel):
         self._nothing = self._rows.take()
         self._rows.cells[self._nothing + 2 * BUCKETS] = _WEIGHT
         self._class_keys: dict[str, str] = {}
-        self._drafters: dict[str, _Drafter] = {}
+        self._drafters: dict[str, DrafterAcceptance] = {}
         self._step = 0
         self.num_changes = 0
         """Changes that were noticed so far, of requests and of classes. While it stays, chances
@@ -303,41 +231,41 @@ class LearnedAcceptance(AcceptanceModel):
             for name, owner in list(self._drafters.items())
         }
 
-    def _owner(self, drafter: str) -> _Drafter:
+    def _owner(self, drafter: str) -> DrafterAcceptance:
         owner = self._drafters.get(drafter)
         if owner is None:
-            usual = min(max(self._priors.get(drafter, _UNKNOWN), _LEAST), _MOST)
-            owner = self._drafters[drafter] = _Drafter(usual)
+            usual = min(max(self._priors.get(drafter, _UNKNOWN), LEAST), MOST)
+            owner = self._drafters[drafter] = DrafterAcceptance(usual)
         return owner
 
-    def _begun(self, drafter: str, request_id: str) -> _Track | None:
+    def _begun(self, drafter: str, request_id: str) -> RequestTrack | None:
         """The request's track, made when it is needed first."""
         owner = self._owner(drafter)
         track = owner.tracks.get(request_id)
         if track is None and request_id in self._class_keys:
             own_class = self._class(owner, request_id)
-            track = owner.tracks[request_id] = _Track(self._rows.take(), own_class)
+            track = owner.tracks[request_id] = RequestTrack(self._rows.take(), own_class)
             self._rows.cells[track.row + 2 * BUCKETS] = _WEIGHT
             own_class.members += 1
         return track
 
-    def _class(self, owner: _Drafter, request_id: str) -> _Class:
+    def _class(self, owner: DrafterAcceptance, request_id: str) -> AcceptanceClass:
         key = self._class_keys.get(request_id, "")
         found = owner.classes.pop(key, None)
         if found is None:
             if len(owner.classes) >= _MOST_CLASSES:
                 self._forget_class(owner)
-            found = _Class(self._rows.take(), owner.prior())
+            found = AcceptanceClass(self._rows.take(), owner.prior())
         owner.classes[key] = found  # the classes used last stand last
         return found
 
-    def _forget_class(self, owner: _Drafter) -> None:
+    def _forget_class(self, owner: DrafterAcceptance) -> None:
         for key, one in owner.classes.items():
             if not one.members:
                 self._rows.give_back(owner.classes.pop(key).row)
                 return
 
-    def _few(self, owner: _Drafter, request_id: str) -> list[float]:
+    def _few(self, owner: DrafterAcceptance, request_id: str) -> list[float]:
         track = owner.tracks.get(request_id)
         one = self._class(owner, request_id) if track is None else track.own_class
         parent, cells = self._refreshed(one), self._rows.cells
@@ -349,7 +277,7 @@ class LearnedAcceptance(AcceptanceModel):
         trials = cells[row + BUCKETS : row + 2 * BUCKETS]
         return chances_by_bucket(accepted, trials, prior, cells[row + 2 * BUCKETS])
 
-    def _refreshed(self, one: _Class) -> int:
+    def _refreshed(self, one: AcceptanceClass) -> int:
         """The class's row, its chances up to date."""
         if one.new * _STALE >= sum(one.trials):
             chances = array("d", self._class_chances(one))
@@ -357,11 +285,11 @@ class LearnedAcceptance(AcceptanceModel):
             one.new = 0.0
         return one.row
 
-    def _class_chances(self, one: _Class) -> list[float]:
-        chances = chances_by_bucket(one.accepted, one.trials, one.prior, _CLASS_WEIGHT)
-        return [min(max(chance, _LEAST), _MOST) for chance in chances]
+    def _class_chances(self, one: AcceptanceClass) -> list[float]:
+        chances = chances_by_bucket(one.accepted, one.trials, one.prior, CLASS_WEIGHT)
+        return [min(max(chance, LEAST), MOST) for chance in chances]
 
-    def _add(self, track: _Track, pieces: tuple[BucketTrials, ...], request_id: str) -> None:
+    def _add(self, track: RequestTrack, pieces: tuple[BucketTrials, ...], request_id: str) -> None:
         """One draft's trials, for the request and its class."""
         cells, row, own = self._rows.cells, track.row, track.own_class
         up, down = track.up, track.down
@@ -398,7 +326,7 @@ class LearnedAcceptance(AcceptanceModel):
         if up > _LIMIT or down > _LIMIT:
             self._change(track, request_id)
 
-    def _change(self, track: _Track, request_id: str) -> None:
+    def _change(self, track: RequestTrack, request_id: str) -> None:
         """The request is not what it was: count again from where that began."""
         cells, row = self._rows.cells, track.row
         since = track.ups if track.up > _LIMIT else track.downs
@@ -415,7 +343,7 @@ class LearnedAcceptance(AcceptanceModel):
         self.num_changes += 1
         self._alarm(track.own_class, request_id)
 
-    def _begin_anew(self, drafter: str, own: _Class) -> None:
+    def _begin_anew(self, drafter: str, own: AcceptanceClass) -> None:
         """The class rose: it is what its latest trials say, and so are its requests."""
         own.accepted, own.trials = [0.0] * BUCKETS, [0.0] * BUCKETS
         for pieces in own.rise_trials:
@@ -433,7 +361,7 @@ class LearnedAcceptance(AcceptanceModel):
         own.num_seen = 0
         self.num_changes += 1
 
-    def _alarm(self, own: _Class, request_id: str) -> None:
+    def _alarm(self, own: AcceptanceClass, request_id: str) -> None:
         """A request of the class changed; where several do at once, the class did."""
         own.alarms[request_id] = self._step
         recent = {one: at for one, at in own.alarms.items() if self._step - at < _ALARM_STEPS}

@@ -1,0 +1,90 @@
+"""What the requests of a class showed together, and one request alone, of one drafter.
+
+Values, which `acceptance.py` reads and changes.
+"""
+
+from collections import deque
+from math import inf
+from typing import final
+
+from foretoken.control.learned.candidates import OtherCandidates
+from foretoken.control.learned.trials import BUCKETS, BucketTrials, chances_by_bucket
+
+CLASS_WEIGHT = 10.0
+"""Trials that the usual chance of a drafter counts for beside those of a class."""
+LEAST, MOST = 0.002, 0.998
+"""Range of a class's chances, so that their odds are finite."""
+_POOLED_WEIGHT = 30.0
+"""Trials that all other classes count for when a class is new."""
+_HISTORY = 32
+"""Drafts that are remembered one by one, to count again from where a change began."""
+
+
+@final
+class AcceptanceClass:
+    """What the requests of a class showed together."""
+
+    __slots__ = (
+        "accepted", "alarms", "members", "new", "num_seen", "prior", "rise", "rise_trials", "row",
+        "trials",
+    )  # fmt: skip
+
+    def __init__(self, row: int, prior: list[float]) -> None:
+        self.row = row
+        self.prior = prior
+        self.accepted = [0.0] * BUCKETS
+        self.trials = [0.0] * BUCKETS
+        self.new = inf
+        """Trials since the chances in its row were worked out."""
+        self.members = 0
+        """Running requests."""
+        self.alarms: dict[str, int] = {}
+        """Requests that changed, with the step."""
+        self.num_seen = 0
+        """Drafts since the class was new or changed."""
+        self.rise = 0.0
+        """How much better trials are explained by chances that rose, in nats."""
+        self.rise_trials: list[tuple[BucketTrials, ...]] = []
+        """The trials since that was 0."""
+
+
+@final
+class RequestTrack:
+    """What one request showed of one drafter, beside its row of numbers."""
+
+    __slots__ = ("down", "downs", "history", "own_class", "row", "step", "up", "ups")
+
+    def __init__(self, row: int, own_class: AcceptanceClass) -> None:
+        self.row = row
+        self.own_class = own_class
+        self.history: deque[tuple[BucketTrials, ...]] = deque(maxlen=_HISTORY)
+        self.up = self.down = 0.0
+        """How much better the trials are explained by a chance that rose or fell."""
+        self.ups = self.downs = 0
+        """Drafts since either was 0: where that change began."""
+        self.step = 0
+
+
+@final
+class DrafterAcceptance:
+    """One drafter's classes and requests."""
+
+    __slots__ = ("classes", "others", "tracks", "usual")
+
+    def __init__(self, usual: float) -> None:
+        self.usual = usual
+        self.classes: dict[str, AcceptanceClass] = {}
+        self.tracks: dict[str, RequestTrack] = {}
+        self.others = OtherCandidates()
+
+    def prior(self) -> list[float]:
+        """What a new class is taken for: the usual chance, and what other classes showed."""
+        prior = [self.usual] * BUCKETS
+        known = list(self.classes.values())
+        accepted = [sum(one.accepted[b] for one in known) for b in range(BUCKETS)]
+        trials = [sum(one.trials[b] for one in known) for b in range(BUCKETS)]
+        share = _POOLED_WEIGHT / max(_POOLED_WEIGHT, *trials)
+        chances = chances_by_bucket(
+            [share * one for one in accepted], [share * one for one in trials], prior, CLASS_WEIGHT
+        )
+        return [min(max(chance, LEAST), MOST) for chance in chances]
