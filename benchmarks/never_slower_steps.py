@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from foretoken import assembly
 from foretoken.cli import main
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.control.learned.cost import LearnedCost
+from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.deciding import Decider, FoundParts, decide_how
 from foretoken.lab.simulate.machine import SimulatedMachine, machine_of_models
 from foretoken.runtime.batch import Batch

@@ -12,7 +12,8 @@ from foretoken.control.budget import LivePolicy, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.floor import AcceptanceFloor
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.control.learned.cost import LearnedCost
+from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.plan import DraftOutcome, StepLoad
 from foretoken.types import DraftingTime, FinishReason, Request, SamplingParams, StepStats
 

@@ -1,5 +1,7 @@
 """Adaptive control on a virtual clock: what it promises, where costs and acceptance are known."""
 
+from random import Random
+
 import pytest
 
 from foretoken.control.budget import LivePolicy
@@ -30,10 +32,13 @@ def best_speed(world: World, count: int, chance: float, most: int = 5) -> float:
 def test_steady_traffic_is_nearly_as_fast_as_the_best_fixed_length(
     count: int, chance: float
 ) -> None:
-    batch, sequences = batch_of(count, chance)
-    batch.run(sequences, 600)
-    best = best_speed(batch.world, count, chance)
-    assert batch.run(sequences, 3000 // count) >= 0.95 * best
+    """Which drafts are accepted is drawn: of three runs the mean counts."""
+    speeds = []
+    for seed in (1, 2, 3):
+        batch, sequences = batch_of(count, chance, World(random=Random(seed)))
+        batch.run(sequences, 600)
+        speeds.append(batch.run(sequences, 6000 // count))
+    assert sum(speeds) / 3 >= 0.95 * best_speed(World(), count, chance)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.control.learned.cost import LearnedCost
+from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.learned.regression import Floats, Learner
 
 SHAPES = [

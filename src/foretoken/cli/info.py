@@ -24,7 +24,7 @@ from foretoken.kernels.library import describe_kernels
 from foretoken.shape import ModelShape
 
 if TYPE_CHECKING:
-    from foretoken.control.learned.cost import DrafterCost
+    from foretoken.control.learned.drafter_cost import DrafterCost
     from foretoken.proposers.costs import EngineCosts
 
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64)

@@ -19,9 +19,7 @@ from typing import final
 import torch
 
 from foretoken.config import ResolvedConfig
-from foretoken.config.memory import ModelMemory
-from foretoken.config.resolve import DTYPE_BYTES
-from foretoken.control.cost import RooflineCost, StepShape
+from foretoken.control.cost import StepShape
 from foretoken.control.learned.calibration import (
     MOST_SECONDS,
     PROMISED_SD,
@@ -31,8 +29,9 @@ from foretoken.control.learned.calibration import (
     promised,
     step_shapes,
 )
-from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts, still_true
+from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.learned.keeping import CostKeeper
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
@@ -42,6 +41,7 @@ from foretoken.kv.pool import PagePool
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.base import Context
 from foretoken.proposers.choose.offers import Member, timed_draft
+from foretoken.proposers.usual_machine import usual_machine
 from foretoken.runtime.batch import Span
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.sequence import Sequence as RunningSequence
@@ -374,27 +374,3 @@ class _DraftTimer:
         sequence.num_computed = sequence.num_tokens - 1
         sequence.page_table = table
         return sequence
-
-
-_CPU_BANDWIDTH, _CPU_FLOPS = 8e9, 4e10
-"""Bytes and operations per second of one core: an assumption."""
-_GPU_BANDWIDTH, _GPU_FLOPS = 1e12, 1e14
-"""The same of a whole device: an assumption."""
-
-
-def usual_machine(config: ResolvedConfig, runner: Runner) -> RooflineCost:
-    """The roofline of the target on a machine as they usually are."""
-    shape, size = runner.model.shape, DTYPE_BYTES[config.dtype]
-    user, gpu = config.user, config.device.startswith("cuda")
-    kept = ModelMemory(
-        shape=shape, quantization=user.quantization, kv_cache_dtype=user.kv_cache_dtype
-    )
-    threads = torch.get_num_threads()
-    return RooflineCost(
-        weight_bytes=float(kept.weight_bytes(size)),
-        kv_bytes=lambda _: float(kept.kv_per_token(size)),
-        flops=lambda context: float(shape.flops_per_token(round(context))),
-        bandwidth=_GPU_BANDWIDTH if gpu else threads * _CPU_BANDWIDTH,
-        flops_per_s=_GPU_FLOPS if gpu else threads * _CPU_FLOPS,
-        floor_s=1e-5 * shape.num_hidden_layers,
-    )

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.control.learned.cost import LearnedCost
+from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.errors import ConfigError
 from foretoken.lab.analysis.fit import fit_arms, merge_chunks, step_times, without_prompts
 from foretoken.lab.analysis.whatif import (

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.control.cost import LineCost, StepShape
-from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.control.learned.cost import LearnedCost
+from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.setup import PlanSettings
 from foretoken.lab.simulate.arms import ControlArm, FixedArm, MeasuredArm

@@ -7,7 +7,7 @@ from typing import Any, final
 from foretoken.control.acceptance import KeptRatio
 from foretoken.control.adaptive.tree_nodes import TreeNodes
 from foretoken.control.floor import AcceptanceFloor
-from foretoken.control.learned.cost import DrafterCost
+from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.control.plan import DraftPrice
 
 _RESTS_AFTER = 8

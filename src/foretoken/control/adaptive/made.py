@@ -23,7 +23,7 @@ from foretoken.control.plan import (
 from foretoken.control.report.explain import Outlook
 
 
-class Held(NamedTuple):
+class PlannedDrafts(NamedTuple):
     """What one sequence does in each step of a plan."""
 
     length: int
@@ -36,7 +36,7 @@ class Held(NamedTuple):
     tree: PlannedTree | None = None
 
 
-PLAIN = Held(0, "", 0, 0.0)
+PLAIN = PlannedDrafts(0, "", 0, 0.0)
 """Of a sequence that decodes plainly."""
 
 
@@ -56,7 +56,7 @@ class MadePlan:
 
     plan: DraftPlan
     """Of the latest step."""
-    held: dict[str, Held]
+    held: dict[str, PlannedDrafts]
     """Of each request, those that joined later included."""
     class_of: dict[str, str]
     """The class of each request that the plan was made for."""
@@ -88,7 +88,7 @@ class MadePlan:
     """Tokens per second of the best plan that lets some wait for others."""
     weighed: tuple[Scene, list[DraftOption]] | None = None
     """What the plan was chosen from, drafters that have yet to wake included."""
-    _classes: dict[str, Held] | None = None
+    _classes: dict[str, PlannedDrafts] | None = None
 
     @property
     def drafts(self) -> bool:
@@ -103,16 +103,16 @@ class MadePlan:
         scene, options = self.weighed
         return next((scene.outlook(one) for one in options if one.name == drafter), None)
 
-    def usual(self, class_key: str) -> Held:
+    def usual(self, class_key: str) -> PlannedDrafts:
         """What most requests of a class do."""
         if self._classes is None:
-            by_class: dict[str, list[Held]] = {}
+            by_class: dict[str, list[PlannedDrafts]] = {}
             for request_id, key in self.class_of.items():
                 by_class.setdefault(key, []).append(self.held[request_id])
             self._classes = {key: _most_common(held) for key, held in by_class.items()}
         return self._classes.get(class_key, PLAIN)
 
-    def join(self, request_id: str, held: Held, missing: int, gained_s: float) -> None:
+    def join(self, request_id: str, held: PlannedDrafts, missing: int, gained_s: float) -> None:
         """A request that the plan was not made for takes part. Its drafter has not read `missing`
         tokens of it."""
         self.held[request_id] = held
@@ -161,7 +161,7 @@ class MadePlan:
         if reading:
             for place, sequence in enumerate(sequences):
                 if sequence.request.request_id in reading:
-                    done[place] = Held(0, "", done[place].drafts - done[place].length, 0.0)
+                    done[place] = PlannedDrafts(0, "", done[place].drafts - done[place].length, 0.0)
         lengths, drafters, drafts, surplus, trees = zip(*done, strict=True)
         rows = sum(lengths)
         self.plan = DraftPlan(
@@ -187,6 +187,6 @@ class MadePlan:
         return self.plan
 
 
-def _most_common(held: list[Held]) -> Held:
+def _most_common(held: list[PlannedDrafts]) -> PlannedDrafts:
     (length, drafter), _ = Counter((one.length, one.drafter) for one in held).most_common(1)[0]
     return next(one for one in held if (one.length, one.drafter) == (length, drafter))

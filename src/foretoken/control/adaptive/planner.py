@@ -14,7 +14,7 @@ from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
 from foretoken.control.adaptive.exploring import Account, Trial, is_known, pick_trial, surprises
 from foretoken.control.adaptive.guard import Ledger
-from foretoken.control.adaptive.made import Held, MadePlan, PlainTimes
+from foretoken.control.adaptive.made import MadePlan, PlainTimes, PlannedDrafts
 from foretoken.control.adaptive.planning import (
     CATCHING_UP,
     FirstReading,
@@ -31,7 +31,8 @@ from foretoken.control.adaptive.within_drafts import expected, planned_trees, pr
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.cost import DrafterCost, LearnedCost
+from foretoken.control.learned.cost import LearnedCost
+from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.control.learned.lengths import OutputLengths
 from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepForecast, StepLoad
@@ -58,6 +59,21 @@ class _Chosen(NamedTuple):
     trial: Trial | None
     waking: set[str]
     """Drafters at rest that are wanted again."""
+
+
+def _held(ids: Seq[str], plan: DraftPlan, chosen: _Chosen) -> dict[str, PlannedDrafts]:
+    """What each request does from now on; those that have to be read first, as soon as they are."""
+    count, wanted = len(ids), chosen.wanted
+    surplus_N, trees_N = plan.surplus or (0.0,) * count, plan.trees or (None,) * count
+    each = map(PlannedDrafts, plan.lengths, plan.drafters, plan.drafts, surplus_N, trees_N)
+    held = dict(zip(ids, each, strict=True))
+    wanted_trees = planned_trees(wanted, chosen.options) or (None,) * count
+    for place, (name, left) in chosen.reading.waiting.items():
+        if left:
+            length = int(wanted.drafts_N[place])
+            most = max(length, plan.drafts[place])
+            held[ids[place]] = PlannedDrafts(length, name, most, 0.0, wanted_trees[place])
+    return held
 
 
 @final
@@ -120,14 +136,49 @@ class Planner:
         able = [one for name, one in self.drafters.items() if name not in below_floor]
         views = [view_of(one, tracked, counted, self._caps, worth_s) for one in able]
         passing = [view for view in views if not self.drafters[view.name].facts.looks_up]
-        lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
         allowed_s = self.ledger.allowance(gained_s, counted.outputs_N + left_N, times.plain_s)
         scene = self._scene(ids, shape, times, left_N, allowed_s, views)
         alone = count == 1 and not load.num_prompt_tokens
         chosen = self._choose(scene, passing, views, alone=alone)
+        plan = self._plan(sequences, load, scene, chosen, views)
+        reading = chosen.reading
+        wanted = chosen.wanted
+        rows = int(wanted.drafts_N.sum())
+        made = MadePlan(
+            plan=plan,
+            held=_held(ids, plan, chosen),
+            class_of={i: one.class_key for i, one in zip(ids, tracked, strict=True)},
+            gained_s=dict(zip(ids, gained_s.tolist(), strict=True)),
+            context=context,
+            row_takes_s=(wanted.seconds - scene.plain_s) / rows if rows else 0.0,
+            row_brings=(wanted.tokens - count) / rows if rows else 0.0,
+            trial="" if chosen.trial is None else chosen.trial.of,
+            reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
+            missing=reading.missing,
+            chance_of_none=chance_of_none(chosen.found, chosen.options),
+            below_floor=below_floor,
+            expected=expected(chosen.found, chosen.options, self.drafters),
+            unguarded=chosen.found.unguarded,
+            weighed=(scene, chosen.weighed),
+        )
+        for feed in reading.feeds:
+            if feed.place in reading.waiting:
+                note_read(self._requests, ids[feed.place], feed.drafter, feed.rows)
+        return made
+
+    def _plan(
+        self,
+        sequences: Seq[DecodingSequence],
+        load: StepLoad,
+        scene: Scene,
+        chosen: _Chosen,
+        views: Seq[DrafterView],
+    ) -> DraftPlan:
+        """What was chosen, as whoever drafts is told."""
         found, options, reading, trial = chosen.found, chosen.options, chosen.reading, chosen.trial
         lengths: list[int] = found.drafts_N.tolist()
         names = [options[i].name if i >= 0 else "" for i in found.drafter_N.tolist()]
+        lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
         free = bool(lookups) or any(sequence.request.brings_drafts for sequence in sequences)
         forecast = StepForecast(
             seconds=found.seconds + scene.prompt_s,
@@ -138,7 +189,7 @@ class Planner:
             free_rows=0 if trial is not None or not free else scene.free_rows(found),
         )
         drafts = budgets(sequences, lengths, lookups, self._caps, forecast.free_rows)
-        plan = DraftPlan(
+        return DraftPlan(
             load=load,
             drafts=drafts,
             lengths=tuple(lengths),
@@ -149,40 +200,8 @@ class Planner:
             feeds=tuple(reading.feeds),
             resting=self._resting({*names, *reading.missing, *chosen.waking}),
             forecast=forecast,
-            wanted=bool(below_floor) or any(view.most_N.any() for view in views),
+            wanted=len(views) < len(self.drafters) or any(view.most_N.any() for view in views),
         )
-        wanted = chosen.wanted
-        rows = int(wanted.drafts_N.sum())
-        surplus_N = plan.surplus or (0.0,) * count
-        trees = plan.trees or (None,) * count
-        held = dict(zip(ids, map(Held, lengths, names, drafts, surplus_N, trees), strict=True))
-        wanted_trees = planned_trees(wanted, chosen.weighed) or (None,) * count
-        for place, (name, left) in reading.waiting.items():
-            if left:
-                length = int(wanted.drafts_N[place])
-                most = max(length, drafts[place])
-                held[ids[place]] = Held(length, name, most, 0.0, wanted_trees[place])
-        made = MadePlan(
-            plan=plan,
-            held=held,
-            class_of={i: one.class_key for i, one in zip(ids, tracked, strict=True)},
-            gained_s=dict(zip(ids, gained_s.tolist(), strict=True)),
-            context=context,
-            row_takes_s=(wanted.seconds - scene.plain_s) / rows if rows else 0.0,
-            row_brings=(wanted.tokens - count) / rows if rows else 0.0,
-            trial="" if trial is None else trial.of,
-            reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
-            missing=reading.missing,
-            chance_of_none=chance_of_none(found, options),
-            below_floor=below_floor,
-            expected=expected(found, options, self.drafters),
-            unguarded=found.unguarded,
-            weighed=(scene, chosen.weighed),
-        )
-        for feed in reading.feeds:
-            if feed.place in reading.waiting:
-                note_read(self._requests, ids[feed.place], feed.drafter, feed.rows)
-        return made
 
     def carry_over(
         self, made: MadePlan, sequences: Seq[DecodingSequence], load: StepLoad
@@ -230,7 +249,7 @@ class Planner:
         gained_s = self.ledger.gained(request.request_id)
         if not length:
             name, tree = "", None
-        held = Held(length, name, max(drafts, length), surplus, tree)
+        held = PlannedDrafts(length, name, max(drafts, length), surplus, tree)
         made.join(request.request_id, held, missing, gained_s)
 
     def _choose(

@@ -9,7 +9,7 @@ from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.scene import DrafterView, Scene
 from foretoken.control.budget import RequestBudget
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.cost import DrafterCost
+from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence, Feed, StepForecast, StepLoad
 

@@ -21,7 +21,7 @@ from foretoken.control.adaptive.allocation import (
 )
 from foretoken.control.adaptive.tree_nodes import TreeNodes
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.cost import DrafterCost
+from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.control.learned.regression import Floats
 from foretoken.control.report.explain import Outlook
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, final
 
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.cost import DraftShape
+from foretoken.control.learned.drafter_cost import DraftShape
 from foretoken.control.plan import StepLoad
 from foretoken.types import StepStats
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from foretoken.control.cost import CostModel, StepShape
-from foretoken.control.learned.cost import DraftShape
+from foretoken.control.learned.drafter_cost import DraftShape
 
 MOST_SECONDS = 3.0
 """Longest time that all of it may take."""

@@ -15,7 +15,8 @@ from foretoken.control.adaptive.planner import Planner
 from foretoken.control.budget import RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
-from foretoken.control.learned.cost import DrafterCost, DraftShape, LearnedCost
+from foretoken.control.learned.cost import LearnedCost
+from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.measured import MeasuredLimit
 from foretoken.control.plan import (
     DecodingSequence,

@@ -14,7 +14,8 @@ from random import Random
 from typing import final
 
 from foretoken.control.cost import CostModel, LineCost, StepShape, StepTime
-from foretoken.control.learned.cost import DrafterCost, LearnedCost
+from foretoken.control.learned.cost import LearnedCost
+from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.predict import step_models
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
