@@ -56,7 +56,7 @@ def texts(llm: LLM) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("owner", "name"), PLANTED, ids=lambda one: getattr(one, "__name__", one))
-@pytest.mark.parametrize("good", [0, 3])
+@pytest.mark.parametrize("good", [0, 1])
 def test_requests_go_on(
     plain: list[list[int]], owner: type, name: str, good: int, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -80,7 +80,7 @@ def engine() -> Engine:
 
 
 def test_the_server_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Planner, "make", 4)
+    plant(monkeypatch, Planner, "make", 1)
     admin = {"authorization": "Bearer boss"}
     body = {"prompt": PROMPTS[0], "max_tokens": 24, "temperature": 0}
     with serving(engine(), ServerConfig(admin_key="boss")) as server:
