@@ -17,6 +17,7 @@ from foretoken.control.adaptive.exploring import PLAIN
 from foretoken.control.adaptive.made import MadePlan
 from foretoken.control.adaptive.planner import Planner
 from foretoken.control.adaptive.step_times import RecentTimes
+from foretoken.control.adaptive.tracked import class_of
 from foretoken.control.cost import StepShape
 from foretoken.control.plan import (
     DecodingSequence,
@@ -37,6 +38,9 @@ _AT_REST = 0.5
 """Part of that while nobody drafts and nobody new is there."""
 _DECIDING_AGAIN = 0.01
 """The same where the number of sequences changes much."""
+_FEW = 2
+"""Sequences up to which one that is new is planned for at once: what one accepts tells little of
+the next, and what is lost meanwhile is lost for all."""
 _MUCH, _TOO_MUCH = 1.5, 4.0
 """Times as many sequences as planned for, or that part of them, from which on the plan is made
 again: when that costs no more than its share, or at once."""
@@ -89,7 +93,7 @@ class AdaptiveControl:
         made = self._made
         if made is None or not sequences:
             return self._make_anew(sequences, load) if sequences else self._plain((), load)
-        if not self._is_kept(made, len(sequences)):
+        if not self._is_kept(made, len(sequences)) or self._is_unsure(made, sequences):
             return self._make_anew(sequences, load)
         self._steps_left -= 1
         self._steps_done += 1
@@ -224,6 +228,16 @@ class AdaptiveControl:
             return False
         soon = self._since_made_s * _DECIDING_AGAIN < self._deciding_s
         return times < _MUCH or soon
+
+    def _is_unsure(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> bool:
+        """Whether the plan has no good answer for the newest sequence, and a new one pays."""
+        request = sequences[-1].request
+        if request.request_id in made.held:
+            return False
+        if len(sequences) <= _FEW or (request.brings_drafts and not made.has_free):
+            return True
+        pays = self._since_made_s * _DECIDING_AGAIN >= self._deciding_s
+        return pays and class_of(request) not in made.class_of.values()
 
     def _still_holds(
         self, made: MadePlan, sequences: Seq[DecodingSequence], load: StepLoad

@@ -82,6 +82,8 @@ class MadePlan:
     """Drafts of each drafter in a step that are expected to be accepted, by their chances alone."""
     accepted: dict[str, int] = field(default_factory=dict)
     """Drafts of each request that were accepted."""
+    has_free: bool = False
+    """Whether there were drafts without a pass to make room for."""
     below_floor: frozenset[str] = frozenset()
     """Drafters that were no choice, since too little of them was accepted."""
     unguarded: float = 0.0

@@ -140,7 +140,8 @@ class Planner:
         scene = self._scene(ids, shape, times, left_N, allowed_s, views)
         alone = count == 1 and not load.num_prompt_tokens
         chosen = self._choose(scene, passing, views, alone=alone)
-        plan = self._plan(sequences, load, scene, chosen, views)
+        has_free = len(passing) < len(views) or any(s.request.brings_drafts for s in sequences)
+        plan = self._plan(sequences, load, scene, chosen, views, has_free=has_free)
         reading = chosen.reading
         wanted = chosen.wanted
         rows = int(wanted.drafts_N.sum())
@@ -156,6 +157,7 @@ class Planner:
             reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
             missing=reading.missing,
             chance_of_none=chance_of_none(chosen.found, chosen.options),
+            has_free=has_free,
             below_floor=below_floor,
             expected=expected(chosen.found, chosen.options, self.drafters),
             unguarded=chosen.found.unguarded,
@@ -173,20 +175,21 @@ class Planner:
         scene: Scene,
         chosen: _Chosen,
         views: Seq[DrafterView],
+        *,
+        has_free: bool,
     ) -> DraftPlan:
         """What was chosen, as whoever drafts is told."""
         found, options, reading, trial = chosen.found, chosen.options, chosen.reading, chosen.trial
         lengths: list[int] = found.drafts_N.tolist()
         names = [options[i].name if i >= 0 else "" for i in found.drafter_N.tolist()]
         lookups = [view for view in views if self.drafters[view.name].facts.looks_up]
-        free = bool(lookups) or any(sequence.request.brings_drafts for sequence in sequences)
         forecast = StepForecast(
             seconds=found.seconds + scene.prompt_s,
             plain_s=scene.plain_s + scene.prompt_s,
             prompt_s=scene.prompt_s,
             tokens=found.tokens,
             row_s=scene.row_s(sum(lengths)),
-            free_rows=0 if trial is not None or not free else scene.free_rows(found),
+            free_rows=scene.free_rows(found) if has_free and trial is None else 0,
         )
         drafts = budgets(sequences, lengths, lookups, self._caps, forecast.free_rows)
         return DraftPlan(
