@@ -9,6 +9,7 @@ Invariant: what decides is known before any draft of the step is drawn.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple, final
@@ -56,7 +57,7 @@ _TOGETHER = 16
 """Steps whose times are learnt together, those of a shape by their median."""
 
 
-class _Step(NamedTuple):
+class _PastStep(NamedTuple):
     """A step that is over and not learnt from yet."""
 
     plan: DraftPlan
@@ -81,7 +82,7 @@ class AdaptiveControl:
         self._is_closed = True
         """Whether the batch has nobody that the plan was not made for, as far as is known."""
         self._times = RecentTimes()
-        self._waiting: list[_Step] = []
+        self._waiting: list[_PastStep] = []
         self._unplanned: DraftPlan | None = None
         self._unplanned_s = 0.0
         self._deciding_s = self._step_s = self._since_made_s = 0.0
@@ -140,9 +141,9 @@ class AdaptiveControl:
             if not stats.num_prefilled and not stats.num_draft_tokens:
                 self._times.add(plan.load, stats, {})
         elif plan is made.plan:
-            self._waiting.append(_Step(plan, outcomes, stats, made.missing))
+            self._waiting.append(_PastStep(plan, outcomes, stats, made.missing))
             # What was missing was read in this step.
-            made.missing = {}
+            made.missing = Counter()
             if made.trial or len(self._waiting) * stats.total_s >= _LEARNS_EVERY_S:
                 self._catch_up(made)
 
@@ -304,8 +305,8 @@ class AdaptiveControl:
             drafter = planner.drafters.get(drafting.name)
             if drafter is not None and drafting.sequences:
                 drafter.cost.observe(drafting.shape(context), seconds)
-        if self._unplanned_s and made.plan.forecast is not None:
-            planner.account.earn(self._unplanned_s, made.plan.forecast.token_s)
+        if self._unplanned_s:
+            planner.account.earn(self._unplanned_s, made.forecast.token_s)
             planner.account.steps_since_plain, self._unplanned_s = 0, 0.0
         self._times.clear()
 

@@ -80,12 +80,11 @@ class DrafterState:
     @property
     def kept(self) -> float:
         """By what the worth of its drafts is multiplied."""
-        return min(max(self.planned.value(1.0), _LEAST_KEPT), 1.0 / _LEAST_KEPT)
+        return _believable(self.planned)
 
     def price(self, token_s: float, row_s: float, usual: float, pass_s: float) -> DraftPrice:
         """What it stops by, where an accepted token saves `token_s`."""
-        believed = min(max(self.confidence.value(1.0), _LEAST_KEPT), 1.0 / _LEAST_KEPT)
-        return DraftPrice(believed * token_s, row_s, usual, pass_s)
+        return DraftPrice(_believable(self.confidence) * token_s, row_s, usual, pass_s)
 
     @property
     def rests(self) -> bool:
@@ -124,3 +123,8 @@ class DrafterState:
     def put_off(self) -> None:
         """No trial now, whatever would come of it: the drafter cannot pay."""
         self.since_trial, self.spacing = 0, max(self.spacing, _SPACING_MOST)
+
+
+def _believable(ratio: KeptRatio) -> float:
+    """Accepted per expected, within reason."""
+    return min(max(ratio.value(1.0), _LEAST_KEPT), 1.0 / _LEAST_KEPT)

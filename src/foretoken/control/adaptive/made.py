@@ -72,7 +72,7 @@ class MadePlan:
     """The drafter on trial, the name of the trial without drafts, or nothing."""
     reading: dict[str, Waiting] = field(default_factory=dict)
     """For whom a drafter has to read more before it drafts."""
-    missing: dict[str, int] = field(default_factory=dict)
+    missing: Counter[str] = field(default_factory=Counter)
     """Tokens that each drafter reads in the latest step."""
     chance_of_none: float = 1.0
     """That no draft of a step is accepted."""
@@ -91,6 +91,12 @@ class MadePlan:
     weighed: tuple[Scene, list[DraftOption]] | None = None
     """What the plan was chosen from, drafters that have yet to wake included."""
     _classes: dict[str, PlannedDrafts] | None = None
+
+    @property
+    def forecast(self) -> StepForecast:
+        """What is expected of the latest step."""
+        assert self.plan.forecast is not None, "a plan that was made has a forecast"
+        return self.plan.forecast
 
     @property
     def drafts(self) -> bool:
@@ -122,7 +128,7 @@ class MadePlan:
         if not held.length:
             return
         if missing < CATCHING_UP:
-            self.missing[held.drafter] = self.missing.get(held.drafter, 0) + missing
+            self.missing[held.drafter] += missing
         else:
             self.reading[request_id] = Waiting(held.drafter, missing)
 
@@ -155,9 +161,8 @@ class MadePlan:
     ) -> DraftPlan:
         """The same plan for these sequences, all of which have joined."""
         for feed in feeds:
-            self.missing[feed.drafter] = self.missing.get(feed.drafter, 0) + feed.rows
-        before = self.plan.forecast
-        assert before is not None, "only a plan with a forecast is carried over"
+            self.missing[feed.drafter] += feed.rows
+        before = self.forecast
         held, reading = self.held, self.reading
         done = [held[sequence.request.request_id] for sequence in sequences]
         if reading:

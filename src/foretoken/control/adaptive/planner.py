@@ -228,8 +228,7 @@ class Planner:
 
     def _chunk(self, made: MadePlan) -> int:
         """Tokens that drafters read in a step of this plan while others wait."""
-        assert made.plan.forecast is not None, "a plan that was made has a forecast"
-        plain_s = made.plan.forecast.token_s
+        plain_s = made.forecast.token_s
         names = {drafter for drafter, _ in made.reading.values()}
         return min(chunk_rows(self.drafters[i].cost, made.context, plain_s) for i in names)
 
@@ -279,8 +278,7 @@ class Planner:
 
     def put_away(self, made: MadePlan, steps: int) -> None:
         """A plan has held for so many steps."""
-        forecast = made.plan.forecast
-        assert forecast is not None, "a plan that was made has a forecast"
+        forecast = made.forecast
         lost = 0.0 if made.trial else max(made.unguarded - forecast.price, 0.0)
         self.forgone_tokens += lost * forecast.seconds * steps
         alive = [request_id for request_id in made.held if request_id in self._requests]
@@ -337,9 +335,7 @@ class Planner:
         self, made: MadePlan, one: TrackedRequest, length: int, missing: int, name: str
     ) -> bool:
         """Whether so many drafts a step bring back what it takes to read a newcomer first."""
-        forecast = made.plan.forecast
-        assert forecast is not None, "a plan that was made has a forecast"
-        token_s = forecast.token_s / len(made.plan.drafts)
+        token_s = made.forecast.token_s / len(made.plan.drafts)
         gain_s = length * (made.row_brings * token_s - made.row_takes_s)
         sequence = one.sequence
         left = self.lengths.remaining(

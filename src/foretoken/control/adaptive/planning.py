@@ -1,5 +1,6 @@
 """From the best allocation to the plan of a step: who has to catch up first, which budgets hold."""
 
+from collections import Counter
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ class FirstReading(NamedTuple):
     feeds: list[Feed]
     waiting: dict[int, Waiting]
     """Sequences that cannot draft in this step."""
-    missing: dict[str, int]
+    missing: Counter[str]
     """Tokens that each drafter reads."""
 
 
@@ -51,7 +52,7 @@ def read_first(
     """Who has to be read before the plan `found` can be carried out: in chunks, so that nobody
     waits for long. `alone`: nobody waits."""
     by_name = {view.name: view for view in views}
-    reading = FirstReading([], {}, {})
+    reading = FirstReading([], {}, Counter())
     left = _ALL
     for place, chosen in enumerate(found.drafter_N.tolist()):
         if chosen < 0:
@@ -59,8 +60,7 @@ def read_first(
         view = by_name[options[chosen].name]
         missed = int(view.missing_N[place])
         if missed < CATCHING_UP:
-            if missed:
-                reading.missing[view.name] = reading.missing.get(view.name, 0) + missed
+            reading.missing[view.name] += missed
             continue
         if left == _ALL and not alone:
             left = chunk_rows(view.cost, scene.context, scene.plain_s)
@@ -68,7 +68,7 @@ def read_first(
         windowed = bool(view.windowed_N[place])
         rows = (missed if left else 0) if windowed else min(missed, left)
         left = max(left - rows, 0)
-        reading.missing[view.name] = reading.missing.get(view.name, 0) + rows
+        reading.missing[view.name] += rows
         if rows < missed:
             reading.waiting[place] = Waiting(view.name, 0 if windowed else missed - rows)
         if rows and (windowed or not alone):

@@ -106,7 +106,6 @@ def view_of(
     """
     facts = drafter.facts
     allowed_N = np.array([one.may(facts.name, caps) for one in tracked])
-    # A step yields one token more than it has drafts.
     missing_N = np.zeros(len(tracked), np.int64)
     windowed_N = np.zeros(len(tracked), np.bool_)
     if not facts.looks_up:
@@ -121,6 +120,7 @@ def view_of(
         name=facts.name,
         most=facts.most,
         cost=drafter.cost,
+        # A step yields one token more than it has drafts.
         most_N=np.minimum(allowed_N, counted.left_N - 1),
         missing_N=missing_N,
         windowed_N=windowed_N,

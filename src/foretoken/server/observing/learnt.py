@@ -9,6 +9,8 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from foretoken.control.learned.trials import LAST_DEPTHS
+
 _TEXTS = {
     "cost_seconds": "What a part of a step or of drafting takes at the usual speed.",
     "cost_level": "How many times as long as usual everything takes now.",
@@ -23,7 +25,7 @@ _LABELS = {
     "acceptance": ("drafter", "depth"),
     "ledger_seconds": ("side",),
 }
-_DEPTHS = ("1", "2", "3", "5", "9")
+_DEPTHS = ("1", *(str(last + 1) for last in LAST_DEPTHS[:-1]))
 """Where the depths begin that are learnt together."""
 
 
