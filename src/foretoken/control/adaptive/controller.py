@@ -154,10 +154,12 @@ class AdaptiveControl:
             forecast = plan.forecast
             assert forecast is not None, "a plan that was made has a forecast"
             drafted, accepted = self._learn_acceptance(made, outcomes)
-            # Of a step with prompts one does not know what it would have taken without drafts: how
-            # many tokens of them are computed is settled after the plan.
-            prompts = stats.num_prefilled or forecast.prompt_s
-            made.spare_s += forecast.plain_s - (forecast.seconds if prompts else stats.total_s)
+            # Where nothing was drafted or read nobody has gained or lost, however wrong the forecast
+            # was. Of a step with prompts one does not know what it would have taken without drafts:
+            # how many tokens of them are computed is settled after the plan.
+            if drafted or missing:
+                prompts = stats.num_prefilled or forecast.prompt_s
+                made.spare_s += forecast.plain_s - (forecast.seconds if prompts else stats.total_s)
             account.earn(stats.total_s, forecast.token_s)
             account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
             if made.trial:

@@ -162,6 +162,9 @@ class Scene:
     def free_rows(self, found: Allocation) -> int:
         """Rows beside those of the plan that nobody is made slower by beyond what is allowed."""
         taken = int(found.drafts_N.sum())
+        if len(self.ids) == 1:
+            # It waits for nobody's drafts but its own, and those have to pay in any case.
+            return len(self.rows_s) - 1 - taken
         slack = float(self.bound_s.min()) - found.seconds
         spare = self.rows_s[taken:] - self.rows_s[taken]
         return max(int(np.searchsorted(spare, max(slack, 0.0), side="right")) - 1, 0)
