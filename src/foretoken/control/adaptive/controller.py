@@ -154,9 +154,9 @@ class AdaptiveControl:
             forecast = plan.forecast
             assert forecast is not None, "a plan that was made has a forecast"
             drafted, accepted = self._learn_acceptance(made, outcomes)
-            # Where nothing was drafted or read nobody has gained or lost, however wrong the forecast
-            # was. Of a step with prompts one does not know what it would have taken without drafts:
-            # how many tokens of them are computed is settled after the plan.
+            # Where nothing was drafted or read nobody gained or lost, however wrong the forecast.
+            # Of a step with prompts one does not know what it would have taken without drafts: how
+            # many tokens of them are computed is settled after the plan.
             if drafted or missing:
                 prompts = stats.num_prefilled or forecast.prompt_s
                 made.spare_s += forecast.plain_s - (forecast.seconds if prompts else stats.total_s)
