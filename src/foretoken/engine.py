@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from foretoken.config import ResolvedConfig
 from foretoken.deciding import Decider, StepObserver
@@ -26,6 +27,15 @@ from foretoken.runtime.verifier import Verification, Verifier
 from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Tokenizer
 from foretoken.types import FinishReason, Output, Request, SamplingParams, Speculation, StepStats
+
+
+class _StepTimes(NamedTuple):
+    """Seconds of a step, by their names in `StepStats`."""
+
+    drafting_s: float
+    verifying_s: float
+    total_s: float
+    between_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +74,8 @@ class Engine:
         self.metrics = EngineMetrics(config.user.model, log_stats=not config.user.disable_log_stats)
         self.cancelled: tuple[str, ...] = ()
         """Requests of the last step, if it failed before anything of it was committed."""
+        self._left_at: float | None = None
+        """When the last step ended, if it left something to do."""
         self.metrics.watch("foretoken:drafter_bytes", lambda: parts.proposer.num_bytes)
         self._intake = Intake(
             config=config,
@@ -146,7 +158,8 @@ class Engine:
         those requests have been ended.
         """
         parts, began = self.parts, time.perf_counter()
-        self.cancelled = ()
+        between_s = 0.0 if self._left_at is None else began - self._left_at
+        self.cancelled, self._left_at = (), None
         planned = parts.scheduler.schedule()
         scheduled = time.perf_counter()
         if not planned.spans:
@@ -172,7 +185,12 @@ class Engine:
         committed = parts.scheduler.commit(batch, verification, time.monotonic())
         committed += [output for output in ended if output is not None]
         outputs = [self._with_text(output) for output in committed]
-        times = (drafted - scheduled, verified - drafted, time.perf_counter() - began)
+        ended_at = time.perf_counter()
+        self._left_at = ended_at if self.has_unfinished else None
+        total_s = ended_at - began
+        # A longer pause is that of whoever calls.
+        between_s = min(between_s, total_s)
+        times = _StepTimes(drafted - scheduled, verified - drafted, total_s, between_s)
         stats = self._stats(batch, verification, outputs, times)
         self.metrics.record(stats)
         for observe in parts.observers:
@@ -212,7 +230,7 @@ class Engine:
         batch: Batch,
         verification: Verification,
         outputs: list[Output],
-        times: tuple[float, float, float],
+        times: _StepTimes,
     ) -> StepStats:
         checked = [v for v in verification.spans if v is not None and v.num_drafted]
         per_pos = [0] * max((span.draft_depth for span in batch.spans), default=0)
@@ -228,9 +246,7 @@ class Engine:
             num_accepted_tokens_per_pos=tuple(per_pos),
             num_output_tokens=sum(len(o.new_token_ids) for o in outputs),
             num_waiting=self.parts.scheduler.num_waiting,
-            drafting_s=times[0],
-            verifying_s=times[1],
-            total_s=times[2],
+            **times._asdict(),
             num_sampled=sum(span.samples for span in batch.spans),
             drafters=self.parts.proposer.times,
         )

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from typing import Protocol, final
 
 from foretoken.control.plan import DecodingSequence, DraftPlan, StepLoad
-from foretoken.types import Request, Speculation
+from foretoken.types import DEFAULT_GUARD, Request, Speculation
 
 PREDICTED_DRAFTS = 10
 """Most drafts from a prediction or a grammar where no drafter allows more: they cost nothing to
@@ -114,6 +114,14 @@ class RequestBudget:
         if own.num_speculative_tokens is not None:
             most = min(most, own.num_speculative_tokens)
         return most
+
+    def guard(self, request: Request) -> float:
+        """Share of its time without speculation that drafts may cost this request."""
+        own = request.params.own_policy
+        for policy in (own, self._live.speculation):
+            if policy is not None and policy.guard is not None:
+                return policy.guard
+        return DEFAULT_GUARD
 
     @property
     def operator(self) -> Speculation:

@@ -198,12 +198,18 @@ class RooflineCost(CostModel):
     """Waiting for the other ranks, whatever the rows."""
     exchange_row_s: float = 0.0
     """What each row adds to that."""
+    reread_share: float = 0.0
+    """Share of the weights' reading that each further row repeats, where kernels unpack weights row
+    by row."""
+    reread_rows: float = 8
+    """From this many rows on, kernels unpack a weight once for all."""
 
     def seconds(self, shape: StepShape) -> StepTime:
         """The bound for this shape."""
         # With few rows most experts are read by none of them, with many rows by at least one.
         touched = 1.0 - (1.0 - self.expert_share) ** shape.rows
-        moved = self.weight_bytes + touched * self.expert_bytes
+        repeats = 1.0 + self.reread_share * (min(shape.rows, self.reread_rows) - 1)
+        moved = (self.weight_bytes + touched * self.expert_bytes) * repeats
         moved += shape.sequences * shape.context * self.kv_bytes(shape.context)
         multiplying = shape.rows * self.flops(shape.context) / self.flops_per_s
         bound = max(moved / self.bandwidth, multiplying, self.floor_s)

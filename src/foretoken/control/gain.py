@@ -58,9 +58,9 @@ class Gain:
         self._acceptance.observe(promised, sum(outcome.num_accepted for outcome in own))
         if stats.num_prefilled or not stats.num_sampled:
             return
-        self._step.observe(StepShape(rows=stats.num_tokens), stats.total_s - stats.drafting_s)
+        self._step.observe(StepShape(rows=stats.num_tokens), stats.busy_s - stats.drafting_s)
         plain_s = self._plain_token_s(stats.num_sampled) * stats.num_output_tokens
-        self._relative.observe(stats.total_s, plain_s)
+        self._relative.observe(stats.busy_s, plain_s)
 
     def _plain_token_s(self, num_sequences: int) -> float:
         """Seconds that a plain step of so many sequences takes for each."""

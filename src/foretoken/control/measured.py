@@ -101,7 +101,7 @@ class MeasuredLimit:
         """Learn from a step: not from one that reads prompts, nor where nobody wanted drafts."""
         if plan.limit is None or stats.num_prefilled > 0 or stats.num_sampled == 0:
             return
-        self._find(plan.load).add(stats.total_s, stats.num_output_tokens / stats.num_sampled)
+        self._find(plan.load).add(stats.busy_s, stats.num_output_tokens / stats.num_sampled)
 
     def describe(self) -> list[dict[str, object]]:
         """For each load that was seen: the length in force, milliseconds per token of each."""

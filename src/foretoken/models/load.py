@@ -68,5 +68,7 @@ def _rounding(quantization: str | None, shape: ModelShape) -> str | None:
     own = None if shape.stored is None else shape.stored.method
     if quantization.removesuffix("_marlin") != own:
         what = "the checkpoint is not quantized" if own is None else f"the checkpoint is {own}"
-        raise ConfigError("quantization", quantization, f"None, int8 or int4: {what}")
+        allowed = f"int8 or int4, which round while loading ({what}; {quantization} is read where "
+        allowed += "a checkpoint is stored so, and needs no setting)"
+        raise ConfigError("quantization", quantization, allowed)
     return None

@@ -17,9 +17,10 @@ from foretoken.types.outputs import (
 )
 from foretoken.types.params import SamplingParams
 from foretoken.types.request import Request
-from foretoken.types.speculation import Speculation
+from foretoken.types.speculation import DEFAULT_GUARD, Speculation
 
 __all__ = [
+    "DEFAULT_GUARD",
     "CompletionOutput",
     "DraftingTime",
     "FinishReason",

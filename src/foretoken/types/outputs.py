@@ -67,10 +67,18 @@ class StepStats:
     drafting_s: float
     verifying_s: float
     total_s: float
+    between_s: float = 0.0
+    """From the end of the step before, where that left something to do: handing over its tokens,
+    learning from it, waiting for other threads."""
     num_sampled: int = 0
     """Sequences that got at least one token."""
     drafters: tuple[DraftingTime, ...] = ()
     """Drafters that were asked."""
+
+    @property
+    def busy_s(self) -> float:
+        """What requests wait for because of this step: it, and what was done before it began."""
+        return self.between_s + self.total_s
 
     @property
     def num_prefilled(self) -> int:

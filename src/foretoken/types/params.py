@@ -104,8 +104,9 @@ class SamplingParams:
     """Only these token ids may be chosen."""
     speculation: Speculation | Mapping[str, Any] | None = None
     """This request's own policy, as a dictionary: `enabled` (False: plain decoding), `drafter`
-    (the name of the only drafter to use), `num_speculative_tokens` (at most the engine's). It
-    never changes which tokens come out."""
+    (the name of the only drafter to use), `num_speculative_tokens` (at most the engine's),
+    `guard` (share of its time that drafts for others may cost it). It never changes which tokens
+    come out."""
     prediction: str | Sequence[int] | None = None
     """Text or token ids that the output will probably contain, such as the file to be edited: it
     is drafted from, before any drafter, and found again after a difference."""

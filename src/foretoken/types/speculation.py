@@ -1,4 +1,4 @@
-"""What one request may say about speculation: whether, with which drafter, how far.
+"""What one request may say about speculation: whether, with which drafter, how far, at what risk.
 
 Knows no drafters; whether a name exists is checked where requests are made. It never changes
 which tokens come out, only how they are found.
@@ -6,9 +6,13 @@ which tokens come out, only how they are found.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Self
 
 from foretoken.errors import ParameterError, one_of
+
+DEFAULT_GUARD = 0.02
+"""Share of its time without speculation that drafts may cost a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,10 @@ class Speculation:
     """Name of the only drafter to use; None: as the engine is configured."""
     num_speculative_tokens: int | None = None
     """Most drafts per verification, at most what the engine allows; 0 is plain decoding."""
+    guard: float | None = None
+    """Share of its time without speculation that drafts of its batch may cost this request, where
+    lengths are decided by control; None: by its service tier, else what the operator says, else
+    `DEFAULT_GUARD`."""
 
     @classmethod
     def of(cls, given: object) -> Self | None:
@@ -54,6 +62,9 @@ class Speculation:
         count = self.num_speculative_tokens
         ok = count is None or (isinstance(count, int) and not isinstance(count, bool))
         _check("num_speculative_tokens", count, ok and (count or 0) >= 0, "None or an integer >= 0")
+        guard = self.guard
+        ok = guard is None or (isinstance(guard, int | float) and not isinstance(guard, bool))
+        _check("guard", guard, ok and 0.0 <= (guard or 0.0) < inf, "None or a number >= 0")
 
 
 def _check(name: str, given: object, ok: bool, allowed: str) -> None:

@@ -39,6 +39,9 @@ _AT_REST = 0.5
 """Part of that while nobody drafts and nobody new is there."""
 _DECIDING_AGAIN = 0.01
 """The same where the number of sequences changes much."""
+_DECIDING_OF_GAIN, _DECIDING_MOST = 0.25, 0.03
+"""The same where those have ended that all others were held back for: a part of what these may
+gain, and no more than so much."""
 _FEW = 2
 """Sequences up to which one that is new is planned for at once: what one accepts tells little of
 the next, and what is lost meanwhile is lost for all."""
@@ -65,6 +68,11 @@ class _PastStep(NamedTuple):
     stats: StepStats
     missing: Mapping[str, int]
     """Tokens that each drafter read in it."""
+    deciding_s: float
+    """What deciding took of it."""
+    is_usual: bool
+    """Whether it is no change from plain steps to drafts: what did not run just before is slow at
+    first, and drafters that are seldom used would seem dear for that alone."""
 
 
 @final
@@ -86,6 +94,10 @@ class AdaptiveControl:
         self._unplanned: DraftPlan | None = None
         self._unplanned_s = 0.0
         self._deciding_s = self._step_s = self._since_made_s = 0.0
+        self._aside_s = 0.0
+        """What deciding took of the step that is under way."""
+        self._has_drafted = False
+        """Whether drafters ran in the last step."""
 
     def plan(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """How far the decoding sequences of the next step draft."""
@@ -106,9 +118,11 @@ class AdaptiveControl:
             self._unplanned = self._plain(sequences, load)
             return self._unplanned
         if not self._still_holds(made, sequences, load):
+            began = self._clock()
             self._catch_up(made)
             self._sequences = list(sequences)
             self._planner.carry_over(made, self._sequences, load)
+            self._aside_s += self._clock() - began
         return made.plan
 
     def _make_anew(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
@@ -123,34 +137,38 @@ class AdaptiveControl:
         self._operator = self._planner.operator
         self._num_planned, self._steps_done, self._is_closed = len(sequences), 1, True
         self._since_made_s, self._in_vain = 0.0, 1.0
-        self._deciding_s += 0.2 * (self._clock() - began - self._deciding_s)
+        took_s = self._clock() - began
+        self._aside_s += took_s
+        self._deciding_s += 0.2 * (took_s - self._deciding_s)
         self._steps_left = self._steps_to_keep(made)
         return made.plan
 
     def observe(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         """Learn what became of a planned step: not at once where steps are short, since code that
         runs once in a while is slower than what it works on."""
-        made = self._made
+        made, aside_s, had_drafted = self._made, self._aside_s, self._has_drafted
+        self._aside_s, self._has_drafted = 0.0, bool(stats.drafters)
         if made is None:
             return
-        self._step_s = stats.total_s
-        self._since_made_s += stats.total_s
+        self._step_s = stats.busy_s
+        self._since_made_s += stats.busy_s
         if plan is self._unplanned:
             # Nothing was planned for this step: all that it tells is what it took.
-            self._unplanned_s += stats.total_s
+            self._unplanned_s += stats.busy_s
             if not stats.num_prefilled and not stats.num_draft_tokens:
-                self._times.add(plan.load, stats, {})
+                self._times.add(plan.load, stats, {}, aside_s)
         elif plan is made.plan:
-            self._waiting.append(_PastStep(plan, outcomes, stats, made.missing))
+            is_usual = had_drafted or not stats.drafters
+            self._waiting.append(_PastStep(plan, outcomes, stats, made.missing, aside_s, is_usual))
             # What was missing was read in this step.
             made.missing = Counter()
-            if made.trial or len(self._waiting) * stats.total_s >= _LEARNS_EVERY_S:
+            if made.trial or len(self._waiting) * stats.busy_s >= _LEARNS_EVERY_S:
                 self._catch_up(made)
 
     def _catch_up(self, made: MadePlan) -> None:
         """Learn from the steps that wait."""
         account = self._planner.account
-        for plan, outcomes, stats, missing in self._waiting:
+        for plan, outcomes, stats, missing, aside_s, is_usual in self._waiting:
             forecast = plan.forecast
             assert forecast is not None, "a plan that was made has a forecast"
             drafted, accepted = self._learn_acceptance(made, outcomes)
@@ -159,12 +177,13 @@ class AdaptiveControl:
             # many tokens of them are computed is settled after the plan.
             if drafted or missing:
                 prompts = stats.num_prefilled or forecast.prompt_s
-                made.spare_s += forecast.plain_s - (forecast.seconds if prompts else stats.total_s)
-            account.earn(stats.total_s, forecast.token_s)
+                made.spare_s += forecast.plain_s - (forecast.seconds if prompts else stats.busy_s)
+            account.earn(stats.busy_s, forecast.token_s)
             account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
             if made.trial:
                 self._charge(made, forecast, accepted)
-            self._times.add(plan.load, stats, missing)
+            if is_usual:
+                self._times.add(plan.load, stats, missing, aside_s)
         self._waiting.clear()
         if made.below_floor != self._planner.below_floor:
             self._steps_left = 0
@@ -173,6 +192,15 @@ class AdaptiveControl:
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended; unknown ones are fine."""
+        made = self._made
+        if made is not None and request_id in made.blocking:
+            made.blocking.discard(request_id)
+            if not made.blocking and self._step_s:
+                # All whom the others were held back for are gone.
+                share = _DECIDING_OF_GAIN * made.held_back
+                share = min(max(share, _DECIDING_AGAIN), _DECIDING_MOST)
+                left_s = max(self._deciding_s / share - self._since_made_s, 0.0)
+                self._steps_left = min(self._steps_left, math.ceil(left_s / self._step_s))
         self._planner.release(request_id)
 
     def outlook(self, drafter: str) -> Outlook | None:

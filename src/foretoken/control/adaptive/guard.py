@@ -13,8 +13,8 @@ import numpy as np
 
 from foretoken.control.learned.regression import Floats
 
-GUARD = 0.01
-"""Share of its time without speculation that plans may cost a request; trials cost another."""
+_TRIALS = 0.01
+"""Share of all time that trials take. What a request may lose is for them and for plans."""
 _AT_ONCE = 1.0 / 8.0
 """Share of what is left to lose that one step may take."""
 
@@ -30,7 +30,7 @@ class Ledger:
         self._known: dict[str, float] = {}
 
     def allowance(
-        self, gained_s: Floats, tokens_N: Floats, plain_s: float, share: float = GUARD
+        self, gained_s: Floats, tokens_N: Floats, plain_s: float, guard_N: Floats
     ) -> Floats:
         """Seconds that each sequence may lose in the next step, [N].
 
@@ -38,9 +38,10 @@ class Ledger:
             gained_s: what each has gained so far.
             tokens_N: tokens of each, those that are still expected included.
             plain_s: of a plain step now.
-            share: of the time without speculation that may be lost.
+            guard_N: share of its time without speculation that each may lose.
         """
-        return np.maximum(gained_s + share * plain_s * tokens_N, 0.0) * _AT_ONCE
+        share_N = np.maximum(guard_N - _TRIALS, 0.5 * guard_N)
+        return np.maximum(gained_s + share_N * plain_s * tokens_N, 0.0) * _AT_ONCE
 
     def of(self, request_ids: list[str]) -> Floats:
         """What these have gained, [N]."""

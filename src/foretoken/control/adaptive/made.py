@@ -88,6 +88,11 @@ class MadePlan:
     """Drafters that were no choice, since too little of them was accepted."""
     unguarded: float = 0.0
     """Tokens per second of the best plan that lets some wait for others."""
+    held_back: float = 0.0
+    """Share of tokens per second that is forgone so that nobody waits for others."""
+    blocking: set[str] = field(default_factory=set)
+    """Requests for which it is forgone, those that have ended left out: they may lose nothing
+    more."""
     weighed: tuple[Scene, list[DraftOption]] | None = None
     """What the plan was chosen from, drafters that have yet to wake included."""
     _classes: dict[str, PlannedDrafts] | None = None

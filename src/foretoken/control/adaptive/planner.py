@@ -40,6 +40,8 @@ from foretoken.types import FinishReason, Speculation
 
 _READING = 0.02
 """Share of the time that a sequence still needs in which a drafter may read all of it."""
+_POOR = 0.02
+"""Part of a plain step below which a sequence has next to nothing to lose."""
 _BENEFIT = 1.15
 """A sequence that may still lose something gets the benefit of the doubt: of many estimates that
 are all a little wrong, the lowest would decide for everybody."""
@@ -136,15 +138,18 @@ class Planner:
         able = [one for name, one in self.drafters.items() if name not in below_floor]
         views = [view_of(one, tracked, counted, self._caps, worth_s) for one in able]
         passing = [view for view in views if not self.drafters[view.name].facts.looks_up]
-        allowed_s = self.ledger.allowance(gained_s, counted.outputs_N + left_N, times.plain_s)
+        guard_N = np.array([one.guard(self._caps) for one in tracked])
+        tokens_N = counted.outputs_N + left_N
+        allowed_s = self.ledger.allowance(gained_s, tokens_N, times.plain_s, guard_N)
         scene = self._scene(ids, shape, times, left_N, allowed_s, views)
         alone = count == 1 and not load.num_prompt_tokens
         chosen = self._choose(scene, passing, views, alone=alone)
         has_free = len(passing) < len(views) or any(s.request.brings_drafts for s in sequences)
         plan = self._plan(sequences, load, scene, chosen, views, has_free=has_free)
-        reading = chosen.reading
-        wanted = chosen.wanted
+        reading, wanted = chosen.reading, chosen.wanted
         rows = int(wanted.drafts_N.sum())
+        held_back = max(chosen.found.unguarded / chosen.found.rate - 1.0, 0.0)
+        poor_N = np.flatnonzero(allowed_s < _POOR * times.plain_s) if held_back else ()
         made = MadePlan(
             plan=plan,
             held=_held(ids, plan, chosen),
@@ -161,6 +166,8 @@ class Planner:
             below_floor=below_floor,
             expected=expected(chosen.found, chosen.options, self.drafters),
             unguarded=chosen.found.unguarded,
+            held_back=held_back,
+            blocking={ids[place] for place in poor_N},
             weighed=(scene, chosen.weighed),
         )
         for feed in reading.feeds:

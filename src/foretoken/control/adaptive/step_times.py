@@ -1,6 +1,6 @@
 """Times of the last few steps, gathered so that learning from them costs little.
 
-Steps of one shape are learnt together by their median, which no single slow step moves.
+Steps of one shape are learnt together by a mean that no single slow step moves.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +10,9 @@ from foretoken.control.cost import StepShape
 from foretoken.control.learned.drafter_cost import DraftShape
 from foretoken.control.plan import StepLoad
 from foretoken.types import StepStats
+
+_FAR = 1.35
+"""Times the median beyond which a step is an outlier, as for the regression that learns from it."""
 
 
 class DraftingKind(NamedTuple):
@@ -44,13 +47,16 @@ class RecentTimes:
         self._target: dict[tuple[int, int, int, int], list[float]] = {}
         self._drafters: dict[DraftingKind, list[float]] = {}
 
-    def add(self, load: StepLoad, stats: StepStats, missing: Mapping[str, int]) -> None:
-        """A step of this load took so long; drafters read what was `missing` in it."""
+    def add(
+        self, load: StepLoad, stats: StepStats, missing: Mapping[str, int], deciding_s: float
+    ) -> None:
+        """A step of this load took so long, `deciding_s` of it for its plan; drafters read what was
+        `missing` in it."""
         self.count += 1
         drafted, decoding = stats.num_draft_tokens, load.num_decoding
         # What was really computed of prompts may differ from what was foreseen.
         key = decoding, load.num_prefilling, stats.num_tokens - drafted - decoding, drafted
-        seconds = stats.total_s - stats.drafting_s
+        seconds = stats.busy_s - stats.drafting_s - deciding_s
         if key in self._target:
             self._target[key].append(seconds)
         else:
@@ -61,7 +67,7 @@ class RecentTimes:
 
     def target(self, context: float, *, apart: bool) -> Iterator[tuple[StepShape, float]]:
         """Steps of sequences of so many tokens, and their seconds without drafting: each one
-        `apart`, or the median of all."""
+        `apart`, or the middle of all."""
         for (decoding, prefilling, prompt, drafted), seconds in self._target.items():
             shape = StepShape(
                 rows=decoding + prompt + drafted,
@@ -72,15 +78,15 @@ class RecentTimes:
             if apart:
                 yield from ((shape, each) for each in seconds)
             else:
-                yield shape, _median(seconds)
+                yield shape, _middle(seconds)
 
     def drafters(self, *, apart: bool) -> Iterator[tuple[DraftingKind, float]]:
-        """What each drafter did, with its seconds: each time `apart`, or the median of all."""
+        """What each drafter did, with its seconds: each time `apart`, or the middle of all."""
         for drafting, seconds in self._drafters.items():
             if apart:
                 yield from ((drafting, each) for each in seconds)
             else:
-                yield drafting, _median(seconds)
+                yield drafting, _middle(seconds)
 
     def clear(self) -> None:
         """Begin anew."""
@@ -89,5 +95,14 @@ class RecentTimes:
         self._drafters.clear()
 
 
-def _median(seconds: list[float]) -> float:
-    return sorted(seconds)[len(seconds) // 2]
+def _middle(seconds: list[float]) -> float:
+    """What these times are together: their mean, those far from their median counted as less far.
+
+    A median alone would be below what steps take, since most of their noise makes them longer, and
+    shapes that are seldom seen, whose times come one by one, would seem dearer than the usual ones.
+    """
+    if len(seconds) == 1:
+        return seconds[0]
+    median = sorted(seconds)[len(seconds) // 2]
+    low, high = median / _FAR, median * _FAR
+    return sum(min(max(one, low), high) for one in seconds) / len(seconds)

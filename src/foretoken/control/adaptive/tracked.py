@@ -33,6 +33,7 @@ class TrackedRequest:
     allowed: dict[str, int] = field(default_factory=dict)
     """Most drafts of each drafter, by what `operator` and the request want."""
     operator: Speculation | None = None
+    _guard: float = 0.0
 
     @classmethod
     def of(cls, sequence: DecodingSequence) -> Self:
@@ -55,13 +56,23 @@ class TrackedRequest:
 
     def may(self, drafter: str, caps: RequestBudget) -> int:
         """Most drafts of the drafter, whatever is left to be written."""
-        if self.operator is not caps.operator:
-            self.operator = caps.operator
-            self.allowed.clear()
+        self._ask_again(caps)
         most = self.allowed.get(drafter)
         if most is None:
             most = self.allowed[drafter] = caps.allowed(self.sequence.request, drafter)
         return most
+
+    def guard(self, caps: RequestBudget) -> float:
+        """Share of its time without speculation that drafts may cost it."""
+        self._ask_again(caps)
+        return self._guard
+
+    def _ask_again(self, caps: RequestBudget) -> None:
+        """Forget what the operator has changed since."""
+        if self.operator is not caps.operator:
+            self.operator = caps.operator
+            self.allowed.clear()
+            self._guard = caps.guard(self.sequence.request)
 
 
 @final

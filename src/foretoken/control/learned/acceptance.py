@@ -34,8 +34,8 @@ from foretoken.control.learned.trials import (
     trials_of_draft,
 )
 
-_WEIGHT, _CHANGED_WEIGHT = 6.0, 2.0
-"""Trials that the class counts for beside a request's own; once a request has changed."""
+_CHANGED_WEIGHT = 2.0
+"""Trials that the class counts for beside those of a request that has changed."""
 _UNKNOWN = 0.5
 """The usual chance of a drafter that nobody gave one."""
 _LIMIT = 6.0
@@ -79,7 +79,7 @@ class LearnedAcceptance(AcceptanceModel):
         self._priors = dict(priors)
         self._rows = NumberRows()
         self._nothing = self._rows.take()
-        self._rows.cells[self._nothing + 2 * BUCKETS] = _WEIGHT
+        self._rows.cells[self._nothing + 2 * BUCKETS] = 1.0
         self._class_keys: dict[str, str] = {}
         self._drafters: dict[str, DrafterAcceptance] = {}
         self._step = 0
@@ -98,7 +98,10 @@ class LearnedAcceptance(AcceptanceModel):
         for drafter in self._drafters.values():
             track = drafter.tracks.pop(request_id, None)
             if track is not None:
-                track.own_class.members -= 1
+                own, cells = track.own_class, self._rows.cells
+                own.members -= 1
+                chance = cells[self._refreshed(own)]
+                own.spread.add(cells[track.row], cells[track.row + BUCKETS], chance)
                 self._rows.give_back(track.row)
 
     def chances(self, request_ids: Sequence[str], drafter: str, most: int) -> NDArray[np.float64]:
@@ -218,13 +221,14 @@ class LearnedAcceptance(AcceptanceModel):
 
     def describe(self) -> dict[str, dict[str, dict[str, Any]]]:
         """For each drafter and class: chances at depths 1, 2, 3-4, 5-8 and beyond, trials, running
-        requests."""
+        requests, and how many trials the class counts for beside a request's own."""
         return {
             name: {
                 key: {
                     "chances": [round(chance, 3) for chance in self._class_chances(one)],
                     "trials": [round(count, 1) for count in one.trials],
                     "requests": one.members,
+                    "weight": round(one.spread.weight, 1),
                 }
                 for key, one in list(owner.classes.items())
             }
@@ -245,7 +249,7 @@ class LearnedAcceptance(AcceptanceModel):
         if track is None and request_id in self._class_keys:
             own_class = self._class(owner, request_id)
             track = owner.tracks[request_id] = RequestTrack(self._rows.take(), own_class)
-            self._rows.cells[track.row + 2 * BUCKETS] = _WEIGHT
+            self._rows.cells[track.row + 2 * BUCKETS] = own_class.spread.weight
             own_class.members += 1
         return track
 
@@ -355,7 +359,7 @@ class LearnedAcceptance(AcceptanceModel):
             if track.own_class is own:
                 row = track.row
                 cells[row : row + 2 * BUCKETS] = array("d", [0.0] * (2 * BUCKETS))
-                cells[row + 2 * BUCKETS] = _WEIGHT
+                cells[row + 2 * BUCKETS] = own.spread.weight
                 track.up = track.down = 0.0
         own.rise, own.rise_trials, own.new = 0.0, [], inf
         own.num_seen = 0

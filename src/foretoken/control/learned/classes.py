@@ -8,6 +8,7 @@ from math import inf
 from typing import final
 
 from foretoken.control.learned.candidates import OtherCandidates
+from foretoken.control.learned.spread import Spread
 from foretoken.control.learned.trials import BUCKETS, BucketTrials, chances_by_bucket
 
 CLASS_WEIGHT = 10.0
@@ -26,7 +27,7 @@ class AcceptanceClass:
 
     __slots__ = (
         "accepted", "alarms", "members", "new", "num_seen", "prior", "rise", "rise_trials", "row",
-        "trials",
+        "spread", "trials",
     )  # fmt: skip
 
     def __init__(self, row: int, prior: list[float]) -> None:
@@ -36,6 +37,7 @@ class AcceptanceClass:
         self.trials = [0.0] * BUCKETS
         self.new = inf
         """Trials since the chances in its row were worked out."""
+        self.spread = Spread()
         self.members = 0
         """Running requests."""
         self.alarms: dict[str, int] = {}

@@ -139,7 +139,7 @@ class ControlJournal:
         if not stats.num_sampled:
             return
         self._waiting.append((plan, outcomes, stats))
-        if len(self._waiting) * stats.total_s >= _GONE_THROUGH_EVERY_S:
+        if len(self._waiting) * stats.busy_s >= _GONE_THROUGH_EVERY_S:
             self._go_through()
 
     def fail(self, why: str) -> None:
@@ -158,7 +158,7 @@ class ControlJournal:
 
     def _count(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
         self._steps += 1
-        self._seconds += stats.total_s
+        self._seconds += stats.busy_s
         forecast = plan.forecast
         if not plan.wanted or not plan.load.num_decoding:
             return  # it says nothing of whoever decides
@@ -250,7 +250,7 @@ class ControlJournal:
         forecast = plan.forecast
         return {
             "running": plan.load.num_running,
-            "measured_s": stats.total_s,
+            "measured_s": stats.busy_s,
             "output_tokens": stats.num_output_tokens,
             "predicted_s": None if forecast is None else forecast.seconds,
             "plain_s": None if forecast is None else forecast.plain_s,

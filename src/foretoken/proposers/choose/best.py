@@ -87,7 +87,7 @@ class BestPolicy(Policy):
         """Learn what a step took and what was accepted."""
         if not stats.num_prefilled:
             shape = StepShape(rows=stats.num_tokens)
-            self._cost.observe(shape, stats.total_s - stats.drafting_s)
+            self._cost.observe(shape, stats.busy_s - stats.drafting_s)
         for request_id, drafter, drafted, accepted, promise, _ in outcomes:
             looks_up = self._looks_up.get(drafter)
             if looks_up is None:  # a prediction or a grammar: nobody chose it

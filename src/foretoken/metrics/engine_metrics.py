@@ -1,4 +1,4 @@
-"""Counts of everything the engine did, in the shape of vLLM's metrics reader.
+"""Counts of everything the engine did, in the shape of `reader`.
 
 Fed with one StepStats per step; knows nothing about how they came about. Names that vLLM has are
 `vllm:...`; ours are `foretoken:...`.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from foretoken.control.cost import PlainCost, StepShape
+from foretoken.metrics.reader import Counter, Gauge, Histogram, Metric, Vector
 from foretoken.types import StepStats
 
 logger = logging.getLogger("foretoken")
@@ -20,44 +21,6 @@ logger = logging.getLogger("foretoken")
 _STEP_EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper edges of the buckets of tokens per step, as vLLM's."""
 _WINDOW_S = 60
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A named value; `labels` tell series of one name apart."""
-
-    name: str
-    labels: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Counter(Metric):
-    """Grows only."""
-
-    value: int | float
-
-
-@dataclass(frozen=True, slots=True)
-class Gauge(Metric):
-    """The value now."""
-
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Vector(Metric):
-    """Counters by index, such as draft positions."""
-
-    values: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram(Metric):
-    """How many values were at most each upper edge; the last edge is `+Inf`."""
-
-    count: int
-    sum: float
-    buckets: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -125,11 +88,11 @@ class PlainEstimate:
             return
         shape = StepShape(rows=count, sequences=count)
         if stats.num_draft_tokens == 0:
-            self.cost.observe(shape, stats.total_s)
+            self.cost.observe(shape, stats.busy_s)
         if self.cost.known:
             plain_s = self.cost.seconds(shape).seconds
             self.estimated_s += plain_s * stats.num_output_tokens / count
-            self.measured_s += stats.total_s
+            self.measured_s += stats.busy_s
 
     def step_seconds(self, count: int) -> float:
         """Seconds of a plain step of `count` sequences; 0 if none was ever seen."""
