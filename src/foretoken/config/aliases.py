@@ -1,92 +1,20 @@
 """Names of other engines: those that mean something of ours, and those that change nothing here.
 
 A name whose meaning is the same is taken for ours. A key whose part is not built is accepted at
-its neutral value; one that was dropped upstream says what to write instead. Torch-free.
+its neutral value; any other name of the table of other engines says what to write instead.
+Torch-free.
 """
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from foretoken.config.methods import find_method, known_methods
-from foretoken.config.reader import KeyTable
-from foretoken.errors import ConfigError
+from foretoken.config.methods import known_methods, method_names
+from foretoken.config.other_engines import OtherName, find_other, other_names, other_values
+from foretoken.config.reader import VALUE, KeyTable, is_int
+from foretoken.errors import ConfigError, NotYetError
 
 logger = logging.getLogger("foretoken")
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """A key of `speculative_config`, or a keyword of `LLM`, as another engine calls it."""
-
-    name: str
-    key: str
-    """Our key in `speculative_config`."""
-    origin: str
-    """Whose name it is."""
-    renamed: Mapping[object, object] = field(default_factory=dict)
-    """Values that have another name too; others stay. Those of methods are in their table."""
-
-    @property
-    def values(self) -> Mapping[object, object]:
-        """Values that have another name too, and ours."""
-        if self.key != "method":
-            return self.renamed
-        rows = known_methods()
-        if self.origin == _TRT:
-            return {word: row.name for row in rows for word in row.tensorrt}
-        return {word: row.name for row in rows for word in row.aliases}
-
-
-_OLD_RULES: dict[object, object] = {
-    "rejection_sampler": "standard",
-    "typical_acceptance_sampler": "typical",
-    "strict": "matching",
-    "probabilistic": "standard",
-}
-_OLD, _TRT = "vLLM, older", "TensorRT-LLM"
-
-ALIASES = (
-    Alias("method", "method", "another name of the method"),
-    Alias("rejection_sample_method", "rejection_sample_method", _OLD, _OLD_RULES),
-    Alias("acceptance_method", "rejection_sample_method", _OLD, _OLD_RULES),
-    Alias("spec_decoding_acceptance_method", "rejection_sample_method", _OLD, _OLD_RULES),
-    Alias("typical_acceptance_sampler_posterior_threshold", "posterior_threshold", _OLD),
-    Alias("typical_acceptance_sampler_posterior_alpha", "posterior_alpha", _OLD),
-    Alias("speculative_model", "model", _OLD),
-    Alias("speculative_model_revision", "revision", _OLD),
-    Alias("speculative_max_model_len", "max_model_len", _OLD),
-    Alias("speculative_draft_tensor_parallel_size", "draft_tensor_parallel_size", _OLD),
-    Alias("speculative_disable_by_batch_size", "disable_by_batch_size", _OLD),
-    Alias("ngram_prompt_lookup_max", "prompt_lookup_max", _OLD),
-    Alias("ngram_prompt_lookup_min", "prompt_lookup_min", _OLD),
-    Alias("speculative_token_tree", "choices", _OLD),
-    Alias("speculative_eagle_topk", "tree_top_k", "SGLang"),
-    Alias("speculative_num_steps", "tree_depth", "SGLang"),
-    Alias("dynamic_tree_max_topK", "tree_top_k", _TRT),
-    Alias("medusa_choices", "choices", _TRT),
-    Alias("eagle_choices", "choices", _TRT),
-    Alias("decoding_type", "method", _TRT),
-    Alias("max_draft_len", "num_speculative_tokens", _TRT),
-    Alias("speculative_model_dir", "model", _TRT),
-    Alias("max_matching_ngram_size", "prompt_lookup_max", _TRT),
-    Alias(
-        "use_rejection_sampling",
-        "rejection_sample_method",
-        _TRT,
-        {True: "standard", False: "matching"},
-    ),
-)
-"""Keys of `speculative_config`."""
-
-FLAGS = (
-    Alias("num_speculative_tokens", "num_speculative_tokens", _OLD),
-    *(alias for alias in ALIASES if alias.origin == _OLD and alias.name.startswith("spec")),
-    *(alias for alias in ALIASES if alias.origin == _OLD and alias.name.startswith("typical")),
-    *(alias for alias in ALIASES if alias.origin == _OLD and alias.name.startswith("ngram")),
-)
-"""Keywords of `LLM` from before vLLM had a `speculative_config`."""
 
 ENGINE_KEYS = KeyTable(
     where="LLM",
@@ -109,10 +37,11 @@ ENGINE_KEYS = KeyTable(
         "compilation_config": (None,),
     },
     removed={
-        "use_v2_block_manager": "leave it out: pages are always block-managed",
-        "max_seq_len_to_capture": "leave it out: there are no graphs to capture",
-        "swap_space": "leave it out: preempted requests are recomputed",
-    },
+        row.name: f'speculative_config={{"{row.name}": {VALUE}}}'
+        for row in other_names()
+        if row.kind == "keys" and not row.say
+    }
+    | {row.name: row.say for row in other_names() if row.kind in ("flags", "keys") and row.say},
 )
 """Keywords of `LLM`."""
 
@@ -135,50 +64,122 @@ SPECULATIVE_KEYS = KeyTable(
         "use_local_argmax_reduction": (False,),
     },
     removed={
-        "tensor_parallel_size": "draft_tensor_parallel_size",
-        "synthetic_acceptance_rate": "synthetic_acceptance_rates",
-        "speculative_num_draft_tokens": "num_speculative_tokens, one less: SGLang counts the root",
-        "disable_mqa_scorer": "leave it out: drafts are always checked in one pass",
-        "disable_logprobs": "leave it out: logprobs are always exact",
+        row.name: row.say for row in other_names() if row.kind in ("flags", "keys") and row.say
     },
 )
 """Keys of `speculative_config`."""
+
+_STEPS, _TOP_K, _ROWS = (
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+)
+"""SGLang's three words for the shape of a draft."""
+
+
+def key_names() -> frozenset[str]:
+    """Names of other engines that `speculative_config` takes for a key of ours, or answers."""
+    rows = (row for row in other_names() if row.kind in ("flags", "keys"))
+    return frozenset(row.name for row in rows if row.say or row.key not in (None, row.name))
+
+
+def accepted_flags() -> frozenset[str]:
+    """Keywords of `LLM` that belong into `speculative_config` and are put there."""
+    found = {row.name for row in other_names() if row.kind == "flags" and row.key}
+    return frozenset({*found, _ROWS})
 
 
 def with_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
     """`speculative_config` under our keys and values; a line of log per name that was changed.
 
     Raises:
-        ConfigError: one setting under two names, with different values.
+        ConfigError: one setting under two names, with different values; or a method that another
+            engine has and Foretoken has not.
     """
-    table = {alias.name: alias for alias in ALIASES}
     result: dict[str, Any] = {}
-    for key, value in given.items():
-        name = key.replace("-", "_")
-        alias = table.get(name)
-        values = {} if alias is None else alias.values
-        if alias is not None and isinstance(value, str | bool) and value in values:
-            _note(f"{name}={value!r}", f"{alias.key}={values[value]!r}", alias.origin)
-            name, value = alias.key, values[value]
-        elif alias is not None and alias.key != name:
-            _note(name, alias.key, alias.origin)
-            name = alias.key
-        _put(result, name, value, f"speculative_config.{key}")
-    word, method = given.get("method"), result.get("method")
-    if word != method and isinstance(word, str):
-        for key, value in find_method(method).aliases.get(word, {}).items():
-            result.setdefault(key, value)
+    for written, value in _with_our_shape(given).items():
+        name = written.replace("-", "_")
+        row = find_other("keys", name) or find_other("flags", name)
+        key = row.key if row is not None and row.key else name
+        ours = _our_value(key, value, row)
+        if key != name or ours != value:
+            _note(name, value, key, ours)
+        _put(result, key, ours, f"speculative_config.{written}")
+    word, ours = given.get("method"), result.get("method")
+    for method in known_methods():
+        if method.name == ours and isinstance(word, str):
+            for key, value in method.aliases.get(word, {}).items():
+                result.setdefault(key, value)
     return result
 
 
-def with_flags_gathered(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of `LLM` with older speculation flags moved into `speculative_config`.
+def _with_our_shape(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """SGLang's shape of a draft in our words: a chain, or a tree of levels.
+
+    SGLang's numbers say each other: along a chain, rows are one more than the steps.
+    """
+    named = {key.replace("-", "_"): key for key in given}
+    steps, rows = (given.get(named.get(name, "")) for name in (_STEPS, _ROWS))
+    counts = [count for count in (steps, rows) if count is not None]
+    if not counts or not all(is_int(count, 1) for count in counts):
+        return given
+    top_k = given.get(named.get(_TOP_K, ""), 1)
+    rest = {k: v for k, v in given.items() if k.replace("-", "_") not in (_STEPS, _TOP_K, _ROWS)}
+    drafts = None if rows is None else max(1, rows - 1)
+    if top_k == 1:
+        found = {"num_speculative_tokens": drafts if steps is None else steps}
+    else:
+        found = {"tree_top_k": top_k, "tree_depth": steps, "num_speculative_tokens": drafts}
+    found = {key: value for key, value in found.items() if value is not None}
+    logger.info("SGLang's shape of a draft is taken as %s", found)
+    for key, value in found.items():
+        _put(rest, key, value, f"speculative_config.{_STEPS}")
+    return rest
+
+
+def _our_value(key: str, value: object, row: OtherName | None) -> object:
+    """The value of our `key` in our words."""
+    if key == "method":
+        return our_method(value)
+    word = str(value).lower() if isinstance(value, bool) else value
+    if not isinstance(word, str):
+        return value
+    named = {} if row is None else row.values
+    return named.get(word, other_values(key).get(word, value))
+
+
+def our_method(word: object, where: str = "speculative_config.method") -> object:
+    """The word of the method that `word` means; others are left for the table of methods to judge.
 
     Raises:
-        ConfigError: a flag contradicts the speculative_config beside it.
+        ConfigError: a method of another engine that has no counterpart here, with what to type.
+        NotYetError: one that has a counterpart, which is not built.
     """
-    table = {alias.name: alias for alias in FLAGS}
-    flags = {k: v for k, v in given.items() if k.replace("-", "_") in table}
+    if not isinstance(word, str):
+        return word
+    for method in known_methods():
+        if (word == method.name and method.is_built) or word in method.aliases:
+            return method.name
+    row = find_other("methods", word)
+    if row is None:
+        return word
+    if row.say:
+        raise ConfigError(where, word, row.say)
+    ours = row.method or row.name
+    if any(method.name == ours and not method.is_built for method in known_methods()):
+        raise NotYetError(where, word, f"{', '.join(method_names())} ({ours!r} is not yet built)")
+    return ours
+
+
+def with_flags_gathered(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of `LLM` with flags of other engines moved into `speculative_config`.
+
+    Raises:
+        ConfigError: a flag contradicts the speculative_config beside it, or a key of
+            speculative_config stands outside of it.
+    """
+    known = accepted_flags()
+    flags = {k: v for k, v in given.items() if k.replace("-", "_") in known}
     if not flags:
         return dict(given)
     rest = {k: v for k, v in given.items() if k not in flags}
@@ -187,10 +188,8 @@ def with_flags_gathered(given: Mapping[str, Any]) -> dict[str, Any]:
         allowed = f"a dictionary beside {', '.join(flags)}"
         raise ConfigError("speculative_config", beside, allowed)
     merged = with_our_names(beside or {})
-    for key, value in flags.items():
-        _note(key, f"speculative_config.{table[key.replace('-', '_')].key}", _OLD)
-        for name, own in with_our_names({key: value}).items():
-            _put(merged, name, own, key)
+    for name, own in with_our_names(flags).items():
+        _put(merged, name, own, name)
     return {**rest, "speculative_config": merged}
 
 
@@ -201,5 +200,8 @@ def _put(into: dict[str, Any], name: str, value: object, where: str) -> None:
     into[name] = value
 
 
-def _note(given: str, ours: str, origin: str) -> None:
-    logger.info("%s (%s) is taken as %s", given, origin, ours)
+def _note(given: str, value: object, key: str, ours: object) -> None:
+    if value == ours:
+        logger.info("%s is taken as speculative_config.%s", given, key)
+    else:
+        logger.info("%s=%r is taken as speculative_config.%s=%r", given, value, key, ours)

@@ -86,15 +86,18 @@ class MethodPlan:
     """Rank of the work to set it up, 0 is none."""
     needs: str
     """What that work is."""
-    acceptance: Mapping[str, tuple[float, float]]
-    """Workload -> range of the chance that a draft is accepted given that all before it were. The
-    workload "" stands for all that are not named."""
+    acceptance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Of a method of your own: workload -> range of the chance that a draft is accepted given that
+    all before it were. The workload "" stands for all that are not named. What is published of the
+    methods here stands in the planner's own table."""
     hits: Mapping[str, float] = field(default_factory=dict)
     """Workload -> share of steps that find anything to draft; 1 where not named."""
     advertised: tuple[float, float] | None = None
     """The range of speed-ups that is usually claimed."""
     features: int = 0
     """Layers of the target whose hidden states a head reads."""
+    head_vocabulary: int = 0
+    """Words that a head usually drafts from; 0: all of the target's."""
     llama_cpp: str | None = None
     """The word for it in llama.cpp's `--spec-type`."""
 
@@ -202,9 +205,8 @@ class DraftingMethod:
     vllm_needs_length: bool = True
     """Whether vLLM wants num_speculative_tokens with it."""
     aliases: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Other words for it, each with the keys that it sets beside the method."""
-    tensorrt: tuple[str, ...] = ()
-    """TensorRT-LLM's words for it."""
+    """Other words for it, each with the keys that it sets beside the method. Words of other
+    engines are in their own table, `other_engines.toml`."""
     marks: Marks = field(default_factory=Marks)
     """How its published drafters are told from others."""
     packaged: tuple[PackagedDrafter, ...] = ()
@@ -264,19 +266,8 @@ class DraftingMethod:
 
 
 _FLOATS_TO_INTEGERS = ("int8", "int4")
-_HEAD_ACCEPTANCE = {
-    "chat": (0.65, 0.80), "code": (0.68, 0.84), "summarize": (0.58, 0.74), "rag": (0.58, 0.74),
-    "edit": (0.62, 0.78), "json": (0.70, 0.86), "creative": (0.52, 0.68), "mixed": (0.55, 0.78),
-}  # fmt: skip
-_MODEL_ACCEPTANCE = {
-    "chat": (0.60, 0.80), "code": (0.70, 0.88), "summarize": (0.65, 0.82), "rag": (0.62, 0.82),
-    "edit": (0.70, 0.88), "json": (0.75, 0.92), "creative": (0.50, 0.70), "mixed": (0.55, 0.80),
-}  # fmt: skip
-_NGRAM_ACCEPTANCE = {"edit": (0.75, 0.92), "creative": (0.30, 0.55), "": (0.45, 0.70)}
 _NGRAM_HITS = {"chat": 0.20, "code": 0.40, "summarize": 0.45, "rag": 0.40, "edit": 0.85,
                "json": 0.40, "creative": 0.08, "mixed": 0.25}  # fmt: skip
-_SUFFIX_ACCEPTANCE = {"edit": (0.80, 0.92), "json": (0.60, 0.85), "creative": (0.30, 0.55),
-                      "": (0.50, 0.72)}  # fmt: skip
 _SUFFIX_HITS = {"chat": 0.30, "code": 0.50, "summarize": 0.45, "rag": 0.45, "edit": 0.85,
                 "json": 0.75, "creative": 0.10, "mixed": 0.35}  # fmt: skip
 
@@ -294,7 +285,6 @@ ROWS = (
         own_tokenizer=True,
         quantizations=(*_FLOATS_TO_INTEGERS, "auto"),
         under_parallel_drafting="parallel",
-        tensorrt=("Draft_Target",),
         packaged=(
             PackagedDrafter(
                 target="demo", model="demo-draft", quantization="int8", acceptance=0.67
@@ -311,7 +301,6 @@ ROWS = (
             usual_drafts=5,
             effort=2,
             needs="a second model of the same tokenizer to find and load",
-            acceptance=_MODEL_ACCEPTANCE,
             advertised=(1.5, 2.5),
             llama_cpp="draft-simple",
         ),
@@ -337,7 +326,6 @@ ROWS = (
         quantizations=(*_FLOATS_TO_INTEGERS, "auto"),
         under_parallel_drafting="parallel",
         aliases={"pard": {}},
-        tensorrt=("PARD",),
         marks=Marks(keys=("pard_token",), values=(("spd_type", "pard"),)),
         packaged=(PackagedDrafter(target="demo", model="demo-parallel"),),
         demo={"model": "demo-parallel", "num_speculative_tokens": 3},
@@ -361,7 +349,13 @@ ROWS = (
         own_kv=True,
         trees=True,
         quantizations=_FLOATS_TO_INTEGERS,
-        tensorrt=("Eagle",),
+        plan=MethodPlan(
+            usual_drafts=3,
+            effort=3,
+            needs="an EAGLE head trained for exactly this target",
+            advertised=(2.0, 3.0),
+            features=1,
+        ),
         marks=Marks(tensors=(frozenset({"fc.weight"}),)),
         trained=(
             Trained(
@@ -385,7 +379,6 @@ ROWS = (
         quantizations=_FLOATS_TO_INTEGERS,
         under_parallel_drafting="eagle3",
         aliases={"peagle": {"parallel_drafting": True}},
-        tensorrt=("Eagle3",),
         marks=Marks(
             values=(
                 ("speculators_model_type", "eagle3"),
@@ -416,9 +409,9 @@ ROWS = (
             usual_drafts=3,
             effort=3,
             needs="a head trained for exactly this target",
-            acceptance=_HEAD_ACCEPTANCE,
             advertised=(2.0, 3.0),
             features=3,
+            head_vocabulary=32_000,
             llama_cpp="draft-eagle3",
         ),
         trained=(
@@ -460,6 +453,12 @@ ROWS = (
             ),
         ),
         demo={"method": "mlp", "model": "demo-mlp", "num_speculative_tokens": 3},
+        plan=MethodPlan(
+            usual_drafts=3,
+            effort=3,
+            needs="an MLP speculator trained for exactly this target",
+            features=1,
+        ),
         trained=(
             Trained(
                 kind="mlp",
@@ -479,7 +478,6 @@ ROWS = (
         code="foretoken.proposers.heads.medusa",
         trees=True,
         quantizations=_FLOATS_TO_INTEGERS,
-        tensorrt=("Medusa",),
         marks=Marks(keys=("medusa_num_heads",)),
         packaged=(
             PackagedDrafter(
@@ -487,6 +485,12 @@ ROWS = (
             ),
         ),
         demo={"method": "medusa", "model": "demo-medusa", "num_speculative_tokens": 4},
+        plan=MethodPlan(
+            usual_drafts=3,
+            effort=3,
+            needs="Medusa heads trained for exactly this target",
+            features=1,
+        ),
         trained=(
             Trained(
                 kind="medusa",
@@ -506,13 +510,11 @@ ROWS = (
         drafts_with="text",
         code="foretoken.proposers.lookup.ngram",
         settings=NgramSettings,
-        tensorrt=("NGram",),
         demo={"method": "ngram", "num_speculative_tokens": 10},
         plan=MethodPlan(
             usual_drafts=5,
             effort=0,
             needs="nothing to load or train",
-            acceptance=_NGRAM_ACCEPTANCE,
             hits=_NGRAM_HITS,
             advertised=(1.2, 1.5),
             llama_cpp="ngram-simple",
@@ -530,12 +532,10 @@ ROWS = (
         default_drafts_key="suffix_decoding_max_tree_depth",
         threshold_key="suffix_decoding_min_token_prob",
         vllm_needs_length=False,
-        tensorrt=("SA",),
         plan=MethodPlan(
             usual_drafts=4,
             effort=1,
             needs="nothing to load, but a package of its own on some engines",
-            acceptance=_SUFFIX_ACCEPTANCE,
             hits=_SUFFIX_HITS,
             llama_cpp="ngram-map-k",
         ),
@@ -555,13 +555,11 @@ ROWS = (
         own_kv=True,
         own_file=False,
         vllm_needs_length=False,
-        tensorrt=("MTP",),
         marks=Marks(values=(("speculators_model_type", "mtp"),)),
         plan=MethodPlan(
             usual_drafts=1,
             effort=1,
             needs="the checkpoint brings its own draft layers",
-            acceptance=_HEAD_ACCEPTANCE,
             features=3,
             llama_cpp="draft-mtp",
         ),
@@ -572,7 +570,6 @@ ROWS = (
         source="the speculators library",
         drafts_with="head",
         vllm_needs_length=False,
-        tensorrt=("DFlash",),
         marks=Marks(
             values=(("speculators_model_type", "dflash"), ("speculators_model_type", "dflash2"))
         ),
@@ -583,7 +580,6 @@ ROWS = (
         source="arXiv 2607.05147",
         drafts_with="head",
         vllm_needs_length=False,
-        tensorrt=("DSpark",),
         marks=Marks(values=(("speculators_model_type", "dspark"),)),
     ),
     DraftingMethod(

@@ -6,6 +6,7 @@ what is allowed, and the nearest name where a word or a key is wrong. Knows no s
 """
 
 import dataclasses
+import json
 import math
 import types
 import typing
@@ -19,6 +20,8 @@ from foretoken.errors import ConfigError, NotYetError, one_of
 
 T = TypeVar("T")
 
+VALUE = "<value>"
+"""Stands for what was given, in what a KeyTable says to write instead."""
 _NAMES = {int: "an integer", float: "a number", str: "text", bool: "True or False"}
 
 
@@ -71,7 +74,7 @@ class KeyTable:
     neutral: Mapping[str, tuple[Any, ...]]
     """Keys of other engines, and the values at which they change nothing here."""
     removed: Mapping[str, str]
-    """Keys that were dropped upstream, and what to write instead."""
+    """Keys of other engines that are not taken, and what to write instead; see VALUE."""
 
     def accept(self, given: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
         """The part of `given` whose keys are `known`, with `_` for `-`.
@@ -91,7 +94,8 @@ class KeyTable:
                     allowed = " or ".join(repr(v) for v in self.neutral[name])
                     raise NotYetError(f"{self.where}.{name}", value, f"{allowed} (not yet built)")
             elif name in self.removed:
-                raise ConfigError(f"{self.where}.{name}", value, self.removed[name])
+                allowed = self.removed[name].replace(VALUE, json.dumps(value, default=repr))
+                raise ConfigError(f"{self.where}.{name}", value, allowed)
             else:
                 raise ConfigError(f"{self.where}.{name}", value, one_of(name, sorted(known)))
         return kept

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from foretoken.config.aliases import ALIASES, SPECULATIVE_KEYS, with_our_names
+from foretoken.config.aliases import SPECULATIVE_KEYS, key_names, with_our_names
 from foretoken.config.auto import AUTO, auto_drafters
 from foretoken.config.drafter import MOST_DRAFTS, WHERE, DrafterConfig, drafter_keys
 from foretoken.config.methods import find_method
@@ -222,8 +222,7 @@ def general_keys() -> frozenset[str]:
     """What `speculative_config` knows beside the keys of single methods, other engines' names for
     keys included."""
     known = (*keys_of(SpeculativeConfig), *keys_of(DrafterConfig))
-    elsewhere = (*SPECULATIVE_KEYS.neutral, *SPECULATIVE_KEYS.removed)
-    return frozenset((*known, *elsewhere, *(alias.name for alias in ALIASES)))
+    return frozenset((*known, *SPECULATIVE_KEYS.neutral, *key_names()))
 
 
 def _several(kept: Mapping[str, Any], target: str | None) -> tuple[DrafterConfig, ...]:
