@@ -14,6 +14,8 @@ from foretoken.engine import Engine
 from foretoken.engine_async import AsyncEngine
 from foretoken.errors import ForetokenError
 from foretoken.server.access import Access, as_response
+from foretoken.server.auditing.audit_metrics import AuditCollector
+from foretoken.server.auditing.auditor import auditor_of
 from foretoken.server.endpoints import admin, chat, completions, page, status, tokens
 from foretoken.server.observing.process_memory import keep_trimmed
 from foretoken.server.observing.server_metrics import ServerMetrics
@@ -71,7 +73,19 @@ def build_state(
         observers=[metrics.observe] if spans is None else [metrics.observe, spans.observe],
         on_lost=drain.begin,
     )
-    return ServerState(config=config, engine=running, metrics=metrics, draining=drain, spans=spans)
+    auditor = None
+    if config.audit_share:
+        auditor = auditor_of(running, config.audit_share)
+        running.observers.append(auditor.observe)
+        metrics.registry.register(AuditCollector(auditor, name, config.metrics_prefix))
+    return ServerState(
+        config=config,
+        engine=running,
+        metrics=metrics,
+        draining=drain,
+        spans=spans,
+        auditor=auditor,
+    )
 
 
 def build_app(state: ServerState) -> ASGIApp:
@@ -80,9 +94,12 @@ def build_app(state: ServerState) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         state.engine.start()
-        trimming = asyncio.create_task(keep_trimmed(_TRIMMED_EVERY_S))
+        beside = [asyncio.create_task(keep_trimmed(_TRIMMED_EVERY_S))]
+        if state.auditor is not None:
+            beside.append(asyncio.create_task(state.auditor.run()))
         yield
-        trimming.cancel()
+        for task in beside:
+            task.cancel()
         state.close()
         await state.engine.stop()
         if state.spans is not None:

@@ -110,8 +110,11 @@ def banner(state: ServerState, listening: socket.socket) -> list[str]:
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     key = "asked for" if state.config.api_keys else "none"
+    share = state.config.audit_share
+    audited = f"Audit: {share:.3g} of all requests are decoded again without speculation, when idle"
     return [
         f"Serving {', '.join(state.model_names)} at http://{shown}:{port}  (API at /v1, page at /)",
         parts.config.describe(),
         f"Speculation: {state.speculation}; API key: {key}; stop with Ctrl-C",
+        *([audited] if share else []),
     ]

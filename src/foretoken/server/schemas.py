@@ -135,7 +135,7 @@ class GenerationBody(BaseModel, ABC):
     structured_outputs: dict[str, Any] | None = None
     prediction: Prediction | None = None
     speculation: dict[str, Any] | None = None
-    """enabled, drafter, num_speculative_tokens: how this request is drafted for."""
+    """enabled, drafter, num_speculative_tokens, guard: how this request is drafted for."""
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -146,6 +146,7 @@ class GenerationBody(BaseModel, ABC):
     reasoning_effort: str | None = None
     """Given to the chat template, which may know it; without effect elsewhere."""
     service_tier: str | None = None
+    """`flex`: the request has time, and drafts of others may cost it more."""
     store: bool | None = None
     metadata: dict[str, str] | None = None
     priority: int = 0
@@ -275,6 +276,7 @@ class SpeculationBody(BaseModel):
     enabled: bool = True
     drafter: str | None = None
     num_speculative_tokens: int | None = None
+    guard: float | None = None
 
 
 class CorpusBody(BaseModel):

@@ -73,6 +73,9 @@ class ServerConfig:
     """Prefix of the metrics that vLLM does not have."""
     otlp_traces_endpoint: Annotated[str, _ADDRESS] | None = None
     """Where OpenTelemetry spans are sent; None: there are none."""
+    audit_share: Annotated[float, Allowed("a share from 0 to 1", lambda s: 0 <= s <= 1)] = 0.0
+    """Share of finished requests that are decoded again without speculation when nothing else
+    runs; speculation is turned off if it wrote what plain decoding would not. 0: none."""
     tool_parser: str = "hermes"
     """How tool calls are read from the text: hermes or llama3_json."""
     limits: Limits = field(default_factory=Limits)

@@ -16,6 +16,7 @@ from foretoken.server.settings import ServerConfig
 from foretoken.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from foretoken.server.auditing.auditor import Auditor
     from foretoken.server.observing.tracing import RequestSpans
 
 
@@ -33,6 +34,8 @@ class ServerState:
     """Whether the server has been told to stop."""
     spans: "RequestSpans | None" = None
     """Makes OpenTelemetry spans, where they are wanted."""
+    auditor: "Auditor | None" = None
+    """Decodes finished requests again, where that is wanted."""
     compiling: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, "foretoken-grammars")
     )

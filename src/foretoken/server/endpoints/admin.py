@@ -49,11 +49,13 @@ async def _describe(state: ServerState) -> dict[str, Any]:
         "enabled": policy.enabled,
         "drafter": policy.drafter,
         "num_speculative_tokens": policy.num_speculative_tokens,
+        "guard": policy.guard,
         "drafters": dict(parts.drafters),
         "last_minute": recent,
         "by_load": by_load,
         "control": control,
         "models": models,
+        "audit": None if state.auditor is None else state.auditor.describe(),
     }
 
 

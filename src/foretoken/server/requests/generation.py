@@ -153,6 +153,8 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
         Problem: 503 while draining, 429 when too many wait.
         RequestError: a prompt or a parameter is wrong; nothing was started.
     """
+    if state.auditor is not None:
+        state.auditor.give_way()
     _check_admission(state, len(order.prompts) * order.params.n)
     engine = state.engine.engine
     answer_id = f"{kind}-{uuid.uuid4().hex}"
@@ -166,8 +168,12 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
     else:
         requests = await asyncio.to_thread(_make_requests, engine, answer_id, order)
     deadline = asyncio.get_running_loop().time() + state.config.limits.timeout_s
+    if state.auditor is not None:  # an audit may have begun while the request was made
+        state.auditor.give_way()
     stream = state.engine.open(requests)
     state.metrics.opened(requests)
+    if state.auditor is not None:
+        state.auditor.opened(requests)
     if state.spans is not None:
         state.spans.opened(requests, order.request_id, order.traceparent)
     facts: dict[str, object] = {

@@ -13,6 +13,8 @@ _SAME = (
     "include_stop_str_in_output", "ignore_eos", "bad_words", "allowed_token_ids",
     "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs",
 )  # fmt: skip
+_TIER_GUARDS = {"flex": 0.1}
+"""`speculation.guard` of service tiers that have time."""
 
 
 def completion_params(body: CompletionBody, limits: Limits) -> SamplingParams:
@@ -82,10 +84,18 @@ def _structure(body: GenerationBody) -> dict[str, Any] | None:
     return {"json": form.json_schema.schema_, "disable_any_whitespace": True}
 
 
+def _policy(body: GenerationBody) -> dict[str, Any] | None:
+    """What the request says of its drafts, with what its service tier says of its haste."""
+    guard = _TIER_GUARDS.get(body.service_tier or "")
+    if guard is None:
+        return body.speculation
+    return {"guard": guard, **(body.speculation or {})}
+
+
 def _params(body: GenerationBody, limits: Limits, **others: Any) -> SamplingParams:
     given = {name: getattr(body, name) for name in _SAME}
     given["structured_outputs"] = _structure(body)
-    given["speculation"] = body.speculation
+    given["speculation"] = _policy(body)
     given["prediction"] = body.prediction.text if body.prediction is not None else None
     given.update(others)
     if body.token_sources and given["logprobs"] is None:
