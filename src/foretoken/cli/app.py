@@ -14,9 +14,10 @@ import foretoken
 from foretoken.cli.compare import EPILOG, compare
 from foretoken.cli.demo import demo
 from foretoken.cli.generate import generate
-from foretoken.cli.help import PanelCommand, write_commands
+from foretoken.cli.help import write_commands
 from foretoken.cli.info import info
 from foretoken.cli.lab.app import lab_app
+from foretoken.cli.other_flags import ServeCommand
 from foretoken.cli.quantize import quantize
 from foretoken.cli.serve import serve
 from foretoken.cli.train import train_app
@@ -82,6 +83,6 @@ app.command()(demo)
 app.command(epilog=EPILOG)(compare)
 app.command()(info)
 app.command()(quantize)
-app.command(cls=PanelCommand)(serve)
+app.command(cls=ServeCommand)(serve)
 app.add_typer(train_app, name="train")
 app.add_typer(lab_app, name="lab")

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,12 +44,16 @@ WORTH_IT = 1.3
 EXIT_PAYS = 0
 EXIT_DOES_NOT_PAY = 1
 EXIT_TOKENS_DIFFER = 4
+EXIT_OPEN = 6
+FEWEST_PROMPTS = 6
+"""Prompts for a 95 % interval: of fewer, all lie on one side of their median too often."""
+MOST_PROMPTS = 500
 
 EPILOG = (
     f"Exit code: {EXIT_PAYS}: it pays (a speed-up of {WORTH_IT}x or more) and deterministic tokens "
-    f"are identical; {EXIT_DOES_NOT_PAY}: it does not pay; {EXIT_TOKENS_DIFFER}: tokens of a "
-    "deterministic run (greedy, or with --seed) differ; 2 and 3: wrong settings, or a model that "
-    "cannot be loaded."
+    f"are identical; {EXIT_DOES_NOT_PAY}: it does not pay; {EXIT_OPEN}: these prompts do not tell, "
+    f"the sentence says how many would; {EXIT_TOKENS_DIFFER}: tokens of a deterministic run "
+    "(greedy, or with --seed) differ; 2 and 3: wrong settings, or a model that cannot be loaded."
 )
 
 
@@ -107,7 +112,7 @@ def compare(
         runs = _measure(console, arms, workload, repeats)
     off, on = summarize(runs, "off")
     verdict = judge(on, deterministic=params.deterministic)
-    _print_result(console, off, on, verdict)
+    _print_result(console, (off, on), verdict, promised=params.deterministic)
     if as_json:
         print(json.dumps(_document(model, config, (off, on), verdict)))
     raise typer.Exit(verdict.exit_code)
@@ -122,17 +127,28 @@ def judge(on: ComparedArm, *, deterministic: bool) -> Verdict:
             "--batch-invariant on makes them identical.",
         )
     speed = on.speedup
-    settled = "" if speed.low >= WORTH_IT or speed.high < WORTH_IT else (
-        f" The interval contains {WORTH_IT}x: more prompts would settle it."
-    )  # fmt: skip
-    if speed.median >= WORTH_IT:
-        return Verdict(EXIT_PAYS, f"Speculation pays: {speed.median:.2f}x.{settled}")
-    if speed.median >= 1.0:
-        return Verdict(
-            EXIT_DOES_NOT_PAY,
-            f"Not worth it: {speed.median:.2f}x is below {WORTH_IT}x.{settled}",
-        )
-    return Verdict(EXIT_DOES_NOT_PAY, f"Speculation makes it slower: {speed.median:.2f}x.{settled}")
+    prompts = f"{on.num_prompts} prompt{'s' if on.num_prompts > 1 else ''}"
+    seen = f"{speed.median:.2f}x [{speed.low:.2f}, {speed.high:.2f}] over {prompts}"
+    if on.num_prompts < FEWEST_PROMPTS:
+        few = f"{FEWEST_PROMPTS} prompts or more say something about others"
+        return Verdict(EXIT_OPEN, f"Open: {seen}; {few}.")
+    if speed.low >= WORTH_IT:
+        return Verdict(EXIT_PAYS, f"Speculation pays: {seen}.")
+    if speed.high < 1.0:
+        return Verdict(EXIT_DOES_NOT_PAY, f"Speculation makes it slower: {seen}.")
+    if speed.high < WORTH_IT:
+        return Verdict(EXIT_DOES_NOT_PAY, f"Not worth it: {seen}, below {WORTH_IT}x.")
+    return Verdict(EXIT_OPEN, f"Open: {seen}, which holds {WORTH_IT}x; {_more_prompts(on)}.")
+
+
+def _more_prompts(on: ComparedArm) -> str:
+    """How many prompts would put the interval on one side of the limit, if the median stays."""
+    speed = on.speedup
+    distance = abs(speed.median - WORTH_IT)
+    half = (speed.high - speed.low) / 2
+    if on.num_prompts * half**2 > MOST_PROMPTS * distance**2:
+        return f"the median is so near {WORTH_IT}x that another limit tells more than more prompts"
+    return f"about {ceil(on.num_prompts * (half / distance) ** 2) + 1} prompts would tell"
 
 
 def _open_arms(
@@ -163,11 +179,14 @@ def _measure(
     return runs
 
 
-def _print_result(console: "Console", off: ComparedArm, on: ComparedArm, verdict: Verdict) -> None:
+def _print_result(
+    console: "Console", arms: tuple[ComparedArm, ComparedArm], verdict: Verdict, *, promised: bool
+) -> None:
     from rich.table import Table
 
     from foretoken.cli.tables import show_milliseconds, show_ratio
 
+    off, on = arms
     title = f"{on.workload}: {on.num_prompts} prompts x {on.num_repeats} repeats"
     table = Table(title=title, title_justify="left")
     for name in ("", "off", "on"):
@@ -185,7 +204,8 @@ def _print_result(console: "Console", off: ComparedArm, on: ComparedArm, verdict
     table.add_row("acceptance length", "", f"{on.acceptance_length:.2f}")
     by_position = " ".join(f"{share:.0%}" for share in on.acceptance_by_position)
     table.add_row("accepted by position", "", by_position)
-    table.add_row("identical tokens", "", "yes" if on.identical else "NO")
+    same = "yes" if on.identical else "NO" if promised else "not promised"
+    table.add_row("identical tokens", "", same)
     console.print(table)
     console.print(
         "Medians over prompts with 95 % bootstrap intervals. Latency and time to first token: the "
@@ -194,6 +214,9 @@ def _print_result(console: "Console", off: ComparedArm, on: ComparedArm, verdict
         "in which long answers count more. The three can differ where prompts do.",
         style="dim",
     )
+    if not promised:
+        told = "Sampling without --seed draws anew, so tokens may differ; --seed makes them equal."
+        console.print(told, style="dim")
     console.print(verdict.sentence, style="green" if verdict.exit_code == 0 else "bold yellow")
 
 

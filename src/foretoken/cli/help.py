@@ -13,24 +13,21 @@ _IN_WORDS = re.compile(r"\[default: \((.*)\)\]$")
 """Typer puts a default that is a text into parentheses."""
 
 
-@final
-class PanelCommand(TyperCommand):
-    """A command whose options stand under the headings of their `rich_help_panel`."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, then each group of options in order of its first one."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            row = parameter.get_help_record(ctx)
-            if row is None:
-                continue
-            kind = "Arguments" if parameter.param_type_name == "argument" else "Other"
-            heading = getattr(parameter, "rich_help_panel", None) or kind
-            names, text = row
-            groups.setdefault(heading, []).append((names, _IN_WORDS.sub(r"[default: \1]", text)))
-        for heading, rows in groups.items():
-            with formatter.section(heading):
-                formatter.write_dl(rows)
+def write_panels(command: TyperCommand, ctx: Any, formatter: Any) -> None:
+    """The arguments of a command, then its options under the headings of their
+    `rich_help_panel`, in order of the first of each."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(ctx):
+        row = parameter.get_help_record(ctx)
+        if row is None:
+            continue
+        kind = "Arguments" if parameter.param_type_name == "argument" else "Other"
+        heading = getattr(parameter, "rich_help_panel", None) or kind
+        names, text = row
+        groups.setdefault(heading, []).append((names, _IN_WORDS.sub(r"[default: \1]", text)))
+    for heading, rows in groups.items():
+        with formatter.section(heading):
+            formatter.write_dl(rows)
 
 
 @final

@@ -5,16 +5,22 @@ A file of `--config` holds the same names; the command line wins. Torch-free unt
 
 import logging
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from foretoken.cli.options import parse_invariant, parse_speculation, read_text
+from foretoken.cli.other_flags import other_settings
 from foretoken.cli.serve_options import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE, option
+from foretoken.config import EngineConfig, SpeculativeConfig
+from foretoken.config.aliases import ENGINE_KEYS, accepted_flags
 from foretoken.config.auto import AUTO
 from foretoken.config.reader import KeyTable
 from foretoken.errors import ConfigError
+from foretoken.server.settings import Limits, ServerConfig
 
 _SHORT = {"method": "method", "model": "model", "num_speculative_tokens": "tokens"}
 _SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
@@ -28,6 +34,7 @@ _SERVER = {
     "per_request_spec_decode_metrics": "per_request_metrics",
     "metrics_prefix": "metrics_prefix",
     "otlp_traces_endpoint": "otlp_traces_endpoint",
+    "audit_share": "audit_share",
     "tool_call_parser": "tool_parser",
 }
 _LIMITS = (
@@ -40,6 +47,7 @@ _ENGINE = (
     "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_memory_bytes", "batch_invariant",
     "tensor_parallel_size", "disable_log_stats", "adaptive_speculation",
 )  # fmt: skip
+_KNOWN = ("model", "log_format", *_SPECULATION, *_SERVER, *_LIMITS, *_ENGINE)
 _KEYS = KeyTable(where="--config", neutral={}, removed={})
 
 Text = str | None
@@ -50,6 +58,7 @@ Switch = bool | None
 
 
 def serve(
+    context: typer.Context,
     model: Annotated[
         Text, typer.Argument(metavar="MODEL", help="Packaged name (`demo`), folder, or hub id.")
     ] = None,
@@ -92,6 +101,7 @@ def serve(
     per_request_spec_decode_metrics: Annotated[
         Text, option("per_request_spec_decode_metrics")
     ] = None,
+    audit_share: Annotated[Real, option("audit_share")] = None,
     log_format: Annotated[Text, option("log_format")] = None,
     disable_log_stats: Annotated[Switch, option("disable_log_stats")] = None,
     metrics_prefix: Annotated[Text, option("metrics_prefix")] = None,
@@ -101,9 +111,26 @@ def serve(
 
     It speculates unless told otherwise, with whatever there is for the model.
     """
-    given = {k: v for k, v in locals().items() if v is not None and k != "config"}
-    settings = {**_read_config(config), **given}
-    raise typer.Exit(_serve(settings))
+    given = {k: v for k, v in locals().items() if k != "context"}
+    raise typer.Exit(_serve(settings_of(given, other_settings(context))))
+
+
+def settings_of(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a command line: those of its file, and over them what it says itself.
+
+    Args:
+        given: the options by their names, None where one is not given.
+        others: what stands under names of other engines.
+
+    Raises:
+        ConfigError: the file cannot be read, or names an unknown setting; or two models.
+    """
+    said = {name: value for name, value in given.items() if value is not None}
+    config = said.pop("config", None)
+    if "model" in others and said.get("model", others["model"]) != others["model"]:
+        allowed = f"nothing beside the model {said['model']!r}; a draft model is --spec-model"
+        raise ConfigError("--model", others["model"], allowed)
+    return {**_read_config(config), **others, **said}
 
 
 def _read_config(path: Path | None) -> dict[str, Any]:
@@ -120,8 +147,8 @@ def _read_config(path: Path | None) -> dict[str, Any]:
         raise ConfigError("--config", str(path), f"valid YAML ({why})") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError("--config", str(path), "a mapping such as `max-num-seqs: 32`")
-    known = ("model", "log_format", *_SPECULATION, *_SERVER, *_LIMITS, *_ENGINE)
-    settings = _KEYS.accept(content, known)
+    others = (*ENGINE_KEYS.neutral, *ENGINE_KEYS.removed, *accepted_flags())
+    settings = _KEYS.accept(content, (*_KNOWN, *others))
     for name in ("served_model_name", "api_key", "allowed_host"):
         if isinstance(settings.get(name), str):
             settings[name] = [settings[name]]
@@ -129,20 +156,45 @@ def _read_config(path: Path | None) -> dict[str, Any]:
 
 
 def _serve(settings: dict[str, Any]) -> int:
-    model = settings.get("model")
-    if not isinstance(model, str):
-        raise ConfigError("MODEL", model, "a packaged name, a folder or a Hugging Face id")
     from foretoken.assembly import default_speculation
-    from foretoken.config import EngineConfig
     from foretoken.logs import show_logs
     from foretoken.server.observing.log_lines import LOG_FORMATS, LineFormatter
     from foretoken.server.run import serve as run
-    from foretoken.server.settings import Limits, ServerConfig
 
-    engine = {name: settings[name] for name in _ENGINE if name in settings}
+    config, server = served(settings)
+    log_format = settings.get("log_format", "text")
+    if log_format not in LOG_FORMATS:
+        raise ConfigError("--log-format", log_format, ", ".join(LOG_FORMATS))
+    formatter = LineFormatter(log_format)
+    show_logs(formatter)
+    for handler in logging.getLogger().handlers:  # what uvicorn and asyncio have to say
+        handler.setFormatter(formatter)
+    if speculates_by_default(settings, config):
+        speculation = default_speculation(config)
+        if speculation is not None:
+            found = SpeculativeConfig.from_dict(speculation, target=config.model)
+            config = replace(config, speculative_config=found)
+    return run(config, server, lambda line: print(line, flush=True))
+
+
+def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
+    """What settings ask for; names of other engines among them are taken as by `LLM`.
+
+    Raises:
+        ConfigError: a setting is unknown or out of its range.
+        NotYetError: a setting of vLLM whose part is not built.
+    """
+    model = settings.get("model")
+    if not isinstance(model, str):
+        raise ConfigError("MODEL", model, "a packaged name, a folder or a Hugging Face id")
+    engine = {k: v for k, v in settings.items() if k not in _KNOWN or k in _ENGINE}
     if isinstance(engine.get("batch_invariant"), str):
         engine["batch_invariant"] = parse_invariant(engine["batch_invariant"])
     speculation = speculation_of(settings)
+    beside = sorted(engine.keys() & accepted_flags())
+    if beside and speculation is None and "speculative_config" in settings:
+        allowed = f"left out, or JSON, beside --{beside[0].replace('_', '-')}"
+        raise ConfigError("--speculative-config", settings["speculative_config"], allowed)
     own = {ours: settings[name] for name, ours in _SERVER.items() if name in settings}
     own.setdefault("admin_key", os.environ.get(ADMIN_KEY_VARIABLE))
     if "api_keys" not in own and os.environ.get(API_KEY_VARIABLE):
@@ -151,17 +203,30 @@ def _serve(settings: dict[str, Any]) -> int:
         own[name] = tuple(own.get(name, ()))
     limits = Limits(**{name: settings[name] for name in _LIMITS if name in settings})
     server = ServerConfig(**own, limits=limits)
-    log_format = settings.get("log_format", "text")
-    if log_format not in LOG_FORMATS:
-        raise ConfigError("--log-format", log_format, ", ".join(LOG_FORMATS))
-    formatter = LineFormatter(log_format)
-    show_logs(formatter)
-    for handler in logging.getLogger().handlers:  # what uvicorn and asyncio have to say
-        handler.setFormatter(formatter)
-    if not any(name in settings for name in _SPECULATION):
-        speculation = default_speculation(EngineConfig.from_kwargs(model=model, **engine))
-    config = EngineConfig.from_kwargs(model=model, speculative_config=speculation, **engine)
-    return run(config, server, lambda line: print(line, flush=True))
+    try:
+        config = EngineConfig.from_kwargs(model=model, speculative_config=speculation, **engine)
+    except ConfigError as error:
+        raise _as_flag(error, engine) from None
+    return config, server
+
+
+def _as_flag(error: ConfigError, engine: dict[str, Any]) -> ConfigError:
+    """The error about a keyword of `LLM` that stood on the command line, in its words."""
+    field = error.field.removeprefix(f"{ENGINE_KEYS.where}.")
+    if field not in engine or field in _ENGINE:
+        return error
+    allowed = error.allowed
+    if error.given is True:
+        allowed = allowed.replace("False (", "left out (")
+    if allowed.startswith("speculative_config={"):
+        allowed = f"--speculative-config '{allowed.partition('=')[2]}'"
+    return type(error)(f"--{field.replace('_', '-')}", error.given, allowed)
+
+
+def speculates_by_default(settings: dict[str, Any], config: EngineConfig) -> bool:
+    """Whether nothing was said about speculation, so that whatever there is drafts."""
+    named = any(name in settings for name in _SPECULATION)
+    return not named and config.speculative_config is None
 
 
 def speculation_of(settings: dict[str, Any]) -> dict[str, Any] | None:

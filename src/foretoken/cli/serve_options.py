@@ -106,6 +106,11 @@ GROUPS: dict[str, dict[str, Row]] = {
             "none|summary|detailed",
             DEFAULTS["per_request_metrics"],
         ),
+        "audit_share": Row(
+            "Finished requests decoded again when idle; where speculation changed one, it ends.",
+            "SHARE",
+            "0, none",
+        ),
         "log_format": Row("Of log lines.", "text|json"),
         "disable_log_stats": Row("No line every ten seconds."),
         "metrics_prefix": Row("Of metrics that vLLM has not.", "WORD"),

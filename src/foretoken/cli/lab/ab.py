@@ -1,6 +1,7 @@
 """`foretoken lab ab`: two arms under the same traffic."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,9 @@ from foretoken.cli.lab.options import (
     measuring,
     parse_prices,
     show_plan,
+    tell_if_no_report,
 )
+from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken.cli.lab.live_view import LiveView
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from foretoken.lab.records.results import AbSummary
 
 ENOUGH = {"sizes": {"blocks": 9, "requests_per_block": 120}}
-"""Unless told otherwise: the thousand requests that a P99 takes, and starts enough to compare."""
+"""Unless told otherwise: starts enough to compare, and requests enough for a P95."""
 
 
 @measuring("lab-ab")
@@ -46,12 +49,18 @@ def ab(
     policy: Annotated[
         Path | None, typer.Option(help="Of --until-decided; default: as `decide`.")
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="As much as fits into so many; 10 give a first answer.", min=0.1),
+    ] = None,
 ) -> None:
     """Compare two servers, or two settings of one, under the same prompts and arrivals.
 
-    Blocks alternate; a server given as a command starts anew for each. Unless told otherwise 9
-    blocks of 120 requests: a P99 takes a thousand. Judge the result with `foretoken lab decide`.
-    Exit code 0: measured; 1: an arm answered nothing; 2: wrong settings; 5: no server.
+    Blocks alternate; a server given as a command starts anew for each, one given as a URL is one
+    start, whose luck widens all intervals. Unless told otherwise 9 blocks of 120 requests. Says
+    how long it takes before it begins. Judge the result with `foretoken lab decide`, whose --set
+    RULE.KEY=VALUE --until-decided takes too. Exit code 0: measured; 1: an arm answered nothing;
+    2: wrong settings; 5: no server.
     """
     from foretoken.cli.lab.live_view import live_view
     from foretoken.cli.lab.run_tables import console, print_ab
@@ -60,18 +69,18 @@ def ab(
     from foretoken.lab.measure.experiment import AbConfig
     from foretoken.lab.plain import to_plain
 
-    arms = arms_of(baseline, candidate)
-    if diagnose:
-        arms.append("diagnose=true")
-    if price is not None:
-        arms.append(f"price_per_hour={json.dumps(parse_prices(price))}")
-    settings = shared.settings(AbConfig, arms, ENOUGH)
+    changes = [*arms_of(baseline, candidate), *_more(price, diagnose=diagnose)]
+    shared, rules = split_rules(shared, until_decided=until_decided)
+    settings = shared.settings(AbConfig, changes, ENOUGH)
     if shared.dry_run:
         show_plan(plan_ab(settings, load_items(settings.workload)[0]), shared.as_json)
+        _say_time(settings, shared)
         return
+    tell_if_no_report()
+    settings = _timed(settings, shared, minutes)
     with live_view() as watch:
         if until_decided:
-            summary = _until_decided(settings, shared, watch, (policy, most_minutes))
+            summary = _until_decided(settings, shared, watch, (policy, most_minutes, rules))
         else:
             watch.expect(settings.sizes.blocks, shared.out, 2)
             summary = run_ab(settings, shared.out, resume=shared.resume, watch=watch)
@@ -82,14 +91,77 @@ def ab(
     raise typer.Exit(1 if dead else 0)
 
 
+def _more(price: str | None, *, diagnose: bool) -> list[str]:
+    """The command's own options as `--set` would say them."""
+    changes = ["diagnose=true"] if diagnose else []
+    if price is not None:
+        changes.append(f"price_per_hour={json.dumps(parse_prices(price))}")
+    return changes
+
+
+def split_rules(shared: Measuring, *, until_decided: bool) -> tuple[Measuring, tuple[str, ...]]:
+    """`--set` of the measurement, and those of the policy, told apart by the name of a rule.
+
+    Raises:
+        ConfigError: there are some of the policy, and nothing is decided.
+    """
+    from foretoken.lab.decide.ship_policy import RULE_KINDS
+
+    def is_rule(change: str) -> bool:
+        return change.split("=")[0].split(".")[0] in RULE_KINDS
+
+    rules = tuple(change for change in shared.setting if is_rule(change))
+    if rules and not until_decided:
+        allowed = "with --until-decided, or of `foretoken lab decide` after it"
+        raise ConfigError("--set", rules[0], f"a setting of the measurement; rules: {allowed}")
+    return replace(shared, setting=tuple(c for c in shared.setting if not is_rule(c))), rules
+
+
+def _timed(settings: "AbConfig", shared: Measuring, minutes: float | None) -> "AbConfig":
+    """Ask each server once, say how long it will take, and with `minutes` measure what fits."""
+    from foretoken.cli.lab.run_tables import console
+    from foretoken.lab.measure.bench import load_items
+    from foretoken.lab.measure.estimate import announce, fit_into, probe
+    from foretoken.lab.measure.segments import require_new
+
+    if shared.resume:
+        return settings
+    require_new(shared.out)
+    paces = probe(settings, load_items(settings.workload)[0], shared.out / "logs")
+    if minutes is not None:
+        settings = fit_into(settings, paces, 60 * minutes)
+    console().print(announce(settings, paces), soft_wrap=True)
+    return settings
+
+
+def _say_time(settings: "AbConfig", shared: Measuring) -> None:
+    """The estimate of `--dry-run`: servers that run already are asked, none is started."""
+    from foretoken.cli.lab.run_tables import console
+    from foretoken.errors import EndpointError
+    from foretoken.lab.measure.bench import load_items
+    from foretoken.lab.measure.estimate import announce, probe, without_asking
+
+    text = without_asking(settings)
+    if settings.baseline.command is None and settings.candidate.command is None:
+        try:
+            paces = probe(settings, load_items(settings.workload)[0], shared.out / "logs")
+            text = announce(settings, paces)
+        except EndpointError as error:
+            text += f" ({error})"
+    console().print(text, soft_wrap=True)
+
+
 def _until_decided(
-    settings: "AbConfig", shared: Measuring, watch: "LiveView", given: tuple[Path | None, float]
+    settings: "AbConfig",
+    shared: Measuring,
+    watch: "LiveView",
+    given: tuple[Path | None, float, tuple[str, ...]],
 ) -> "AbSummary":
     from foretoken.lab.decide.ship_policy import load_policy
     from foretoken.lab.decide.until import UntilLimits, run_until_decided
     from foretoken.lab.decide.verdict import Decision
 
-    policy = load_policy(str(given[0]) if given[0] else None)
+    policy = load_policy(str(given[0]) if given[0] else None, given[2])
 
     def tell(blocks: int, decision: Decision | None) -> None:
         if decision is not None:

@@ -11,6 +11,8 @@ import typer
 
 from foretoken.cli.help import WholeGroup
 from foretoken.cli.lab.ab import ab
+from foretoken.cli.lab.answers.audit import audit
+from foretoken.cli.lab.answers.verify import verify
 from foretoken.cli.lab.bench import bench
 from foretoken.cli.lab.decide import EPILOG as DECIDE_EPILOG
 from foretoken.cli.lab.decide import decide
@@ -24,7 +26,8 @@ from foretoken.cli.lab.report import report
 from foretoken.cli.lab.servers import mock, record
 from foretoken.cli.lab.simulate import simulate
 from foretoken.cli.lab.sweep import dial, sweep
-from foretoken.cli.lab.verify import verify
+from foretoken.cli.lab.tuning.tune import EPILOG as TUNE_EPILOG
+from foretoken.cli.lab.tuning.tune import tune
 from foretoken.cli.lab.watch import watch
 
 lab_app = typer.Typer(
@@ -52,9 +55,10 @@ def _as_interrupt(number: int, frame: FrameType | None) -> None:
 
 lab_app.command(epilog=PLAN_EPILOG)(plan)
 lab_app.command(epilog=LINT_EPILOG)(lint)
+lab_app.command(epilog=TUNE_EPILOG)(tune)
 lab_app.command()(bench)
 lab_app.command()(ab)
 lab_app.command(epilog=DECIDE_EPILOG)(decide)
 lab_app.command(epilog=REPORT_EPILOG)(report)
-for command in (sweep, dial, fit, whatif, simulate, verify, record, watch, mock):
+for command in (sweep, dial, fit, whatif, simulate, verify, audit, record, watch, mock):
     lab_app.command()(command)

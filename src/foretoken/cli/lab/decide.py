@@ -10,8 +10,9 @@ import typer
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretoken.lab.decide.verdict import Decision, Overall
-    from foretoken.lab.records.results import ArmSummary
+    from foretoken.lab.decide.overall import Overall
+    from foretoken.lab.decide.verdict import Decision
+    from foretoken.lab.records.results import AbSummary, ArmSummary
 
 EPILOG = (
     "Exit code: 0: SHIP; 1: DO NOT SHIP; 4: NOT YET, measure as much more as it says; 2: no A/B "
@@ -22,7 +23,7 @@ EPILOG = (
 def decide(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders of `lab ab`; several: the best configuration counts."),
+        typer.Argument(help="Folders of `lab ab` or `lab sweep`; several are judged together."),
     ] = None,
     policy: Annotated[
         str | None, typer.Option(metavar="FILE", help="YAML; default: what --show-policy prints.")
@@ -40,11 +41,16 @@ def decide(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Ship, do not ship, or not yet: every rule with its number, interval and what is missing."""
+    """Ship, do not ship, or not yet: every rule with its number, interval and what is missing.
+
+    Several runs: what differs between them is found out. Configurations (k, method, engine version)
+    compete; each counts by the traffic (temperature, class, context, load) that it does worst with.
+    """
+    from foretoken.lab.decide.overall import judge_runs
     from foretoken.lab.decide.ship_policy import default_text, load_policy
-    from foretoken.lab.decide.verdict import EXIT_CODES, best_decision
+    from foretoken.lab.decide.verdict import EXIT_CODES
     from foretoken.lab.decide.verdict import decide as judge
-    from foretoken.lab.records.run_files import read_ab
+    from foretoken.lab.records.run_files import ab_folders, read_ab
 
     if show_policy:
         print(default_text(), end="")
@@ -54,12 +60,17 @@ def decide(
         raise ConfigError("RUNS", None, allowed)
     rules = load_policy(policy, tuple(changes or ()))
     other = _reference(reference) if reference else None
-    decisions = [judge(read_ab(run), rules, run=str(run), reference=other) for run in runs]
-    best = best_decision(decisions)
+    folders = ab_folders(runs)
+    summaries = [read_ab(folder) for folder in folders]
+    decisions = [
+        judge(summary, rules, run=str(folder), reference=other)
+        for folder, summary in zip(folders, summaries, strict=True)
+    ]
+    best = judge_runs(list(zip(summaries, decisions, strict=True)), rules)
     if as_json:
         print(json.dumps(_document(rules.name, decisions, best)))
     else:
-        _print(decisions, best)
+        _print(summaries, decisions, best)
     raise typer.Exit(EXIT_CODES[best.verdict])
 
 
@@ -80,21 +91,32 @@ def _document(policy: str, decisions: list["Decision"], best: "Overall") -> dict
         "policy": policy,
         "verdict": best.verdict,
         "exit_code": EXIT_CODES[best.verdict],
+        "answer": best.answer,
         "sentence": best.sentence,
         "best": best.best.run,
+        "differs": to_plain(best.dimensions),
+        "crossings": to_plain(best.crossings),
         "decisions": to_plain(decisions),
     }
 
 
-def _print(decisions: list["Decision"], best: "Overall") -> None:
+def _print(summaries: list["AbSummary"], decisions: list["Decision"], best: "Overall") -> None:
     from rich.console import Console
 
+    from foretoken.cli.lab.run_tables import cells_table, print_classes
     from foretoken.lab.decide.verdict import print_decision
 
     console = Console(highlight=False)
-    for decision in decisions:
-        if decision is not best.best:
-            print_decision(console, decision, full=False)
-    if len(decisions) > 1:
-        console.print("\nWhat decides, of the best configuration:", style="bold")
-    print_decision(console, replace(best.best, sentence=best.sentence))
+    several = len(decisions) > 1
+    run = best.best.run
+    title = f"- {best.answer.lower()}" if several else f"{run} - {best.answer.lower()}"
+    whole = replace(best.best, sentence="\n".join(best.says), run=title)
+    print_decision(console, whole, full=not several)
+    if several:
+        places = {
+            d.name: [d.show(row) for row in range(len(decisions))] for d in best.dimensions
+        } or {"run": [decision.run for decision in decisions]}
+        console.print(cells_table(places, summaries, [d.verdict for d in decisions]))
+        console.print("The run that decides, rule by rule:", style="bold")
+        print_decision(console, best.best)
+    print_classes(console, summaries[decisions.index(best.best)])

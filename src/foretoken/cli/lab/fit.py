@@ -11,30 +11,39 @@ from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken.lab.analysis.whatif import Costs, Gate, WhatIf
+    from foretoken.lab.records.results import RequestRecord
 
 RunArgument = Annotated[Path, typer.Argument(help="The folder that `foretoken lab ab` wrote.")]
 
 
 def fit(
-    run: RunArgument,
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of `lab ab`; several loads give a crossover.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Write the fit there as JSON.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit verify cost, draft cost, break-even acceptance and crossover to an A/B's step times.
+    """Fit verify cost, draft cost, break-even acceptance and crossover to A/Bs' step times.
 
-    Exit code 0: fitted; 2: no A/B there, or its answers tell neither steps nor drafts.
+    Several folders are those of one pair of servers at several loads. Exit code 0: fitted; 2: no
+    A/B there, or its answers tell neither steps nor drafts.
     """
     from rich.table import Table
 
     from foretoken.cli.lab.run_tables import console, show_number
-    from foretoken.lab.analysis.fit import fit_arms
+    from foretoken.lab.analysis.fit import fit_arms, of_runs
     from foretoken.lab.analysis.summary import counted
+    from foretoken.lab.analysis.warm_up import without_start
     from foretoken.lab.plain import to_plain
     from foretoken.lab.records.run_files import read_ab, read_requests, write_json
 
-    summary = read_ab(run, "RUN")
-    records = read_requests(run)
-    found = fit_arms(*(counted(records, name) for name in (summary.baseline, summary.candidate)))
+    arms: tuple[list[list[RequestRecord]], ...] = ([], [])
+    for run in runs:
+        summary = read_ab(run, "RUNS")
+        records = without_start(read_requests(run)).records
+        for own, name in zip(arms, (summary.baseline, summary.candidate), strict=True):
+            own.append(counted(records, name))
+    found = fit_arms(of_runs(arms[0]), of_runs(arms[1]))
     show = console()
     table = Table("batch", "rows", "cost of a step", "break-even rate", "speed-up at rate")
     for point in found.points:

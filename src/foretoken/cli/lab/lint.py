@@ -1,18 +1,28 @@
-"""`foretoken lab lint`: options and printing of the linter."""
+"""`foretoken lab lint`: options and printing of the linter.
+
+Foretoken's own commands are judged by the command line that they are for.
+"""
 
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken.cli.other_flags import other_settings
+from foretoken.cli.serve import served, settings_of, speculates_by_default
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from foretoken.lab.findings import Finding
+    from foretoken.lab.lint.checks import LintResult, OwnParser
 
 EXIT_FOUND = 1
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+"""Any mistake that the parser of a command finds."""
 EPILOG = (
     "Exit code: 0: nothing that fails; 1: an error was found (with --strict also a warning); 2: "
     "nothing readable was given. Example: foretoken lab lint serve.sh requests.jsonl dashboard.json"
@@ -20,57 +30,91 @@ EPILOG = (
 
 
 def lint(
+    context: typer.Context,
     inputs: Annotated[
         list[str],
         typer.Argument(
-            help="Files (shell, YAML, JSON, JSON lines), `-` for standard input, or a command "
-            "line in one pair of quotes."
+            help="Files (shell, Dockerfile, compose, Kubernetes, Python, YAML, JSON, JSON lines, "
+            "Markdown), `-` for standard input, or a command line in one pair of quotes."
         ),
     ],
     engine: Annotated[
-        str, typer.Option(help="auto, vllm, llama.cpp or foretoken: whose rules count.")
+        str,
+        typer.Option(
+            help="auto, vllm, sglang, llama.cpp, tensorrt-llm or foretoken: whose rules count."
+        ),
     ] = "auto",
     device: Annotated[
-        str | None, typer.Option(help="Checks memory on this device, as in `plan`.")
+        str | None, typer.Option(help="Checks memory and ranks on this device, as in `plan`.")
     ] = None,
     count: Annotated[int, typer.Option(help="How many devices.", min=1)] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Find what will not work: removed names, impossible combinations, refused requests."""
+    """Find what will not work, and give it back corrected: removed names, impossible
+    combinations, refused requests, models that do not fit."""
     from foretoken.errors import one_of
     from foretoken.lab.findings import worst_level
-    from foretoken.lab.lint.checks import Machine
     from foretoken.lab.lint.checks import lint as check
-    from foretoken.lab.lint.launches import ENGINES, read_source
-    from foretoken.lab.plain import to_plain
+    from foretoken.lab.lint.fit import Machine
+    from foretoken.lab.lint.launches import ENGINES
+    from foretoken.lab.lint.read.source import read_source
 
     if engine not in ("auto", *ENGINES):
         raise ConfigError("--engine", engine, one_of(engine, ("auto", *ENGINES)))
+    own = own_parser(context.find_root().command)
     results = {}
     for name in inputs:
         source = read_source(_text(name), engine)
-        if not (source.launches or source.requests or source.metrics):
+        if not (source.launches or source.requests or source.metrics or source.findings):
             allowed = (
-                "a server's command line or settings, requests, or a dashboard; such as "
-                "'vllm serve MODEL', in quotes"
+                "a server's command line, container or settings, a Python script that builds an "
+                "engine, requests, or a dashboard; such as 'vllm serve MODEL', in quotes"
             )
             raise ConfigError("INPUTS", name, allowed)
-        results[name] = check(source, Machine(device=device, count=count), engine)
-    found = [finding for findings in results.values() for finding in findings]
+        results[name] = check(source, Machine(device=device, count=count), engine, own)
+    found = [finding for result in results.values() for finding in result.findings]
     if as_json:
-        print(json.dumps({"command": "foretoken lab lint", "findings": to_plain(results)}))
+        print(json.dumps({"command": "foretoken lab lint", **_document(results)}))
     else:
         _print(results)
     failing = ("error", "warning") if strict else ("error",)
     raise typer.Exit(EXIT_FOUND if worst_level(found) in failing else 0)
 
 
+def own_parser(root: Any) -> "OwnParser":
+    """What judges a `foretoken serve`: the parser that it is for."""
+
+    def parse(words: tuple[str, ...]) -> "list[Finding]":
+        from foretoken.lab.lint.other_servers import settings_finding, speculation_finding
+
+        name, *arguments = words
+        try:
+            made = root.commands[name].make_context(name, arguments)
+            settings = settings_of(made.params, other_settings(made))
+            config, _ = served(settings)
+        except ConfigError as error:
+            return [settings_finding(error)]
+        except _USAGE_ERROR as error:
+            option = next(iter(getattr(error.param, "opts", ())), name)
+            return [settings_finding(ConfigError(option, _after(option, arguments), error.message))]
+        by_default = speculates_by_default(settings, config)
+        return [speculation_finding(config, by_default=by_default)]
+
+    return parse
+
+
+def _after(option: str, arguments: list[str]) -> str | None:
+    """What was given to an option."""
+    place = arguments.index(option) + 1 if option in arguments else len(arguments)
+    return arguments[place] if place < len(arguments) else None
+
+
 def _text(name: str) -> str:
     if name == "-":
         return sys.stdin.read()
     path = Path(name)
-    if " " in name and not path.is_file():
+    if (" " in name or "\n" in name) and not _is_file(path):
         return name
     try:
         return path.read_text("utf-8")
@@ -79,27 +123,79 @@ def _text(name: str) -> str:
         raise ConfigError("INPUTS", name, allowed) from error
 
 
-def _print(results: dict[str, tuple["Finding", ...]]) -> None:
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a whole script is too long for a name
+        return False
+
+
+def _document(results: dict[str, "LintResult"]) -> dict[str, Any]:
+    from foretoken.lab.plain import to_plain
+
+    return {
+        "findings": {name: to_plain(result.findings) for name, result in results.items()},
+        "corrected": {
+            name: [v.corrected for v in result.launches if v.corrected]
+            for name, result in results.items()
+        },
+        "fitting": {
+            name: [v.fitting for v in result.launches if v.fitting]
+            for name, result in results.items()
+        },
+    }
+
+
+def _print(results: dict[str, "LintResult"]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from foretoken.lab.plan.show import STYLES
-
     console = Console(highlight=False)
-    for name, findings in results.items():
-        title = name if len(name) < 80 else name[:77] + "..."
+    for name, result in results.items():
+        first = next(filter(str.strip, name.splitlines()), name)
+        title = first if len(first) < 80 and first == name else first[:77] + "..."
         console.print(Text(title, style="bold"))
-        for finding in findings:
-            line = Text("  ")
-            line.append(f"{finding.level:8}", style=STYLES[finding.level])
-            line.append(
-                "" if finding.message.startswith(finding.where) else f"{finding.where}: ",
-                style="bold",
-            )
-            line.append(finding.message)
-            line.append(f" [{finding.check}]", style="dim")
-            if finding.remedy:
-                line.append(f"\n          -> {finding.remedy}", style="italic")
-            console.print(line, soft_wrap=True)
-        if not findings:
+        for number, verdict in enumerate(result.launches, start=1):
+            launch = verdict.launch
+            if len(result.launches) > 1:
+                console.print(Text(f" {number}. {launch.engine} {launch.model or ''}".rstrip()))
+            _print_findings(console, verdict.findings)
+            if not verdict.findings:
+                console.print("  nothing to say", style="green")
+            if verdict.corrected:
+                _print_corrected(console, verdict.corrected, verdict.remaining)
+            if verdict.fitting:
+                console.print("\n  It fits with smaller weights:\n", style="bold")
+                print(verdict.fitting, end="\n\n")
+        _print_findings(console, result.others)
+        if not result.launches and not result.others:
             console.print("  nothing to say", style="green")
+
+
+def _print_findings(console: "Console", findings: tuple["Finding", ...]) -> None:
+    from rich.text import Text
+
+    from foretoken.lab.findings import LEVELS
+    from foretoken.lab.plan.page.details import STYLES
+
+    for finding in sorted(findings, key=lambda one: LEVELS.index(one.level)):
+        line = Text("  ")
+        line.append(f"{finding.level:8}", style=STYLES[finding.level])
+        named = finding.where and not finding.message.startswith(finding.where)
+        line.append(f"{finding.where}: " if named else "", style="bold")
+        line.append(finding.message)
+        line.append(f" [{finding.check}]", style="dim")
+        if finding.remedy:
+            line.append(f"\n          -> {finding.remedy}", style="italic")
+        console.print(line, soft_wrap=True)
+
+
+def _print_corrected(console: "Console", text: str, remaining: tuple["Finding", ...]) -> None:
+    if remaining:
+        console.print("\n  Corrected, as far as it can be; this is left to decide:", style="bold")
+        _print_findings(console, remaining)
+    else:
+        console.print("\n  Corrected:", style="bold")
+    console.print()
+    print(text)  # as it is, so that it can be pasted: no colours, no broken lines
+    print()

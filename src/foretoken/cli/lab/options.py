@@ -6,6 +6,7 @@ and where its results go by default, is all that it says about them.
 """
 
 import functools
+import importlib.util
 import inspect
 import json
 import math
@@ -18,6 +19,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from foretoken.errors import ConfigError, one_of
+from foretoken.extras import EXTRA_OF
 
 ConfigArgument = Annotated[
     Path | None, typer.Argument(help="Settings as YAML; options override them.")
@@ -226,6 +228,17 @@ def resolve_workload(text: str, out: Path) -> str:
                              "category": "code"}) for p in prompts]  # fmt: skip
         path.write_text("\n".join(lines) + "\n", "utf-8")
     return str(path)
+
+
+def tell_if_no_report() -> None:
+    """Say before hours of measuring, not after, that the report lacks a package."""
+    if importlib.util.find_spec("matplotlib") is None:
+        package, extra = "matplotlib", EXTRA_OF["matplotlib"]
+        typer.echo(
+            f"`foretoken lab report` will need {package}, which is not installed: "
+            f'pip install "foretoken[{extra}]" (the measurement and its verdict do without)',
+            err=True,
+        )
 
 
 def show_plan(segments: Sequence[Any], as_json: bool) -> None:

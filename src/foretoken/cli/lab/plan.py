@@ -12,86 +12,90 @@ from foretoken.errors import ConfigError, ModelNotFoundError
 if TYPE_CHECKING:
     from foretoken.lab.plan.speedup import MeasuredCost
 
-EXIT_DOES_NOT_FIT = 1
 EPILOG = (
-    "Exit code: 0: it fits; 1: a check failed with an error (it would not load, or the server "
-    "would refuse it); 2 and 3: wrong settings or an unknown model."
+    "Exit code: 0: use it (or none was asked for); 1: leave it off (it does not load, or does not "
+    "pay); 4: measure first; 2 and 3: wrong settings or an unknown model."
 )
+
+
+Name = str | None
+Whole = int | None
+Number = float | None
 
 
 def plan(
     target: Annotated[
-        str | None, typer.Argument(help="Hub id, short name, config.json or its folder.")
+        Name, typer.Argument(help="Hub id, short name, config.json or its folder.")
     ] = None,
-    draft: Annotated[str | None, typer.Option(help="The draft model.")] = None,
+    draft: Annotated[
+        list[str] | None, typer.Option(help="The draft model; several times: the best is taken.")
+    ] = None,
     method: Annotated[
-        str | None, typer.Option(help="draft_model, ngram, suffix, eagle3, mtp or none.")
+        Name,
+        typer.Option(help="draft_model, ngram, suffix, eagle3, eagle, mtp, mlp, medusa or none."),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="vllm, llama.cpp or foretoken.")] = None,
+    engine: Annotated[Name, typer.Option(help="vllm, llama.cpp or foretoken.")] = None,
     quantization: Annotated[
-        str | None, typer.Option(help="Of the target: bf16, fp8, int8, int4, q4_k_m ...")
+        Name, typer.Option(help="Of the target: bf16, fp8, int8, int4, q4_k_m ...")
     ] = None,
-    draft_quantization: Annotated[str | None, typer.Option(help="Of the draft.")] = None,
-    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto, fp8, q8_0 ...")] = None,
+    draft_quantization: Annotated[Name, typer.Option(help="Of the draft.")] = None,
+    kv_cache_dtype: Annotated[Name, typer.Option(help="auto, fp8, q8_0 ...")] = None,
     device: Annotated[
-        str | None, typer.Option(help="A device of the table, or `this`; a wrong one lists them.")
+        Name, typer.Option(help="A device of the table, or `this`; a wrong one lists them.")
     ] = None,
-    count: Annotated[int | None, typer.Option(help="How many devices.")] = None,
-    draft_tensor_parallel_size: Annotated[
-        int | None, typer.Option(help="Ranks the draft is split over.")
-    ] = None,
-    utilization: Annotated[
-        float | None, typer.Option(help="Share of the memory that may be used.")
-    ] = None,
-    overhead_gb: Annotated[
-        float | None, typer.Option(help="Per device, for activations and graphs.")
-    ] = None,
-    k: Annotated[int | None, typer.Option("-k", help="Drafts per verification.")] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens of a typical request.")] = None,
-    output_tokens: Annotated[int | None, typer.Option(help="Of them written.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Requests in flight, usually.")] = None,
-    peak_concurrency: Annotated[int | None, typer.Option(help="The same at the peak.")] = None,
+    count: Annotated[Whole, typer.Option(help="How many devices.")] = None,
+    draft_tensor_parallel_size: Annotated[Whole, typer.Option(help="Ranks of the draft.")] = None,
+    utilization: Annotated[Number, typer.Option(help="Share of the memory to be used.")] = None,
+    overhead_gb: Annotated[Number, typer.Option(help="Per device, for activations.")] = None,
+    k: Annotated[Whole, typer.Option("-k", help="Drafts per verification.")] = None,
+    context: Annotated[Whole, typer.Option(help="Tokens of a typical request.")] = None,
+    output_tokens: Annotated[Whole, typer.Option(help="Of them written.")] = None,
+    concurrency: Annotated[Whole, typer.Option(help="Requests in flight, usually.")] = None,
+    peak_concurrency: Annotated[Whole, typer.Option(help="The same at the peak.")] = None,
     workload: Annotated[
-        str | None, typer.Option(help="chat, code, summarize, rag, edit, json, creative, mixed.")
+        Name,
+        typer.Option(help="chat, code, math, summarize, rag, edit, json, creative, mixed."),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Of production traffic.")] = None,
+    temperature: Annotated[Number, typer.Option(help="Of production traffic.")] = None,
     acceptance: Annotated[
-        str | None, typer.Option(metavar="LOW:HIGH", help="Chance that a draft is accepted.")
+        Name, typer.Option(metavar="LOW:HIGH", help="Chance that a draft is accepted.")
     ] = None,
-    slo: Annotated[str | None, typer.Option(help="tpot, ttft or throughput.")] = None,
-    bandwidth_gb_s: Annotated[
-        float | None, typer.Option(help="Measured, per device; default: the data sheet's.")
-    ] = None,
-    eager_draft: Annotated[
-        bool | None, typer.Option("--eager-draft", help="The draft runs without graphs.")
-    ] = None,
+    slo: Annotated[Name, typer.Option(help="tpot, ttft or throughput.")] = None,
+    bandwidth_gb_s: Annotated[Number, typer.Option(help="Of a device, as measured.")] = None,
+    eager_draft: Annotated[bool | None, typer.Option("--eager-draft", help="No graphs.")] = None,
     measured: Annotated[
-        str | None,
+        Name,
         typer.Option(
             metavar="V,c,LENGTH|FILE",
             help="Costs and acceptance length as measured, or `lab fit`'s file: the next step.",
         ),
     ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Every check, cost and assumption after the page.")
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="YAML; options override it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """What fits, what to expect and how to start it, before anything is measured."""
+    """Whether to speculate, with what, how far, and what fits, before anything is measured."""
     given = {name: value for name, value in locals().items() if name not in _OWN}
     given["num_speculative_tokens"] = given.pop("k")
-    raise typer.Exit(_run(given, measured, config, as_json))
+    given["draft"] = ",".join(draft) if draft else None
+    raise typer.Exit(_run(given, measured, config, "json" if as_json else "page", details))
 
 
-_OWN = ("measured", "config", "as_json")
+_OWN = ("measured", "config", "as_json", "details")
 
 
-def _run(given: dict[str, Any], measured: str | None, config: Path | None, as_json: bool) -> int:
+def _run(
+    given: dict[str, Any], measured: str | None, config: Path | None, form: str, details: bool
+) -> int:
     from rich.console import Console
 
-    from foretoken.lab.findings import worst_level
     from foretoken.lab.measure.experiment import read_yaml
+    from foretoken.lab.plan.page.document import plan_document
+    from foretoken.lab.plan.page.one_page import print_plan
     from foretoken.lab.plan.planner import build_plan
     from foretoken.lab.plan.setup import PlanSettings
-    from foretoken.lab.plan.show import plan_document, print_plan
     from foretoken.lab.plan.speedup import next_step
 
     written = read_yaml(config, "--config") if config is not None else {}
@@ -104,11 +108,11 @@ def _run(given: dict[str, Any], measured: str | None, config: Path | None, as_js
             raise type(error)(_typed(name), error.given, error.allowed) from error
         raise
     step = next_step(parse_measured(measured, found.setup.k)) if measured else None
-    if as_json:
+    if form == "json":
         print(json.dumps(plan_document(found, step)))
     else:
-        print_plan(Console(highlight=False), found, step)
-    return EXIT_DOES_NOT_FIT if worst_level(found.findings) == "error" else 0
+        print_plan(Console(highlight=False), found, step, everything=details)
+    return found.verdict.exit_code
 
 
 def _typed(name: str) -> str:

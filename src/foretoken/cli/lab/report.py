@@ -15,7 +15,7 @@ EPILOG = "Exit code: 0: written; 2: no A/B there, a wrong policy, or matplotlib 
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Folders of `lab ab`; several at different loads show the crossover."),
+        typer.Argument(help="Folders of `lab ab` or `lab sweep`; several are judged together."),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; default: `report` in the first run.")
@@ -38,8 +38,8 @@ def report(
     rules = load_policy(policy, tuple(changes or ()))
     folder = out or runs[0] / "report"
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    stamp = Stamp(version=foretoken.__version__, when=when, policy=rules.name, title=title)
-    written = write_report(folder, read_runs(runs, rules), stamp)
+    stamp = Stamp(version=foretoken.__version__, when=when, title=title)
+    written = write_report(folder, read_runs(runs, rules), rules, stamp)
     if as_json:
         print(json.dumps({"page": str(written[0]), "files": [str(path) for path in written]}))
         return

@@ -2,11 +2,13 @@
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from foretoken.lab.analysis.summary import enough_drafts
+from foretoken.lab.decide.evidence import break_even_of, requests_to_support
 from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary, Quantiles
 from foretoken.lab.stats.intervals import Interval
 
@@ -38,6 +40,22 @@ def show_number(value: Interval | None, digits: int = 2) -> str:
     if not value.known:
         return f"{value.estimate:.{digits}f}"
     return f"{value.estimate:.{digits}f} ({value.low:.{digits}f}-{value.high:.{digits}f})"
+
+
+def show_percent(value: Interval | None) -> str:
+    """A share with its interval, in percent."""
+    if value is None or math.isnan(value.estimate):
+        return "-"
+    if not value.known:
+        return f"{value.estimate:.0%}"
+    return f"{value.estimate:.0%} ({value.low:.0%}-{value.high:.0%})"
+
+
+def show_break_even(value: Interval | None) -> str:
+    """The acceptance rate that breaks even, if there is one."""
+    if value is not None and value.estimate > 1:
+        return f"no rate would pay ({value.estimate:.0%})"
+    return show_percent(value)
 
 
 def print_arms(out: Console, arms: Sequence[ArmSummary]) -> None:
@@ -104,10 +122,61 @@ def print_ab(out: Console, summary: AbSummary) -> None:
         out.print(f"identical texts: {same.num_equal} of {same.num_compared}")
     for name, cost in summary.cost_per_million_tokens.items():
         out.print(f"cost of a million output tokens, {name}: {show_number(cost)}")
-    if summary.diagnosis_says:
-        out.print(f"P99 loss: {summary.diagnosis_says}")
+    print_classes(out, summary)
     for note in summary.notes:
         out.print(note, style="yellow", soft_wrap=True)
+
+
+def print_classes(out: Console, summary: AbSummary) -> None:
+    """Gains of every class, inside the mix and run alone; and what its P99 would take."""
+    kinds = ((summary.classes, "by class, in this mix"), (summary.diagnosis, "by class, run alone"))
+    for classes, title in kinds:
+        if not classes:
+            continue
+        table = Table(title, "requests an arm", "TPOT P50", "TPOT P95", "TPOT P99", "TTFT P50")
+        for own in classes:
+            gains = (own.gain(name) for name in ("tpot_p50", "tpot_p95", "tpot_p99", "ttft_p50"))
+            name = own.value if own.by == "category" else f"{own.by} {own.value}"
+            table.add_row(name, str(own.num_pairs), *(show_gain(gain) for gain in gains))
+        out.print(table)
+    if summary.classes or summary.diagnosis:
+        out.print(_QUESTION, style="dim")
+
+
+_QUESTION = "0.84? (72 of 1,000): too few requests to tell; 1,000 of them would be enough"
+
+
+def show_gain(gain: ArmGain | None) -> str:
+    """A gain with its interval, or a `?` with its requests of those that it would take to tell."""
+    if gain is None:
+        return "-"
+    if gain.enough and gain.ratio.known:
+        return f"{show_number(gain.ratio)}"
+    if gain.num_pairs == 0:
+        return "-"
+    needed = requests_to_support(gain)
+    return f"{gain.ratio.estimate:.2f}? ({gain.num_pairs:,} of {needed:,})"
+
+
+def cells_table(
+    places: Mapping[str, Sequence[str]],
+    summaries: Sequence[AbSummary],
+    verdicts: Sequence[str] = (),
+) -> Table:
+    """A row per A/B: where it was measured, and what it found with how many requests."""
+    table = Table(*places, *(("verdict",) if verdicts else ()), "requests / blocks",
+                  "acceptance", "breaks even at", "TPOT P50 gain", "TPOT P99 gain")  # fmt: skip
+    for row, summary in enumerate(summaries):
+        arm, middle = summary.arm(summary.candidate), summary.gain("tpot_p50")
+        few = " (few)" if arm.all_drafts and not enough_drafts(arm) else ""
+        size = f"{middle.num_pairs} / {middle.num_blocks}" if middle else str(arm.num_requests)
+        rate = arm.all_drafts.rate if arm.all_drafts else None
+        table.add_row(
+            *(values[row] for values in places.values()), *verdicts[row : row + 1],
+            size, show_percent(rate) + few, show_break_even(break_even_of(summary)),
+            show_gain(middle), show_gain(summary.gain("tpot_p99")),
+        )  # fmt: skip
+    return table
 
 
 def _show_gain(gain: ArmGain) -> str:

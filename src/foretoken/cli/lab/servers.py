@@ -79,9 +79,15 @@ def mock(
     alpha_spread: Annotated[float, typer.Option(help="Between requests.")] = 0.08,
     restart_sd: Annotated[float, typer.Option(help="Between starts, as a share.")] = 0.03,
     skew: Annotated[float, typer.Option(help="Above 0: samples wrongly, so much.")] = 0.0,
+    rounding: Annotated[float, typer.Option(help="Between batches, of a logit.")] = 0.0,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=SHARE]", help="A seeded fault for `audit` to find."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of its luck.", show_default=False)] = None,
 ) -> None:
     """Serve made-up words at a known pace and with known acceptance."""
+    from foretoken.lab.mock.faults import faults_of
     from foretoken.lab.mock.generator import MockLaw, MockModel
     from foretoken.lab.mock.server import MockServer, bind, serve
 
@@ -96,6 +102,7 @@ def mock(
         restart_sd=restart_sd,
         seed=seed,
     )
+    faults = faults_of(fault or [])
     listener = bind(port)
     typer.echo(f"mock: http://127.0.0.1:{listener.getsockname()[1]}", err=True)
-    serve(MockServer(law, MockModel(skew=skew)), listener)
+    serve(MockServer(law, MockModel(skew=skew, rounding=rounding), faults), listener)

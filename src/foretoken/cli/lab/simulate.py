@@ -78,7 +78,7 @@ def _machine(given: dict[str, Any], costs: Path | None) -> "SimulatedMachine":
     from foretoken.lab.simulate.machine import machine_of_costs, planned_machine
 
     if costs is None:
-        return planned_machine(PlanSettings.from_mapping(given))
+        return planned_machine(PlanSettings.from_mapping({"engine": "foretoken", **given}))
     if given:
         raise ConfigError("--costs", str(costs), "no target or device beside it")
     return machine_of_costs(costs)

@@ -12,6 +12,7 @@ from foretoken.cli.lab.options import (
     measuring,
     parse_load,
     parse_numbers,
+    tell_if_no_report,
 )
 
 
@@ -24,20 +25,25 @@ def sweep(
     ] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option("--grid", metavar="NAME=VALUES", help="Such as k=1,3,5; several times."),
+        typer.Option(
+            "--grid",
+            metavar="NAME=VALUES",
+            help="Such as temperature=0,0.8, concurrency=1,8 or k=1,3,5; several times.",
+        ),
     ] = None,
 ) -> None:
     """Run an A/B in every cell of a grid; temperatures 0, 0.4, 0.8 and 1 without one.
 
-    P10 is that of requests' acceptance rates, their sampling noise taken out. Exit code 0:
-    measured; 1: an arm of a cell answered nothing; 2: wrong settings; 5: no server.
+    Says for every cell where it breaks even, and along numbers where the gain passes 1. `lab
+    decide` and `lab report` take the folder. Exit code 0: measured; 1: an arm of a cell answered
+    nothing; 2: wrong settings; 5: no server.
     """
-    from rich.table import Table
-
     from foretoken.cli.lab.live_view import live_view
-    from foretoken.cli.lab.run_tables import console, show_number
+    from foretoken.cli.lab.run_tables import cells_table, console
+    from foretoken.lab.decide.crossings import crossings_of
     from foretoken.lab.measure.experiment import AbConfig
     from foretoken.lab.measure.sweep import apply, cells_of, describe, run_sweep
+    from foretoken.lab.plain import to_plain
 
     settings = shared.settings(AbConfig, arms_of(baseline, candidate))
     axes = parse_grid(grid or ["temperature=0,0.4,0.8,1"])
@@ -47,21 +53,19 @@ def sweep(
     if shared.dry_run:
         print(json.dumps({"cells": cells}))
         return
+    tell_if_no_report()
     with live_view() as watch:
         found = run_sweep(settings, axes, shared.out, resume=shared.resume, watch=watch)
-    table = Table(*axes, "steps", "acceptance", "P10", "TPOT P50 gain", "TPOT P99 gain",
-                  "tokens/s gain")  # fmt: skip
-    for cell in found:
-        gains = (cell.gain(name) for name in ("tpot_p50", "tpot_p99", "tokens_per_s"))
-        few = "" if cell.enough or not cell.num_steps else " (too few)"
-        table.add_row(
-            *(str(value) for value in cell.values.values()), f"{cell.num_steps}{few}",
-            show_number(cell.acceptance), show_number(cell.p10),
-            *(show_number(gain) for gain in gains),
-        )  # fmt: skip
-    console().print(table)
+    summaries = [cell.summary for cell in found]
+    crossings = crossings_of(summaries)
+    show = console()
+    show.print(cells_table({n: [str(c.values[n]) for c in found] for n in axes}, summaries))
+    for crossing in crossings:
+        show.print(crossing.says, soft_wrap=True)
+    show.print(f"foretoken lab decide {shared.out}   judges these cells together", soft_wrap=True)
     if shared.as_json:
-        print(json.dumps({"cells": [describe(cell) for cell in found]}))
+        rows = [describe(cell) for cell in found]
+        print(json.dumps({"cells": rows, "crossings": to_plain(crossings)}))
     raise typer.Exit(1 if any(cell.dead for cell in found) else 0)
 
 
@@ -130,7 +134,8 @@ def parse_grid(texts: list[str]) -> dict[str, list[Any]]:
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not values:
-            raise ConfigError("--grid", text, "NAME=VALUES, such as k=1,3,5")
+            allowed = "NAME=VALUES, such as temperature=0,0.8, concurrency=1,8 or k=1,3,5"
+            raise ConfigError("--grid", text, allowed)
         whole = parse_yaml(values, f"--grid {name}") if values.startswith("[") else None
         axes[name] = whole if isinstance(whole, list) else [
             parse_yaml(value, f"--grid {name}") for value in values.split(",")

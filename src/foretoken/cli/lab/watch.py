@@ -23,10 +23,10 @@ def watch(
     url: Annotated[str, typer.Argument(help="The server to watch; it needs /metrics.")],
     every: Annotated[float, typer.Option(help="Seconds between readings.", min=0.1)] = 5.0,
     break_even: Annotated[
-        float | None, typer.Option(help="Draft acceptance rate to stay above; from `fit`.")
+        float | None, typer.Option(help="Draft acceptance rate to stay above.", min=0, max=1)
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="An A/B's folder, for the baseline's TPOT.")
+        Path | None, typer.Option(help="An A/B's folder: its break-even, and TPOT without drafts.")
     ] = None,
     page: Annotated[Path | None, typer.Option("--html", help="A page to keep up to date.")] = None,
     ticks: Annotated[int | None, typer.Option(help="Stop after so many readings.", min=1)] = None,
@@ -36,15 +36,17 @@ def watch(
 ) -> None:
     """Watch a running server's acceptance, load and latencies, and say which rule fires.
 
-    Ends after --ticks, or with Ctrl-C. Exit code 0: no rule fired; 1: one did; 2: wrong settings;
-    5: no metrics at the start.
+    Without a break-even (--baseline, or --break-even) an alarm is an acceptance length below 1.3:
+    it bounds the speed-up, whatever drafts cost. Ends after --ticks, or with Ctrl-C. Exit code 0:
+    no rule fired; 1: one did; 2: wrong settings; 5: no metrics at the start.
     """
     from foretoken.cli.lab.run_tables import console
-    from foretoken.lab.measure.watch import Targets, WatchConfig
+    from foretoken.lab.measure.watch import WatchConfig
     from foretoken.lab.measure.watch import watch as follow
 
-    p50, p99 = _baseline_tpot(baseline)
-    targets = Targets(break_even=break_even, tpot_p50_s=p50, tpot_p99_s=p99)
+    targets = _targets(baseline, break_even)
+    if not as_json:
+        console().print(_judged_by(targets, baseline), style="dim", soft_wrap=True)
     config = WatchConfig(url=url, every_s=every, targets=targets, page=page, ticks=ticks)
     fired: dict[str, Alarm] = {}
 
@@ -62,14 +64,32 @@ def watch(
     raise typer.Exit(1 if fired else 0)
 
 
-def _baseline_tpot(folder: Path | None) -> tuple[float | None, float | None]:
+def _targets(folder: Path | None, break_even: float | None) -> "Targets":
+    """What the server is held against: as given, else what the A/B of `folder` found."""
+    from foretoken.lab.decide.evidence import break_even_of
+    from foretoken.lab.measure.watch import Targets
     from foretoken.lab.records.run_files import read_ab
 
     if folder is None:
-        return None, None
+        return Targets(break_even=break_even)
     summary = read_ab(folder, "--baseline")
-    tpot = summary.arm(summary.baseline).tpot
-    return (None, None) if tpot is None else (tpot.p50.estimate, tpot.p99.estimate)
+    tpot, found = summary.arm(summary.baseline).tpot, break_even_of(summary)
+    known = found is not None and 0 <= found.estimate <= 1
+    return Targets(
+        break_even=found.estimate if break_even is None and found and known else break_even,
+        tpot_p50_s=tpot.p50.estimate if tpot else None,
+        tpot_p99_s=tpot.p99.estimate if tpot else None,
+    )
+
+
+def _judged_by(targets: "Targets", folder: Path | None) -> str:
+    if targets.break_even is not None:
+        source = f", measured in {folder}" if folder is not None else ""
+        return f"break-even: a draft acceptance rate of {targets.break_even:.2f}{source}"
+    return (
+        "break-even: not known, so only an acceptance length below 1.3 is an alarm; --baseline RUN "
+        "takes it from an A/B of this server (`foretoken lab ab`)"
+    )
 
 
 _Show = Callable[[list["Reading"], list["Alarm"]], None]

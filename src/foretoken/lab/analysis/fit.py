@@ -6,25 +6,26 @@ longer for that, and is told apart.
 
 A step of the candidate costs V + k c plain steps and yields 1 + k r tokens, so speculation breaks
 even at r* = (V + k c - 1) / k = (V - 1) / k + c, at every batch size. Step times are lines in the
-batch size; where the cost meets the yield is the crossover. Intervals draw blocks again.
+batch size; where the cost meets the yield is the crossover. Their intervals leave out one block
+after the other, and have Student's t.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.errors import ConfigError
 from foretoken.lab.records.results import RequestRecord
-from foretoken.lab.stats.intervals import LEVEL, Floats, Interval, unknown
+from foretoken.lab.stats.intervals import LEVEL, Floats, Interval, student_quantile, unknown
+from foretoken.lab.stats.lines import jackknife_covariance, left_out_weights, quotient
 from foretoken.lab.stats.ratios import (
     FEWEST_BLOCKS,
     Ints,
     Sample,
-    block_weights,
     paired_ratio,
     weighted_quantile,
 )
@@ -119,7 +120,8 @@ def merge_chunks(times_N: Floats) -> Floats:
     return merged_N
 
 
-RESAMPLES = 1000
+BLOCKS_OF_A_RUN = 100_000
+"""Blocks of several runs are numbered on in steps of this, see `of_runs`."""
 FEWEST_STEPS = 20
 RAREST_BATCH = 0.02
 """Steps per arm at a batch size before it gets a point."""
@@ -160,6 +162,15 @@ class Fit:
     notes: tuple[str, ...]
 
 
+def of_runs(runs: Sequence[Sequence[RequestRecord]]) -> list[RequestRecord]:
+    """One arm's records of several A/Bs, at several loads, with blocks that do not collide."""
+    return [
+        replace(record, block=record.block + number * BLOCKS_OF_A_RUN)
+        for number, records in enumerate(runs)
+        for record in records
+    ]
+
+
 def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> Fit:
     """The fit of a plain baseline's and a speculating candidate's whole answers.
 
@@ -176,8 +187,9 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
     lines = _Lines(off, on, k, rate, _mean_tokens(base))
     notes = []
     if lines.one_batch:
-        notes.append("one batch size only: no crossover; measure at two loads or more")
-    if lines.verify_costs[0] < 1 or lines.draft_costs[0] < 0:
+        notes.append("one batch size only: no crossover; measure at another load too, such as "
+                     "--load closed:8, and give both folders: foretoken lab fit A B")  # fmt: skip
+    if lines.verify_cost.estimate < 1 or lines.draft_cost.estimate < 0:
         notes.append("V below 1 or c below 0: plain steps do not get longer with their batch here, "
                      "as where they wait for prompts; measure at two loads")  # fmt: skip
     if np.unique(off.blocks_N).size < FEWEST_BLOCKS:
@@ -186,10 +198,10 @@ def fit_arms(base: Sequence[RequestRecord], other: Sequence[RequestRecord]) -> F
         k=k,
         acceptance_rate=rate,
         points=tuple(p for p in points if p is not None),
-        draft_cost=lines.interval(lines.draft_costs),
-        verify_cost=lines.interval(lines.verify_costs),
-        crossover_batch=lines.interval(lines.crossovers),
-        crossover_qps=lines.interval(lines.crossover_rates),
+        draft_cost=lines.draft_cost,
+        verify_cost=lines.verify_cost,
+        crossover_batch=lines.crossover_batch,
+        crossover_qps=lines.crossover_qps,
         notes=tuple(notes),
     )
 
@@ -235,44 +247,71 @@ def _point(batch: int, off: StepTimes, on: StepTimes, k: float, rate: float) -> 
 
 
 class _Lines:
-    """Both arms' step times as lines in the batch, once whole (row 0) and once per resample."""
+    """Both arms' step times as lines in the batch, whole and with each block left out."""
 
     def __init__(self, off: StepTimes, on: StepTimes, k: float, rate: float, tokens: float) -> None:
         blocks = np.intersect1d(off.blocks_N, on.blocks_N)
-        self.num_blocks = int(blocks.size)
-        weights_RC = np.vstack(
-            [np.ones((1, blocks.size)), block_weights(max(blocks.size, 1), RESAMPLES, 0)]
-        )
+        size = max(int(blocks.size), 1)
+        self._strata_C = blocks // BLOCKS_OF_A_RUN
+        self._dof = int(blocks.size - np.unique(self._strata_C).size)
+        weights_RC = np.vstack([np.ones((1, size)), left_out_weights(size)])
         with np.errstate(divide="ignore", invalid="ignore"):
-            off_R2 = _fit_lines(_cells(off, blocks), weights_RC)
-            on_R2 = _fit_lines(_cells(on, blocks), weights_RC)
-            self.one_batch = bool(np.isnan(off_R2[0, 1]) or np.isnan(on_R2[0, 1]))
-            plain_R = off_R2 @ np.array([1.0, 1.0])
-            self.verify_costs = off_R2 @ np.array([1.0, 1.0 + k]) / plain_R
-            self.draft_costs = (on_R2 @ np.array([1.0, 1.0]) / plain_R - self.verify_costs) / k
-            gain = 1 + k * rate
-            # on(b) = gain * off(b) at the crossover; below it speculation pays.
-            slack_R = gain * off_R2[:, 0] - on_R2[:, 0]
-            slope_R = on_R2[:, 1] - gain * off_R2[:, 1]
-            crossings_R = np.where(slope_R > 0, slack_R / slope_R, np.inf)
-            self.crossovers = np.where(slack_R <= 0, 0.0, crossings_R)
-            self.crossovers[np.isnan(slope_R)] = np.nan
-            steps_R = off_R2[:, 0] + off_R2[:, 1] * self.crossovers
-            self.crossover_rates = np.where(
-                np.isinf(self.crossovers), np.inf, self.crossovers / (steps_R * tokens)
-            )
+            arms = [_fit_lines(_cells(steps, blocks), weights_RC) for steps in (off, on)]
+        self._lines_R4 = np.hstack(arms)
+        self.one_batch = bool(np.isnan(self._lines_R4[0]).any())
+        self._covariance = jackknife_covariance(self._lines_R4[1:], self._strata_C)
+        gain = 1.0 + k * rate
+        plain = (1.0, 1.0, 0.0, 0.0)
+        self.verify_cost = self._quotient((1.0, 1.0 + k, 0.0, 0.0), plain)
+        drafting = tuple(x / k for x in (-1.0, -1.0 - k, 1.0, 1.0))
+        self.draft_cost = self._quotient(drafting, plain)
+        # on(b) = gain * off(b) at the crossover; below it speculation pays.
+        self._forms = ((gain, 0.0, -1.0, 0.0), (0.0, -gain, 0.0, 1.0))
+        self.crossover_batch = self._crossover()
+        self.crossover_qps = self._rate_at_crossover(tokens)
 
-    def interval(self, values_R: Floats) -> Interval:
-        """The whole sample's value between quantiles of the resamples'."""
-        point = float(values_R[0])
-        rest_R = values_R[1:][~np.isnan(values_R[1:])]
-        if self.num_blocks < FEWEST_BLOCKS or rest_R.size < RESAMPLES // 2 or math.isnan(point):
+    def _quotient(self, top: Sequence[float], bottom: Sequence[float]) -> Interval:
+        point = _over(self._lines_R4[0], top, bottom)
+        if self._dof < FEWEST_BLOCKS - 1 or not np.isfinite(self._covariance).all():
             return unknown(point)
-        ordered_R = np.sort(rest_R)
-        tail = (1 - LEVEL) / 2
-        low = float(ordered_R[int(tail * ordered_R.size)])
-        high = float(ordered_R[min(int((1 - tail) * ordered_R.size), ordered_R.size - 1)])
-        return Interval(point, min(low, point), max(high, point))
+        return quotient(self._lines_R4[0], (top, bottom), self._covariance, self._dof)
+
+    def _crossover(self) -> Interval:
+        """From 0, where speculation never pays, to infinity, where it always does."""
+        top, bottom = (float(np.dot(form, self._lines_R4[0])) for form in self._forms)
+        found = self._quotient(*self._forms)
+        if math.isnan(top):
+            return found
+        if top <= 0:
+            high = max(0.0, found.high) if bottom > 0 else found.high
+            return replace(found, estimate=0.0, low=0.0 if found.known else found.low, high=high)
+        if bottom <= 0:
+            low = found.low if 0 < found.low < math.inf else found.high
+            low = low if 0 < low < math.inf else -math.inf
+            return replace(found, estimate=math.inf, low=low, high=math.inf)
+        return replace(found, low=max(0.0, found.low) if found.low > -math.inf else found.low)
+
+    def _rate_at_crossover(self, tokens: float) -> Interval:
+        """Requests per second of the baseline at the crossover; its line's scale counts too."""
+        batch = self.crossover_batch
+
+        def rate(line: Floats, at: float) -> float:
+            return at / ((line[0] + line[1] * at) * tokens) if math.isfinite(at) else math.inf
+
+        point = rate(self._lines_R4[0], batch.estimate)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = [rate(row, _over(row, *self._forms)) for row in self._lines_R4[1:]]
+            logs_C1 = np.log(np.array(found))[:, None]
+        if not (batch.known and 0 < point < math.inf and np.isfinite(logs_C1).all()):
+            return unknown(point)
+        error = math.sqrt(float(jackknife_covariance(logs_C1, self._strata_C)[0, 0]))
+        half = student_quantile(1 - (1 - LEVEL) / 2, self._dof) * error
+        return Interval(point, point * math.exp(-half), point * math.exp(half))
+
+
+def _over(line: Floats, top: Sequence[float], bottom: Sequence[float]) -> float:
+    under = float(np.dot(bottom, line))
+    return float(np.dot(top, line)) / under if under else math.nan
 
 
 def _cells(steps: StepTimes, blocks: Ints) -> Floats:

@@ -3,6 +3,7 @@
 For times a gain is baseline / candidate, for rates candidate / baseline: above 1 is better.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,13 +23,17 @@ from foretoken.lab.records.results import ArmGain, ArmSummary, Equality, Request
 from foretoken.lab.stats.intervals import Interval, share_interval
 from foretoken.lab.stats.ratios import (
     FEWEST_BLOCKS,
+    RESTART_SD,
     Sample,
     Statistic,
     blocks_for_width,
     paired_ratio,
+    ratio_of_blocks,
+    supports_blocks,
     supports_quantile,
     weighted_mean,
     weighted_quantile,
+    whole,
 )
 
 NARROW = 0.05
@@ -65,12 +70,11 @@ def compute_gains(
     base, other = pair(records, (data[0].arm, data[1].arm))
     if not base:
         return ()
+    unseen = unseen_starts(data)
     gains = []
     for name, value in _TIMES.items():
-        for suffix, q in _STATISTICS.items():
-            statistic = weighted_mean if q is None else weighted_quantile(q)
-            samples = sample_of(base, value), sample_of(other, value)
-            gains.append(_gain(f"{name}_{suffix}", samples, statistic, q))
+        samples = sample_of(base, value), sample_of(other, value)
+        gains += [time_gain(f"{name}_{suffix}", samples, unseen) for suffix in _STATISTICS]
     gains.append(_rate_gain("tokens_per_s", records, data, output_tokens))
     if levels.any:
         good = [r for r in records if is_good(r, levels)]
@@ -82,13 +86,40 @@ def compute_gains(
     return tuple(gains)
 
 
+def unseen_starts(data: tuple[ArmData, ArmData]) -> float:
+    """Spread of the logarithm of a ratio by starts that no block shows.
+
+    A server that the lab did not start is one start, however many blocks it answers; both arms on
+    one server share theirs.
+    """
+    given = [own.server for own in data if own.server.command is None]
+    if len(given) == 2 and given[0].url == given[1].url:
+        return 0.0
+    return RESTART_SD * math.sqrt(len(given))
+
+
+def time_gain(metric: str, samples: tuple[Sample, Sample], unseen_sd: float = 0.0) -> ArmGain:
+    """The gain in a time, such as `tpot_p95`, of the baseline's and the candidate's requests."""
+    q = _STATISTICS[metric.rsplit("_", 1)[-1]]
+    statistic = weighted_mean if q is None else weighted_quantile(q)
+    return _gain(metric, samples, statistic, unseen_sd, q)
+
+
 def _gain(
-    metric: str, samples: tuple[Sample, Sample], statistic: Statistic, q: float | None
+    metric: str,
+    samples: tuple[Sample, Sample],
+    statistic: Statistic,
+    unseen_sd: float,
+    q: float | None = None,
 ) -> ArmGain:
     """The gain of a pair of samples; the first is on top of the ratio."""
     known_N = np.isfinite(samples[0].values_N) & np.isfinite(samples[1].values_N)
     top, bottom = (Sample(s.values_N[known_N], s.blocks_N[known_N]) for s in samples)
-    ratio = paired_ratio(top, bottom, statistic)
+    by_block = _by_block(top, bottom, statistic)
+    if q is not None and supports_blocks(top, q):
+        ratio = ratio_of_blocks(np.array(by_block), unseen_sd=unseen_sd)
+    else:
+        ratio = paired_ratio(top, bottom, statistic, unseen_sd=unseen_sd)
     blocks = int(np.unique(top.blocks_N).size)
     enough = blocks >= FEWEST_BLOCKS
     if q is not None:
@@ -100,7 +131,7 @@ def _gain(
         num_pairs=int(top.values_N.size),
         enough=enough,
         needed_blocks=_needed(ratio, blocks, q, top.values_N.size),
-        ratio_by_block=_by_block(top, bottom, statistic),
+        ratio_by_block=by_block,
     )
 
 
@@ -118,8 +149,8 @@ def _by_block(top: Sample, bottom: Sample, statistic: Statistic) -> tuple[float,
     for block in np.unique(top.blocks_N):
         parts = [s.values_N[s.blocks_N == block] for s in (top, bottom)]
         if parts[0].size and parts[1].size:
-            values = [float(statistic(p, np.ones((1, p.size)))[0]) for p in parts]
-            ratios.append(values[0] / values[1] if values[1] > 0 else float("nan"))
+            up, down = (whole(statistic, Sample(p, np.zeros(p.size, np.int64))) for p in parts)
+            ratios.append(up / down if down > 0 else math.nan)
     return tuple(ratios)
 
 
@@ -130,7 +161,7 @@ def _rate_gain(
     value: Value,
 ) -> ArmGain:
     base, other = (rates_per_block(counted(records, d.arm), d, value) for d in data)
-    return _gain(metric, (other, base), weighted_mean, None)
+    return _gain(metric, (other, base), weighted_mean, unseen_starts(data))
 
 
 def compare_texts(records: Sequence[RequestRecord], names: tuple[str, str]) -> Equality:

@@ -115,6 +115,7 @@ def summarize_arm(
         errors=dict(errors),
         duration_s=seconds,
         output_tokens=int(sum(map(output_tokens, good))),
+        prompt_tokens=_mean_prompt(good),
         tokens_per_s=_rate(good, data, output_tokens),
         requests_per_s=len(good) / seconds if seconds else math.nan,
         goodput_per_s=_rate(met, data, lambda _: 1.0) if levels.any else None,
@@ -130,6 +131,11 @@ def summarize_arm(
         client_lag_p99_s=float(np.quantile(lags, 0.99)) if lags else 0.0,
         notes=data.notes,
     )
+
+
+def _mean_prompt(records: Sequence[RequestRecord]) -> float | None:
+    known = [r.prompt_tokens for r in records if r.prompt_tokens is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _rate(records: Sequence[RequestRecord], data: ArmData, value: Value) -> Interval:
@@ -187,6 +193,9 @@ def _parameters(records: Sequence[RequestRecord]) -> dict[str, int]:
 
 
 FEWEST_STEPS = 3
+FEWEST_STEPS_OF_ALL = 200
+"""Verifications of an arm below which its acceptance is marked: a share of 0.5 is then known to
+about a tenth."""
 _LENGTHS = (20, 50, 100, 200, 500, 1000)
 
 Key = Callable[[RequestRecord], str]
@@ -195,7 +204,7 @@ Key = Callable[[RequestRecord], str]
 def summarize_acceptance(records: Sequence[RequestRecord]) -> tuple[AcceptanceBucket, ...]:
     """Buckets of all requests with drafts, by everything that can be told apart."""
     found: list[AcceptanceBucket] = []
-    keys = {"all": lambda _: "all", "temperature": _temperature_key(records), **_KEYS}
+    keys = {"all": lambda _: "all", "temperature": temperature_key(records), **_KEYS}
     for by, key in keys.items():
         groups: dict[str, list[RequestRecord]] = defaultdict(list)
         for record in records:
@@ -220,7 +229,7 @@ def _length_key(record: RequestRecord) -> str:
     return f">{_LENGTHS[-1]}"
 
 
-def _temperature_key(records: Sequence[RequestRecord]) -> Key:
+def temperature_key(records: Sequence[RequestRecord]) -> Key:
     """Each temperature by itself if there are few, as in a sweep; else the server's buckets."""
     several = len({record.temperature for record in records}) > len(TEMPERATURE_EDGES) + 1
 
@@ -318,3 +327,16 @@ def _variance(found: RequestAcceptance) -> float:
 def _pool(found: Sequence[RequestAcceptance]) -> tuple[int, ...]:
     longest = max((len(a.histogram) for a in found), default=0)
     return tuple(sum(a.histogram[j] for a in found if len(a.histogram) > j) for j in range(longest))
+
+
+def num_verifications(arm: ArmSummary) -> int:
+    """Verifications of an arm; where the server does not say, one per five drafts."""
+    found = arm.all_drafts
+    if found is None:
+        return 0
+    return found.num_drafted // 5 if found.num_steps is None else found.num_steps
+
+
+def enough_drafts(arm: ArmSummary) -> bool:
+    """Whether an arm verified enough for its acceptance to mean something."""
+    return num_verifications(arm) >= FEWEST_STEPS_OF_ALL

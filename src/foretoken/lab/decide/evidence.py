@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary
-from foretoken.lab.stats.intervals import Interval, normal_quantile, student_quantile
+from foretoken.lab.stats.intervals import Interval, unknown
 from foretoken.lab.stats.ratios import (
     FEWEST_BLOCKS,
     TAIL_VALUES,
     at_level,
+    blocks_to_exceed,
     level_of_look,
     standard_error,
 )
 
-OUTCOMES = ("pass", "fail", "inconclusive")
+OUTCOMES = ("pass", "fail", "inconclusive", "invalid")
 WEIGHTS = ("must", "veto", "note")
 BOTH_SIDES_LEVEL = 0.9
 """Over all looks together, so that one side errs in 5 % at most; the first look is at 95 %."""
@@ -26,7 +27,6 @@ POWER = 0.95
 """Chance that the sample asked for settles a rule, before the uncertainty of the spread."""
 FIRST_BLOCKS = 8
 """Fewer say so little about their spread that the blocks asked for would be hundreds or none."""
-MOST_BLOCKS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Evidence:
         """Blocks after which the next look shows `threshold` to be exceeded, with POWER.
 
         Assumes a truth of `resolution` x threshold, or the estimate less its standard error if
-        that is further away.
+        that is further away. None if no number of blocks would, as where a server starts once.
         """
         if gain.num_blocks < FIRST_BLOCKS:
             return FIRST_BLOCKS
@@ -92,28 +92,37 @@ class Evidence:
         seen = abs(math.log(gain.ratio.estimate / threshold)) - error
         distance = max(math.log(resolution), seen)
         spread = error * math.sqrt(gain.num_blocks) * _caution(gain.num_blocks)
-        tail = 1 - (1 - level_of_look(BOTH_SIDES_LEVEL, self.summary.look + 1)) / 2
-        at_least = ((normal_quantile(tail) + normal_quantile(POWER)) * spread / distance) ** 2
-        for blocks in range(max(gain.num_blocks + 1, math.floor(at_least)), MOST_BLOCKS):
-            quantiles = student_quantile(tail, blocks - 1) + normal_quantile(POWER)
-            if quantiles * spread / math.sqrt(blocks) <= distance:
-                return blocks
-        return MOST_BLOCKS
+        chances = (level_of_look(BOTH_SIDES_LEVEL, self.summary.look + 1), POWER)
+        fewest = gain.num_blocks + 1
+        return blocks_to_exceed(spread, gain.ratio.unseen_sd, distance, chances, fewest)
 
     @property
     def break_even_rate(self) -> float | None:
-        """Acceptance rate at which this server at this load would gain nothing.
+        """Estimate of `break_even_of`; None if the server does not count verifications."""
+        found = break_even_of(self.summary)
+        return None if found is None else found.estimate
 
-        With s = AL / cost, the cost of a verification is AL / s plain steps, and a rate r* whose
-        AL equals the cost breaks even: (1 + r* k) = AL / s, k = drafted tokens per verification.
-        None if the server does not count verifications.
-        """
-        bucket, gain = self.candidate.all_drafts, self.summary.gain("tpot_p50")
-        if bucket is None or gain is None or not bucket.num_steps or not bucket.num_drafted:
-            return None
-        length = 1.0 + bucket.num_accepted / bucket.num_steps
-        per_step = bucket.num_drafted / bucket.num_steps
-        return (length / gain.ratio.estimate - 1.0) / per_step
+
+def break_even_of(summary: AbSummary) -> Interval | None:
+    """Acceptance rate at which this server at this load would gain nothing.
+
+    With s = AL / cost, the cost of a verification is AL / s plain steps, and a rate r* whose AL
+    equals the cost breaks even: (1 + r* k) = AL / s, k = drafted tokens per verification. The
+    interval is that of s; 0: it pays at any rate. None if the server does not count verifications.
+    """
+    bucket, gain = summary.arm(summary.candidate).all_drafts, summary.gain("tpot_p50")
+    if bucket is None or gain is None or not bucket.num_steps or not bucket.num_drafted:
+        return None
+    length = 1.0 + bucket.num_accepted / bucket.num_steps
+    per_step = bucket.num_drafted / bucket.num_steps
+
+    def rate(speedup: float) -> float:
+        return max(0.0, (length / speedup - 1.0) / per_step)
+
+    ratio = gain.ratio
+    if not ratio.known or ratio.low <= 0:
+        return unknown(rate(ratio.estimate))
+    return Interval(rate(ratio.estimate), rate(ratio.high), rate(ratio.low), ratio.level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +162,14 @@ def judge_ratio(
         value=ratio,
         threshold=threshold,
         needed_blocks=needed,
-        advice=_TOO_CLOSE if evidence.summary.look > 2 else "",
+        advice=_advice(evidence, ratio, needed),
     )
+
+
+def _advice(evidence: Evidence, ratio: Interval, needed: int | None) -> str:
+    if needed is None and ratio.unseen_sd:
+        return f"more blocks of the same start will not tell: {GIVE_COMMANDS}"
+    return _TOO_CLOSE if evidence.summary.look > 2 else ""
 
 
 def blocks_to_support(gain: ArmGain) -> int:
@@ -166,7 +181,13 @@ def blocks_to_support(gain: ArmGain) -> int:
     return max(FEWEST_BLOCKS, math.ceil(round(requests * gain.num_blocks / gain.num_pairs, 6)))
 
 
+def requests_to_support(gain: ArmGain) -> int:
+    """Requests an arm that can tell about the gain at all, in blocks as large as these."""
+    return math.ceil(blocks_to_support(gain) * gain.num_pairs / max(1, gain.num_blocks))
+
+
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+GIVE_COMMANDS = "give commands with {port} in place of URLs, so that every block is a start"
 _TOO_CLOSE = "the truth is near the limit: more measuring may not settle it, another limit would"
 
 
@@ -177,6 +198,13 @@ def show(interval: Interval) -> str:
     if not interval.known:
         return f"{interval.estimate:.2f}x (interval unknown)"
     return f"{interval.estimate:.2f}x [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def show_break_even(rate: float) -> str:
+    """The rate at which speculation breaks even, in words where it is none."""
+    if rate > 1.0:
+        return "no acceptance would pay: a verification costs more than all its drafts can yield"
+    return f"breaks even at {rate:.0%}" if rate > 0 else "pays at any acceptance"
 
 
 def show_share(interval: Interval) -> str:

@@ -1,41 +1,40 @@
 """How often a policy says what, on simulated experiments whose truth is known.
 
-Plays the whole procedure: a first sample, a verdict, as many more blocks as it asks for, the next
-look. What a policy is worth is how rarely it ships a gain at its limit and how surely it ships one
-above. Simulates the logarithm of each block's ratio: starts of a server differ (`restart_sd`, both
-arms), and requests within a block, more so at the tail. Whether real intervals cover is tested with
-`lab.simulator`, not here.
+Plays the whole procedure on simulated requests: the slow start is cut, gains and their intervals
+are computed, rules judge, and as many more blocks as they ask for are measured before the next
+look. What a policy is worth is how rarely it ships a gain at its limit, and how surely one above.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from foretoken.lab.analysis.gains import time_gain
 from foretoken.lab.decide.ship_policy import ShipPolicy
-from foretoken.lab.decide.verdict import NOT_YET, decide
-from foretoken.lab.records.results import AbSummary, ArmGain, ArmSummary, Equality, ServerInfo
-from foretoken.lab.stats.intervals import Floats, Interval, student_quantile
+from foretoken.lab.decide.verdict import NOT_YET, SHIP, decide
+from foretoken.lab.records.results import AbSummary, ArmSummary, ClassGains, Equality, ServerInfo
+from foretoken.lab.stats.intervals import Interval
+from foretoken.lab.stats.ratios import RESTART_SD
+from foretoken.lab.stats.simulator import LAWS, AbLaw, SimulatedAb, simulate_ab, true_ratio
+from foretoken.lab.stats.steady import start_length
+
+METRICS = ("tpot_p50", "tpot_p95", "tpot_p99", "ttft_p95")
+"""The gains that the default policy's rules look at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedExperiment:
     """What is true, and how the experiment is run."""
 
-    speedup: float = 1.3
-    """True gain in time per token at every quantile; the first token is as before."""
-    restart_sd: float = 0.07
-    """Standard deviation of the logarithm of a start's speed."""
-    middle_sd: float = 0.03
-    """Standard deviation of a block's median beyond that, both arms together."""
-    tail_sd: float = 0.08
-    """Standard deviation of a block's P99 beyond that."""
-    first_blocks: int = 8
-    requests_per_block: int = 40
-    most_looks: int = 4
-    most_blocks: int = 200
+    law: AbLaw = LAWS["base"]
+    first_blocks: int = 9
+    requests_per_block: int = 120
+    most_looks: int = 5
+    most_requests: int = 2000
+    """Per arm; what is asked for beyond is not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +42,30 @@ class Played:
     """How one experiment ended."""
 
     verdict: str
+    sentence: str
     looks: int
     blocks: int
+    asked: int
+    """The most blocks that were asked for, measured or not."""
 
 
 def play(policy: ShipPolicy, rehearsal: SimulatedExperiment, seed: int) -> Played:
     """One experiment, from the first sample to a verdict or the last look."""
-    logs = _block_ratios(rehearsal, np.random.default_rng(seed))
-    blocks = rehearsal.first_blocks
+    per_block = rehearsal.requests_per_block
+    most = max(rehearsal.first_blocks, rehearsal.most_requests // per_block)
+    rng = np.random.default_rng(seed)
+    drawn = simulate_ab(rehearsal.law, rng, blocks=most, requests=per_block)
+    blocks, asked = rehearsal.first_blocks, rehearsal.first_blocks
     for look in range(1, rehearsal.most_looks + 1):
-        decision = decide(_summary(logs, blocks, rehearsal, look), policy)
-        if decision.verdict != NOT_YET or look == rehearsal.most_looks:
+        decision = decide(summarize(drawn.first(blocks), rehearsal.law, look), policy)
+        wanted = decision.needed_blocks or 0
+        asked = max(asked, wanted)
+        if decision.verdict != NOT_YET or min(wanted, most) <= blocks:
             break
-        blocks = min(decision.needed_blocks or blocks, rehearsal.most_blocks)
-    return Played(verdict=decision.verdict, looks=look, blocks=blocks)
+        blocks = min(wanted, most)
+    return Played(
+        verdict=decision.verdict, sentence=decision.sentence, looks=look, blocks=blocks, asked=asked
+    )
 
 
 def rehearse(
@@ -67,29 +76,37 @@ def rehearse(
     return {verdict: count / len(seeds) for verdict, count in found.items()}
 
 
-def _block_ratios(rehearsal: SimulatedExperiment, rng: np.random.Generator) -> dict[str, Floats]:
-    """Logarithms of baseline over candidate, per gain and block."""
-    size = rehearsal.most_blocks
-    found = {}
-    for metric, truth in (("tpot", rehearsal.speedup), ("ttft", 1.0)):
-        starts_C = rng.normal(0.0, math.sqrt(2) * rehearsal.restart_sd, size)
-        for name, spread in (("p50", rehearsal.middle_sd), ("p99", rehearsal.tail_sd)):
-            own_C = starts_C + rng.normal(0.0, spread, size)
-            found[f"{metric}_{name}"] = math.log(truth) + own_C
-    return found
+def shares_of_ship(played: Sequence[Played]) -> tuple[float, float]:
+    """Share of experiments that end in SHIP at the first look, and at any."""
+    ships = [p for p in played if p.verdict == SHIP]
+    return sum(p.looks == 1 for p in ships) / len(played), len(ships) / len(played)
 
 
-def _summary(
-    logs: dict[str, Floats], blocks: int, rehearsal: SimulatedExperiment, look: int
-) -> AbSummary:
-    """An A/B of the first `blocks` blocks in which everything but time is in order."""
-    requests = blocks * rehearsal.requests_per_block
-    gains = tuple(_gain(name, logs_C[:blocks], rehearsal) for name, logs_C in logs.items())
+def without_start(drawn: SimulatedAb) -> SimulatedAb:
+    """What is left after the slow start, found as in a measured run."""
+    blocks, size = int(drawn.blocks_N.max()) + 1, int(drawn.places_N.max()) + 1
+    cut = 0
+    for times_2N in (drawn.tpot_2N, drawn.ttft_2N):
+        off_CN, on_CN = (np.log(times_N).reshape(blocks, size) for times_N in times_2N)
+        cuts = (start_length(off_CN), start_length(on_CN),
+                start_length(off_CN - on_CN, either_way=True))  # fmt: skip
+        cut = max(cut, *cuts)
+    return drawn.only(drawn.places_N >= cut) if cut else drawn
+
+
+def summarize(drawn: SimulatedAb, law: AbLaw, look: int = 1) -> AbSummary:
+    """An A/B in which everything but time is in order."""
+    unseen = RESTART_SD * math.sqrt(2) if law.one_start else 0.0
+    settled = without_start(drawn)
+    requests = drawn.blocks_N.size
+    gains = tuple(time_gain(m, settled.samples(m.split("_")[0]), unseen) for m in METRICS)
+    command = None if law.one_start else "simulated --port {port}"
     return AbSummary(
         baseline="off",
         candidate="on",
-        arms=(_arm("off", requests), _arm("on", requests)),
+        arms=tuple(_arm(name, requests, command) for name in ("off", "on")),
         gains=gains,
+        classes=_classes(settled, law, unseen),
         equality=Equality(
             num_compared=requests, num_equal=requests, share=Interval(1.0, 0.99, 1.0)
         ),
@@ -97,27 +114,23 @@ def _summary(
     )
 
 
-def _gain(metric: str, logs_C: Floats, rehearsal: SimulatedExperiment) -> ArmGain:
-    """Student's interval of the mean logarithm."""
-    blocks = logs_C.size
-    middle, error = float(logs_C.mean()), float(logs_C.std(ddof=1)) / math.sqrt(blocks)
-    half = student_quantile(0.975, blocks - 1) * error
-    wanted = math.ceil((1000 if metric.endswith("p99") else 20) / rehearsal.requests_per_block)
-    return ArmGain(
-        metric=metric,
-        ratio=Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half)),
-        num_blocks=blocks,
-        num_pairs=blocks * rehearsal.requests_per_block,
-        enough=blocks >= wanted,
-        needed_blocks=wanted,
-    )
+def _classes(settled: SimulatedAb, law: AbLaw, unseen_sd: float) -> tuple[ClassGains, ...]:
+    """The median gain over the requests of each class."""
+    found = []
+    for number, own in enumerate(law.classes):
+        samples = settled.only(settled.classes_N == number).samples("tpot")
+        gain = time_gain("tpot_p50", samples, unseen_sd)
+        found.append(
+            ClassGains(by="category", value=own.name, num_pairs=gain.num_pairs, gains=(gain,))
+        )
+    return tuple(found)
 
 
-def _arm(name: str, requests: int) -> ArmSummary:
+def _arm(name: str, requests: int, command: str | None) -> ArmSummary:
     drafted = {"vllm:spec_decode_num_draft_tokens": 1.0} if name == "on" else {}
     return ArmSummary(
         arm=name,
-        server=ServerInfo(url="simulated", engine="mock"),
+        server=ServerInfo(url=f"http://{name}", engine="mock", command=command),
         num_requests=requests,
         num_errors=0,
         errors={},
@@ -132,3 +145,53 @@ def _arm(name: str, requests: int) -> ArmSummary:
         e2e=None,
         counters=drafted,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """How often intervals of a metric held the truth."""
+
+    metric: str
+    share: float
+    median_width: float
+    """Median of high / low - 1."""
+    bias: float
+    """Mean of estimate / truth - 1."""
+
+
+def measure_coverage(
+    rehearsal: SimulatedExperiment,
+    metric: str,
+    experiments: int,
+    cut: Callable[[SimulatedAb], SimulatedAb] = without_start,
+    unseen_sd: float | None = None,
+) -> Coverage:
+    """Share of simulated A/Bs whose first 95 % interval holds the true ratio."""
+    law, times = rehearsal.law, metric.split("_")[0]
+    q = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "mean": None}[metric.split("_")[1]]
+    truth = true_ratio(law, times, q)
+    unseen = unseen_sd
+    if unseen is None:
+        unseen = RESTART_SD * math.sqrt(2) if law.one_start else 0.0
+    held, widths, biases = 0, [], []
+    for drawn in _experiments(rehearsal, experiments):
+        ratio = time_gain(metric, cut(drawn).samples(times), unseen).ratio
+        held += ratio.low <= truth <= ratio.high
+        widths.append(ratio.high / ratio.low - 1)
+        biases.append(ratio.estimate / truth - 1)
+    return Coverage(
+        metric=metric,
+        share=held / experiments,
+        median_width=float(np.median(widths)),
+        bias=float(np.mean(biases)),
+    )
+
+
+def _experiments(rehearsal: SimulatedExperiment, experiments: int) -> Iterator[SimulatedAb]:
+    for seed in range(experiments):
+        yield simulate_ab(
+            rehearsal.law,
+            np.random.default_rng(1_000_000 + seed),
+            blocks=rehearsal.first_blocks,
+            requests=rehearsal.requests_per_block,
+        )

@@ -13,12 +13,15 @@ from typing import Any
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.decide.evidence import WEIGHTS, RuleKind
 from foretoken.lab.decide.rules.break_even import ACCEPTANCE_RULES
+from foretoken.lab.decide.rules.classes import CLASS_RULES
 from foretoken.lab.decide.rules.safety import SAFETY_RULES
 from foretoken.lab.decide.rules.speed import SPEED_RULES
+from foretoken.lab.decide.rules.validity import VALIDITY_RULES
 from foretoken.lab.measure.experiment import parse_yaml, read_yaml
 from foretoken.lab.plain import from_plain
 
-RULE_KINDS = {kind.name: kind for kind in (*SPEED_RULES, *ACCEPTANCE_RULES, *SAFETY_RULES)}
+_KINDS = (*SPEED_RULES, *VALIDITY_RULES, *ACCEPTANCE_RULES, *SAFETY_RULES, *CLASS_RULES)
+RULE_KINDS = {kind.name: kind for kind in _KINDS}
 SLOS = ("tpot", "ttft", "throughput")
 _KEYS = ("name", "slo", "rules", "extends")
 

@@ -1,12 +1,10 @@
-"""From the rules' answers to one word, from several runs to the best of them, and how it is shown.
+"""From the rules' answers to one word, and how it is shown.
 
-DO NOT SHIP if a rule that has to pass or may not fail has failed; NOT YET if one that has to pass
-is open; else SHIP.
+INVALID if a rule says that the experiment cannot be right; DO NOT SHIP if one that has to pass or
+may not fail has failed; NOT YET if one that has to pass is open; else SHIP.
 """
 
-import json
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,8 +18,9 @@ from foretoken.lab.decide.evidence import Evidence, RuleResult
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.records.results import AbSummary, ArmSummary
 
-SHIP, DO_NOT_SHIP, NOT_YET = "SHIP", "DO NOT SHIP", "NOT YET"
-EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 1, NOT_YET: 4}
+SHIP, DO_NOT_SHIP, NOT_YET, INVALID = "SHIP", "DO NOT SHIP", "NOT YET", "INVALID"
+EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 1, NOT_YET: 4, INVALID: 4}
+TAIL_RULES = ("tail_tpot", "ttft", "p99_tpot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +37,6 @@ class Decision:
     """The verdict on one A/B."""
 
     run: str
-    configuration: str
-    """Identifies what would be shipped; runs of one configuration differ in load."""
     load: float
     """Requests per second of the candidate."""
     verdict: str
@@ -69,16 +66,19 @@ def decide(
         )
         for rule in policy.rules
     )
-    failed = [j for j in rules if j.weight != "note" and j.result.outcome == "fail"]
+    counted = [j for j in rules if j.weight != "note"]
+    broken = [j for j in counted if j.result.outcome == "invalid"]
+    failed = [j for j in counted if j.result.outcome == "fail"]
     still_open = [j for j in rules if j.weight == "must" and j.result.outcome == "inconclusive"]
-    verdict = DO_NOT_SHIP if failed else (NOT_YET if still_open else SHIP)
+    verdict = NOT_YET if still_open else SHIP
+    if broken or failed:
+        verdict = INVALID if broken else DO_NOT_SHIP
     needed = _needed(evidence, still_open) if verdict == NOT_YET else None
     return Decision(
         run=run,
-        configuration=_configuration(evidence.candidate),
         load=evidence.candidate.requests_per_s,
         verdict=verdict,
-        sentence=_sentence(verdict, rules, failed, still_open),
+        sentence=_sentence(evidence, rules, broken or failed, still_open),
         rules=rules,
         num_blocks=evidence.num_blocks,
         look=summary.look,
@@ -90,17 +90,34 @@ def decide(
 
 
 def _sentence(
-    verdict: str, rules: Sequence[Judged], failed: list[Judged], still_open: list[Judged]
+    evidence: Evidence, rules: Sequence[Judged], against: list[Judged], still_open: list[Judged]
 ) -> str:
-    if verdict == DO_NOT_SHIP:
-        return "; ".join(f"{j.rule}: {j.result.says}" for j in failed)
-    if verdict == NOT_YET:
-        return "; ".join(f"{j.rule}: {j.result.says}" for j in still_open)
-    unknown = [j.rule for j in rules if j.weight == "veto" and j.result.outcome == "inconclusive"]
+    """What is against it; else what is proven, what is not, and what that takes."""
+    if against:
+        return "; ".join(f"{j.rule}: {j.result.says}" for j in against)
+    parts = [f"faster: proven ({j.result.says})" for j in rules
+             if j.rule == "speedup" and j.result.outcome == "pass"]  # fmt: skip
+    tails = [j for j in rules if j.rule in TAIL_RULES and j.result.outcome == "inconclusive"]
+    parts += [f"{j.rule}: {j.result.says}" for j in still_open if j not in tails]
+    parts += [f"{j.rule}: unproven ({j.result.says}){_takes(evidence, j)}" for j in tails]
+    if still_open:
+        return "; ".join(parts)
+    unknown = [
+        j.rule for j in rules
+        if j.weight == "veto" and j.result.outcome == "inconclusive" and j not in tails
+    ]  # fmt: skip
     held = sum(j.result.outcome == "pass" for j in rules)
-    return f"{held} of {len(rules)} rules hold" + (
-        f"; not tested: {', '.join(unknown)}" if unknown else ""
-    )
+    parts.append(f"{held} of {len(rules)} rules hold")
+    return "; ".join(parts) + (f"; not tested: {', '.join(unknown)}" if unknown else "")
+
+
+def _takes(evidence: Evidence, judged: Judged) -> str:
+    """How many requests per arm would tell."""
+    needed = _needed(evidence, [judged])
+    if needed is None:
+        return ""
+    per_block = evidence.candidate.num_requests / max(1, evidence.num_blocks)
+    return f", about {needed * per_block:,.0f} requests an arm would tell"
 
 
 def _needed(evidence: Evidence, still_open: list[Judged]) -> int | None:
@@ -126,60 +143,8 @@ def _speed_up_low(rules: Sequence[Judged]) -> float:
     return values[0].low if values and math.isfinite(values[0].low) else 0.0
 
 
-def _configuration(arm: ArmSummary) -> str:
-    server = arm.server
-    parts = (arm.arm, server.engine, server.model, server.command, server.speculation)
-    return json.dumps(parts, sort_keys=True, default=str)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overall:
-    """The verdict over several runs."""
-
-    verdict: str
-    sentence: str
-    best: Decision
-    """The run that decides: of the best configuration, the load that speaks most against it."""
-
-
-_ORDER = (SHIP, NOT_YET, DO_NOT_SHIP)
-
-
-def best_decision(decisions: Sequence[Decision]) -> Overall:
-    """The best configuration, each counted by the load at which it does worst.
-
-    A gain with one request in flight ships nothing if it is lost at a load that was measured too.
-    """
-    groups: dict[str, list[Decision]] = defaultdict(list)
-    for decision in decisions:
-        groups[decision.configuration].append(decision)
-    worst = [max(group, key=_badness) for group in groups.values()]
-    best = min(worst, key=_badness)
-    return Overall(
-        verdict=best.verdict,
-        sentence=_by_load(best, groups[best.configuration]),
-        best=best,
-    )
-
-
-def _badness(decision: Decision) -> tuple[int, float]:
-    return _ORDER.index(decision.verdict), -decision.speed_up_low
-
-
-def _by_load(decision: Decision, group: Sequence[Decision]) -> str:
-    """The sentence of a verdict, with the loads at which the configuration would ship."""
-    shipping = sorted(d.load for d in group if d.verdict == SHIP)
-    if len(group) == 1 or decision.verdict == SHIP or not shipping:
-        return decision.sentence
-    loads = ", ".join(f"{load:.2g}" for load in shipping)
-    return (
-        f"at {decision.load:.2g} requests/s: {decision.sentence}. It would ship at {loads} "
-        "requests/s: let k fall to 0 above, or leave the other loads out"
-    )
-
-
-COLOURS = {SHIP: "green", DO_NOT_SHIP: "red", NOT_YET: "yellow"}
-MARKS = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
+COLOURS = {SHIP: "green", DO_NOT_SHIP: "red", NOT_YET: "yellow", INVALID: "magenta"}
+MARKS = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "invalid": "bold magenta"}
 
 
 def print_decision(console: Console, decision: Decision, *, full: bool = True) -> None:

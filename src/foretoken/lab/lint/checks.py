@@ -1,134 +1,144 @@
-"""Runs every check over everything that a text holds, and asks the planner about its models.
+"""Runs every check over everything that a text holds, and gives launches back corrected.
 
-Models are checked for whether they fit together and fit the devices, where the planner knows them
-without a network.
+A launch is checked for names as it was written, for all else in the names of today.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from foretoken.checkpoint import PACKAGED
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import Launch, LintSource, number
+from foretoken.lab.lint.fit import PAIR_CHECKS, Machine, check_pair, fitting
+from foretoken.lab.lint.launches import Launch, LaunchCheck, LintSource
 from foretoken.lab.lint.names import NAME_CHECKS
 from foretoken.lab.lint.other_servers import OTHER_CHECKS, speculates
+from foretoken.lab.lint.read.python import PYTHON_CHECK
 from foretoken.lab.lint.traffic import METRIC_CHECK, REFUSED_CHECK, check_metrics, check_requests
+from foretoken.lab.lint.translate import repaired, translated
 from foretoken.lab.lint.vllm import VLLM_CHECKS
-from foretoken.lab.plan.bits import QUANTIZATIONS
-from foretoken.lab.plan.planner import build_plan
-from foretoken.lab.plan.setup import PlanSettings, planned_methods
-from foretoken.lab.plan.sizes import known_models
+from foretoken.lab.lint.write import written
 
-PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
-"""Checks of the plan that a launch can fail."""
+MEANING_CHECKS = (*VLLM_CHECKS, *OTHER_CHECKS)
+LAUNCH_CHECKS = (*NAME_CHECKS, *MEANING_CHECKS)
+TRAFFIC_CHECKS = (REFUSED_CHECK, METRIC_CHECK, PYTHON_CHECK)
+"""Checks that look at requests, dashboards and scripts."""
+NAMES = (
+    *(check.name for check in LAUNCH_CHECKS),
+    *TRAFFIC_CHECKS,
+    *PAIR_CHECKS,
+)
+
+_LEFT_OUT = ("leave it out", "left out")
+OwnParser = Callable[[tuple[str, ...]], list[Finding]]
+"""Judges the words of a `foretoken` command as the command line itself would."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """Where the launch runs; without a device only the models are compared."""
+class LaunchVerdict:
+    """What there is to say about one launch."""
 
-    device: str | None = None
-    count: int = 1
-
-
-def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
-    """The plan's errors and warnings for this launch."""
-    settings = _settings(launch, machine)
-    if settings is None:
-        return
-    wanted = PAIR_CHECKS if machine.device else ("same_tokenizer", "ranks_divide")
-    for finding in build_plan(settings).findings:
-        if finding.check in wanted and finding.level in ("error", "warning"):
-            yield finding
+    launch: Launch
+    findings: tuple[Finding, ...]
+    corrected: str = ""
+    """The whole launch as it should be, ready to paste; empty where it needs no change, or where
+    nobody can tell what was meant."""
+    remaining: tuple[Finding, ...] = ()
+    """Errors that the corrected one still has."""
+    fitting: str = ""
+    """The same with smaller weights, where only these make it fit the devices."""
 
 
-def _settings(launch: Launch, machine: Machine) -> PlanSettings | None:
-    """The launch as settings of a plan; None where the planner does not know the models."""
-    speculation = launch.speculation or {}
-    draft = speculation.get("model") or launch.options.get("spec-draft-model")
-    method = str(speculation.get("method") or ("draft_model" if draft else "ngram"))
-    if launch.model is None or not _is_known(launch.model) or method not in planned_methods():
-        return None
-    if method == "draft_model" and not (isinstance(draft, str) and _is_known(draft)):
-        return None
-    ranks = number(launch.options.get("tensor-parallel-size", launch.options.get("tp"))) or 1
-    settings = PlanSettings(
-        target=launch.model,
-        draft=str(draft) if method == "draft_model" else None,
-        method=method,
-        engine=launch.engine if launch.engine != "unknown" else "vllm",
-        device=machine.device or "h100-sxm",
-        count=max(machine.count, ranks),
-        tensor_parallel_size=ranks,
-        draft_tensor_parallel_size=number(speculation.get("draft_tensor_parallel_size")) or 0,
-        num_speculative_tokens=number(speculation.get("num_speculative_tokens")) or 0,
-        peak_concurrency=1,
-    )
-    return _with_options(settings, launch)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintResult:
+    """What there is to say about one text."""
+
+    launches: tuple[LaunchVerdict, ...]
+    others: tuple[Finding, ...]
+    """About requests, metrics and the text itself."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Every finding, those of launches first."""
+        return (*(f for verdict in self.launches for f in verdict.findings), *self.others)
 
 
-def _with_options(settings: PlanSettings, launch: Launch) -> PlanSettings:
-    options = launch.options
-    length = number(options.get("max-model-len"))
-    if length:
-        settings = replace(settings, context=length)
-    share = options.get("gpu-memory-utilization")
-    if isinstance(share, str) and share.replace(".", "", 1).isdigit():
-        settings = replace(settings, utilization=min(1.0, float(share)))
-    quantization = str(options.get("quantization", "")).lower().split("_per_")[0]
-    if quantization in QUANTIZATIONS:
-        settings = replace(settings, quantization=quantization)
-    if str(options.get("kv-cache-dtype", "")).startswith("fp8"):
-        settings = replace(settings, kv_cache_dtype="fp8")
-    return settings
-
-
-def _is_known(name: str) -> bool:
-    if name in PACKAGED or (Path(name) / "config.json").is_file():
-        return True
-    return any(name.lower() in (hub, row["short"]) for hub, row in _lower())
-
-
-def _lower() -> Iterator[tuple[str, dict[str, str]]]:
-    for hub_id, row in known_models().items():
-        yield hub_id.lower(), row
-
-
-LAUNCH_CHECKS = (*NAME_CHECKS, *VLLM_CHECKS, *OTHER_CHECKS)
-TRAFFIC_CHECKS = (REFUSED_CHECK, METRIC_CHECK)
-"""Checks that look at requests and dashboards."""
-NAMES = (*(check.name for check in LAUNCH_CHECKS), *TRAFFIC_CHECKS, *PAIR_CHECKS)
-
-
-def lint(source: LintSource, machine: Machine, engine: str = "auto") -> tuple[Finding, ...]:
-    """Every finding, launches first.
+def lint(
+    source: LintSource, machine: Machine, engine: str = "auto", own: OwnParser | None = None
+) -> LintResult:
+    """Judge everything.
 
     Requests are judged by `engine`, or by that of the first launch, or by vLLM's rules.
     """
-    found = [finding for launch in source.launches for finding in _launch(launch, machine)]
     serving = next((launch.engine for launch in source.launches), "vllm")
     if serving == "unknown":
         serving = "vllm"
+    serving = serving if engine == "auto" else engine
+    others = list(source.findings)
     if source.requests:
-        found += check_requests(source.requests, serving if engine == "auto" else engine)
-    found += check_metrics(source.metrics)
+        others += check_requests(source.requests, serving)
+    others += check_metrics(source.metrics, serving, exported=not source.reads_metrics)
     if source.num_unread:
-        found.append(
-            Finding(
-                check="unread", level="warning", message=f"{source.num_unread} lines are not JSON"
-            )
-        )
+        message = f"{source.num_unread} lines are not JSON"
+        others.append(Finding(check="unread", level="warning", message=message))
+    verdicts = tuple(judge(launch, machine, own) for launch in source.launches)
+    return LintResult(launches=verdicts, others=tuple(others))
+
+
+def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> LaunchVerdict:
+    """Everything about one launch, and how it should be."""
+    if launch.engine == "foretoken" and launch.form.kind == "python":
+        return _judge_own(launch, lambda one: _of(MEANING_CHECKS, one))
+    if launch.engine == "foretoken" and launch.form.kind != "settings" and own is not None:
+        return _judge_own(launch, lambda one: own(_words(one)))
+    found = _of(NAME_CHECKS, launch)
+    today = translated(launch)
+    found += _meaning(today, machine)
+    if not speculates(today) and not found and launch.engine != "foretoken":
+        found.append(Finding(check="speculation", level="note", message="speculation is off"))
+    mended = repaired(today)
+    if launch.broken:
+        return LaunchVerdict(launch=launch, findings=tuple(found))
+    left = (*_of(NAME_CHECKS, mended), *_meaning(mended, machine))
+    remaining = tuple(finding for finding in left if finding.level == "error")
+    return LaunchVerdict(
+        launch=launch,
+        findings=tuple(found),
+        corrected="" if mended == launch else written(mended),
+        remaining=remaining,
+        fitting=fitting(mended, machine, remaining),
+    )
+
+
+def _judge_own(launch: Launch, ask: Callable[[Launch], list[Finding]]) -> LaunchVerdict:
+    """What Foretoken itself says of its launch; corrected where options only have to go."""
+    findings = left = ask(launch)
+    kept = launch
+    while (error := _first_error(left)) is not None and error.remedy.startswith(_LEFT_OUT):
+        shorter = kept.without(error.where.removeprefix("LLM.").lstrip("-").replace("_", "-"))
+        if shorter == kept:
+            break
+        kept, left = shorter, ask(shorter)
+        findings = [*findings, *(finding for finding in left if finding.level == "error")]
+    corrected = written(kept) if kept != launch and _first_error(left) is None else ""
+    return LaunchVerdict(launch=launch, findings=tuple(findings), corrected=corrected)
+
+
+def _first_error(findings: Iterable[Finding]) -> Finding | None:
+    return next((finding for finding in findings if finding.level == "error"), None)
+
+
+def _words(launch: Launch) -> tuple[str, ...]:
+    """The words of a command from the subcommand's name on."""
+    found = [word.text for word in launch.before[-1:]]
+    for part in launch.parts:
+        found += [part.written] if part.name else []
+        found += [] if part.name and part.value is True else [str(part.value)]
     return tuple(found)
 
 
-def _launch(launch: Launch, machine: Machine) -> Iterator[Finding]:
-    found = []
-    for check in LAUNCH_CHECKS:
-        if launch.engine in check.engines:
-            found += list(check.run(launch))
-    yield from found
-    if not any(finding.level == "error" for finding in found) or launch.model is not None:
-        yield from check_pair(launch, machine)
-    if not speculates(launch) and not found:
-        yield Finding(check="speculation", level="note", message="speculation is off")
+def _of(checks: Iterable[LaunchCheck], launch: Launch) -> list[Finding]:
+    return [f for check in checks if launch.engine in check.engines for f in check.run(launch)]
+
+
+def _meaning(launch: Launch, machine: Machine) -> list[Finding]:
+    """What a launch in today's names means, and whether its models fit."""
+    return [*_of(MEANING_CHECKS, launch), *check_pair(launch, machine)]

@@ -1,27 +1,54 @@
-"""What a text is: commands that start servers, settings, requests, names of metrics.
+"""One way to start a server, whatever it was written in, and how a check of it is declared.
 
-Pulls the same few values out of shell text, YAML, JSON and JSON lines; judges nothing. Also what
-each engine knows, from the TOML files beside this one, and how a check of a launch is declared.
+Judges nothing. What each engine refuses is data, in `engines.toml` beside this file; the names
+that engines have or had are in the configuration's table of other engines.
 """
 
 import json
-import re
-import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Self
 
-import yaml
-
+from foretoken.config.other_engines import OtherName, find_other
 from foretoken.lab.findings import Finding
+from foretoken.lab.lint.read.shell import Word
 
-ENGINES = ("vllm", "llama.cpp", "foretoken")
-_METRIC = re.compile(r"\b(?:vllm|llamacpp|sglang|foretoken):[a-zA-Z_][a-zA-Z0-9_]*")
-_FLAG = re.compile(r"^--?[a-zA-Z]")
-_SPECULATION_KEYS = ("speculative_config", "speculative-config")
+ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm", "foretoken")
+JSON_OPTIONS = ("speculative-config", "sc")
+SHORT = {
+    "spec-method": "method",
+    "spec-model": "model",
+    "spec-tokens": "num_speculative_tokens",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPart:
+    """An option with its value, or a word of its own."""
+
+    name: str = ""
+    """Without dashes, `-` between words; empty for a word that belongs to no option."""
+    written: str = ""
+    """The flag, the keyword or the key as it was written; empty for a word."""
+    value: Any = True
+    """True: an option without a value."""
+    raw: str = ""
+    """How the value was written; empty for one that was made here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What a launch was written in."""
+
+    kind: str = "shell"
+    """`shell`; `list`: words in YAML; `exec`: words in a Dockerfile; `python`; `settings`."""
+    holder: str = ""
+    """The key, the instruction or the function that holds it."""
+    elsewhere: int = 0
+    """Of words in a list: how many of the leading ones stand under another key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,236 +57,97 @@ class Launch:
 
     engine: str
     """One of ENGINES, or `unknown`."""
-    model: str | None
-    options: Mapping[str, str | bool]
-    """Flag without dashes, `-` between words -> its value, True where there is none."""
-    speculation: Mapping[str, Any] | None
-    """The speculative config; None: speculation is off, as far as the text says."""
-    broken: str = ""
-    """Why the speculative config could not be read; empty if it could."""
+    parts: tuple[LaunchPart, ...]
+    """In the order in which they were written."""
+    before: tuple[Word, ...] = ()
+    """Words of a command up to the server's name."""
+    after: tuple[Word, ...] = ()
+    """Where a command's output goes."""
+    form: Form = field(default_factory=Form)
+
+    @property
+    def options(self) -> dict[str, str | bool]:
+        """Option -> its value as text, True where there is none."""
+        return {
+            part.name: part.value if isinstance(part.value, bool) else _as_text(part.value)
+            for part in self.parts
+            if part.name
+        }
+
+    @property
+    def model(self) -> str | None:
+        """The name of the target."""
+        named = {part.name: part.value for part in self.parts if part.name}
+        for name in ("model", "m", "model-path", "hf-repo", "hf"):
+            if isinstance(named.get(name), str):
+                return str(named[name])
+        words = (str(part.value) for part in self.parts if not part.name)
+        return next(words, None)
+
+    @property
+    def speculation(self) -> dict[str, Any] | None:
+        """The speculative config; None: speculation is off, as far as the text says."""
+        return self._speculation()[0] or None
+
+    @property
+    def broken(self) -> str:
+        """Why the speculative config could not be read; empty if it could."""
+        return self._speculation()[1]
+
+    def _speculation(self) -> tuple[dict[str, Any], str]:
+        found: dict[str, Any] = {}
+        broken = ""
+        for part in self.parts:
+            head, _, key = part.name.partition(".")
+            if part.name in JSON_OPTIONS and part.value not in ("None", "null", "none", "auto"):
+                try:
+                    value = json.loads(part.value) if isinstance(part.value, str) else part.value
+                    found |= {str(k).replace("-", "_"): v for k, v in dict(value or {}).items()}
+                except (ValueError, TypeError) as error:
+                    broken = str(error)
+            elif (
+                head.replace("_", "-") in JSON_OPTIONS and key
+            ):  # --speculative-config.method ngram
+                found[key.replace("-", "_")] = typed(part.value)
+            elif part.name in SHORT and self.engine == "vllm":
+                found.setdefault(SHORT[part.name], typed(part.value))
+        return found, broken
+
+    def without(self, *names: str) -> Self:
+        """The launch without these options."""
+        return replace(self, parts=tuple(p for p in self.parts if p.name not in names))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LintSource:
-    """Everything found in a text."""
-
-    launches: tuple[Launch, ...]
-    requests: tuple[Mapping[str, Any], ...]
-    metrics: tuple[str, ...]
-    """Distinct, in order of appearance."""
-    num_unread: int = 0
-    """Lines of a JSON lines file that are not JSON."""
+def in_json(name: str) -> bool:
+    """Whether an option holds the speculative config or a key of it."""
+    return name.partition(".")[0].replace("_", "-") in JSON_OPTIONS
 
 
-def read_source(text: str, engine: str = "auto") -> LintSource:
-    """Find what `text` holds; `engine` overrides what the text itself suggests."""
-    documents, unread = _documents(text)
-    launches: list[Launch] = []
-    requests: list[Mapping[str, Any]] = []
-    if documents is None:
-        launches += _launches_of_shell(text, engine)
-    else:
-        for document in documents:
-            for found in _walk(document, engine):
-                (launches if isinstance(found, Launch) else requests).append(found)  # type: ignore[arg-type]
-    metrics = tuple(dict.fromkeys(_METRIC.findall(text)))
-    return LintSource(
-        launches=tuple(launches), requests=tuple(requests), metrics=metrics, num_unread=unread
-    )
-
-
-def _documents(text: str) -> tuple[list[Any] | None, int]:
-    """The values of JSON, JSON lines or YAML; None if it is none of them."""
-    stripped = text.strip()
-    if stripped.startswith(("{", "[")):
-        try:
-            return [json.loads(stripped)], 0
-        except ValueError:
-            return _json_lines(stripped)
+def typed(value: Any) -> Any:
+    """A text of a command line as the JSON value that it is, if it is one."""
+    if not isinstance(value, str):
+        return value
     try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return None, 0
-    return ([document], 0) if isinstance(document, dict | list) else (None, 0)
-
-
-def _json_lines(text: str) -> tuple[list[Any] | None, int]:
-    found, unread = [], 0
-    for line in filter(str.strip, text.splitlines()):
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            unread += 1
-    return (found, unread) if found else (None, 0)
-
-
-def _walk(value: Any, engine: str) -> Iterator[Launch | Mapping[str, Any]]:
-    """Launches and requests anywhere in a document."""
-    if isinstance(value, list):
-        if value and all(isinstance(part, str) for part in value):
-            yield from _launches_of_words(value, engine, loose=False)
-        else:
-            for part in value:
-                yield from _walk(part, engine)
-    if not isinstance(value, dict):
-        return
-    if "prompt" in value or "messages" in value:
-        yield value
-        return
-    settings = _settings(value, engine)
-    if settings is not None:
-        yield settings
-        return
-    for key, part in value.items():
-        if key in ("command", "args", "entrypoint") and isinstance(part, str):
-            yield from _launches_of_shell(part, engine)
-        else:
-            yield from _walk(part, engine)
-
-
-def _settings(value: Mapping[str, Any], engine: str) -> Launch | None:
-    """A mapping whose keys are settings of an engine, as in `vllm serve --config`."""
-    names = {str(key).replace("_", "-"): part for key, part in value.items()}
-    is_config = "method" in names and "num-speculative-tokens" in names
-    if is_config:
-        speculation = {str(k).replace("-", "_"): v for k, v in value.items()}
-        own = "vllm" if engine == "auto" else engine
-        return Launch(engine=own, model=None, options={}, speculation=speculation)
-    nested = any(key in value for key in _SPECULATION_KEYS)
-    flat = any(name.startswith(("speculative-", "spec-")) for name in names)
-    if not nested and not flat and not ("model" in names and "tensor-parallel-size" in names):
-        return None
-    options = {
-        name: part if isinstance(part, bool) else _as_text(part) for name, part in names.items()
-    }
-    model = names.get("model")
-    own = _guess_engine(options) if engine == "auto" else engine
-    return _launch(own, str(model) if model is not None else None, options)
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def _as_text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
-
-
-def _launches_of_shell(text: str, engine: str) -> Iterator[Launch]:
-    """One launch per command of a shell text that looks like a server."""
-    joined = re.sub(r"\\\r?\n", " ", text)
-    for line in re.split(r"\n|&&|;(?![^'\"]*['\"])", joined):
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError:
-            continue
-        yield from _launches_of_words(words, engine, loose=True)
-
-
-def _launches_of_words(words: list[str], engine: str, *, loose: bool) -> Iterator[Launch]:
-    """A launch, if the words name a server or bring options; `loose`: options are enough."""
-    own, rest = _server(words)
-    if own == "unknown" and not (loose or any(_FLAG.match(word) for word in words)):
-        return
-    options, positional = _options(rest)
-    if own == "unknown":
-        own = _guess_engine(options) if engine == "auto" else engine
-        if own == "unknown" or not options:
-            return
-    elif engine != "auto":
-        own = engine
-    model = options.get("model") or options.get("m") or (positional[0] if positional else None)
-    yield _launch(own, model if isinstance(model, str) else None, options)
-
-
-def _server(words: list[str]) -> tuple[str, list[str]]:
-    """The engine that a command starts, and the words after its name."""
-    for index, word in enumerate(words):
-        name = word.rsplit("/", 1)[-1]
-        following = words[index + 1 : index + 2]
-        if name in ("vllm", "foretoken") and following == ["serve"]:
-            return name, words[index + 2 :]
-        if word.startswith("vllm.entrypoints") or name.startswith("vllm-openai"):
-            return "vllm", words[index + 1 :]
-        if name in ("llama-server", "llama-cli", "llama-server.exe"):
-            return "llama.cpp", words[index + 1 :]
-    return "unknown", words
-
-
-def _options(words: list[str]) -> tuple[dict[str, str | bool], list[str]]:
-    """Flags with their values, and the words that belong to no flag."""
-    options: dict[str, str | bool] = {}
-    positional: list[str] = []
-    index = 0
-    while index < len(words):
-        word = words[index]
-        index += 1
-        if not _FLAG.match(word):
-            positional.append(word)
-            continue
-        name, equals, value = word.lstrip("-").partition("=")
-        name = name.replace("_", "-") if "." not in name else name
-        if equals:
-            options[name] = value
-        elif index < len(words) and not _FLAG.match(words[index]):
-            options[name] = words[index]
-            index += 1
-        else:
-            options[name] = True
-    return options, positional
-
-
-def _guess_engine(options: Mapping[str, Any]) -> str:
-    if any(name.startswith("spec-draft") or name in ("spec-type", "md", "ngl") for name in options):
-        return "llama.cpp"
-    if any(name.startswith(("spec", "tensor-parallel", "ngram-prompt")) for name in options):
-        return "vllm"
-    return "unknown"
-
-
-def _launch(engine: str, model: str | None, options: Mapping[str, str | bool]) -> Launch:
-    speculation: dict[str, Any] = {}
-    broken = ""
-    text = options.get("speculative-config") or options.get("sc")
-    if isinstance(text, str) and text not in ("None", "null", "none"):
-        try:
-            value = json.loads(text)
-            speculation = {str(k).replace("-", "_"): v for k, v in dict(value).items()}
-        except (ValueError, TypeError) as error:
-            broken = str(error)
-    for name, value in options.items():  # --speculative-config.method ngram
-        head, _, key = name.partition(".")
-        if head in ("speculative-config", "speculative_config", "sc") and key:
-            speculation[key.replace("-", "_")] = _value(value)
-    for flag, key in (("spec-method", "method"), ("spec-model", "model")):
-        if flag in options and engine == "vllm":
-            speculation.setdefault(key, options[flag])
-    if "spec-tokens" in options and engine == "vllm":
-        speculation.setdefault("num_speculative_tokens", _value(options["spec-tokens"]))
-    return Launch(
-        engine=engine,
-        model=model,
-        options=options,
-        speculation=speculation or None,
-        broken=broken,
-    )
-
-
-def _value(text: str | bool) -> Any:
-    if isinstance(text, bool):
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-_FILES = {"vllm": "vllm.toml", "llama.cpp": "llama_cpp.toml"}
+    return json.dumps(value, default=str) if isinstance(value, dict | list) else str(value)
 
 
 @cache
 def engine_table(engine: str) -> dict[str, Any]:
-    """The data of `engine`; empty for one without a file."""
-    if engine not in _FILES:
-        return {}
-    file = resources.files("foretoken.lab.lint").joinpath(_FILES[engine])
-    return tomllib.loads(file.read_text("utf-8"))
+    """What `engine` refuses, its defaults and words; empty for one that nothing is known of."""
+    file = resources.files("foretoken.lab.lint").joinpath("engines.toml")
+    found: dict[str, Any] = tomllib.loads(file.read_text("utf-8")).get(engine, {})
+    return found
+
+
+def flag_name(engine: str, option: str) -> OtherName | None:
+    """What is known of an option of this engine."""
+    return find_other("flags", option.partition(".")[0], engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,3 +169,19 @@ def number(value: object) -> int | None:
         return int(str(value))
     except ValueError:
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintSource:
+    """Everything found in a text."""
+
+    launches: tuple[Launch, ...]
+    requests: tuple[Mapping[str, Any], ...]
+    metrics: tuple[str, ...]
+    """Distinct, in order of appearance."""
+    num_unread: int = 0
+    """Lines of a JSON lines file that are not JSON."""
+    findings: tuple[Finding, ...] = ()
+    """What is wrong with the text itself, beside its launches."""
+    reads_metrics: bool = False
+    """Whether metrics are read in Python, where counters have no `_total`."""

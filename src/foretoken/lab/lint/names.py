@@ -1,91 +1,143 @@
-"""Checks of names that are gone: flags, keys, methods and values of vLLM and llama.cpp."""
+"""Checks of names that are gone, or never were: flags, keys, methods and values of any engine."""
 
-from collections.abc import Iterator
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from foretoken.config.methods import known_methods
+from foretoken.config.other_engines import OtherName, find_other, other_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import Launch, LaunchCheck, engine_table
+from foretoken.lab.lint.launches import SHORT, Launch, LaunchCheck, engine_table, flag_name, typed
+from foretoken.lab.lint.translate import method_by_name, schedule_of
 
-_VLLM = ("vllm",)
+_ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
+_LOOK_UPS = tuple(method.name for method in known_methods() if method.drafts_with == "text")
+_METHOD_FLAGS = ("spec-type", "speculative-algorithm")
 
 
 def _removed_flag(launch: Launch) -> Iterator[Finding]:
-    table = engine_table(launch.engine)
-    for name in launch.options:
-        if name not in table["removed_flags"]:
-            continue
-        successor = table["removed_flags"][name]
-        yield Finding(
-            check="removed_flag",
-            level="error",
-            where=f"--{name}",
-            message=f"--{name} was removed; {launch.engine} {table['version']} does not start",
-            remedy=f"--{successor}" if _is_flag(successor) else successor or "leave it out",
-        )
+    version = engine_table(launch.engine)["version"]
+    for part in launch.parts:
+        row = flag_name(launch.engine, part.name) if part.name else None
+        if row is not None and row.gone:
+            why = f" ({row.why})" if row.why else ""
+            yield Finding(
+                check="removed_flag",
+                level="error",
+                where=part.written,
+                message=f"was removed{why}; {launch.engine} {version} does not start with it",
+                remedy=_successor(row, launch, part.value),
+            )
 
 
-def _is_flag(text: str) -> bool:
-    return bool(text) and not text.startswith("nothing")
+def _successor(row: OtherName, launch: Launch, value: object) -> str:
+    """What to type today, with the value that was given."""
+    name = row.successor
+    if name.startswith("flag:"):
+        return f"--{name[5:].replace('_', '-')} {'' if value is True else value}".strip()
+    if not name.startswith("key:"):
+        return name or "leave it out"
+    key, given = name[4:], typed(value)
+    if key == "num_speculative_tokens_per_batch_size":
+        drafts = launch.options.get("num-speculative-tokens", 5)
+        drafts = (launch.speculation or {}).get("num_speculative_tokens", drafts)
+        given = schedule_of(given, drafts)
+    if isinstance(given, str) and given in engine_values(key):
+        given = engine_values(key)[given].partition(",")[0].partition(" (")[0]
+    if row.kind == "keys":
+        return f"{json.dumps({key: given}, default=str)[1:-1]}"
+    if key == "model" and isinstance(given, str) and given.strip("[]") in _LOOK_UPS:
+        key, given = "method", given.strip("[]")
+    if launch.form.kind in ("shell", "list", "exec"):
+        return f"--speculative-config {shlex.quote(json.dumps({key: given}, default=str))}"
+    return f"speculative_config={json.dumps({key: given}, default=str)}"
+
+
+def engine_values(key: str) -> Mapping[Any, Any]:
+    """Values of vLLM's key that are gone -> what to write instead."""
+    pairs = engine_table("vllm")["removed_values"].items()
+    split = ((*pair.partition("="), remedy) for pair, remedy in pairs)
+    return {value: remedy for name, _, value, remedy in split if name == key}
 
 
 def _unknown_flag(launch: Launch) -> Iterator[Finding]:
-    table = engine_table("vllm")
-    known = table["known"]["flags"]
-    for name in launch.options:
-        head = name.partition(".")[0].replace("_", "-")
-        gone = name in table["removed_flags"]
-        if head.startswith(("spec-", "speculative")) and head not in known and not gone:
+    known = [f"--{r.name.replace('_', '-')}" for r in other_names()
+             if (r.engine, r.kind) == (launch.engine, "flags")]  # fmt: skip
+    for part in launch.parts:
+        speculates = part.name.startswith(("spec-", "speculative"))
+        if speculates and flag_name(launch.engine, part.name) is None and part.written:
+            near = nearest(part.written, known)
             yield Finding(
                 check="unknown_flag",
                 level="error",
-                where=f"--{name}",
-                message="vLLM knows no such option about speculation",
-                remedy=f"--speculative-config, or one of {', '.join(known)}",
-            )
-
-
-def _removed_key(launch: Launch) -> Iterator[Finding]:
-    table = engine_table("vllm")
-    for key in launch.speculation or {}:
-        if key in table["removed_keys"]:
-            yield Finding(
-                check="removed_key",
-                level="error",
-                where=f"speculative_config.{key}",
-                message=f"{key} was removed",
-                remedy=table["removed_keys"][key] or "leave it out",
-            )
-        elif key not in table["known"]["keys"]:
-            near = nearest(key, table["known"]["keys"])
-            yield Finding(
-                check="removed_key",
-                level="error",
-                where=f"speculative_config.{key}",
-                message="vLLM knows no such key",
+                where=part.written,
+                message=f"{launch.engine} knows no such option about speculation",
                 remedy=f"did you mean {near}?" if near else "",
             )
 
 
-def _removed_method(launch: Launch) -> Iterator[Finding]:
-    table = engine_table("vllm")
-    method = (launch.speculation or {}).get("method")
-    if method in table["removed_methods"]:
+def _removed_key(launch: Launch) -> Iterator[Finding]:
+    known = [r.name for r in other_names() if (r.engine, r.kind) == (launch.engine, "keys")]
+    for key, value in (launch.speculation or {}).items():
+        row = find_other("keys", key, launch.engine)
+        if row is None:
+            near = nearest(key, known)
+            remedy, message = f"did you mean {near}?" if near else "", "knows no such key"
+        elif row.gone:
+            remedy = _successor(row, launch, value)
+            message = "has it no more" + (f": {row.why}" if row.why else "")
+        else:
+            continue
         yield Finding(
-            check="removed_method",
+            check="removed_key",
             level="error",
-            where="speculative_config.method",
-            message=f"{method} was removed",
-            remedy=table["removed_methods"][method],
+            where=f"speculative_config.{key}",
+            message=f"{launch.engine} {message}",
+            remedy=remedy,
         )
-    elif isinstance(method, str) and method not in table["known"]["methods"]:
-        mtp = method.endswith("_mtp")
-        yield Finding(
-            check="removed_method",
-            level="warning" if mtp else "error",
-            where="speculative_config.method",
-            message=f"{method} is an old name" if mtp else f"{method} is no method of vLLM",
-            remedy="mtp" if mtp else ", ".join(table["known"]["methods"]),
-        )
+
+
+def _removed_method(launch: Launch) -> Iterator[Finding]:
+    for where, word in _methods(launch):
+        row = find_other("methods", word, launch.engine)
+        if row is None:
+            words = [
+                r.name
+                for r in other_names()
+                if (r.engine, r.kind) == (launch.engine, "methods") and not r.gone
+            ]
+            yield _method(
+                where, "error", f"{word} is no method of {launch.engine}", ", ".join(words)
+            )
+        elif row.gone and row.method and launch.engine == "vllm":
+            yield _method(where, "warning", f"{word} is an old name", row.method)
+        elif row.gone:
+            instead = row.now or (
+                "a draft model or an EAGLE head where there is one; without one: ngram"
+            )
+            why = row.why or f"{word} was renamed"
+            yield _method(where, "error", why, instead)
+
+
+def _methods(launch: Launch) -> Iterator[tuple[str, str]]:
+    """Where a method is named, and its word."""
+    for key in ("method", "decoding_type"):
+        word = (launch.speculation or {}).get(key)
+        if isinstance(word, str):
+            yield f"speculative_config.{key}", word
+    config = launch.speculation or {}
+    if launch.engine == "vllm" and "method" not in config and isinstance(config.get("model"), str):
+        yield "speculative_config.model", method_by_name(config["model"])
+    for flag in _METHOD_FLAGS:
+        words = launch.options.get(flag)
+        if isinstance(words, str):
+            yield from ((f"--{flag}", word.strip()) for word in words.split(","))
+
+
+def _method(where: str, level: str, message: str, remedy: str) -> Finding:
+    return Finding(check="removed_method", level=level, where=where, message=message, remedy=remedy)
 
 
 def _removed_value(launch: Launch) -> Iterator[Finding]:
@@ -102,10 +154,25 @@ def _removed_value(launch: Launch) -> Iterator[Finding]:
             )
 
 
+def _given_twice(launch: Launch) -> Iterator[Finding]:
+    whole = typed(launch.options.get("speculative-config"))
+    for flag, key in SHORT.items():
+        if flag in launch.options and isinstance(whole, dict) and key in whole:
+            yield Finding(
+                check="given_twice",
+                level="error",
+                where=f"--{flag}",
+                message=f"{key} stands in --speculative-config too, which vLLM refuses",
+                remedy=f"leave --{flag} out",
+            )
+
+
 NAME_CHECKS = (
-    LaunchCheck("removed_flag", ("vllm", "llama.cpp"), _removed_flag),
-    LaunchCheck("unknown_flag", _VLLM, _unknown_flag),
-    LaunchCheck("removed_key", _VLLM, _removed_key),
-    LaunchCheck("removed_method", _VLLM, _removed_method),
-    LaunchCheck("removed_value", _VLLM, _removed_value),
+    LaunchCheck("removed_flag", _ENGINES, _removed_flag),
+    LaunchCheck("unknown_flag", ("vllm", "sglang", "llama.cpp"), _unknown_flag),
+    LaunchCheck("removed_key", ("vllm", "tensorrt-llm"), _removed_key),
+    LaunchCheck("removed_method", _ENGINES, _removed_method),
+    LaunchCheck("removed_value", ("vllm",), _removed_value),
+    LaunchCheck("given_twice", ("vllm",), _given_twice),
 )
+"""Checks of a launch as it was written; all others look at it in today's names."""

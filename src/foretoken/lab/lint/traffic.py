@@ -7,8 +7,10 @@ parameters are then refused. The share of such requests in real traffic is what 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from foretoken.config.other_engines import find_other
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import engine_table
+from foretoken.lab.lint.read.source import base_names
 
 REFUSED_CHECK = "refused_parameter"
 METRIC_CHECK = "metric_name"
@@ -71,27 +73,26 @@ def check_requests(requests: Sequence[Mapping[str, Any]], engine: str) -> Iterat
         )
 
 
-def check_metrics(names: Iterable[str]) -> Iterator[Finding]:
-    """Names of metrics that are gone, or that a query would not find."""
-    table = engine_table("vllm")
-    renamed, counters = table["renamed_metrics"], table["counters"]["names"]
+def check_metrics(names: Iterable[str], engine: str, *, exported: bool) -> Iterator[Finding]:
+    """Names of metrics that are gone, or that a query would not find.
+
+    Args:
+        names: as they stand in a dashboard or a script.
+        engine: whose server is asked: under `foretoken`, names of any other engine are answered.
+        exported: whether they are asked of a server, where counters end in `_total`.
+    """
+    counters = engine_table("vllm")["counters"]
     for name in names:
-        base = name
-        for ending in ("_total", "_bucket", "_sum", "_count"):
-            base = base.removesuffix(ending)
-        if base in renamed:
-            yield Finding(
-                check=METRIC_CHECK,
-                level="error",
-                where=name,
-                message="no such metric any more: the panel stays empty",
-                remedy=renamed[base],
-            )
-        elif name in counters:
-            yield Finding(
-                check=METRIC_CHECK,
-                level="warning",
-                where=name,
-                message="counters are exported with _total",
-                remedy=f"{name}_total",
-            )
+        whole = name if ":" in name or name.startswith("trtllm_") else f"vllm:{name}"
+        row = next(filter(None, (find_other("metrics", base) for base in base_names(whole))), None)
+        if row is not None and row.gone and not (row.kept and engine == "foretoken"):
+            yield _metric(name, "error", "no such metric any more: a query finds nothing"
+                          + (f"; {row.why}" if row.why else ""), row.now or "nothing")  # fmt: skip
+        elif row is not None and row.say and engine == "foretoken":
+            yield _metric(name, "error", f"{row.engine} has it, Foretoken has not", row.say)
+        elif exported and whole in counters and whole == name:
+            yield _metric(name, "warning", "counters are exported with _total", f"{name}_total")
+
+
+def _metric(name: str, level: str, message: str, remedy: str) -> Finding:
+    return Finding(check=METRIC_CHECK, level=level, where=name, message=message, remedy=remedy)

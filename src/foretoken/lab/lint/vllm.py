@@ -3,17 +3,17 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from foretoken.config.methods import DraftingMethod, known_methods
+from foretoken.config.methods import DraftingMethod
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import Launch, LaunchCheck, engine_table, number
+from foretoken.lab.lint.translate import method_of
 
 _VLLM = ("vllm",)
 
 
 def _method(launch: Launch) -> DraftingMethod | None:
     """What is known of the launch's method; None if nothing."""
-    word = _speculation(launch).get("method")
-    return next((m for m in known_methods() if word in (m.name, *m.aliases)), None)
+    return method_of(_speculation(launch).get("method"))
 
 
 def _speculation(launch: Launch) -> Mapping[str, Any]:
@@ -30,15 +30,6 @@ def _broken_config(launch: Launch) -> Iterator[Finding]:
             remedy="""quote it for the shell: '{"method": "ngram", "num_speculative_tokens": 5}'""",
         )
     speculation = _speculation(launch)
-    for flag, key in (("spec-method", "method"), ("spec-tokens", "num_speculative_tokens")):
-        written = str(launch.options.get("speculative-config", ""))
-        if flag in launch.options and f'"{key}"' in written:
-            yield Finding(
-                check="broken_config",
-                level="error",
-                where=f"--{flag}",
-                message=f"{key} is given twice, which vLLM refuses",
-            )
     if not speculation:
         return
     count = speculation.get("num_speculative_tokens")
@@ -88,7 +79,7 @@ def _draft_rule(launch: Launch) -> Iterator[Finding]:
     speculation = _speculation(launch)
     method, sampled = speculation.get("method"), speculation.get("draft_sample_method")
     rule = speculation.get("rejection_sample_method")
-    known = engine_table("vllm")["known"]
+    known = engine_table("vllm")
     known_method = _method(launch)
     if sampled == "probabilistic" and known_method and known_method.drafts_with == "text":
         yield _rule("error", "draft_sample_method", "looked-up drafts have no distribution")
@@ -207,13 +198,22 @@ def _clash(level: str, where: str, message: str) -> Finding:
 def _monitoring(launch: Launch) -> Iterator[Finding]:
     if not launch.speculation:
         return
-    if launch.options.get("disable-log-stats"):
+    if launch.options.get("disable-log-stats") in (True, "true", "True"):
         yield Finding(
             check="monitoring",
             level="warning",
             where="--disable-log-stats",
             message="no acceptance counters: nobody will notice when speculation stops paying",
         )
+    elif launch.form.kind == "python":
+        if "disable-log-stats" not in launch.options:
+            yield Finding(
+                check="monitoring",
+                level="note",
+                where="disable_log_stats",
+                message="LLM keeps no counters unless it is False: get_metrics() is refused",
+                remedy="disable_log_stats=False",
+            )
     elif "per-request-spec-decode-metrics" not in launch.options:
         yield Finding(
             check="monitoring",

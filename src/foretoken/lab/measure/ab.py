@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from foretoken.lab.analysis.classes import alone_gains, gains_by_class
 from foretoken.lab.analysis.gains import compare_texts, compute_gains, cost_of
 from foretoken.lab.analysis.summary import summarize_arm
+from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.measure.bench import (
     Watch,
     gather,
@@ -21,9 +23,9 @@ from foretoken.lab.measure.bench import (
     silent,
 )
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig, RunConfig
-from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd
+from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd, busy_share
 from foretoken.lab.measure.workload import Item
-from foretoken.lab.records.results import AbSummary, ArmGain, Diagnosis
+from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import (
     SUMMARY,
     describe_client,
@@ -100,21 +102,23 @@ def summarize_ab(
     blocks = [{end.block for end in finished if end.arm == name} for name in names]
     common = blocks[0] & blocks[1]
     whole = [end for end in finished if end.block in common]
-    records = kept(read_requests(out), whole)
-    data = [gather(name, whole, load=config.load) for name in names]
+    settled = without_start(kept(read_requests(out), whole))
+    records = settled.records
+    data = [settled.shorten(gather(name, whole, load=config.load)) for name in names]
     base, other = (summarize_arm(records, d, config.slo) for d in data)
     gains = compute_gains(records, (data[0], data[1]), config.slo, config.price_per_hour)
     return AbSummary(
         complete=len(common) >= config.sizes.blocks,
         config=asdict(config),
-        environment=describe_client(),
+        environment={**describe_client(), "host_busy": busy_share(whole)},
         baseline=names[0],
         candidate=names[1],
         arms=(base, other),
         gains=gains,
         equality=compare_texts(records, names),
+        classes=gains_by_class(records, (data[0], data[1])),
         cost_per_million_tokens=cost_of((base, other), config.price_per_hour),
-        notes=(*notes, *_differences(base.server.version, other.server.version)),
+        notes=(*notes, *settled.notes, *_differences(base.server.version, other.server.version)),
     )
 
 
@@ -132,34 +136,11 @@ def diagnose(
     resume: bool,
 ) -> AbSummary:
     """Every class alone under the same load: is a P99 loss the mix's or speculation's?"""
-    found = [Diagnosis(category="mixed", gains=summary.gains)]
+    found = []
     for category in sorted({item.category for item in items if item.category}):
         alone = replace(
             config, workload=replace(config.workload, category=category), diagnose=False
         )
         result = run_ab(alone, out / f"alone-{category}", resume=resume, watch=watch)
-        found.append(Diagnosis(category=category, gains=result.gains))
-    return replace(summary, diagnosis=tuple(found), diagnosis_says=judge_mix(found))
-
-
-def judge_mix(found: Sequence[Diagnosis], metric: str = "tpot_p99") -> str:
-    """mixed_workload, speculation, none, or inconclusive.
-
-    A loss is a gain whose whole interval is below 1. Speculation is to blame if a class loses
-    alone; the mix is, if no class can have lost by as much alone.
-    """
-    by_category = {d.category: _gain(d.gains, metric) for d in found}
-    mixed = by_category.pop("mixed")
-    if mixed is None or not mixed.ratio.known or len(by_category) < 2:
-        return "inconclusive"
-    if mixed.ratio.high >= 1.0:
-        return "none"
-    alone = [gain.ratio for gain in by_category.values() if gain is not None]
-    if any(ratio.known and ratio.high < 1.0 for ratio in alone):
-        return "speculation"
-    told = all(ratio.known and ratio.low > mixed.ratio.estimate for ratio in alone)
-    return "mixed_workload" if told else "inconclusive"
-
-
-def _gain(gains: Sequence[ArmGain], metric: str) -> ArmGain | None:
-    return next((gain for gain in gains if gain.metric == metric), None)
+        found.append(alone_gains(category, result))
+    return replace(summary, diagnosis=tuple(found))

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.analysis.summary import ArmData, summarize_arm
+from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.http.timed import now
 from foretoken.lab.measure.experiment import ArmConfig, RunConfig, Sizes, WorkloadConfig
-from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd, measure
+from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd, busy_share, measure
 from foretoken.lab.measure.traces import load_workload
 from foretoken.lab.measure.workload import Item, Load, only, take, with_settings, with_temperatures
 from foretoken.lab.records.results import RequestRecord, RunSummary
@@ -119,13 +120,13 @@ def summarize_run(
     config: RunConfig, out: Path, finished: Sequence[SegmentEnd], notes: tuple[str, ...] = ()
 ) -> RunSummary:
     """The summary of the finished blocks of a run's folder."""
-    records = read_requests(out)
-    data = gather(config.arm.name, finished, notes, config.load)
+    settled = without_start(kept(read_requests(out), finished))
+    data = gather(config.arm.name, finished, (*notes, *settled.notes), config.load)
     return RunSummary(
         complete=len(data.seconds_of_block) >= config.sizes.blocks,
         config=asdict(config),
-        environment=describe_client(),
-        arm=summarize_arm(kept(records, finished), data, config.slo),
+        environment={**describe_client(), "host_busy": busy_share(finished)},
+        arm=summarize_arm(settled.records, settled.shorten(data), config.slo),
     )
 
 

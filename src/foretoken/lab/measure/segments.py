@@ -35,6 +35,7 @@ SEGMENTS = "segments.jsonl"
 TAKEN = "a new folder, or --resume, which goes on with the run that is there"
 CONFIG = "config.json"
 _JUMP_S = 1.0
+_QUIET_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,30 @@ class SegmentEnd:
     clock_jump_s: float = 0.0
     """How far the wall clock moved against the monotonic one."""
     has_metrics: bool = True
+    host_busy: float | None = None
+    """Share of this machine's time that others took just before; None where it does not tell."""
+
+
+def busy_share(ends: Sequence[SegmentEnd]) -> float | None:
+    """How busy the machine was with something else, on average before the segments."""
+    known = [end.host_busy for end in ends if end.host_busy is not None]
+    return sum(known) / len(known) if known else None
+
+
+def require_new(folder: Path) -> None:
+    """Say that a run is there already, before anything is asked or started.
+
+    Raises:
+        ConfigError: something was measured in this folder.
+    """
+    if _is_taken(folder):
+        raise ConfigError("--out", str(folder), TAKEN)
+
+
+def _is_taken(folder: Path) -> bool:
+    # Where nothing was measured, as for want of a server, there is nothing to lose.
+    files = [folder / name for name in (REQUESTS, SCRAPES, SEGMENTS)]
+    return any(file.is_file() and file.stat().st_size for file in files)
 
 
 class RunFolder:
@@ -79,12 +104,9 @@ class RunFolder:
         self.folder = folder
         self.finished: list[SegmentEnd] = []
         self._problem: OSError | None = None
-        files = [folder / name for name in (REQUESTS, SCRAPES, SEGMENTS)]
-        # Where nothing was measured, as for want of a server, there is nothing to lose.
-        there = any(file.is_file() and file.stat().st_size for file in files)
-        if there and not resume:
-            raise ConfigError("--out", str(folder), TAKEN)
-        if there:
+        if not resume:
+            require_new(folder)
+        if _is_taken(folder):
             self._check_settings(settings)
             self.finished = read_segments(folder)
             _keep_finished(folder, self.finished)
@@ -190,6 +212,8 @@ async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Wa
         EndpointError: the server does not start or answer.
         ConfigError: the disk is full.
     """
+    # Before this segment's server is there: whatever computes now is somebody else.
+    busy = await _host_busy()
     log = folder.folder / "logs" / f"{segment.arm.name}-{segment.block}.log"
     async with serving(segment.arm, log) as client:
         load_run = LoadRun(
@@ -225,9 +249,31 @@ async def measure(segment: Segment, folder: RunFolder, start_s: float, watch: Wa
             gauges=gauges,
             clock_jump_s=_jump(wall),
             has_metrics=after is not None,
+            host_busy=busy,
         )
     folder.finish(end)
     return end
+
+
+async def _host_busy() -> float | None:
+    """Share of all cores' time that is not idle, over a moment in which nothing is measured."""
+    before = _cpu_seconds()
+    await asyncio.sleep(_QUIET_S)
+    after = _cpu_seconds()
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1])
+
+
+def _cpu_seconds() -> tuple[float, float] | None:
+    """Ticks of all cores that were not idle, and all ticks, since the system started (Linux)."""
+    try:
+        words = Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()[1:9]
+        ticks = [float(word) for word in words]
+    except (OSError, ValueError):
+        return None
+    waiting = sum(ticks[3:5])
+    return sum(ticks) - waiting, sum(ticks)
 
 
 def _jump(wall_before: float) -> float:

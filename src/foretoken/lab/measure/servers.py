@@ -5,11 +5,13 @@ after a while; a server that dies while starting is an error with the end of its
 """
 
 import asyncio
+import ctypes
 import os
 import random
 import shlex
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +23,8 @@ from foretoken.lab.measure.experiment import SERVER, ArmConfig
 
 _PATIENCE_S = 15.0
 _PORTS = (20_000, 32_000)
+_SIGNAL_AT_PARENTS_DEATH = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
 
 
 def free_port() -> int:
@@ -106,12 +110,18 @@ async def _start(command: str, arm: ArmConfig, log: Path) -> asyncio.subprocess.
                 stderr=out,
                 env={**os.environ, **arm.env},
                 start_new_session=True,
+                preexec_fn=_end_with_us if sys.platform == "linux" else None,
             )
     except (OSError, ValueError) as error:
         allowed = "try the command line in a shell first"
         raise EndpointError(
             f"arm {arm.name!r}: cannot start `{command}`: {error}; {allowed}"
         ) from error
+
+
+def _end_with_us() -> None:
+    """Ask the kernel to end the server if we are killed, so that nothing keeps its memory."""
+    ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGTERM)
 
 
 async def _wait_ready(

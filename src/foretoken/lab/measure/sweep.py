@@ -22,20 +22,19 @@ import numpy as np
 
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.analysis.gains import GAINS
+from foretoken.lab.analysis.summary import enough_drafts, num_verifications
 from foretoken.lab.measure.ab import run_or_read
 from foretoken.lab.measure.bench import Watch, silent
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig
 from foretoken.lab.plain import from_plain, to_plain
 from foretoken.lab.records.results import AbSummary, AcceptanceBucket
-from foretoken.lab.records.run_files import write_json
+from foretoken.lab.records.run_files import DIAL, SWEEP, write_json
 from foretoken.lab.stats.intervals import Floats, Interval, unknown
-from foretoken.lab.stats.ratios import FEWEST_BLOCKS, block_weights
+from foretoken.lab.stats.lines import quotient
+from foretoken.lab.stats.ratios import FEWEST_BLOCKS
 
 Values = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]]
-FEWEST_STEPS = 200
-"""Verifications of a cell below which its acceptance is marked: a share of 0.5 is then known to
-about a tenth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +66,13 @@ class Cell:
 
     @property
     def num_steps(self) -> int:
-        """Verifications; where the server does not say, one per five drafts."""
-        found = self.drafts
-        if found is None:
-            return 0
-        return found.num_drafted // 5 if found.num_steps is None else found.num_steps
+        """Verifications of the candidate."""
+        return num_verifications(self.summary.arm(self.summary.candidate))
 
     @property
     def enough(self) -> bool:
         """Whether there are steps enough for the acceptance to mean something."""
-        return self.num_steps >= FEWEST_STEPS
+        return enough_drafts(self.summary.arm(self.summary.candidate))
 
     @property
     def dead(self) -> bool:
@@ -98,6 +94,16 @@ def cells_of(grid: Grid) -> list[Values]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
+SHORT = {
+    "temperature": "workload.temperatures",
+    "max_tokens": "workload.max_tokens",
+    "class": "workload.category",
+    "concurrency": "load.concurrency",
+    "rate": "load.rate",
+}
+"""Names of a grid that need no dots, and the settings they stand for."""
+
+
 def apply(config: AbConfig, values: Values) -> AbConfig:
     """The settings of a cell.
 
@@ -106,14 +112,31 @@ def apply(config: AbConfig, values: Values) -> AbConfig:
     """
     plain: dict[str, Any] = to_plain(config)
     for name, value in values.items():
-        if name == "temperature":
-            plain["workload"]["temperatures"] = [value]
-        elif "." in name:
-            _set(plain, name, value)
-        elif not _fill(plain, name, value):
-            allowed = f"a setting such as load.rate, or {{{name}}} in the candidate's command"
-            raise ConfigError(f"--grid {name}", value, allowed)
+        if _fill(plain, name, value):
+            continue
+        if name not in SHORT and "." not in name:
+            raise ConfigError(f"--grid {name}", value, _what_to_type(name, value))
+        _set(plain, SHORT.get(name, name), [value] if name == "temperature" else value)
+        _agree(plain["load"], name)
     return from_plain(AbConfig, plain, "settings")
+
+
+def _agree(load: dict[str, Any], name: str) -> None:
+    """Requests in flight mean a closed loop, and a rate an open one."""
+    if name == "concurrency":
+        load["kind"] = "closed"
+    elif name == "rate" and load["kind"] not in ("constant", "poisson", "gamma"):
+        load["kind"] = "poisson"
+
+
+def _what_to_type(name: str, value: Any) -> str:
+    flag = f"--{name.replace('_', '-')} {{{name}}}"
+    known = [key for key in SHORT if key != name]
+    return (
+        f"{{{name}}} in the candidate's command, such as --candidate '... {flag}' with --grid "
+        f"{name}={value}; without braces {one_of(name, known)}, or a setting with dots such as "
+        "load.burstiness"
+    )
 
 
 def _set(plain: dict[str, Any], name: str, value: Any) -> None:
@@ -158,8 +181,8 @@ def run_sweep(
     for values, settings in todo:
         summary = run_or_read(settings, out / folder_of(values), resume=resume, watch=watch)
         cells.append(Cell(values=values, summary=summary))
-        write_json(out / "sweep.json", {"kind": "sweep", "schema": 1,
-                                        "cells": [describe(cell) for cell in cells]})  # fmt: skip
+        write_json(out / SWEEP, {"kind": "sweep", "schema": 1,
+                                 "cells": [describe(cell) for cell in cells]})  # fmt: skip
     return cells
 
 
@@ -170,6 +193,7 @@ def describe(cell: Cell) -> dict[str, Any]:
     arm = cell.summary.arm(cell.summary.candidate)
     return {
         "values": cell.values,
+        "folder": folder_of(cell.values),
         "gains": gains,
         "num_steps": cell.num_steps,
         "enough_steps": cell.enough,
@@ -229,7 +253,7 @@ def run_dial(
             for rate, settings in levels
         ]  # fmt: skip
         found.append(find_break_even(str(levels[0][1].load), points, plan.metric))
-        write_json(out / "dial.json", {"kind": "dial", "schema": 1, "break_even": found})
+        write_json(out / DIAL, {"kind": "dial", "schema": 1, "break_even": found})
     return found
 
 
@@ -272,12 +296,14 @@ def turned(arm: ArmConfig, rate: float) -> ArmConfig:
     return replace(arm, command=command)
 
 
-def find_break_even(
-    load: str, points: Sequence[tuple[float, AbSummary]], metric: str, *, resamples: int = 1000
-) -> BreakEven:
-    """Where the line of log gain over measured acceptance rate is 0; blocks are drawn again."""
-    measured: list[float] = []
-    logs: list[Floats] = []
+def find_break_even(load: str, points: Sequence[tuple[float, AbSummary]], metric: str) -> BreakEven:
+    """The acceptance rate at which the gain is 1, from the gains at some levels.
+
+    A verification yields 1 + k r tokens, and the gain is that over its cost: concave in r. So the
+    logarithm of the gain is a line over log(1 + k r), not over r, and the break-even is where it
+    is 0.
+    """
+    levels: list[_Level] = []
     pairs: list[tuple[float, Interval]] = []
     for rate, summary in points:
         gain = summary.gain(metric)
@@ -285,32 +311,55 @@ def find_break_even(
             continue
         found = summary.arm(summary.candidate).all_drafts
         own = found.rate.estimate if found is not None else rate
-        measured.append(own)
         pairs.append((own, gain.ratio))
-        logs.append(np.log(np.asarray(gain.ratio_by_block)))
-    rate_interval = _crossing(np.asarray(measured), logs, resamples)
-    return BreakEven(load=load, metric=metric, rate=rate_interval, points=tuple(pairs))
+        levels.append(_Level(own, _drafts(found, summary), np.log(np.array(gain.ratio_by_block))))
+    return BreakEven(load=load, metric=metric, rate=_crossing(levels), points=tuple(pairs))
 
 
-def _crossing(rates: Floats, logs: Sequence[Floats], resamples: int) -> Interval:
-    if len(rates) < 2 or np.ptp(rates) == 0:
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """What was measured with one acceptance forced."""
+
+    rate: float
+    drafts: float
+    """k: drafts per verification."""
+    log_gains_C: Floats
+
+
+def _drafts(found: AcceptanceBucket | None, summary: AbSummary) -> float:
+    """Drafts per verification as counted; else as configured, else five."""
+    if found is not None and found.num_steps:
+        return found.num_drafted / found.num_steps
+    return float((summary.config.get("candidate") or {}).get("k") or 5)
+
+
+def _crossing(levels: Sequence[_Level]) -> Interval:
+    """Where the line crosses 0, as a rate: 0 if below every rate, infinite if above."""
+    sizes = np.array([own.log_gains_C.size for own in levels])
+    if len(levels) < 2 or np.ptp([own.rate for own in levels]) == 0:
         return unknown()
-    point = _zero(rates, np.array([v.mean() for v in logs]))
-    if min(v.size for v in logs) < FEWEST_BLOCKS:
-        return unknown(point)
-    drawn = []
-    weights = [block_weights(v.size, resamples, seed) for seed, v in enumerate(logs)]
-    for r in range(resamples):
-        means = [float((w[r] * v).sum() / w[r].sum()) for w, v in zip(weights, logs, strict=True)]
-        drawn.append(_zero(rates, np.array(means)))
-    low, high = np.sort(drawn)[[int(0.025 * resamples), int(0.975 * resamples)]]
-    return Interval(point, min(point, float(low)), max(point, float(high)))
+    k = float(np.mean([own.drafts for own in levels]))
+    yields_L = np.array([math.log1p(own.drafts * own.rate) for own in levels])
+    means_L = np.array([own.log_gains_C.mean() for own in levels])
+    # Starts differ alike at every level, so all levels tell of one spread.
+    rest = sum(float(((own.log_gains_C - own.log_gains_C.mean()) ** 2).sum()) for own in levels)
+    dof = int(sizes.sum()) - len(levels)
+    middle = float(sizes @ yields_L / sizes.sum())
+    design_L2 = np.stack([np.ones(len(levels)), yields_L - middle], axis=1)
+    inverse_22 = np.linalg.inv((design_L2 * sizes[:, None]).T @ design_L2)
+    line_2 = inverse_22 @ (design_L2 * sizes[:, None]).T @ means_L
+    if line_2[1] <= 0:
+        return unknown(0.0 if means_L.mean() > 0 else math.inf)
+    if sizes.min() < FEWEST_BLOCKS:
+        return unknown(_rate_at(middle - line_2[0] / line_2[1], k))
+    found = quotient(line_2, ((-1.0, 0.0), (0.0, 1.0)), rest / dof * inverse_22, dof)
+    ends = (_rate_at(middle + end, k) for end in (found.estimate, found.low, found.high))
+    return Interval(*ends)
 
 
-def _zero(rates: Floats, logs: Floats) -> float:
-    """Zero of a straight line through the points, from 0 (always pays) to infinity (never)."""
-    slope, base = np.polyfit(rates, logs, 1)
-    if slope <= 0:
-        return 0.0 if logs.mean() > 0 else math.inf
-    crossing = -base / slope
-    return 0.0 if crossing < 0 else math.inf if crossing > 1 else float(crossing)
+def _rate_at(log_yield: float, k: float) -> float:
+    """The acceptance rate whose yield has this logarithm; 0 below 0, infinite above 1."""
+    if log_yield <= 0:
+        return 0.0
+    rate = math.expm1(min(log_yield, 50.0)) / k
+    return rate if rate <= 1 else math.inf

@@ -1,9 +1,10 @@
 """Watches a running server: scrapes it, keeps a window of readings, writes one HTML page.
 
-A reading has acceptance over the window, never since the start; its distance to the break-even; a
-drift alarm (two-sided CUSUM, Page 1954); and the signal of a mixed workload: P50 better, P99 worse
-than the baseline's. The page is a file that reloads itself; what is drawn on a terminal is the
-caller's business.
+A reading has acceptance over the window, never since the start. Rules fire on: acceptance below its
+break-even, or where that is not known an acceptance length that no cost of drafting can make worth
+it; a server that drafts nothing; drift (two-sided CUSUM, Page 1954); the signal of a mixed
+workload, P50 better and P99 worse than the baseline's; squeezed memory. The page is a file that
+reloads itself; what is drawn on a terminal is the caller's business.
 """
 
 import asyncio
@@ -28,6 +29,10 @@ from foretoken.lab.records.results import Scrape
 
 SLACK = 0.5
 ALARM = 5.0
+FEWEST_DRAFTED = 200
+"""Drafted tokens before their acceptance is judged; windows are put together until there are."""
+WORTH_IT = 1.3
+"""A speed-up is at most the acceptance length; one below this is not worth its trouble."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +40,7 @@ class Targets:
     """What the watched server is held against."""
 
     break_even: float | None = None
-    """r*, from `lab fit` or `lab dial`."""
+    """r*, from an A/B, `lab fit` or `lab dial`; None: it is not known."""
     tpot_p50_s: float | None = None
     """Median time per output token of the baseline."""
     tpot_p99_s: float | None = None
@@ -49,6 +54,10 @@ class Reading:
     rate: float
     """Accepted per drafted token of the window; NaN without drafts."""
     length: float
+    num_drafts: float
+    """Verifications with a draft in the window."""
+    num_drafted: float
+    num_accepted: float
     by_position: tuple[float, ...]
     tokens_per_s: float
     running: float
@@ -69,9 +78,11 @@ class Alarm:
 
 def blank_reading(time_s: float) -> Reading:
     """A moment at which the server told nothing."""
+    counts = dict.fromkeys(("num_drafts", "num_drafted", "num_accepted"), 0.0)
     names = ("rate", "length", "tokens_per_s", "running", "waiting", "kv_usage", "preemptions",
              "tpot_p50_s", "tpot_p99_s")  # fmt: skip
-    return Reading(time_s=time_s, by_position=(), **dict.fromkeys(names, math.nan))
+    unknown = dict.fromkeys(names, math.nan)
+    return Reading(time_s=time_s, by_position=(), **counts, **unknown)
 
 
 def read_window(
@@ -89,6 +100,9 @@ def read_window(
         time_s=after.time_s,
         rate=accepted / drafted if drafted else math.nan,
         length=1 + accepted / drafts if drafts else math.nan,
+        num_drafts=drafts,
+        num_drafted=drafted,
+        num_accepted=accepted,
         by_position=tuple(change[n] / drafts for n in ordered) if drafts else (),
         tokens_per_s=change.get("vllm:generation_tokens", 0.0) / seconds,
         running=after.values.get("vllm:num_requests_running", math.nan),
@@ -121,9 +135,8 @@ def find_alarms(readings: Sequence[Reading], targets: Targets) -> list[Alarm]:
     if not readings:
         return []
     last, found = readings[-1], []
-    if targets.break_even is not None and last.rate < targets.break_even:
-        text = f"acceptance {last.rate:.2f} is below its break-even {targets.break_even:.2f}"
-        found.append(Alarm(rule="break_even", text=text))
+    found += _pays(readings, targets)
+    found += _drafts_at_all(readings)
     drift = drifting([r.rate for r in readings if not math.isnan(r.rate)])
     if drift:
         found.append(Alarm(rule="drift", text=f"acceptance has {drift} since the start"))
@@ -134,6 +147,49 @@ def find_alarms(readings: Sequence[Reading], targets: Targets) -> list[Alarm]:
         text = f"KV cache {last.kv_usage:.0%} full, {last.preemptions:.0f} preemptions"
         found.append(Alarm(rule="kv_squeeze", text=text))
     return found
+
+
+def _pays(readings: Sequence[Reading], targets: Targets) -> list[Alarm]:
+    """Acceptance of the newest windows that have drafts enough to tell."""
+    drafts = drafted = accepted = 0.0
+    for reading in reversed(readings):
+        drafts, drafted = drafts + reading.num_drafts, drafted + reading.num_drafted
+        accepted += reading.num_accepted
+        if drafted >= FEWEST_DRAFTED:
+            break
+    else:
+        return []
+    rate, seen = accepted / drafted, f"over {drafted:,.0f} drafted tokens"
+    if targets.break_even is not None:
+        if rate >= targets.break_even:
+            return []
+        text = f"acceptance {rate:.2f} {seen} is below its break-even {targets.break_even:.2f}"
+        return [Alarm(rule="break_even", text=text)]
+    length = 1 + accepted / drafts if drafts else math.nan
+    if not length < WORTH_IT:
+        return []
+    text = (
+        f"acceptance {rate:.2f} {seen} is {length:.2f} tokens per verification: at most "
+        f"{length:.2f}x even if drafts cost nothing; leave speculation off, or draft otherwise"
+    )
+    return [Alarm(rule="acceptance_length", text=text)]
+
+
+def _drafts_at_all(readings: Sequence[Reading]) -> list[Alarm]:
+    """A server that writes and has drafted nothing since it is watched."""
+    if any(reading.num_drafted for reading in readings):
+        return []
+    times = [0.0, *(reading.time_s for reading in readings)]
+    seconds = [after - before for before, after in zip(times, times[1:], strict=False)]
+    written = sum(
+        reading.tokens_per_s * s
+        for reading, s in zip(readings, seconds, strict=True)
+        if not math.isnan(reading.tokens_per_s)
+    )
+    if written < FEWEST_DRAFTED:
+        return []
+    text = f"{written:,.0f} tokens were written and none was drafted: is speculation on?"
+    return [Alarm(rule="no_drafts", text=text)]
 
 
 def _mixed(last: Reading, targets: Targets) -> bool:
@@ -287,7 +343,9 @@ color:#222;background:#fafafa}svg{width:100%;height:110px;background:#fff;border
 p{margin:0;color:#777;font-size:.8rem}
 h2{font-size:1rem;margin:1.2rem 0 .3rem}.alarm{background:#fdecea;border-left:4px solid #c0392b;
 padding:.5rem .8rem;margin:.4rem 0}.quiet{background:#eaf6ec;border-left:4px solid #2e8b57;
-padding:.5rem .8rem}.before{color:#777;padding:.2rem .8rem}td{padding:.1rem 1.2rem .1rem 0}"""
+padding:.5rem .8rem}.before{color:#777;padding:.2rem .8rem}td{padding:.1rem 1.2rem .1rem 0}
+@media (prefers-color-scheme:dark){body{color:#e6ebf2;background:#10151c}svg{background:#18202b;
+border-color:#2c3644}.alarm{background:#3a1a1a}.quiet{background:#14301f}}"""
 
 
 def render_page(

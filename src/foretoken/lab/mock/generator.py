@@ -9,15 +9,16 @@ held against.
 """
 
 import asyncio
-import hashlib
 import random
-import struct
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from foretoken.lab.http.timed import now
+from foretoken.lab.mock.faults import hash_of
 from foretoken.lab.stats.intervals import Floats
 
 WORDS = tuple(
@@ -26,61 +27,113 @@ WORDS = tuple(
 )
 
 
-def _hash(*parts: object) -> int:
-    text = "\x1f".join(map(str, parts)).encode()
-    return int(struct.unpack("<Q", hashlib.blake2b(text, digest_size=8).digest())[0])
-
+_NUMBERS = {word: number for number, word in enumerate(WORDS)}
 
 CONTEXTS = 8
 """Prompts fall into so many kinds, so that tables can be kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What was written: words by their number, and the logits that each was chosen from."""
+
+    words: list[int]
+    logits_T32: list[Floats]
+
+
+class _Noise(NamedTuple):
+    """What one word is drawn with."""
+
+    uniform: float
+    gumbel_32: Floats
+
+
+def _noise(seed: int, count: int) -> Iterator[_Noise]:
+    rng = np.random.default_rng(hash_of("noise", seed))
+    return map(_Noise, rng.random(count).tolist(), rng.gumbel(size=(count, len(WORDS))))
+
+
 class MockModel:
     """Logits of the next word after the last one."""
 
-    def __init__(self, seed: int = 0, skew: float = 0.0) -> None:
-        """With `skew` above 0, what is sampled is not what logprobs say."""
-        self.seed, self.skew = seed, skew
+    def __init__(self, seed: int = 0, skew: float = 0.0, rounding: float = 0.0) -> None:
+        """With `skew` above 0, what is sampled is not what logprobs say; `rounding` is the standard
+        deviation by which every request's logits are off, as those of other batches are."""
+        self.seed, self.skew, self.rounding = seed, skew, rounding
         self._tables: dict[tuple[int, int], Floats] = {}
 
-    def logits(self, prompt: str, last: int) -> Floats:
-        """Logits (32) after word `last` (-1 at the start)."""
-        return self._logits(_hash(prompt) % CONTEXTS, last)
+    def place(self, prompt: str) -> tuple[int, int]:
+        """The kind of a prompt, and its last word, -1 if it is none of WORDS.
+
+        Words of WORDS at its end are not part of the kind: an answer that is asked to be continued
+        goes on as it would have.
+        """
+        given = prompt.split(" ")
+        end = len(given)
+        while end > 1 and given[end - 1] in _NUMBERS:
+            end -= 1
+        last = _NUMBERS[given[-1]] if end < len(given) else -1
+        return hash_of(" ".join(given[:end])) % CONTEXTS, last
 
     def _logits(self, context: int, last: int) -> Floats:
         found = self._tables.get((context, last))
         if found is None:
-            rng = np.random.default_rng(_hash(self.seed, context, last))
+            rng = np.random.default_rng(hash_of(self.seed, context, last))
             found = self._tables[context, last] = rng.normal(0.0, 2.0, len(WORDS))
         return found
 
-    def _next_word(self, context: int, last: int, temperature: float, noise: float) -> int:
-        """A word by inverse transform from `noise` in [0, 1); the likeliest at temperature 0."""
-        logits = self._logits(context, last)
+    def draft_logits(self, context: int, last: int) -> Floats:
+        """What a model that drafts for this one has: alike, and often wrong."""
+        key = (context - CONTEXTS, last)
+        found = self._tables.get(key)
+        if found is None:
+            other = np.random.default_rng(hash_of(self.seed, "draft", context, last))
+            own = 0.6 * self._logits(context, last) + 0.8 * other.normal(0.0, 2.0, len(WORDS))
+            found = self._tables[key] = own
+        return found
+
+    def _next_word(self, logits: Floats, temperature: float, noise: "_Noise") -> int:
+        """The likeliest word at temperature 0, else a draw by Gumbel's maximum, which rounding
+        turns as seldom as it does in engines."""
         if temperature == 0.0:
             best = np.argsort(-logits)
-            return int(best[1 if noise < self.skew else 0])
-        chances = np.exp((logits - logits.max()) / (temperature * (1.0 - 0.5 * self.skew)))
-        sums = np.cumsum(chances)
-        return int(np.searchsorted(sums, noise * sums[-1]))
+            return int(best[1 if noise.uniform < self.skew else 0])
+        scaled = logits / (temperature * (1.0 - 0.5 * self.skew))
+        return int(np.argmax(scaled + noise.gumbel_32))
 
-    def write(self, prompt: str, count: int, temperature: float, seed: int) -> list[int]:
-        """`count` words; equal seeds write equal texts."""
-        rng = np.random.default_rng(_hash("noise", seed))
-        words: list[int] = []
-        context = _hash(prompt) % CONTEXTS
-        last = -1
-        for noise in rng.random(count):
-            last = self._next_word(context, last, temperature, float(noise))
-            words.append(last)
-        return words
+    def write(
+        self,
+        prompt: str,
+        count: int,
+        temperature: float,
+        seed: int,
+        *,
+        request: int = 0,
+        unverified: float = 0.0,
+    ) -> Words:
+        """`count` words; equal seeds write equal texts, up to the rounding of a request.
 
-    def top(self, prompt: str, last: int, count: int) -> dict[str, float]:
-        """The `count` likeliest words with their log-probabilities."""
-        logits = self.logits(prompt, last)
-        logs = logits - logits.max()
-        logs = logs - np.log(np.exp(logs).sum())
-        return {" " + WORDS[i]: float(logs[i]) for i in np.argsort(-logs)[:count]}
+        Of the words after the first, a share of `unverified` are the draft's.
+        """
+        written = Words([], [])
+        context, last = self.place(prompt)
+        luck = np.random.default_rng(hash_of("rounding", request))
+        for number, noise in enumerate(_noise(seed, count)):
+            logits = self._logits(context, last)
+            if self.rounding:
+                logits = logits + luck.normal(0.0, self.rounding, len(WORDS))
+            drafted = bool(unverified) and number > 0 and luck.random() < unverified
+            chosen = self.draft_logits(context, last) if drafted else logits
+            last = self._next_word(chosen, temperature, noise)
+            written.words.append(last)
+            written.logits_T32.append(logits)
+        return written
+
+
+def log_chances(logits: Floats) -> Floats:
+    """Log-probabilities of logits."""
+    logs = logits - logits.max()
+    return np.asarray(logs - np.log(np.exp(logs).sum()), np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, final
 
 import uvicorn
@@ -24,23 +24,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foretoken.errors import ConfigError
 from foretoken.lab.http.timed import now
-from foretoken.lab.mock.generator import WORDS, MockEngine, MockJob, MockLaw, MockModel, Timing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MockFaults:
-    """What goes wrong; every `n`-th request each, 0 for never."""
-
-    truncate_every: int = 0
-    """The connection is cut in the middle of the stream."""
-    error_every: int = 0
-    """HTTP 500."""
-    hang_every: int = 0
-    """No answer, ever."""
-    no_metrics: bool = False
-    """Neither /metrics nor per-request numbers."""
-    refuse: tuple[str, ...] = ()
-    """Parameters answered with HTTP 400, such as min_p."""
+from foretoken.lab.mock.faults import MockFaults, strikes
+from foretoken.lab.mock.generator import MockEngine, MockJob, MockLaw, MockModel, Timing
+from foretoken.lab.mock.prefixes import SeenPrefixes
+from foretoken.lab.mock.writing import MockAnswer, MockToken, MockWriter, prompt_of, temperature_of
 
 
 class MockServer:
@@ -54,6 +41,8 @@ class MockServer:
         self.model, self.faults = model or MockModel(), faults or MockFaults()
         self.timings: list[Timing] = []
         self.count = 0
+        self.prefixes = SeenPrefixes()
+        self._writer = MockWriter(model=self.model, faults=self.faults)
         self._engine: MockEngine | None = None
         self._task: asyncio.Task[None] | None = None
         self._app = Starlette(
@@ -98,6 +87,8 @@ class MockServer:
             f"{spec}draft_tokens": e.num_drafted,
             f"{spec}accepted_tokens": e.num_accepted,
             "vllm:generation_tokens": e.num_tokens,
+            "vllm:prefix_cache_queries": self.prefixes.num_queries,
+            "vllm:prefix_cache_hits": self.prefixes.num_hits,
         }
         for name, value in counters.items():
             yield f'{name}_total{{model_name="mock"}} {value}'
@@ -123,9 +114,10 @@ class MockServer:
             return _error(400, f"{refused[0]} is not supported")
         if self._due(self.faults.error_every):
             return _error(500, "the mock broke")
-        number, total = f"cmpl-{self.count}", body.get("max_tokens") or 16
-        job = self.engine.submit(number, total, _temperature(body))
-        talk = _MockReply(self, request.url.path, body, job)
+        written = self._writer.write(body, self.count)
+        name, temperature = f"cmpl-{self.count}", temperature_of(body)
+        job = self.engine.submit(name, len(written.pieces), temperature)
+        talk = _MockReply(self, request.url.path, body, job, written)
         pieces = self._noted(talk.pieces(self._due(self.faults.truncate_every)), job, received)
         if body.get("stream"):
             return StreamingResponse(pieces, media_type="text/event-stream")
@@ -146,60 +138,83 @@ class MockServer:
 
 
 class _MockReply:
-    """The stream of one request."""
+    """The JSON of one answer, whole or in events."""
 
-    def __init__(self, server: MockServer, path: str, body: dict[str, Any], job: MockJob) -> None:
-        self._server, self._body, self._job = server, body, job
+    def __init__(
+        self, server: MockServer, path: str, body: dict[str, Any], job: MockJob, written: MockAnswer
+    ) -> None:
+        self._server, self._body, self._job, self._written = server, body, job, written
         self._chat = path.endswith("chat/completions")
-        self._prompt = str(body.get("prompt") or body.get("messages"))
-        seed = body.get("seed")
-        seed = server.count if seed is None else seed
-        self._words = server.model.write(self._prompt, job.total, _temperature(body), seed)
+        self._number = server.count
+        faults = server.faults
+        self._torn = strikes(faults.tear_stream, "stream", self._number)
+        lost = strikes(faults.lose_prefix, "prefix", self._number)
+        self._cached = server.prefixes.enter(prompt_of(body), lost=lost)
 
     async def pieces(self, truncate: bool) -> AsyncIterator[bytes]:
         """The body: events as steps end, or one piece for who does not stream."""
         streaming = bool(self._body.get("stream"))
-        done, cut = 0, len(self._words) // 2
+        whole = self._written.pieces
+        done, cut, sent = 0, len(whole) // 2, 0
         while count := await self._job.deltas.get():
-            part = self._words[done : done + count]
+            part = whole[done : done + count]
             done += count
-            if streaming:
-                yield self._event(done - count, part, done >= len(self._words))
+            sent += 1
+            if streaming and not (self._torn and sent == 2 and done < len(whole)):
+                yield self._event(part, done >= len(whole))
             if truncate and done >= cut:
                 raise ConnectionResetError("cut by MockFaults.truncate_every")
-        last = {"id": self._job.request_id, "choices": [], **self._ending(len(self._words))}
+        last = {"id": self._job.request_id, "choices": [], **self._ending(len(whole))}
         if streaming:
             yield b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n"
             return
-        last["choices"] = [self._choice(0, self._words, True)]
+        last["choices"] = [self._choice(whole, True)]
         yield json.dumps(last).encode()
 
-    def _event(self, at: int, words: list[int], ended: bool) -> bytes:
-        event = {"id": self._job.request_id, "choices": [self._choice(at, words, ended)]}
+    def _event(self, pieces: tuple[MockToken, ...], ended: bool) -> bytes:
+        event = {"id": self._job.request_id, "choices": [self._choice(pieces, ended)]}
         return b"data: " + json.dumps(event).encode() + b"\n\n"
 
-    def _choice(self, at: int, words: list[int], ended: bool) -> dict[str, Any]:
-        text = "".join(" " + WORDS[word] for word in words)
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "length" if ended else None}
+    def _choice(self, pieces: tuple[MockToken, ...], ended: bool) -> dict[str, Any]:
+        text = "".join(piece.text for piece in pieces)
+        reason = self._written.finish_reason if ended else None
+        choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
         if self._chat:
-            choice["delta" if self._body.get("stream") else "message"] = {"content": text}
+            key = "delta" if self._body.get("stream") else "message"
+            choice[key] = self._message(text)
         else:
             choice["text"] = text
         if self._body.get("return_token_ids"):
-            choice["token_ids"] = words
+            choice["token_ids"] = [piece.token_id for piece in pieces]
         if self._body.get("logprobs") and not self._chat:
-            choice["logprobs"] = self._logprobs(at, words)
+            choice["logprobs"] = self._logprobs(pieces)
         return choice
 
-    def _logprobs(self, at: int, words: list[int]) -> dict[str, Any]:
-        before = [-1, *self._words]
-        model, count = self._server.model, int(self._body["logprobs"])
-        tops = [model.top(self._prompt, before[at + i], count) for i in range(len(words))]
-        return {"tokens": [" " + WORDS[word] for word in words], "top_logprobs": tops}
+    def _message(self, text: str) -> dict[str, Any]:
+        """A message, or what one event adds to it."""
+        name = self._written.function
+        if name is None:
+            return {"content": text}
+        call = {"id": self._job.request_id, "type": "function", "index": 0,
+                "function": {"name": name, "arguments": text}}  # fmt: skip
+        return {"content": None, "tool_calls": [call]}
+
+    def _logprobs(self, pieces: tuple[MockToken, ...]) -> dict[str, Any]:
+        count = int(self._body["logprobs"])
+        return {
+            "tokens": [piece.text for piece in pieces],
+            "token_logprobs": [piece.logprob for piece in pieces],
+            "top_logprobs": [piece.top(count) for piece in pieces],
+        }
 
     def _ending(self, total: int) -> dict[str, Any]:
-        prompt = len(self._prompt.split())
-        found: dict[str, Any] = {"usage": {"prompt_tokens": prompt, "completion_tokens": total}}
+        miscounted = strikes(self._server.faults.miscount, "usage", self._number)
+        usage = {
+            "prompt_tokens": len(prompt_of(self._body).split()),
+            "completion_tokens": total + 1 * miscounted,
+            "prompt_tokens_details": {"cached_tokens": self._cached},
+        }
+        found: dict[str, Any] = {"usage": usage}
         drafted, accepted = self._job.drafted, self._job.accepted
         if drafted and not self._server.faults.no_metrics:
             histogram = [accepted.count(j) for j in range(self._server.law.k + 1)]
@@ -215,11 +230,6 @@ class _MockReply:
                 }
             }
         return found
-
-
-def _temperature(body: dict[str, Any]) -> float:
-    value = body.get("temperature")
-    return 1.0 if value is None else float(value)
 
 
 async def _models(_: Request) -> Response:

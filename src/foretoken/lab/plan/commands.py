@@ -6,10 +6,12 @@ module writes; a test checks it.
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from foretoken.lab.plan.bits import Quantization
+from foretoken.lab.plan.schedule import DraftSchedule
 from foretoken.lab.plan.setup import Setup
 from foretoken.lab.plan.sizes import PlanModel
 
@@ -18,13 +20,19 @@ _VLLM_ONLINE = {"fp8": "fp8", "int8": "int8_per_channel_weight_only"}
 """Quantizations that vLLM applies while loading; others need a checkpoint made for them."""
 
 
-def ready_commands(setup: Setup, schedule: list[tuple[int, int]]) -> dict[str, str]:
+def ready_commands(setup: Setup, schedule: DraftSchedule, *, speculates: bool) -> dict[str, str]:
     """Engine -> command line, or a sentence that begins with `#` where there is none.
 
-    Where the user named no k, the best of the schedule's is used.
+    Args:
+        setup: what is served.
+        schedule: drafts by load; the number of the usual load is used, or of the next one that has
+            any.
+        speculates: whether to speculate at all.
     """
-    if not setup.settings.num_speculative_tokens and setup.method != "none" and schedule:
-        setup = replace(setup, k=max(1, schedule[0][0]))
+    if not speculates:
+        setup = replace(setup, method="none")
+    elif setup.method != "none" and not setup.settings.num_speculative_tokens:
+        setup = replace(setup, k=max(1, schedule.usual_k))
     return {
         "foretoken": _foretoken(setup),
         "vllm": _vllm(setup, schedule),
@@ -95,7 +103,7 @@ def _foretoken_draft(setup: Setup) -> dict[str, Any]:
 _TELL_ACCEPTANCE = ("--per-request-spec-decode-metrics", "detailed")
 
 
-def _vllm(setup: Setup, schedule: list[tuple[int, int]]) -> str:
+def _vllm(setup: Setup, schedule: DraftSchedule) -> str:
     settings = setup.settings
     parts = ["vllm", "serve", setup.target.name, "--tensor-parallel-size", str(setup.tp)]
     parts += ["--gpu-memory-utilization", f"{setup.utilization:g}"]
@@ -112,17 +120,18 @@ def _vllm(setup: Setup, schedule: list[tuple[int, int]]) -> str:
         config["draft_tensor_parallel_size"] = setup.draft_tp
         if settings.temperature > 0.5:
             config["draft_sample_method"] = "probabilistic"
-    if len(schedule) > 1 and drafting.default_drafts_key is None:
-        config["num_speculative_tokens_per_batch_size"] = _ranges(schedule)
+    if len(schedule.steps) > 1 and schedule.falls and drafting.default_drafts_key is None:
+        config["num_speculative_tokens"] = schedule.most
+        config["num_speculative_tokens_per_batch_size"] = _ranges(schedule.steps)
     parts += ["--speculative-config", json.dumps(config)]
     parts += _TELL_ACCEPTANCE
     return _comment(setup.quantization, setup.target.quantization) + _join(parts)
 
 
-def _ranges(schedule: list[tuple[int, int]]) -> list[list[int]]:
+def _ranges(steps: Sequence[tuple[int, int]]) -> list[list[int]]:
     """vLLM's list of (first, last, k), starting at 1; the last one reaches 4096 requests."""
     found, first = [], 1
-    for k, last in schedule:
+    for k, last in steps:
         found.append([first, last or 4096, k])
         first = (last or 4096) + 1
     return found
@@ -138,7 +147,7 @@ def _llama_cpp(setup: Setup) -> str:
     slots = max(1, settings.concurrency)
     parts = ["llama-server", "-m", _gguf(setup.target.name, setup.quantization)]
     parts += ["-c", str(settings.context * slots), "-np", str(slots), "--metrics"]
-    if setup.device.kind == "gpu":
+    if setup.device.kind != "cpu":
         parts += ["-ngl", "99"]
     word = setup.drafting.plan.llama_cpp if setup.drafting and setup.drafting.plan else None
     if setup.drafting is not None and word is None:

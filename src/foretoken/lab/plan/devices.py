@@ -38,11 +38,21 @@ class Device:
         return self.flops["bf16"]
 
 
+def _table() -> dict[str, dict[str, Any]]:
+    text = resources.files("foretoken.lab.plan").joinpath("devices.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+@cache
+def _also_called() -> dict[str, str]:
+    """What people say when they mean one of several devices -> the one they mostly have."""
+    return {short: name for name, row in _table().items() for short in row.get("also", ())}
+
+
 @cache
 def known_devices() -> dict[str, Device]:
     """Every device of the table by name."""
-    text = resources.files("foretoken.lab.plan").joinpath("devices.toml").read_text("utf-8")
-    return {name: _device(name, row) for name, row in tomllib.loads(text).items()}
+    return {name: _device(name, row) for name, row in _table().items()}
 
 
 def _device(name: str, row: dict[str, Any]) -> Device:
@@ -69,6 +79,7 @@ def find_device(name: str) -> Device:
     if wanted == "this":
         return _this_machine()
     found = known_devices()
+    wanted = _also_called().get(wanted, wanted)
     if wanted in found:
         return found[wanted]
     close = [known for known in found if wanted in known or known in wanted]
@@ -91,5 +102,5 @@ def _this_machine() -> Device:
         flops={"bf16": 2.5e9 * wide * hardware.num_cores},
         link=0.0,
         step_s_per_layer=30e-6,
-        source="detected; an assumption: 20 GB/s and 2.5 GHz per core (override with --bandwidth)",
+        source="detected; assumed: 20 GB/s and 2.5 GHz per core (--bandwidth-gb-s overrides it)",
     )

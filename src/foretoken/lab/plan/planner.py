@@ -3,14 +3,17 @@
 The only module that knows all parts of planning.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
 from foretoken.lab.plan.checks import PlanContext
 from foretoken.lab.plan.checks.fits import MEMORY_CHECKS
-from foretoken.lab.plan.checks.pays import LOAD_CHECKS, draft_schedule
+from foretoken.lab.plan.checks.pays import LOAD_CHECKS
 from foretoken.lab.plan.checks.suits import DRAFT_CHECKS
 from foretoken.lab.plan.commands import ready_commands
+from foretoken.lab.plan.latency import PlannedLatency, latency
 from foretoken.lab.plan.memory_plan import (
     DraftLoad,
     MemoryPlan,
@@ -22,9 +25,32 @@ from foretoken.lab.plan.memory_plan import (
 )
 from foretoken.lab.plan.predict import PlannedSpeed, predict
 from foretoken.lab.plan.ranking import Choice, MethodOutlook, method_outlooks, rank_methods
-from foretoken.lab.plan.setup import PlanSettings, Setup, resolve_setup
+from foretoken.lab.plan.schedule import DraftSchedule, chosen_k, draft_schedule
+from foretoken.lab.plan.setup import WORKLOADS, PlanSettings, Setup, named_drafts, resolve_setup
+from foretoken.lab.plan.verdict import PlanVerdict, judge
 
 CHECKS = (*MEMORY_CHECKS, *DRAFT_CHECKS, *LOAD_CHECKS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOutlook:
+    """One of several draft models that were named."""
+
+    draft: str
+    params: int
+    requests: int
+    """Typical requests that fit at once beside it."""
+    problem: str
+    """Why it cannot be used; empty where it can."""
+    prediction: PlannedSpeed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOutlook:
+    """All methods on one kind of work, at the usual load."""
+
+    workload: str
+    outlooks: tuple[MethodOutlook, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +58,14 @@ class SpeculationPlan:
     """The answer to one set of settings."""
 
     setup: Setup
+    """With the best of the drafts that were named."""
+    verdict: PlanVerdict
+    schedule: DraftSchedule
+    latencies: tuple[PlannedLatency, ...]
+    """At the usual load and at the peak, with the schedule's drafts."""
+    drafts: tuple[DraftOutlook, ...]
+    """Every draft that was named, in that order."""
+    workloads: tuple[WorkloadOutlook, ...]
     overhead_bytes: float
     """Per device."""
     plain: MemoryPlan
@@ -41,10 +75,9 @@ class SpeculationPlan:
     prediction: PlannedSpeed
     outlooks: tuple[MethodOutlook, ...]
     choices: tuple[Choice, ...]
-    schedule: tuple[tuple[int, int], ...]
-    """(k, last number of requests in flight), 0 for no end."""
     findings: tuple[Finding, ...]
     commands: dict[str, str]
+    """By engine; plain ones where the verdict is against speculating."""
 
 
 def build_plan(settings: PlanSettings) -> SpeculationPlan:
@@ -53,32 +86,81 @@ def build_plan(settings: PlanSettings) -> SpeculationPlan:
     Raises:
         ConfigError, ModelError: see `resolve_setup`.
     """
-    setup = resolve_setup(settings)
-    load: DraftLoad = draft_load(setup)
-    outlooks = method_outlooks(setup)
-    context = PlanContext(
-        setup=setup,
-        plain=plan_memory(setup, None),
-        speculating=plan_memory(setup, load),
-        prediction=predict(setup),
-        outlooks=outlooks,
-        choices=rank_methods(setup, outlooks),
-        nominal=_nominal(setup),
+    setups = [resolve_setup(replace(settings, draft=name)) for name in named_drafts(settings)]
+    if len(setups) > 1 and not all(setup.drafts_with == "model" for setup in setups):
+        raise ConfigError("plan.draft", settings.draft, f"one name for method {setups[0].method}")
+    drafts = tuple(_draft_outlook(setup) for setup in setups if setup.draft is not None)
+    setup = setups[_best(drafts, settings.concurrency)] if drafts else setups[0]
+    context = _context(setup)
+    findings = tuple(finding for check in CHECKS for finding in check.run(context))
+    latencies = tuple(
+        latency(setup, load, chosen_k(setup, load))
+        for load in map(context.prediction.at, (settings.concurrency, settings.peak_concurrency))
     )
-    schedule = draft_schedule(context)
+    deciding = latencies[1 if settings.slo == "throughput" else 0]
+    verdict = judge(context, findings, deciding)
     return SpeculationPlan(
         setup=setup,
+        verdict=verdict,
+        schedule=context.schedule,
+        latencies=latencies,
+        drafts=drafts,
+        workloads=tuple(_on_workload(setup, workload) for workload in WORKLOADS),
         overhead_bytes=overhead_bytes(setup),
         plain=context.plain,
         speculating=context.speculating,
         nominal=context.nominal,
         prediction=context.prediction,
-        outlooks=outlooks,
+        outlooks=context.outlooks,
         choices=context.choices,
-        schedule=tuple(schedule),
-        findings=tuple(finding for check in CHECKS for finding in check.run(context)),
-        commands=ready_commands(setup, schedule),
+        findings=findings,
+        commands=ready_commands(setup, context.schedule, speculates=verdict.speculates),
     )
+
+
+def _context(setup: Setup) -> PlanContext:
+    load: DraftLoad = draft_load(setup)
+    outlooks = method_outlooks(setup)
+    prediction = predict(setup)
+    return PlanContext(
+        setup=setup,
+        plain=plan_memory(setup, None),
+        speculating=plan_memory(setup, load),
+        prediction=prediction,
+        outlooks=outlooks,
+        choices=rank_methods(setup, outlooks),
+        nominal=_nominal(setup),
+        schedule=draft_schedule(setup, prediction),
+    )
+
+
+def _draft_outlook(setup: Setup) -> DraftOutlook:
+    assert setup.draft is not None
+    context = _context(setup)
+    errors = (
+        finding.message
+        for check in (*MEMORY_CHECKS, *DRAFT_CHECKS)
+        for finding in check.run(context)
+        if finding.level == "error"
+    )
+    return DraftOutlook(
+        draft=setup.draft.name,
+        params=setup.draft.params,
+        requests=context.speculating.requests,
+        problem=next(errors, ""),
+        prediction=context.prediction,
+    )
+
+
+def _best(drafts: Sequence[DraftOutlook], requests: int) -> int:
+    """The draft that gains most at a load, among those that can be used."""
+    order = [(not one.problem, one.prediction.at(requests).best) for one in drafts]
+    return order.index(max(order))
+
+
+def _on_workload(setup: Setup, workload: str) -> WorkloadOutlook:
+    other = replace(setup, settings=replace(setup.settings, workload=workload))
+    return WorkloadOutlook(workload=workload, outlooks=method_outlooks(other))
 
 
 def _nominal(setup: Setup) -> tuple[NominalRow, ...]:

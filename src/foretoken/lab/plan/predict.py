@@ -1,84 +1,39 @@
 """Predicted speed-up by load: the roofline's costs with the assumed acceptance.
 
-What is assumed are ranges of alpha, the chance that a draft is accepted given that all before it
-were, and for look-up methods the share of steps in which they find anything to draft, from the
-table of methods. They are wide on purpose, travel with the prediction and are shown as assumptions;
-`--acceptance` replaces them. Crossover is the number of requests in flight beyond which speculation
-is slower than plain decoding.
+The ranges of acceptance are those of `foretoken.lab.plan.priors.assumed`; they travel with the
+prediction and are shown with it. Of each load stand the gain with one and the same number of
+drafts, and the number that gains most there. Crossover is the number of requests in flight beyond
+which speculation is slower than plain decoding.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
-from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.control.cost import CostModel, StepShape, speculative_step
-from foretoken.errors import ConfigError
 from foretoken.lab.plan.bits import QUANTIZATIONS
-from foretoken.lab.plan.roofline import roofline
-from foretoken.lab.plan.setup import Setup, planned_methods
+from foretoken.lab.plan.priors.acceptance import EIGHTY, AcceptancePrior
+from foretoken.lab.plan.priors.assumed import AssumedAcceptance, assume_acceptance
+from foretoken.lab.plan.roofline import Placement, roofline
+from foretoken.lab.plan.setup import Setup
 from foretoken.lab.plan.sizes import PlanModel
 from foretoken.lab.plan.speedup import MOST_K, best_k, break_even_rate
 
-ONE_HOT_LOSS_PER_T = 0.25
-"""Share of alpha lost at temperature 1 when drafts are greedy: an assumption."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssumedAcceptance:
-    """What is assumed about the drafts of one method."""
-
-    low: float
-    high: float
-    """Bounds of alpha."""
-    hits: float
-    """Share of steps with a draft."""
-    source: str
-
-    @property
-    def middle(self) -> float:
-        """Half way between the bounds."""
-        return (self.low + self.high) / 2
-
-
-def assume_acceptance(
-    method: str, workload: str, temperature: float, given: str
-) -> AssumedAcceptance:
-    """The range for a method on a workload; `given` is LOW:HIGH, one number, or empty.
-
-    Raises:
-        ConfigError: `given` is not a range within 0 and 1.
-    """
-    plan = (planned_methods().get(method) or planned_methods()["draft_model"]).plan
-    assert plan is not None, method
-    hits = plan.hits.get(workload, 1.0)
-    if given:
-        low, high = _parse(given)
-        return AssumedAcceptance(low=low, high=high, hits=hits, source="given")
-    low, high = plan.acceptance[workload if workload in plan.acceptance else ""]
-    kept = 1.0 - ONE_HOT_LOSS_PER_T * min(temperature, 1.0)
-    return AssumedAcceptance(
-        low=low * kept,
-        high=high * kept,
-        hits=hits,
-        source=f"assumed for {workload} at temperature {temperature:g}, not measured",
-    )
-
-
-def _parse(given: str) -> tuple[float, float]:
-    try:
-        parts = [float(part) for part in given.split(":")]
-    except ValueError:
-        parts = []
-    if len(parts) not in (1, 2) or not all(0 <= p <= 1 for p in parts) or parts[0] > parts[-1]:
-        raise ConfigError("plan.acceptance", given, "LOW:HIGH within 0 and 1, such as 0.6:0.8")
-    return parts[0], parts[-1]
-
-
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Requests in flight that are looked at beside the usual number and the peak."""
+COST_SPREAD = 0.15
+"""Standard deviation of the logarithm of what steps cost, around what the roofline says."""
 LOOKUP_COST = 0.01
 """Seconds of a look-up per draft, in plain steps: an assumption."""
+
+
+@dataclass(frozen=True, slots=True)
+class GainRange:
+    """A predicted speed-up with the ends of an interval that should hold 80 of 100 cases."""
+
+    low: float
+    middle: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +51,25 @@ class LoadPrediction:
     low: float
     middle: float
     high: float
-    """Speed-up at the lower bound, the middle and the upper bound of the acceptance."""
+    """Speed-up, and the ends of its interval."""
     best_k: int
+    best_low: float
     best: float
-    """The k with the highest speed-up at the middle of the acceptance, and that speed-up."""
+    best_high: float
+    """The k with the highest speed-up at the middle of the acceptance, and its speed-up with
+    the ends of its interval; 0 and 1 where no k pays."""
+    costs: tuple[float, ...]
+    """Seconds of a step with k drafts over a plain one, by k from 0 to MOST_K."""
+    gains: tuple[GainRange, ...]
+    """Speed-up by k from 0 to MOST_K."""
+
+    def gain(self, k: int) -> GainRange:
+        """The speed-up of k drafts, at most MOST_K."""
+        return self.gains[min(k, MOST_K)]
+
+    def cost(self, k: int) -> float:
+        """What a step with k drafts costs, in plain ones; k at most MOST_K."""
+        return self.costs[min(k, MOST_K)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +83,8 @@ class PlannedSpeed:
     crossover_low: float
     crossover: float
     crossover_high: float
-    """Requests in flight at which the speed-up becomes 1, at the three acceptances; infinite:
-    beyond the largest load; 0: it never pays."""
+    """Requests in flight at which the speed-up becomes 1, for the speed-up and its two ends;
+    infinite: beyond the largest load; 0: it never pays."""
     crossover_qps: float
     """Requests per second at `crossover`, from Little's law."""
 
@@ -123,18 +93,16 @@ class PlannedSpeed:
         return min(self.loads, key=lambda load: abs(math.log(load.requests / requests)))
 
 
-def predict(setup: Setup) -> PlannedSpeed:
-    """The speed-up of the method of `setup` by load."""
+def predict(setup: Setup, prior: AcceptancePrior | None = None) -> PlannedSpeed:
+    """The speed-up of the method of `setup` by load; `prior` as in `assume_acceptance`."""
     settings = setup.settings
-    own = assume_acceptance(
-        setup.method, settings.workload, settings.temperature, settings.acceptance
-    )
+    own = assume_acceptance(setup, prior)
     target, drafter = step_models(setup)
     context = settings.context - settings.output_tokens / 2
-    loads = tuple(
-        _at_load(setup, own, (target, drafter), requests, max(1.0, context)) for requests in LOADS
-    )
-    crossings = [_crossing([getattr(load, name) for load in loads]) for name in _BOUNDS]
+    steps = StepCosts(target=target, drafter=drafter, context=max(1.0, context))
+    asked = sorted({*LOADS, settings.concurrency, settings.peak_concurrency})
+    loads = tuple(_at_load(setup.k, own, steps, requests) for requests in asked)
+    crossings = [_crossing(asked, [getattr(load, name) for load in loads]) for name in _BOUNDS]
     return PlannedSpeed(
         method=setup.method,
         k=setup.k,
@@ -150,31 +118,58 @@ def predict(setup: Setup) -> PlannedSpeed:
 _BOUNDS = ("low", "middle", "high")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """What steps cost on a setup, in plain steps of the same load."""
+
+    target: CostModel
+    drafter: CostModel | None
+    """None: a look-up."""
+    context: float
+    """Tokens that a request has on average while it is decoded."""
+
+    def plain_s(self, requests: int) -> float:
+        """Seconds of a step without drafts."""
+        return self._seconds(self.target, requests, requests)
+
+    def verify(self, requests: int, rows_each: int) -> float:
+        """V: a step over so many rows per request."""
+        return self._seconds(self.target, requests * rows_each, requests) / self.plain_s(requests)
+
+    def draft(self, requests: int) -> float:
+        """c: one draft for every request."""
+        if self.drafter is None:
+            return LOOKUP_COST
+        return self._seconds(self.drafter, requests, requests) / self.plain_s(requests)
+
+    def _seconds(self, model: CostModel, rows: int, requests: int) -> float:
+        return model.seconds(StepShape(rows, sequences=requests, context=self.context)).seconds
+
+
 def step_models(setup: Setup) -> tuple[CostModel, CostModel | None]:
     """Step times of the target, and of whatever drafts (None: a look-up)."""
     bandwidth = setup.settings.bandwidth_gb_s * 1e9 or setup.device.bandwidth
     device = replace(setup.device, bandwidth=bandwidth)
-    bound = partial(roofline, device=device, kv_bytes=setup.kv_bytes)
-    target = bound(setup.target, setup.quantization, ranks=setup.tp)
+    place = Placement(device=device, ranks=setup.tp, kv_bytes=setup.kv_bytes, host=setup.host)
+    target = roofline(setup.target, setup.quantization, place)
     drafting = setup.drafting
     if setup.drafts_with == "model" and setup.draft is not None:
-        drafter = roofline(
-            setup.draft,
-            setup.draft_quantization,
-            device,
-            kv_bytes=setup.draft_kv_bytes,
-            ranks=setup.draft_tp,
+        place = replace(
+            place, ranks=setup.draft_tp, kv_bytes=setup.draft_kv_bytes, drafts=True,
             eager=setup.settings.eager_draft,
-        )
-        return target, drafter
+        )  # fmt: skip
+        return target, roofline(setup.draft, setup.draft_quantization, place)
     if drafting is not None and drafting.drafts_with == "head":
         quantization = QUANTIZATIONS["bf16"] if drafting.own_file else setup.quantization
-        return target, bound(_one_layer(setup.target), quantization, ranks=setup.tp)
+        words = drafting.plan.head_vocabulary if drafting.plan else 0
+        head = _one_layer(setup.target) if drafting.own_kv else _one_matrix(setup.target)
+        head = replace(head, vocab_size=min(words or head.vocab_size, head.vocab_size))
+        return target, roofline(head, quantization, replace(place, drafts=True))
     return target, None
 
 
 def _one_layer(model: PlanModel) -> PlanModel:
-    """A head as deep as one layer of the target; it uses the target's output head."""
+    """A head as deep as one layer of the target, with an output head."""
     layers = model.num_layers
     return replace(
         model,
@@ -188,53 +183,69 @@ def _one_layer(model: PlanModel) -> PlanModel:
     )
 
 
-def _at_load(
-    setup: Setup,
-    acceptance: AssumedAcceptance,
-    steps: tuple[CostModel, CostModel | None],
-    requests: int,
-    context: float,
-) -> LoadPrediction:
-    target, drafter = steps
+def _one_matrix(model: PlanModel) -> PlanModel:
+    """One stage of a head without keys and values: a square matrix and an output head."""
+    return replace(
+        _one_layer(model), dense_params=model.hidden_size**2, expert_params=0, kv_elements=0,
+        full_layers=0,
+    )  # fmt: skip
 
-    def seconds(model: CostModel, rows_each: int) -> float:
-        shape = StepShape(requests * rows_each, sequences=requests, context=context)
-        return model.seconds(shape).seconds
 
-    plain = seconds(target, 1)
-    costs = [1.0] + [seconds(target, k + 1) / plain for k in range(1, MOST_K + 1)]
-    draft = seconds(drafter, 1) / plain if drafter else LOOKUP_COST
-    k, hits = setup.k, acceptance.hits
-    verify = costs[k] if k < len(costs) else seconds(target, k + 1) / plain
-
-    def gain(alpha: float) -> float:
-        tokens = 1.0 + hits * (ConstantAcceptance(alpha).length(k) - 1.0)
-        return tokens / (1.0 + hits * (speculative_step(verify, draft, k) - 1.0))
-
-    found, best = best_k(acceptance.middle, costs, draft)
-    return LoadPrediction(
-        requests=requests,
-        plain_step_s=plain,
-        verify_cost=verify,
-        draft_cost=draft,
-        break_even_rate=break_even_rate(verify, draft, k),
-        low=gain(acceptance.low),
-        middle=gain(acceptance.middle),
-        high=gain(acceptance.high),
-        best_k=found,
-        best=1.0 + hits * (best - 1.0),
+def gain_range(own: AssumedAcceptance, k: int, cost: float) -> GainRange:
+    """The speed-up of k drafts whose steps cost `cost` plain ones, with what is not known of the
+    acceptance and of the cost."""
+    if k == 0:
+        return GainRange(1.0, 1.0, 1.0)
+    low, middle, high = (gain_of(own, alpha, k, cost) for alpha in (own.low, own.middle, own.high))
+    doubt = EIGHTY * COST_SPREAD * own.hits
+    return GainRange(
+        middle * math.exp(-math.hypot(math.log(middle / low), doubt)),
+        middle,
+        min(k + 1.0, middle * math.exp(math.hypot(math.log(high / middle), doubt))),
     )
 
 
-def _crossing(gains: Sequence[float]) -> float:
-    """Requests in flight at which `gains` fall to 1, between the loads on a logarithmic scale."""
-    if gains[0] <= 1.0:
+def gain_of(own: AssumedAcceptance, alpha: float, k: int, cost: float) -> float:
+    """Speed-up of k drafts of such a chance in the steps that have any, which then cost `cost`
+    plain ones."""
+    return own.length(alpha, k) / (1.0 + own.hits * (cost - 1.0))
+
+
+def _at_load(k: int, own: AssumedAcceptance, steps: StepCosts, requests: int) -> LoadPrediction:
+    draft = steps.draft(requests)
+    verify = [1.0] + [steps.verify(requests, n + 1) for n in range(1, MOST_K + 1)]
+    costs = tuple(speculative_step(verify[n], draft, n) for n in range(MOST_K + 1))
+    best = best_k(lambda n: gain_of(own, own.middle, n, costs[n]))
+    asked = verify[k] if k <= MOST_K else steps.verify(requests, k + 1)
+    gains = tuple(gain_range(own, n, costs[n]) for n in range(MOST_K + 1))
+    given = gain_range(own, k, speculative_step(asked, draft, k))
+    return LoadPrediction(
+        requests=requests,
+        plain_step_s=steps.plain_s(requests),
+        verify_cost=asked,
+        draft_cost=draft,
+        break_even_rate=break_even_rate(asked, draft, k),
+        low=given.low,
+        middle=given.middle,
+        high=given.high,
+        best_k=best,
+        best_low=gains[best].low,
+        best=gains[best].middle,
+        best_high=gains[best].high,
+        costs=costs,
+        gains=gains,
+    )
+
+
+def _crossing(loads: Sequence[int], gains: Sequence[float]) -> float:
+    """Requests in flight beyond which no load gains, between the loads on a logarithmic scale."""
+    last = max((i for i, gain in enumerate(gains) if gain > 1.0), default=-1)
+    if last < 0:
         return 0.0
-    for i in range(1, len(gains)):
-        if gains[i] <= 1.0:
-            share = (gains[i - 1] - 1.0) / (gains[i - 1] - gains[i])
-            return float(LOADS[i - 1] * (LOADS[i] / LOADS[i - 1]) ** share)
-    return math.inf
+    if last == len(gains) - 1:
+        return math.inf
+    share = (gains[last] - 1.0) / (gains[last] - gains[last + 1])
+    return float(loads[last] * (loads[last + 1] / loads[last]) ** share)
 
 
 def _arrivals(setup: Setup, target: CostModel, requests: float) -> float:

@@ -80,46 +80,42 @@ def _plan_of(method: DraftingMethod) -> MethodPlan:
 
 
 def rank_methods(setup: Setup, outlooks: Sequence[MethodOutlook]) -> tuple[Choice, ...]:
-    """Lowest latency, no memory, peak-safe, easiest."""
+    """Lowest latency, no memory, peak-safe, easiest; each method with the k that suits the load."""
     ordinary, peak = setup.settings.concurrency, setup.settings.peak_concurrency
-    fast = max(outlooks, key=lambda o: o.prediction.at(ordinary).middle)
+    fast = max(outlooks, key=lambda o: o.prediction.at(ordinary).best)
     light = max(
         (o for o in outlooks if o.memory_bytes == 0),
-        key=lambda o: o.prediction.at(ordinary).middle,
+        key=lambda o: o.prediction.at(ordinary).best,
     )
-    safe = max(outlooks, key=lambda o: o.prediction.at(peak).low)
-    paying = [o for o in outlooks if o.prediction.at(ordinary).middle > 1.05] or list(outlooks)
+    safe = max(outlooks, key=lambda o: o.prediction.at(peak).best_low)
+    paying = [o for o in outlooks if o.prediction.at(ordinary).best > 1.05] or list(outlooks)
     easy = min(paying, key=lambda o: o.effort)
     return (
-        _choice("lowest latency", fast, ordinary, "middle"),
-        _choice("no memory", light, ordinary, "middle"),
+        _choice("lowest latency", fast, ordinary),
+        _choice("no memory", light, ordinary),
         _peak_choice(safe, peak),
-        _choice("easiest", easy, ordinary, "middle"),
+        _choice("easiest", easy, ordinary),
     )
 
 
-def _choice(question: str, outlook: MethodOutlook, requests: int, bound: str) -> Choice:
+def _choice(question: str, outlook: MethodOutlook, requests: int) -> Choice:
     load = outlook.prediction.at(requests)
-    gain = getattr(load, bound)
-    name = outlook.method if gain > 1.0 else "none"
     return Choice(
         question=question,
-        method=name,
-        reason=f"{outlook.method}: {gain:.2f}x predicted at {load.requests} in flight "
-        f"(c {load.draft_cost:.2f}, V {load.verify_cost:.2f}); {outlook.needs}",
+        method=outlook.method if load.best_k else "none",
+        reason=f"{outlook.method}: {load.best:.2f}x predicted at {load.requests} in flight "
+        f"(k = {load.best_k}, c {load.draft_cost:.2f}); {outlook.needs}",
     )
 
 
 def _peak_choice(outlook: MethodOutlook, requests: int) -> Choice:
     load = outlook.prediction.at(requests)
-    if load.low <= 1.0:
-        reason = (
-            f"even the best, {outlook.method}, is {load.low:.2f}x at the low end of its acceptance "
-            f"with {load.requests} in flight: let k go to 0 there"
-        )
-        return Choice(question="safe at the peak", method="none", reason=reason)
+    pays = load.best_k > 0 and load.best_low > 1.0
+    reason = (
+        f"{load.best_low:.2f}x at the low end of what is expected with {load.requests} in flight"
+    )
+    if not pays:
+        reason = f"even the best, {outlook.method}, is {reason}: let k go to 0 there"
     return Choice(
-        question="safe at the peak",
-        method=outlook.method,
-        reason=f"{load.low:.2f}x at the low end of its acceptance with {load.requests} in flight",
+        question="safe at the peak", method=outlook.method if pays else "none", reason=reason
     )

@@ -15,12 +15,13 @@ from foretoken.errors import ConfigError, one_of
 from foretoken.lab.plain import from_plain
 from foretoken.lab.plan.bits import Quantization, find_quantization, kv_element_bytes
 from foretoken.lab.plan.devices import Device, find_device
+from foretoken.lab.plan.priors.engine_costs import ENGINE_COSTS, EngineCost
 from foretoken.lab.plan.sizes import PlanModel, load_plan_model
 from foretoken.shape import memory_formula as formula
 
 ENGINES = ("vllm", "llama.cpp", "foretoken")
 _FROM_ZERO = Allowed("a number >= 0", lambda value: bool(value >= 0))
-WORKLOADS = ("chat", "code", "summarize", "rag", "edit", "json", "creative", "mixed")
+WORKLOADS = ("chat", "code", "math", "summarize", "rag", "edit", "json", "creative", "mixed")
 
 
 def planned_methods() -> dict[str, DraftingMethod]:
@@ -35,7 +36,8 @@ class PlanSettings:
     target: str
     """The model to serve."""
     draft: str | None = None
-    """The draft model; None: only methods without one can be planned."""
+    """The draft model, or several with commas between them, of which the best is taken; None: only
+    methods without one can be planned."""
     method: str = "auto"
     """A planned method or `none`; `auto`: draft_model if there is a draft, else ngram."""
     engine: Annotated[str, words(*ENGINES)] = "vllm"
@@ -124,6 +126,8 @@ class Setup:
     draft_tp: int
     utilization: float
     k: int
+    host: EngineCost
+    """What the engine adds to a step."""
 
     @property
     def drafting(self) -> DraftingMethod | None:
@@ -139,6 +143,12 @@ class Setup:
     def has_weights(self) -> bool:
         """Whether something is loaded to draft with."""
         return self.drafting is not None and self.drafting.has_weights
+
+
+def named_drafts(settings: PlanSettings) -> tuple[str | None, ...]:
+    """The drafts of `settings.draft`; None alone where there is none."""
+    names = [name.strip() for name in (settings.draft or "").split(",")]
+    return tuple(dict.fromkeys(name for name in names if name)) or (None,)
 
 
 DEFAULT_UTILIZATION = {"vllm": 0.92, "llama.cpp": 1.0, "foretoken": 0.9}
@@ -190,6 +200,7 @@ def resolve_setup(settings: PlanSettings) -> Setup:
         draft_tp=settings.draft_tensor_parallel_size or tp,
         utilization=settings.utilization or DEFAULT_UTILIZATION[settings.engine],
         k=settings.num_speculative_tokens or usual_drafts(drafting),
+        host=ENGINE_COSTS[settings.engine],
     )
 
 

@@ -7,7 +7,7 @@ yields against what it takes, at the load it was measured. The raw acceptance ra
 with a fixed number, for it falls with k by itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from foretoken.control.acceptance import ConstantAcceptance
@@ -26,17 +26,17 @@ def break_even_rate(verify_cost: float, draft_cost: float, k: int, wanted: float
     return (wanted * speculative_step(verify_cost, draft_cost, k) - 1.0) / k if k else 0.0
 
 
-def best_k(alpha: float, verify_costs: Sequence[float], draft_cost: float) -> tuple[int, float]:
-    """The k with the highest speed-up, and that speed-up; k = 0 and 1 if none pays.
+def best_k(gain: Callable[[int], float]) -> int:
+    """The k from 1 to MOST_K that gains most; 0 if none pays.
 
-    `verify_costs[k]` is V at k; entry 0 is not used. Of equals within 1 % the smaller k.
+    Of equals within 1 % the smaller k.
     """
-    best, gain, acceptance = 0, 1.0, ConstantAcceptance(alpha)
-    for k in range(1, len(verify_costs)):
-        found = speed_up(acceptance.length(k), verify_costs[k], draft_cost, k)
-        if found > gain * (1.01 if best else 1.0):
-            best, gain = k, found
-    return best, gain
+    best, most = 0, 1.0
+    for k in range(1, MOST_K + 1):
+        found = gain(k)
+        if found > most * (1.01 if best else 1.0):
+            best, most = k, found
+    return best
 
 
 WORTH_IT = 1.3

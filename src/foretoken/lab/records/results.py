@@ -179,6 +179,8 @@ class ArmSummary:
     duration_s: float
     """Summed over blocks."""
     output_tokens: int
+    prompt_tokens: float | None = None
+    """Mean per request; None where the server does not say."""
     tokens_per_s: Interval
     requests_per_s: float
     goodput_per_s: Interval | None
@@ -240,12 +242,19 @@ class Equality:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """Gains per class run alone, against those of the mix."""
+class ClassGains:
+    """Gains over the requests of one class, inside the mix or run alone."""
 
-    category: str
-    """`mixed` or a class run alone."""
+    by: str
+    """category, temperature or context."""
+    value: str
+    num_pairs: int
+    """Requests of the class that both arms answered."""
     gains: tuple[ArmGain, ...]
+
+    def gain(self, metric: str) -> ArmGain | None:
+        """One gain by its name."""
+        return next((gain for gain in self.gains if gain.metric == metric), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,9 +285,10 @@ class AbSummary:
     gains: tuple[ArmGain, ...]
     equality: Equality | None = None
     cost_per_million_tokens: dict[str, Interval] = field(default_factory=dict)
-    diagnosis: tuple[Diagnosis, ...] = ()
-    diagnosis_says: str = ""
-    """mixed_workload, speculation, none or empty if it was not asked for."""
+    classes: tuple[ClassGains, ...] = ()
+    """Every class inside the mix; empty where the traffic has one class only."""
+    diagnosis: tuple[ClassGains, ...] = ()
+    """Every category run alone, where that was asked for."""
     look: int = 1
     """How many times this experiment has been judged, for the correction of repeated looks."""
     notes: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -26,6 +26,8 @@ from foretoken.lab.records.secrets import redact_word
 REQUESTS = "requests.jsonl"
 SCRAPES = "scrapes.jsonl"
 SUMMARY = "summary.json"
+SWEEP = "sweep.json"
+DIAL = "dial.json"
 
 
 class LineWriter:
@@ -184,6 +186,40 @@ def read_ab(folder: Path, field: str = "RUNS") -> AbSummary:
         allowed = "the folder of an A/B (`foretoken lab ab`); this is a run of one arm"
         raise ConfigError(field, str(folder), allowed)
     return found
+
+
+def ab_folders(folders: Sequence[Path], field: str = "RUNS") -> list[Path]:
+    """The folders of A/Bs: as given, and every finished cell of what `lab sweep` wrote.
+
+    Raises:
+        ConfigError: a sweep without cells, or what `lab dial` wrote.
+    """
+    found: list[Path] = []
+    for folder in folders:
+        if (folder / DIAL).is_file() and not (folder / SUMMARY).is_file():
+            allowed = "folders of `lab ab` or `lab sweep`; a dial forces acceptance, so its gains "
+            allowed += "are not those of a draft: it answers with its break-even alone"
+            raise ConfigError(field, str(folder), allowed)
+        if (folder / SWEEP).is_file() and not (folder / SUMMARY).is_file():
+            found += _cells(folder, field)
+        else:
+            found.append(folder)
+    return found
+
+
+def _cells(folder: Path, field: str) -> list[Path]:
+    path = folder / SWEEP
+    try:
+        cells = [
+            folder / str(cell["folder"]) for cell in json.loads(path.read_text("utf-8"))["cells"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        allowed = "what `foretoken lab sweep` wrote; with --resume it writes it anew"
+        raise ConfigError(field, str(path), allowed) from error
+    if not cells:
+        allowed = "a sweep with a finished cell; `foretoken lab sweep --resume` goes on with it"
+        raise ConfigError(field, str(path), allowed)
+    return cells
 
 
 def finished_ab(folder: Path) -> AbSummary | None:

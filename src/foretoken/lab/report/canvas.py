@@ -1,7 +1,8 @@
 """Figures in the house style, as SVG for the page and as PNG for everything else.
 
-Owns colours, fonts and sizes. Ink and grid become CSS variables, so that a figure follows the
-page's light or dark scheme. Fixed salts make the output the same for the same data.
+Owns colours, fonts and sizes, and how a gain is drawn. Ink and grid become CSS variables, so that a
+figure follows the page's light or dark scheme. Fixed salts make the output the same for the same
+data.
 """
 
 import io
@@ -15,6 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from foretoken.lab.records.results import ArmGain
 
 BASELINE, CANDIDATE = "#8a94a6", "#2f6fed"
 GOOD, BAD, WARN = "#1a9c5b", "#d64545", "#d98a1f"
@@ -43,6 +46,8 @@ _STYLE: Any = {
     "ytick.color": FAINT,
     "xtick.major.size": 0.0,
     "ytick.major.size": 0.0,
+    "xtick.minor.size": 0.0,
+    "ytick.minor.size": 0.0,
     "text.color": INK,
     "legend.frameon": False,
     "legend.fontsize": 9.0,
@@ -65,10 +70,42 @@ def new_figure(width: float = 6.4, height: float = 3.4) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def plain_log(axis: Axis) -> None:
+LIMITS = (1.0, 1.3)
+
+
+def limit_lines(axes: Axes) -> None:
+    """Upright lines at a gain of 1 and of 1.3, named above the axes."""
+    for limit, colour in zip(LIMITS, (BAD, GOOD), strict=True):
+        axes.axvline(limit, color=colour, linewidth=1.2, linestyle=(0, (4, 3)), zorder=0)
+        axes.annotate(f"{limit:.1f}x", (limit, 1.0), xycoords=("data", "axes fraction"),
+                      xytext=(0, 3), textcoords="offset points", color=colour, ha="center",
+                      fontsize=9, annotation_clip=False)  # fmt: skip
+
+
+def draw_gain(axes: Axes, row: int, gain: ArmGain, right: float) -> None:
+    """A row of a gain; an interval that goes on beyond `right` is cut there, with an arrow."""
+    ratio = gain.ratio
+    if not ratio.known or not gain.enough:
+        axes.plot(ratio.estimate, row, "o", mfc="none", color=FAINT)
+        axes.annotate(f"{ratio.estimate:.2f}x?", (ratio.estimate, row), xytext=(8, 0),
+                      textcoords="offset points", va="center", fontsize=9,
+                      color=FAINT)  # fmt: skip
+        return
+    colour = GOOD if ratio.low >= 1 else (BAD if ratio.high < 1 else WARN)
+    end = min(ratio.high, right)
+    if end < ratio.high:
+        axes.plot(end, row, ">", color=colour, markersize=5)
+    axes.plot([ratio.low, end], [row, row], color=colour, linewidth=2.4,
+              solid_capstyle="round")  # fmt: skip
+    axes.plot(ratio.estimate, row, "o", color=colour, markersize=6)
+    axes.annotate(f"{ratio.estimate:.2f}x", (end, row), xytext=(7, 0),
+                  textcoords="offset points", va="center", fontsize=9)  # fmt: skip
+
+
+def plain_log(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     """A logarithmic axis that writes 20 and 500, not powers of ten."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 

@@ -15,7 +15,13 @@ from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.decide.verdict import Decision, decide
 from foretoken.lab.plain import to_plain
 from foretoken.lab.records.results import AbSummary, RequestRecord, Scrape
-from foretoken.lab.records.run_files import REQUESTS, read_ab, read_requests, read_scrapes
+from foretoken.lab.records.run_files import (
+    REQUESTS,
+    ab_folders,
+    read_ab,
+    read_requests,
+    read_scrapes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,22 +35,18 @@ class ReportRun:
     """Empty if only the summary is there."""
     scrapes: tuple[Scrape, ...]
 
-    @property
-    def load(self) -> float:
-        """Requests per second that the baseline took."""
-        return self.summary.arm(self.summary.baseline).requests_per_s
-
     def of_arm(self, arm: str) -> list[RequestRecord]:
         """Whole answers of one arm, warm-up left out."""
         return [r for r in self.requests if r.arm == arm and r.ok and not r.warm_up]
 
 
 def read_runs(folders: Sequence[Path], policy: ShipPolicy) -> tuple[ReportRun, ...]:
-    """Read and judge every run.
+    """Read and judge every run; of a sweep, every cell.
 
     Raises:
         ConfigError: a folder holds no A/B.
     """
+    folders = ab_folders(folders)
     names = names_of([f if f.is_dir() else f.parent for f in folders])
     return tuple(_read(f, policy, name) for f, name in zip(folders, names, strict=True))
 

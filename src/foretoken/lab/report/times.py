@@ -8,21 +8,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from foretoken.lab.analysis.fit import StepTimes, least_steps, step_times, without_prompts
-from foretoken.lab.records.results import ArmGain, RequestRecord, Scrape
+from foretoken.lab.records.results import ArmSummary, RequestRecord, Scrape
 from foretoken.lab.report.canvas import (
     BAD,
     BASELINE,
     CANDIDATE,
     FAINT,
     GOOD,
+    LIMITS,
     WARN,
+    draw_gain,
+    limit_lines,
     new_figure,
     plain_log,
 )
 from foretoken.lab.report.judged import ReportRun
 from foretoken.lab.stats.intervals import Floats
 
-LIMITS = (1.0, 1.3)
 WIDEST = 1.3
 MOST_LANES = 60
 
@@ -38,34 +40,55 @@ def gains(run: ReportRun) -> Figure | None:
     most = WIDEST * max(g.ratio.estimate for g in found)
     right = min(most, max([LIMITS[1], *(ratio.high for ratio in known)]))
     for row, one in enumerate(reversed(found)):
-        _gain(axes, row, one, right)
-    for limit, colour in zip(LIMITS, (BAD, GOOD), strict=True):
-        axes.axvline(limit, color=colour, linewidth=1.2, linestyle=(0, (4, 3)), zorder=0)
-        axes.annotate(f"{limit:.1f}x", (limit, 1.0), xycoords=("data", "axes fraction"),
-                      xytext=(0, 3), textcoords="offset points", color=colour, ha="center",
-                      fontsize=9, annotation_clip=False)  # fmt: skip
+        draw_gain(axes, row, one, right)
+    limit_lines(axes)
     axes.set_yticks(range(len(found)), [label(g.metric) for g in reversed(found)])
     axes.set_ylim(-0.6, len(found) - 0.3)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("gain with 95 % interval (right is better)")
+    axes.set_xlabel("gain with 95 % interval (right is better; hollow: too few requests)")
     return figure
 
 
-def _gain(axes: Axes, row: int, gain: ArmGain, right: float) -> None:
-    """A row; an interval that goes on beyond `right` is cut there, with an arrow."""
-    ratio = gain.ratio
-    if not ratio.known:
-        axes.plot(ratio.estimate, row, "o", mfc="none", color=FAINT)
-        return
-    colour = GOOD if ratio.low >= 1 else (BAD if ratio.high < 1 else WARN)
-    end = min(ratio.high, right)
-    if end < ratio.high:
-        axes.plot(end, row, ">", color=colour, markersize=5)
-    axes.plot([ratio.low, end], [row, row], color=colour, linewidth=2.4,
-              solid_capstyle="round", alpha=0.9 if gain.enough else 0.4)  # fmt: skip
-    axes.plot(ratio.estimate, row, "o", color=colour, markersize=6)
-    axes.annotate(f"{ratio.estimate:.2f}x", (end, row), xytext=(7, 0),
-                  textcoords="offset points", va="center", fontsize=9)  # fmt: skip
+def latencies(run: ReportRun) -> Figure | None:
+    """P50, P95 and P99 of both arms for the first token, each token and the whole answer."""
+    arms = _both(run)
+    rows = [
+        (f"{name} {quantile.upper()}", [getattr(getattr(arm, key), quantile) for arm in arms])
+        for key, name in (("tpot", "TPOT"), ("ttft", "TTFT"), ("e2e", "whole answer"))
+        if all(getattr(arm, key) is not None for arm in arms)
+        for quantile in ("p50", "p95", "p99")
+    ]
+    if not rows:
+        return None
+    figure, axes = new_figure(height=0.9 + 0.31 * len(rows))
+    for row, (_, (before, after)) in enumerate(reversed(rows)):
+        better = after.estimate <= before.estimate
+        axes.plot([1e3 * before.estimate, 1e3 * after.estimate], [row, row],
+                  color=GOOD if better else BAD, linewidth=3, alpha=0.5)  # fmt: skip
+        for value, colour in ((before, BASELINE), (after, CANDIDATE)):
+            if value.known:
+                axes.plot([1e3 * value.low, 1e3 * value.high], [row, row], color=colour,
+                          linewidth=7, alpha=0.25, solid_capstyle="butt")  # fmt: skip
+            axes.plot(1e3 * value.estimate, row, "o", color=colour, markersize=6,
+                      mfc=colour if value.known else "none")  # fmt: skip
+        axes.annotate(f"{_shown(before.estimate)} to {_shown(after.estimate)}",
+                      (1.0, row), xycoords=("axes fraction", "data"), xytext=(4, 0),
+                      textcoords="offset points", va="center", fontsize=9,
+                      annotation_clip=False)  # fmt: skip
+    plain_log(axes.xaxis, subs=(1,))
+    axes.set_yticks(range(len(rows)), [name for name, _ in reversed(rows)])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("ms (grey: without, blue: with speculation; bands: 95 %)")
+    return figure
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _both(run: ReportRun) -> tuple[ArmSummary, ArmSummary]:
+    return run.summary.arm(run.summary.baseline), run.summary.arm(run.summary.candidate)
 
 
 def label(metric: str) -> str:

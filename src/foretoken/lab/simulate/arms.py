@@ -12,7 +12,7 @@ from typing import Any, Protocol, final
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.planner import Planner
-from foretoken.control.budget import RequestBudget
+from foretoken.control.budget import LoadLimit, RequestBudget
 from foretoken.control.cost import StepShape
 from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import LearnedCost
@@ -64,8 +64,8 @@ class SimulatedArm(Protocol):
 class _Fixed:
     """Decides by settings alone."""
 
-    def __init__(self, limits: dict[str, int]) -> None:
-        self.plan = RequestBudget(limits).plan if limits else plan_no_drafts
+    def __init__(self, limits: dict[str, int], limit: LoadLimit | None = None) -> None:
+        self.plan = RequestBudget(limits, limit).plan if limits else plan_no_drafts
 
     def observe(self, plan: DraftPlan, outcomes: Sequence[DraftOutcome], stats: StepStats) -> None:
         """Learn nothing."""
@@ -90,6 +90,22 @@ class FixedArm:
         """The first drafter that finds anything drafts."""
         drafters = machine.drafters if self.k else ()
         return _Fixed({one.name: min(one.most, self.k) for one in drafters})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScheduledArm:
+    """Lengths by the number of running requests, as `num_speculative_tokens_per_batch_size`."""
+
+    ranges: tuple[tuple[int, int, int], ...]
+    """(first, last, length)."""
+    name: str = "schedule"
+
+    def build(self, machine: SimulatedMachine, missing: Missing) -> Deciding:
+        """The first drafter that finds anything drafts."""
+        most = max(length for _, _, length in self.ranges)
+        limits = {one.name: min(one.most, most) for one in machine.drafters}
+        return _Fixed(limits, LoadLimit(self.ranges))
 
 
 @final

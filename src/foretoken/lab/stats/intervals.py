@@ -6,6 +6,7 @@ takes a seed. An interval that the sample cannot support has infinite ends, neve
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -23,6 +24,9 @@ class Interval:
     low: float
     high: float
     level: float = LEVEL
+    unseen_sd: float = 0.0
+    """Part of the width, as a standard deviation of the logarithm, that is a prior: what no number
+    of blocks would show."""
 
     @property
     def known(self) -> bool:
@@ -32,7 +36,8 @@ class Interval:
     def scaled(self, factor: float) -> "Interval":
         """The interval of a positive multiple."""
         assert factor > 0, factor
-        return Interval(self.estimate * factor, self.low * factor, self.high * factor, self.level)
+        low, high = self.low * factor, self.high * factor
+        return Interval(self.estimate * factor, low, high, self.level, self.unseen_sd)
 
 
 def unknown(estimate: float = math.nan, level: float = LEVEL) -> Interval:
@@ -62,6 +67,7 @@ def student_cdf(t: float, dof: int) -> float:
     return 0.5 + 0.5 * two_sided
 
 
+@lru_cache(maxsize=4096)
 def student_quantile(p: float, dof: int) -> float:
     """Quantile of Student's t by bisection; normal above 400 degrees of freedom."""
     assert 0 < p < 1, p

@@ -1,11 +1,14 @@
 """Where a run has settled, and whether it ever did.
 
-Pure functions over values in order of time. Warm-up is cut by MSER-5 (White 1997): the cut after
-which the mean of what is left is known best. A run whose batch means still climb or fall after the
-cut has no steady state, and its means depend on how long it was.
+Pure functions over values in order of time. A slow start of every block is found in the course of
+the median over blocks, and cut from everything that is measured. Whether a run is steady is asked
+after a cut by MSER-5 (White 1997): the one after which the mean of what is left is known best. A
+run whose batch means still climb or fall then has no steady state, and its means depend on how
+long it was.
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +18,12 @@ from foretoken.lab.stats.intervals import Floats, student_quantile
 BATCH = 5
 """Values averaged before the cut is looked for, as in MSER-5."""
 BATCHES_OF_DRIFT = 10
+FEWEST_PLACES = 20
+"""Requests of a block below which no start can be told from the rest."""
+WINDOW = 3
+"""Neighbouring requests whose mean is held against the rest of the block."""
+SURE = 0.9987
+"""Chance that a start which is like the rest is not cut, one-sided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +33,32 @@ class Drift:
     change: float
     significant: bool
     """At 1 %, two-sided."""
+
+
+def start_length(logs_CN: Floats, *, either_way: bool = False) -> int:
+    """How many first places of all blocks are slower than the rest; at most half of them.
+
+    `logs_CN` are logarithms by block and place, NaN where there is none. With `either_way` a start
+    that is faster counts too, as in a ratio of two arms. Twice as much is cut as can be seen: what
+    decays is still there after it has sunk into the noise.
+    """
+    if logs_CN.size == 0 or logs_CN.shape[1] < FEWEST_PLACES:
+        return 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        course_N = np.nanmedian(logs_CN, axis=0)
+    half = course_N.size // 2
+    rest = course_N[half:][np.isfinite(course_N[half:])]
+    if rest.size < WINDOW:
+        return 0
+    middle = float(np.median(rest))
+    spread = 1.4826 * float(np.median(np.abs(rest - middle)))
+    above_N = np.convolve(course_N - middle, np.full(WINDOW, 1 / WINDOW), "valid")
+    # A median deviation of n values knows the spread about as well as 0.37 n would.
+    sure = student_quantile(SURE, max(1, int(0.37 * rest.size)))
+    differs_N = (np.abs(above_N) if either_way else above_N) > sure * spread / math.sqrt(WINDOW)
+    seen = int(np.argmin(differs_N[:half])) if not differs_N[:half].all() else half
+    return min(2 * seen, half)
 
 
 def warm_up_length(values_N: Floats) -> int:

@@ -8,7 +8,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from foretoken.lab.decide.evidence import Evidence, RuleKind, RuleResult, show_share
+from foretoken.lab.decide.evidence import (
+    Evidence,
+    RuleKind,
+    RuleResult,
+    show_break_even,
+    show_share,
+)
 from foretoken.lab.decide.rules.speed import Nothing
 from foretoken.lab.records.results import AcceptanceBucket
 from foretoken.lab.stats.intervals import Interval
@@ -28,7 +34,7 @@ def acceptance_pays(evidence: Evidence, _: Nothing) -> RuleResult:
 
 def _against(rate: Interval, limit: float, name: str, requests: int = 0) -> RuleResult:
     """Above, below or astride a limit."""
-    says = f"{name} {show_share(rate)}, breaks even at {limit:.0%}"
+    says = f"{name} {show_share(rate)}, {show_break_even(limit)}"
     if rate.low >= limit:
         outcome = "pass"
     elif rate.high < limit:
@@ -104,7 +110,7 @@ def _worst(buckets: Sequence[AcceptanceBucket], limit: float) -> RuleResult:
     losing = [value for value, result in judged.items() if result.outcome == "fail"]
     open_ones = [value for value, result in judged.items() if result.outcome == "inconclusive"]
     says = "; ".join(f"T={b.value}: {show_share(b.rate)}" for b in buckets)
-    says += f"; breaks even at {limit:.0%}"
+    says += f"; {show_break_even(limit)}"
     if losing:
         return RuleResult(
             outcome="fail",
@@ -163,24 +169,6 @@ def _difference(before: Interval, after: Interval) -> Interval:
     return Interval(middle, middle - down, middle + up)
 
 
-def homogeneous(evidence: Evidence, _: Nothing) -> RuleResult:
-    """No class loses while another wins."""
-    limit = evidence.break_even_rate
-    classes = [b for b in evidence.candidate.acceptance if b.by in ("category", "temperature")]
-    if limit is None or not classes:
-        return RuleResult(outcome="inconclusive", says="no acceptance by class")
-    losing = [f"{b.by} {b.value}" for b in classes if b.rate.high < limit]
-    winning = [f"{b.by} {b.value}" for b in classes if b.rate.low >= limit]
-    if losing and winning:
-        return RuleResult(
-            outcome="fail",
-            says=f"{', '.join(losing)} lose while {', '.join(winning)} win",
-            threshold=limit,
-            advice="split the traffic by class, or let the server choose k per request",
-        )
-    return RuleResult(outcome="pass", says="no class is on the other side of break-even")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemperatureMix:
     """Parameters of `temperature_mix`."""
@@ -209,6 +197,5 @@ ACCEPTANCE_RULES = (
     RuleKind("p10_acceptance", LowTail, p10_acceptance),
     RuleKind("temperatures", Temperatures, temperatures),
     RuleKind("quantization_drop", QuantizationDrop, quantization_drop),
-    RuleKind("homogeneous", Nothing, homogeneous),
     RuleKind("temperature_mix", TemperatureMix, temperature_mix),
 )

@@ -143,36 +143,10 @@ def _per_request(arm: ArmSummary) -> float:
     return arm.counters.get(PREEMPTIONS, 0.0) / arm.num_requests if arm.num_requests else 0.0
 
 
-def mixed_workload(evidence: Evidence, _: Nothing) -> RuleResult:
-    """Median better, tail worse: classes hurt each other in shared steps."""
-    says = evidence.summary.diagnosis_says
-    if says == "mixed_workload":
-        return RuleResult(
-            outcome="fail",
-            says="run alone, the classes gain; mixed, the tail loses",
-            advice="split the deployment by class",
-        )
-    if says == "speculation":
-        return RuleResult(
-            outcome="fail", says="classes lose at the tail even when run alone: not a mix problem"
-        )
-    middle, tail = (evidence.summary.gain(f"tpot_{p}") for p in ("p50", "p99"))
-    if middle is None or tail is None:
-        return RuleResult(outcome="inconclusive", says="not measured")
-    if evidence.ratio(middle).low > 1.0 > evidence.ratio(tail).high:
-        return RuleResult(
-            outcome="fail",
-            says="the median gains and the P99 loses: the sign of a mixed workload",
-            advice="foretoken lab ab --diagnose reruns class by class",
-        )
-    return RuleResult(outcome="pass", says="median and tail move the same way")
-
-
 SAFETY_RULES = (
     RuleKind("outputs", Outputs, outputs),
     RuleKind("errors", Errors, errors),
     RuleKind("parameters_refused", Nothing, parameters_refused),
     RuleKind("monitoring", Nothing, monitoring),
     RuleKind("kv_squeeze", KvSqueeze, kv_squeeze),
-    RuleKind("mixed_workload", Nothing, mixed_workload),
 )

@@ -10,6 +10,7 @@ from foretoken.lab.findings import Finding
 from foretoken.lab.plan.memory_plan import MemoryPlan, NominalRow
 from foretoken.lab.plan.predict import PlannedSpeed
 from foretoken.lab.plan.ranking import Choice, MethodOutlook
+from foretoken.lab.plan.schedule import DraftSchedule
 from foretoken.lab.plan.setup import Setup
 
 
@@ -24,6 +25,7 @@ class PlanContext:
     outlooks: tuple[MethodOutlook, ...]
     choices: tuple[Choice, ...]
     nominal: tuple[NominalRow, ...]
+    schedule: DraftSchedule
 
 
 @dataclass(frozen=True, slots=True)

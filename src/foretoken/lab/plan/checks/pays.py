@@ -1,6 +1,5 @@
 """Checks of a plan that are about the traffic: temperature, load, lengths, and what is promised."""
 
-import math
 from collections.abc import Iterator
 
 from foretoken.lab.findings import Finding
@@ -28,69 +27,55 @@ def _hot_sampling(context: PlanContext) -> Iterator[Finding]:
 
 def _load_regime(context: PlanContext) -> Iterator[Finding]:
     prediction, settings = context.prediction, context.setup.settings
-    peak, ordinary = prediction.at(settings.peak_concurrency), prediction.at(settings.concurrency)
-    crossing = prediction.crossover
-    if math.isinf(crossing):
-        stops = "it pays at every load looked at"
-    else:
-        stops = f"it stops paying at {crossing:.0f} in flight"
-    low, high = prediction.crossover_low, prediction.crossover_high
-    if (low, high) != (crossing, crossing):
-        over = (f"{end:.0f}" if math.isfinite(end) else "beyond all of them" for end in (low, high))
-        stops += f" ({' to '.join(over)} over the range of acceptance)"
+    if context.setup.method == "none":
+        return
+    loads = [prediction.at(n) for n in (settings.concurrency, settings.peak_concurrency)]
+    said = [(load, load.gain(context.schedule.at(load.requests))) for load in loads]
+    gains = " and ".join(f"{gain.middle:.2f}x at {load.requests} in flight" for load, gain in said)
+    safe = said[1][1].low >= 1.0
     yield Finding(
         check="load_regime",
-        level="ok" if peak.low >= 1.0 else "warning",
-        message=f"predicted {ordinary.middle:.2f}x at {ordinary.requests} in flight and "
-        f"{peak.middle:.2f}x at {peak.requests}; {stops}. Published peak results go both ways "
-        "(1.8 times slower, 27 % faster): measure",
-        remedy=""
-        if peak.low >= 1.0
-        else "a schedule that lowers k with the load, and an A/B at it",
+        level="ok" if safe else "warning",
+        message=f"predicted {gains}, {context.schedule.words}. Published results at the peak "
+        "go both ways (1.8 times slower, 27 % faster): measure",
+        remedy="" if safe else "a schedule that follows the load, and an A/B at the peak",
     )
 
 
 def _schedule(context: PlanContext) -> Iterator[Finding]:
-    steps = draft_schedule(context)
-    if len(steps) > 1:
-        text = ", ".join(f"k = {k} up to {end}" if end else f"k = {k} above" for k, end in steps)
+    schedule = context.schedule
+    if len(schedule.steps) < 2:
+        return
+    if schedule.falls:
         yield Finding(
             check="schedule",
             level="note",
-            message=f"predicted best k by requests in flight: {text}. "
+            message=f"predicted best by requests in flight: {schedule.words}. "
             "disable_by_batch_size is gone; its successor takes such a list",
             where="num_speculative_tokens_per_batch_size",
         )
-
-
-def draft_schedule(context: PlanContext) -> list[tuple[int, int]]:
-    """(k, last number of requests) in rising order; the last entry has no end (0).
-
-    k never rises with the load, and never exceeds the plan's own.
-    """
-    steps: list[tuple[int, int]] = []
-    best = context.setup.k
-    for load in context.prediction.loads:
-        best = min(best, load.best_k)
-        if steps and steps[-1][0] == best:
-            steps[-1] = (best, load.requests)
-        else:
-            steps.append((best, load.requests))
-    if steps:
-        steps[-1] = (steps[-1][0], 0)
-    return steps
+        return
+    yield Finding(
+        check="schedule",
+        level="warning",
+        message=f"predicted best by requests in flight: {schedule.words}. It rises with the load, "
+        "which no engine's schedule may; a mixture of experts reads more experts for each of few "
+        "rows than for each of many",
+        remedy=f"k = {schedule.usual_k} throughout, or one server per range of load",
+    )
 
 
 def _output_length(context: PlanContext) -> Iterator[Finding]:
     setup = context.setup
-    steps = setup.settings.output_tokens / max(1.0, setup.k / 2)
+    load = context.prediction.at(setup.settings.concurrency)
+    steps = setup.settings.output_tokens / max(1.0, load.gain(context.schedule.usual_k).middle)
     if setup.settings.output_tokens < 50:
         yield Finding(
             check="output_length",
             level="warning",
             message=f"answers of {setup.settings.output_tokens} tokens are a few dozen steps at "
-            f"most ({steps:.0f} here): the first token dominates, and speculation does not make it "
-            "earlier",
+            f"most (about {steps:.0f} here): the first token dominates, and speculation does not "
+            "make it earlier",
         )
 
 
@@ -119,7 +104,7 @@ def _nominal_table(context: PlanContext) -> Iterator[Finding]:
             check="nominal_table",
             level="note",
             message=f"{row.target_quantization} + {row.draft_quantization}: size times bytes "
-            f"leaves {row.left_gb:.0f} GB; at this utilisation it is {row.budget_gb:.0f} GB",
+            f"leaves {row.left_gb:.0f} GB; at this utilisation {-row.budget_gb:.0f} GB are missing",
         )
 
 

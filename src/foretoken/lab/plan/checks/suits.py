@@ -94,11 +94,12 @@ def _method_range(context: PlanContext) -> Iterator[Finding]:
         return
     low, high = plan.advertised
     load = context.prediction.at(setup.settings.concurrency)
+    gain = load.gain(context.schedule.usual_k)
     yield Finding(
         check="method_range",
         level="note",
         message=f"advertised for {setup.method}: {low}x to {high}x; predicted here "
-        f"{load.low:.2f}x to {load.high:.2f}x at {load.requests} in flight",
+        f"{gain.low:.2f}x to {gain.high:.2f}x at {load.requests} in flight",
     )
 
 
@@ -131,6 +132,8 @@ def _draft_length(context: PlanContext) -> Iterator[Finding]:
 
 
 def _ceiling(context: PlanContext) -> Iterator[Finding]:
+    if context.setup.method == "none":
+        return
     alpha = context.prediction.acceptance.high
     most = ConstantAcceptance(alpha).ceiling
     yield Finding(

@@ -80,6 +80,8 @@ def _text(check: "TextCheck") -> str:
         f"{check.kind}: {check.equal} of {check.compared} equal, {check.excused} at near-ties, "
         f"{check.different} different, {check.failed} without an answer"
     ]
+    if check.different and not check.promised:
+        lines.append("these servers do not promise the same seeded texts: no fault")
     return "\n  ".join([*lines, *check.examples])
 
 

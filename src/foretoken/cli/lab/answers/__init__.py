@@ -1,0 +1,1 @@
+"""Commands that ask whether what a server answers is right."""

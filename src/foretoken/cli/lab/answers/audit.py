@@ -1,0 +1,163 @@
+"""`foretoken lab audit`: options and printing of the checks of a server's answers."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli.lab.options import (
+    DryRunOption,
+    JsonOption,
+    OutOption,
+    TokensOption,
+    WorkloadOption,
+    resolve_workload,
+)
+from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.lab.audit.judging import CheckResult
+    from foretoken.lab.audit.run import AuditFollower, AuditPlan
+    from foretoken.lab.audit.servers import Audited
+    from foretoken.lab.measure.experiment import ArmConfig
+
+EXIT_NOTHING, EXIT_FAULT = 1, 4
+_WORDS = {"ok": "ok", "fault": "FAULT", "both": "not by speculation", "open": "open",
+          "unasked": "not asked"}  # fmt: skip
+_STYLES = {"ok": "green", "fault": "bold red", "both": "yellow", "open": "yellow",
+           "unasked": "dim"}  # fmt: skip
+
+
+def audit(
+    candidate: Annotated[
+        str,
+        typer.Argument(metavar="SERVER", help="A URL, or a command with {port}; it speculates."),
+    ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The same without speculation; not needed for `foretoken serve`."),
+    ] = None,
+    workload: WorkloadOption = None,
+    prompts: Annotated[
+        int | None, typer.Option(help="Prompts of each check; default 32.", min=1)
+    ] = None,
+    max_tokens: TokensOption = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Checks to make, such as stops,tools.")
+    ] = None,
+    out: OutOption = Path("lab-audit"),
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a server's answers: is what speculation makes of them right?
+
+    Eleven checks: greedy texts, unverified drafts, log-probabilities, seeds, streams, stop strings,
+    grammars, tool calls, prefix hits, usage, placeholders. Each is made of the server without
+    speculation too, and what rounding explains is no fault. Exit code 0: no fault; 4: a fault; 1:
+    nothing could be asked; 2: wrong settings; 5: no server.
+    """
+    from foretoken.lab.audit.run import AuditPlan
+    from foretoken.lab.audit.servers import AuditConfig, run_audit
+    from foretoken.lab.measure.experiment import WorkloadConfig
+    from foretoken.lab.plain import to_plain
+
+    given: dict[str, Any] = {"prompts": prompts, "max_tokens": max_tokens}
+    names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
+    plan = AuditPlan(**{k: v for k, v in given.items() if v is not None}, only=names)
+    config = AuditConfig(
+        candidate=_arm(candidate, "on", "SERVER"),
+        baseline=None if baseline is None else _arm(baseline, "off", "--baseline"),
+        workload=WorkloadConfig(file=resolve_workload(workload or "demo", out)),
+        plan=plan,
+    )
+    if dry_run:
+        _show_plan(plan, as_json)
+        return
+    found = run_audit(config, out, _follower())
+    _show_end(found, out)
+    if as_json:
+        print(json.dumps(to_plain(found)))
+    if not found.num_asked:
+        raise typer.Exit(EXIT_NOTHING)
+    raise typer.Exit(EXIT_FAULT if found.num_faults else 0)
+
+
+def _arm(text: str, name: str, option: str) -> "ArmConfig":
+    from foretoken.lab.measure.experiment import SERVER, ArmConfig, arm_of
+    from foretoken.lab.plain import from_plain
+
+    if not text.strip():
+        raise ConfigError(option, text, SERVER)
+    return from_plain(ArmConfig, arm_of(text, name), f"arm {name!r}")
+
+
+def _show_plan(plan: "AuditPlan", as_json: bool) -> None:
+    if as_json:
+        checks = [{"check": c.name, "looks_at": c.sentence} for c in plan.checks]
+        print(json.dumps({"checks": checks, "requests": plan.requests(compared=True)}))
+        return
+    for check in plan.checks:
+        typer.echo(f"{check.name:>13}  {check.sentence}", err=True)
+    asked = plan.requests(compared=True)
+    typer.echo(f"about {asked} requests of at most {plan.max_tokens} tokens", err=True)
+
+
+def _follower() -> "AuditFollower":
+    """Prints every check when it ends, and what takes long before it begins."""
+    from foretoken.cli.lab.run_tables import console
+    from foretoken.lab.audit.run import MORE, AuditFollower
+
+    show = console()
+
+    def expects(requests: int, seconds: float) -> None:
+        minutes = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+        show.print(f"about {requests} requests, {minutes}", style="dim")
+
+    def again(name: str) -> None:
+        show.print(f"{name}: looked at again with {MORE} times the prompts", style="dim")
+
+    def ended(result: "CheckResult") -> None:
+        line = f"{_WORDS[result.status]:>18}  {result.name}: {result.sentence}"
+        show.print(line, style=_STYLES[result.status], soft_wrap=True, markup=False)
+        for more in lines_of(result):
+            show.print(f"{'':>20}{more}", soft_wrap=True, markup=False)
+
+    return AuditFollower(expects=expects, again=again, ended=ended)
+
+
+def lines_of(result: "CheckResult") -> list[str]:
+    """What stands below a check's own line."""
+    if result.status == "unasked":
+        return [result.why]
+    found = []
+    bad = result.wrong + result.differs
+    if bad or result.plain_wrong or result.plain_differs:
+        usual = f"; without speculation {result.plain_wrong + result.plain_differs} of "
+        usual = usual + str(result.plain_answers) if result.plain_answers else ""
+        verb = "are wrong" if result.wrong + result.plain_wrong else "differ"
+        found.append(f"{bad} of {result.answers} answers {verb}{usual}")
+    if result.near_ties:
+        found.append(f"{result.near_ties} of {result.answers} part at near-ties: rounding")
+    if result.failed:
+        found.append(f"{result.failed} requests failed")
+    if result.status != "ok":
+        found += [f"such as: {example}" for example in result.examples]
+        found += [result.why] if result.why not in result.examples else []
+    return found
+
+
+def _show_end(found: "Audited", out: Path) -> None:
+    from foretoken.cli.lab.run_tables import console
+
+    show = console()
+    faulty = [check.name for check in found.checks if check.status == "fault"]
+    took = f"{found.requests} requests in {found.seconds:.0f} s; {out}/audit.json"
+    show.print(f"{found.candidate}, compared with {found.baseline}: {took}", markup=False,
+               soft_wrap=True)  # fmt: skip
+    if not found.num_asked:
+        show.print("nothing could be asked", style="bold red")
+    elif faulty:
+        show.print(f"FAULTY: {', '.join(faulty)}", style="bold red")
+    else:
+        show.print(f"no fault in {found.num_asked} checks", style="bold green")

@@ -1,0 +1,1 @@
+"""`foretoken lab tune`: the command, and what it shows."""

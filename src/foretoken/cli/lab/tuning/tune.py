@@ -1,0 +1,147 @@
+"""`foretoken lab tune`: from a server's command to its best proven setting."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli.lab.options import EXIT_STOPPED, JsonOption, parse_whole
+
+if TYPE_CHECKING:
+    from foretoken.lab.measure.workload import Item
+    from foretoken.lab.tune.answer import TunedAnswer
+    from foretoken.lab.tune.engines import Commands
+    from foretoken.lab.tune.journal import Journal
+    from foretoken.lab.tune.real import StartedServer
+    from foretoken.lab.tune.search import Search
+
+EPILOG = """
+foretoken lab tune "foretoken serve demo" --workload demo --loads 1,4 --minutes 10
+
+foretoken lab tune "vllm serve MODEL" --drafter draft_model:DRAFT --drafter ngram
+--workload recorded.jsonl
+"""
+
+
+def tune(
+    server: Annotated[
+        str, typer.Argument(help="The command that starts it, as you would type it.")
+    ],
+    workload: Annotated[
+        str, typer.Option(help="A file of prompts or a trace; `demo`: held-out Python.")
+    ],
+    loads: Annotated[str, typer.Option(help="Requests in flight that matter.")] = "1,8",
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METHOD[:MODEL]", help="What to try, or JSON with vLLM's keys; several times."
+        ),
+    ] = None,
+    lengths: Annotated[str, typer.Option("-k", help="Draft lengths to try.")] = "1,2,3,5,8",
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of an answer; default: the workload's.", min=1)
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(help="That all of it may take, starts of servers included.", min=0.1)
+    ] = 60.0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the results.")] = Path(
+        "lab-tune"
+    ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the search that is in the folder.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the commands that would be tried, and stop.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the best speculation for a server and your traffic, and prove it, or say: leave it off.
+
+    The server is started with each setting in turn and asked the same requests; settings that
+    cannot be best any more are dropped; the best has to win a last A/B against no speculation.
+    Known are vLLM, SGLang, llama.cpp and Foretoken; of any other server a command with {k} for the
+    draft length (0: none) and {port}. Exit code 0: use what it says; 1: leave speculation off; 2:
+    wrong settings; 5: the server does not start.
+    """
+    from foretoken.cli.lab.tuning.view import announce, show_answer
+    from foretoken.lab.plain import to_plain
+
+    tried = (drafter or [], parse_whole(lengths, "-k"))
+    search, commands = _plan(server, tried, parse_whole(loads, "--loads"), minutes)
+    announce(search, commands)
+    if dry_run:
+        return
+    asked = {"server": server, "workload": workload, "max_tokens": max_tokens}
+    answer = _find(search, commands, asked, out, resume=resume)
+    show_answer(answer, search, out)
+    if as_json:
+        print(json.dumps(to_plain(answer)))
+    raise typer.Exit(0 if answer.verdict == "use" else 1)
+
+
+def _plan(
+    server: str, tried: tuple[list[str], list[int]], loads: list[int], minutes: float
+) -> "tuple[Search, Commands]":
+    """What is searched, and how the server is told."""
+    from foretoken.lab.tune.candidates import offered, settings_of
+    from foretoken.lab.tune.engines import Commands, ServerCommand
+    from foretoken.lab.tune.search import Search
+    from foretoken.lab.tune.settings import Question
+
+    command = ServerCommand.parse(server)
+    drafters = offered(command, tried[0])
+    question = Question(
+        loads=tuple(sorted(set(loads))),
+        settings=settings_of(command, tuple(drafters), sorted(set(tried[1]))),
+        schedule=command.schedule,
+    )
+    search = Search(question=question, budget_s=60.0 * minutes)
+    return search, Commands(command, drafters, question.loads)
+
+
+def _find(
+    search: "Search", commands: "Commands", asked: dict[str, Any], out: Path, *, resume: bool
+) -> "TunedAnswer":
+    """Search, and write the answer down."""
+    from foretoken.lab.plain import to_plain
+    from foretoken.lab.records.run_files import write_json
+    from foretoken.lab.tune.answer import make_answer
+    from foretoken.lab.tune.journal import ANSWER, Journal
+    from foretoken.lab.tune.real import StartedServer
+
+    items = _items(asked, out)
+    journal = Journal(out, {**asked, **to_plain(search)}, resume=resume)
+    try:
+        _measure(search, journal, StartedServer(commands.to_measure, items, out))
+    except KeyboardInterrupt as error:
+        typer.echo(f"stopped; what is measured is in {out}, --resume goes on", err=True)
+        raise typer.Exit(EXIT_STOPPED) from error
+    finally:
+        journal.close()
+    answer = make_answer(search, journal.visits, commands.to_type)
+    write_json(out / ANSWER, answer)
+    return answer
+
+
+def _items(asked: dict[str, Any], out: Path) -> "list[Item]":
+    """The requests of a workload, with a note on what was left out."""
+    from foretoken.cli.lab.options import resolve_workload
+    from foretoken.lab.measure.bench import load_items
+    from foretoken.lab.measure.experiment import WorkloadConfig
+
+    file = resolve_workload(asked["workload"], out)
+    items, notes = load_items(WorkloadConfig(file=file, max_tokens=asked["max_tokens"]))
+    for note in notes:
+        typer.echo(note, err=True)
+    return items
+
+
+def _measure(search: "Search", journal: "Journal", server: "StartedServer") -> None:
+    """Visit until enough is known, and show it."""
+    from foretoken.cli.lab.tuning.view import tuning_view
+    from foretoken.lab.tune.run import run_search
+
+    with tuning_view(search, journal.visits) as view:
+        server.watch = view.asked
+        run_search(search, server, journal, view.begins, view.ended)

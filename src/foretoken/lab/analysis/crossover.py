@@ -1,0 +1,93 @@
+"""Where a gain passes a limit, over several A/Bs in order of one quantity, with its interval.
+
+Between two neighbouring measurements the logarithm of the gain is taken for a straight line, over
+the logarithm of the quantity where it spans a wide range. The interval draws each measured gain
+again from Student's t of its own blocks. What the straight line hides is not in it, so neighbours
+are named with it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretoken.lab.records.results import ArmGain
+from foretoken.lab.stats.intervals import LEVEL, Floats, Interval
+from foretoken.lab.stats.ratios import FEWEST_BLOCKS, standard_error
+
+RESAMPLES = 4000
+_WIDE = 4.0
+"""Largest over smallest value from which a quantity is taken by its logarithm, as loads are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """Where the gain passes a limit."""
+
+    limit: float
+    falls: bool
+    """True: below it from there on; False: above it."""
+    at: Interval
+    """Ends are infinite where they lie outside what was measured; all of it is unknown in NaN."""
+    between: tuple[float, float]
+    """The measured neighbours."""
+
+
+def find_crossing(
+    points: Sequence[tuple[float, ArmGain]], limit: float, *, seed: int = 0
+) -> Crossing | None:
+    """The first passing of `limit`; None if all points are on one side of it."""
+    known = [(x, gain) for x, gain in points if math.isfinite(gain.ratio.estimate)]
+    known.sort(key=lambda point: point[0])
+    if len(known) < 2:
+        return None
+    x_N = np.array([x for x, _ in known], np.float64)
+    logs_N = np.log([gain.ratio.estimate for _, gain in known]) - math.log(limit)
+    falls = bool(logs_N[0] >= 0)
+    turned = np.flatnonzero((logs_N < 0) if falls else (logs_N >= 0))
+    if turned.size == 0:
+        return None
+    wide = x_N[0] > 0 and x_N[-1] >= _WIDE * x_N[0]
+    scale_N = np.log(x_N) if wide else x_N
+    side = 1.0 if falls else -1.0
+    point = float(_first_passing(scale_N, side * logs_N[None, :])[0])
+    low, high = _ends(scale_N, side * logs_N, [gain for _, gain in known], seed)
+    values = [math.exp(v) if wide and math.isfinite(v) else v for v in (point, low, high)]
+    last = int(turned[0])
+    return Crossing(
+        limit=limit,
+        falls=falls,
+        at=Interval(values[0], min(values[0], values[1]), max(values[0], values[2])),
+        between=(float(x_N[last - 1]), float(x_N[last])),
+    )
+
+
+def _ends(
+    scale_N: Floats, logs_N: Floats, gains: Sequence[ArmGain], seed: int
+) -> tuple[float, float]:
+    """Quantiles of the passing when every gain is drawn again; unknown with too few blocks."""
+    errors = [standard_error(gain.ratio, gain.num_blocks) for gain in gains]
+    if not all(math.isfinite(error) for error in errors):
+        return -math.inf, math.inf
+    degrees_N = np.array([max(gain.num_blocks, FEWEST_BLOCKS) - 1 for gain in gains])
+    rng = np.random.default_rng(seed)
+    drawn_RN = logs_N + np.array(errors) * rng.standard_t(degrees_N, (RESAMPLES, logs_N.size))
+    found_R = np.sort(_first_passing(scale_N, drawn_RN))
+    tail = (1 - LEVEL) / 2
+    return float(found_R[int(tail * RESAMPLES)]), float(found_R[int((1 - tail) * RESAMPLES)])
+
+
+def _first_passing(scale_N: Floats, above_RN: Floats) -> Floats:
+    """Per row, where it first falls below 0: -inf if it begins there, +inf if it never does."""
+    below_RN = above_RN < 0
+    index_R = np.argmax(below_RN, axis=1)
+    rows_R = np.arange(above_RN.shape[0])
+    before_R = np.maximum(index_R - 1, 0)
+    top_R, bottom_R = above_RN[rows_R, before_R], above_RN[rows_R, index_R]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share_R = top_R / (top_R - bottom_R)
+        at_R = scale_N[before_R] + share_R * (scale_N[index_R] - scale_N[before_R])
+    at_R = np.where(index_R == 0, -np.inf, at_R)
+    found_R: Floats = np.where(below_RN.any(axis=1), at_R, np.inf)
+    return found_R

@@ -1,0 +1,221 @@
+"""In what several A/Bs differ: in the traffic they were given, or in what was chosen to serve it.
+
+Traffic is not chosen: a configuration has to hold for all of it, or be left out for some.
+Configurations compete. Read from what the summaries say of themselves; judges nothing.
+"""
+
+import hashlib
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.lab.records.results import AbSummary, ArmSummary
+
+Value = float | str
+IN_FLIGHT, PER_SECOND, TEMPERATURE = "requests in flight", "requests/s", "temperature"
+CONTEXT, CLASS, OUTPUT = "prompt tokens", "class", "output tokens"
+LOADS = (IN_FLIGHT, PER_SECOND)
+_NEAR = 1.25
+"""Measured quantities that differ by less than this factor are taken for the same."""
+_NONE = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimension:
+    """One thing in which runs differ."""
+
+    name: str
+    is_traffic: bool
+    """False: it was chosen, as draft length or engine version are."""
+    values: tuple[Value, ...]
+    """One per run."""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the values can be put in order."""
+        return all(isinstance(value, float | int) for value in self.values)
+
+    def show(self, index: int) -> str:
+        """The value of one run."""
+        return show_value(self.values[index])
+
+
+def show_value(value: Value) -> str:
+    """A number without needless digits, or the word."""
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def find_dimensions(runs: Sequence[AbSummary]) -> tuple[Dimension, ...]:
+    """Everything in which the runs differ, traffic first; nothing for a single run."""
+    traffic = _differing([_traffic(run) for run in runs], is_traffic=True)
+    names = {dimension.name for dimension in traffic}
+    if CONTEXT in names:
+        traffic = [d for d in traffic if d.name != "workload"]
+    by_class = next((_parts(d) for d in traffic if d.name == CLASS), None)
+    # Classes have prompts of their own lengths: that is no second thing that differs.
+    traffic = [d for d in traffic if d.name != CONTEXT or _parts(d) != by_class]
+    chosen: list[Dimension] = []
+    for found in _differing([_chosen(run) for run in runs], is_traffic=False):
+        # A flag shows again in what the server says of itself, with the same runs apart.
+        if not any(_parts(found) == _parts(known) for known in chosen):
+            chosen.append(found)
+    if not traffic and not chosen:
+        traffic = _measured_load(runs)
+    return (*traffic, *chosen)
+
+
+def _differing(facts: Sequence[Mapping[str, Value]], *, is_traffic: bool) -> list[Dimension]:
+    names = dict.fromkeys(name for own in facts for name in own)
+    found = []
+    for name in names:
+        values = tuple(own.get(name, _NONE) for own in facts)
+        if len(set(values)) > 1 and not (name in _MEASURED and _all_near(values)):
+            found.append(Dimension(name=name, is_traffic=is_traffic, values=values))
+    return found
+
+
+_MEASURED = (CONTEXT,)
+
+
+def _all_near(values: Sequence[Value]) -> bool:
+    numbers = [value for value in values if not isinstance(value, str)]
+    return not numbers or max(numbers) <= _NEAR * min(numbers)
+
+
+def _parts(dimension: Dimension) -> tuple[int, ...]:
+    """Which runs share a value: the index of the first of each run's."""
+    return tuple(dimension.values.index(value) for value in dimension.values)
+
+
+def _measured_load(runs: Sequence[AbSummary]) -> list[Dimension]:
+    """The load as it was measured, where nothing else is known to differ."""
+    loads = tuple(run.arm(run.candidate).requests_per_s for run in runs)
+    if len(runs) < 2 or _all_near(loads) or not all(map(math.isfinite, loads)):
+        return []
+    return [Dimension(name=PER_SECOND, is_traffic=True, values=loads)]
+
+
+def _traffic(run: AbSummary) -> dict[str, Value]:
+    workload = run.config.get("workload") or {}
+    load = run.config.get("load") or {}
+    found: dict[str, Value] = {}
+    if load.get("kind") == "closed":
+        found[IN_FLIGHT] = float(load.get("concurrency", 1))
+    elif load.get("rate"):
+        found[PER_SECOND] = float(load["rate"])
+    elif load.get("kind") == "trace":
+        found["pace of the trace"] = float(load.get("speed", 1.0))
+    temperatures = list(workload.get("temperatures") or ())
+    if temperatures:
+        single = len(temperatures) == 1
+        found[TEMPERATURE] = float(temperatures[0]) if single else ", ".join(
+            f"{t:g}" for t in temperatures
+        )  # fmt: skip
+    if workload.get("category"):
+        found[CLASS] = str(workload["category"])
+    prompt = run.arm(run.baseline).prompt_tokens
+    if prompt is not None and math.isfinite(prompt):
+        found[CONTEXT] = float(round(prompt))
+    if workload.get("max_tokens"):
+        found[OUTPUT] = float(workload["max_tokens"])
+    found |= {str(k): _word(v) for k, v in (workload.get("parameters") or {}).items()}
+    if workload.get("file"):
+        found["workload"] = _workload(str(workload["file"]))
+    return found
+
+
+def _workload(file: str) -> str:
+    """The file's name, with its content's hash where it is still there."""
+    path = Path(file)
+    if not path.is_file():
+        return path.name
+    return f"{path.name} ({hashlib.sha256(path.read_bytes()).hexdigest()[:6]})"
+
+
+def _chosen(run: AbSummary) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for side in ("candidate", "baseline"):
+        arm = run.arm(getattr(run, side))
+        settings = run.config.get(side) or {}
+        words = settings.get("command") or arm.server.command
+        facts = _flags(words) if words else {}
+        facts |= {k: _word(v) for k, v in (settings.get("extra_body") or {}).items()}
+        facts |= {k: _word(v) for k, v in (settings.get("env") or {}).items()}
+        facts |= _server(arm)
+        facts.pop("port", None)
+        prefix = "" if side == "candidate" else "baseline's "
+        found |= {prefix + name: value for name, value in facts.items()}
+    if run.environment.get("client_cpu"):
+        found["client"] = str(run.environment["client_cpu"])
+    return found
+
+
+def _server(arm: ArmSummary) -> dict[str, Value]:
+    server = arm.server
+    facts: dict[str, Value] = {
+        f"drafting: {k}": _word(v) for k, v in _flat(server.speculation).items()
+    }
+    for name, value in (("engine", server.engine), ("model", server.model)):
+        facts |= {name: value} if value else {}
+    return facts | ({"engine version": server.version} if server.version else {})
+
+
+def _flags(command: str) -> dict[str, Value]:
+    """Flags of a command with their values; JSON values key by key, words by their place."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
+    found: dict[str, Value] = {}
+    name, place = "", 0
+    for word in words:
+        if word.startswith("-") and not _is_number(word):
+            name, equals, value = word.partition("=")
+            name = name.lstrip("-")
+            found[name] = "yes"
+            if equals:
+                found |= _named(name, value)
+                name = ""
+        elif name:
+            found |= _named(name, word)
+            name = ""
+        else:
+            place += 1
+            found[f"word {place} of the command"] = word
+    return found
+
+
+def _named(name: str, value: str) -> dict[str, Value]:
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return {name: value}
+    if isinstance(parsed, dict):
+        # The flag itself says nothing beside its keys.
+        return {name: "JSON", **{k: _word(v) for k, v in _flat(parsed).items()}}
+    return {name: _word(parsed)}
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, own in value.items():
+        found |= _flat(own, f"{prefix}{key}.") if isinstance(own, dict) else {f"{prefix}{key}": own}
+    return found
+
+
+def _word(value: Any) -> Value:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value if isinstance(value, str) else json.dumps(value, default=str)
+    return float(value)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

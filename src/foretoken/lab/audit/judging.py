@@ -1,0 +1,138 @@
+"""What looks at a server come to, beside the same looks at plain decoding. Pure.
+
+A thing that no right server does is a fault at its first sight, unless plain decoding does it too.
+What rounding may explain is compared in number (Fisher's exact test), scores in their mean (a
+permutation test). What is only suspicious is looked at again with other prompts, several times as
+many: a false alarm must be unlucky in numbers that nobody has seen before.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import comb
+from typing import Literal
+
+import numpy as np
+
+from foretoken.lab.audit.check import AuditCheck, Look
+
+ERROR = 0.0002
+"""Chance of a false alarm of one comparison; a run makes fewer than forty."""
+_SUSPICIOUS = 0.2
+"""Comparisons this unlikely are made again; of right servers' few are."""
+_PERMUTATIONS = 20_000
+
+Status = Literal["ok", "fault", "both", "open", "unasked"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """What one check found."""
+
+    name: str
+    sentence: str
+    status: Status
+    """`both`: plain decoding does it as well. `open`: without a baseline nobody can say."""
+    why: str = ""
+    answers: int = 0
+    """Looks that ended in something."""
+    wrong: int = 0
+    differs: int = 0
+    plain_answers: int = 0
+    plain_wrong: int = 0
+    plain_differs: int = 0
+    near_ties: int = 0
+    failed: int = 0
+    p_value: float | None = None
+    """The least likely of the comparisons with plain decoding."""
+    examples: tuple[str, ...] = ()
+    suspicious: bool = False
+    """Worth another look, with more prompts."""
+
+
+def judge(check: AuditCheck, looks: Sequence[Look], plain: Sequence[Look] | None) -> CheckResult:
+    """What the looks at a server come to; `plain` are those at plain decoding, if there is any."""
+    seen = [look for look in looks if look.sort not in ("unasked", "failed")]
+    usual = [look for look in plain or () if look.sort not in ("unasked", "failed")]
+    base = CheckResult(
+        name=check.name,
+        sentence=check.sentence,
+        status="ok",
+        answers=len(seen),
+        wrong=_count(seen, "wrong"),
+        differs=_count(seen, "differs"),
+        plain_answers=len(usual),
+        plain_wrong=_count(usual, "wrong"),
+        plain_differs=_count(usual, "differs"),
+        near_ties=sum(look.why == "near-tie" for look in seen),
+        failed=_count(looks, "failed"),
+        examples=tuple(look.why for look in seen if look.sort in ("wrong", "differs"))[:3],
+    )
+    if not seen:
+        why = next((look.why for look in looks if look.why), "nothing was answered")
+        return replace(base, status="unasked", why=why)
+    return _judge_seen(base, seen, usual, compared=plain is not None)
+
+
+def _judge_seen(
+    base: CheckResult, seen: Sequence[Look], usual: Sequence[Look], *, compared: bool
+) -> CheckResult:
+    if base.wrong and not base.plain_wrong:
+        return replace(base, status="fault", why=base.examples[0])
+    if not compared:
+        status: Status = "open" if base.differs else "ok"
+        return replace(base, status=status, why=base.examples[0] if base.differs else "")
+    if not usual:
+        return replace(base, status="open", why="plain decoding could not be asked")
+    p_values = [
+        exceeds(base.wrong, base.answers, base.plain_wrong, base.plain_answers),
+        exceeds(base.differs, base.answers, base.plain_differs, base.plain_answers),
+    ]
+    ours = [look.score for look in seen if look.score is not None]
+    theirs = [look.score for look in usual if look.score is not None]
+    scored = compare_means(ours, theirs) if ours and theirs else None
+    least = min([*p_values, *([] if scored is None else [scored])])
+    if least < ERROR:
+        return replace(base, status="fault", p_value=least, why=_evidence(base, scored))
+    usually = 2 * base.plain_differs > base.plain_answers and 2 * base.differs > base.answers
+    both = base.wrong > 0 or usually
+    return replace(
+        base,
+        status="both" if both else "ok",
+        why=base.examples[0] if both else "",
+        p_value=least,
+        suspicious=least < _SUSPICIOUS or base.differs > base.plain_differs,
+    )
+
+
+def _evidence(base: CheckResult, scored: float | None) -> str:
+    if base.examples:
+        return base.examples[0]
+    return f"scores are not those of plain decoding (p {scored:.1g})"
+
+
+def _count(looks: Sequence[Look], sort: str) -> int:
+    return sum(look.sort == sort for look in looks)
+
+
+def exceeds(ours: int, of_ours: int, theirs: int, of_theirs: int) -> float:
+    """Fisher's exact test, one-sided: the chance of `ours` or more, given their sum."""
+    total, marked = of_ours + of_theirs, ours + theirs
+    ways = sum(
+        comb(of_ours, i) * comb(of_theirs, marked - i)
+        for i in range(ours, min(of_ours, marked) + 1)
+        if marked - i <= of_theirs
+    )
+    return ways / comb(total, marked)
+
+
+def compare_means(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> float:
+    """A two-sided permutation test of equal means."""
+    values_N = np.array([*ours, *theirs])
+    if float(np.ptp(values_N)) < 1e-9:
+        return 1.0
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permuted(np.broadcast_to(values_N, (_PERMUTATIONS, values_N.size)), axis=1)
+    middle, size = float(values_N.mean()), len(ours)
+    real = abs(float(values_N[:size].mean()) - middle)
+    apart = np.abs(shuffled[:, :size].mean(axis=1) - middle)
+    return (1 + int((apart >= real - 1e-12).sum())) / (1 + _PERMUTATIONS)

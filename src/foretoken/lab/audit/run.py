@@ -1,0 +1,183 @@
+"""Makes the checks of two servers one after another, and looks again where one is suspicious.
+
+Knows no files and starts no servers. Plain decoding gets every look that the server gets, so that
+what it does by itself is blamed on nobody.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from foretoken.config.reader import at_least, check_fields
+from foretoken.errors import ConfigError, one_of
+from foretoken.lab.audit.asking import Asker, Case, cases_of
+from foretoken.lab.audit.check import AuditCheck, Look, Sides
+from foretoken.lab.audit.checks import CHECKS
+from foretoken.lab.audit.checks.greedy import GREEDY
+from foretoken.lab.audit.checks.logprobs import LOGPROBS
+from foretoken.lab.audit.checks.verification import VERIFICATION
+from foretoken.lab.audit.judging import CheckResult, judge
+from foretoken.lab.audit.parting import common
+
+MORE = 6
+"""How many times as many prompts a second look takes."""
+_LEAST_TIE, _MOST_TIE = 0.02, 0.25
+_TIMES_ROUNDING = 4.0
+_ROUNDING_CASES = 8
+_OF_TEXTS = (GREEDY.name, VERIFICATION.name, LOGPROBS.name)
+"""Checks of what is written, whatever is asked for."""
+_SHORTER = 0.4
+"""Time of the usual request, in those of greedy answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditPlan:
+    """How much is asked."""
+
+    prompts: Annotated[int, at_least(1)] = 32
+    """Prompts of each check."""
+    max_tokens: Annotated[int, at_least(4)] = 48
+    concurrency: Annotated[int, at_least(1)] = 8
+    """Requests in flight at each server."""
+    only: tuple[str, ...] = ()
+    """Names of the checks to make; empty: all."""
+
+    def __post_init__(self) -> None:
+        """Raise a ConfigError for what is out of range."""
+        check_fields(self, "plan.")
+        names = [check.name for check in CHECKS]
+        for name in self.only:
+            if name not in names:
+                raise ConfigError("--only", name, one_of(name, names))
+
+    @property
+    def checks(self) -> list[AuditCheck]:
+        """The checks to make, those that read what others were answered last."""
+        return [check for check in CHECKS if not self.only or check.name in self.only]
+
+    def requests(self, compared: bool) -> int:
+        """About how many requests it takes, if nothing is looked at twice."""
+        greedy = 3 if compared else 1
+        sides = 2 if compared else 1
+        own = sum(sides * check.answers for check in self.checks)
+        return self.prompts * (greedy + own)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFollower:
+    """Who is told how far it is."""
+
+    expects: Callable[[int, float], None] = lambda requests, seconds: None
+    """About so many requests in about so many seconds are to come."""
+    again: Callable[[str], None] = lambda name: None
+    """A check looks a second time."""
+    ended: Callable[[CheckResult], None] = lambda result: None
+
+
+async def audit(
+    arm: Asker,
+    plain: Asker | None,
+    texts: Sequence[str],
+    plan: AuditPlan,
+    *,
+    same_seeds: bool = False,
+    follow: AuditFollower | None = None,
+) -> tuple[CheckResult, ...]:
+    """Every check of `plan`; `same_seeds`: seeded answers are promised to be plain decoding's."""
+    told = follow or AuditFollower()
+    cases = cases_of(texts, plan.prompts, plan.max_tokens)
+    began = time.monotonic()
+    tie = await near_tie(arm, plain, cases[:_ROUNDING_CASES])
+    told.expects(*_expected(arm, plain, plan, time.monotonic() - began))
+    sides = Sides(arm=arm, plain=plain, tie=tie, same_seeds=same_seeds)
+    found: list[CheckResult] = []
+    for check in plan.checks:
+        result = await _make(check, sides, cases, plan.concurrency)
+        if result.suspicious and check.look is not None:
+            told.again(check.name)
+            more = cases_of(texts, MORE * plan.prompts, plan.max_tokens, plan.prompts)
+            result = await _make(check, sides, more, plan.concurrency)
+        result = followed_from(result, found)
+        told.ended(result)
+        found.append(result)
+    return tuple(found)
+
+
+def followed_from(result: CheckResult, before: Sequence[CheckResult]) -> CheckResult:
+    """The result, which is open where other texts were seen and the server writes other texts
+    anyhow: what stops or streams have to do with it cannot be told then."""
+    faulty = [one.name for one in before if one.status == "fault" and one.name in _OF_TEXTS]
+    if result.status != "fault" or result.wrong or result.name in _OF_TEXTS or not faulty:
+        return result
+    return replace(result, status="open", why=f"may be a consequence of {', '.join(faulty)}")
+
+
+def _expected(
+    arm: Asker, plain: Asker | None, plan: AuditPlan, seconds: float
+) -> tuple[int, float]:
+    """Requests to come and what they take, as the first ones went; most ask for few tokens."""
+    asked = arm.num_asked + (0 if plain is None else plain.num_asked)
+    left = max(0, plan.requests(plain is not None) - asked)
+    return left, _SHORTER * left * seconds / max(1, asked)
+
+
+async def _make(
+    check: AuditCheck, sides: Sides, cases: Sequence[Case], concurrency: int
+) -> CheckResult:
+    if check.look is None:
+        return _read(check, sides, cases)
+    control = None if sides.plain is None else _against_itself(sides, sides.plain)
+    # Looks, not only requests, are limited: what one look asks for in turn stays close together,
+    # and a prompt is not out of the cache again before it is asked to go on.
+    every = []
+    for side in (sides, control):
+        gate = asyncio.Semaphore(concurrency)
+        every += [_look(check, side, case, gate) for case in cases if side is not None]
+    looks = await asyncio.gather(*every)
+    plain = looks[len(cases) :] if control is not None else None
+    return judge(check, looks[: len(cases)], plain)
+
+
+def _against_itself(sides: Sides, plain: Asker) -> Sides:
+    return Sides(arm=plain, plain=plain, tie=sides.tie, same_seeds=sides.same_seeds)
+
+
+async def _look(check: AuditCheck, sides: Sides, case: Case, gate: asyncio.Semaphore) -> Look:
+    assert check.look is not None, check.name
+    async with gate:
+        return await check.look(sides, case)
+
+
+def _read(check: AuditCheck, sides: Sides, cases: Sequence[Case]) -> CheckResult:
+    """A check of replies that are there already."""
+    assert check.read is not None, check.name
+    plain = None
+    if sides.plain is not None:
+        plain = [check.read(reply) for reply in sides.plain.replies if reply.ok]
+    return judge(check, [check.read(reply) for reply in sides.arm.replies if reply.ok], plain)
+
+
+async def near_tie(arm: Asker, plain: Asker | None, cases: Sequence[Case]) -> float:
+    """How close two tokens may be to change places, from how much log-probabilities differ when
+    the same is asked again.
+
+    The middle over prompts of the largest differences, so that a few answers with wrong numbers
+    do not excuse what is to be found.
+    """
+    other = plain if plain is not None else arm
+    once = await asyncio.gather(*(other.greedy(case) for case in cases))
+    more = [await asyncio.gather(*(other.greedy(case, again=True) for case in cases))]
+    more.append(await asyncio.gather(*(arm.greedy(case) for case in cases)))
+    widest = []
+    for again in more:
+        apart = []
+        for one, two in zip(once, again, strict=True):
+            if one.tokens is None or two.tokens is None:
+                continue
+            length = common(one.tokens, two.tokens)
+            pairs = zip(one.logprobs[:length], two.logprobs[:length], strict=True)
+            apart.append(max((abs(x - y) for x, y in pairs), default=0.0))
+        widest.append(sorted(apart)[len(apart) // 2] if apart else 0.0)
+    return min(_MOST_TIE, max(_LEAST_TIE, _TIMES_ROUNDING * max(widest)))

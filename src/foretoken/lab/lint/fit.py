@@ -1,0 +1,140 @@
+"""Whether the models of a launch fit together and fit the devices: asks the planner.
+
+Only about models that the planner knows without a network. Measures nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from foretoken.checkpoint import PACKAGED
+from foretoken.config.other_engines import find_other
+from foretoken.errors import ConfigError, ModelError
+from foretoken.lab.findings import Finding
+from foretoken.lab.lint.launches import Launch, LaunchPart, number
+from foretoken.lab.lint.write import written
+from foretoken.lab.plan.bits import QUANTIZATIONS
+from foretoken.lab.plan.planner import build_plan
+from foretoken.lab.plan.setup import ENGINES as PLANNED
+from foretoken.lab.plan.setup import PlanSettings, planned_methods
+from foretoken.lab.plan.sizes import known_models
+
+_RANKS = ("tensor-parallel-size", "tp", "tp-size", "tp_size")
+_DRAFTERS = (
+    "spec-draft-model",
+    "model-draft",
+    "md",
+    "speculative-draft-model-path",
+    "speculative-draft-model",
+)
+ROUNDED_AT_LOAD = ("fp8", "int8_per_channel_weight_only")
+"""Words of vLLM for weights that are rounded while loading, the faster one first."""
+PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
+"""Checks of the plan that a launch can fail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where the launch runs; without a device only the models are compared."""
+
+    device: str | None = None
+    count: int = 1
+
+
+def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
+    """The plan's errors and warnings for this launch; a note where a device was given in vain."""
+    why = f"the planner does not know {launch.model or 'the model'} with {_drafting(launch)[0]}"
+    found: tuple[Finding, ...] | None = None
+    try:
+        settings = _settings(launch, machine)
+        found = None if settings is None else build_plan(settings).findings
+    except (ConfigError, ModelError) as error:  # numbers that other checks have named
+        if machine.device and error.given == machine.device:
+            raise
+        why = str(error)
+    if found is None and machine.device:
+        message = f"memory was not checked: {why}"
+        yield Finding(check="unplanned", level="note", message=message)
+    wanted = PAIR_CHECKS if machine.device else ("same_tokenizer", "ranks_divide")
+    for finding in found or ():
+        if finding.check in wanted and finding.level in ("error", "warning"):
+            yield finding
+
+
+def _settings(launch: Launch, machine: Machine) -> PlanSettings | None:
+    """The launch as settings of a plan; None where the planner does not know the models."""
+    method, draft = _drafting(launch)
+    if launch.model is None or not _is_known(launch.model) or method not in planned_methods():
+        return None
+    if method == "draft_model" and not (isinstance(draft, str) and _is_known(draft)):
+        return None
+    speculation, options = launch.speculation or {}, launch.options
+    ranks = next((number(options[name]) for name in _RANKS if name in options), None) or 1
+    settings = PlanSettings(
+        target=launch.model,
+        draft=str(draft) if method == "draft_model" else None,
+        method=method,
+        engine=launch.engine if launch.engine in PLANNED else "vllm",
+        device=machine.device or "h100-sxm",
+        count=max(machine.count, ranks),
+        tensor_parallel_size=ranks,
+        draft_tensor_parallel_size=number(speculation.get("draft_tensor_parallel_size")) or 0,
+        num_speculative_tokens=number(speculation.get("num_speculative_tokens")) or 0,
+        peak_concurrency=1,
+    )
+    return _with_options(settings, launch)
+
+
+def _drafting(launch: Launch) -> tuple[str, object]:
+    """Our word for a launch's method, and the drafter that it names."""
+    speculation, options = launch.speculation or {}, launch.options
+    draft = next((options[name] for name in _DRAFTERS if name in options), None)
+    draft = speculation.get("model") or speculation.get("speculative_model") or draft
+    word = speculation.get("method") or speculation.get("decoding_type")
+    word = word or options.get("speculative-algorithm") or options.get("spec-type")
+    row = find_other("methods", word, launch.engine)
+    ours = (row.method or row.name) if row is not None else word
+    return str(ours or ("draft_model" if draft else "ngram")), draft
+
+
+def _with_options(settings: PlanSettings, launch: Launch) -> PlanSettings:
+    options = launch.options
+    length = number(options.get("max-model-len"))
+    if length:
+        settings = replace(settings, context=length)
+    share = options.get("gpu-memory-utilization")
+    if isinstance(share, str) and share.replace(".", "", 1).isdigit():
+        settings = replace(settings, utilization=min(1.0, float(share)))
+    quantization = str(options.get("quantization", "")).lower().split("_per_")[0]
+    if quantization in QUANTIZATIONS:
+        settings = replace(settings, quantization=quantization)
+    if str(options.get("kv-cache-dtype", "")).startswith("fp8"):
+        settings = replace(settings, kv_cache_dtype="fp8")
+    return settings
+
+
+def _is_known(name: str) -> bool:
+    if name in PACKAGED or (Path(name) / "config.json").is_file():
+        return True
+    return any(name.lower() in (hub, row["short"]) for hub, row in _lower())
+
+
+def _lower() -> Iterator[tuple[str, dict[str, str]]]:
+    for hub_id, row in known_models().items():
+        yield hub_id.lower(), row
+
+
+def fitting(launch: Launch, machine: Machine, problems: tuple[Finding, ...]) -> str:
+    """The launch with weights that vLLM rounds while loading, if these alone make it fit."""
+    too_large = [finding for finding in problems if finding.check == "kv_budget"]
+    if launch.engine != "vllm" or len(too_large) != len(problems) or not problems:
+        return ""
+    for name in ROUNDED_AT_LOAD:
+        if "quantization" in launch.options:
+            return ""
+        flag = "quantization" if launch.form.kind in ("python", "settings") else "--quantization"
+        part = LaunchPart(name="quantization", written=flag, value=name)
+        smaller = replace(launch, parts=(*launch.parts, part))
+        if not any(finding.level == "error" for finding in check_pair(smaller, machine)):
+            return written(smaller)
+    return ""

@@ -1,0 +1,102 @@
+"""Launches in Dockerfiles, compose files and Kubernetes manifests.
+
+An image has an entry point of its own, so that a container may say options only. Builds nothing.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from foretoken.lab.lint.launches import Form, Launch
+from foretoken.lab.lint.read.shell import Word, read_commands
+from foretoken.lab.lint.read.words import engine_of_image, launch_of
+
+_INSTRUCTION = re.compile(
+    r"^[ \t]*(FROM|CMD|ENTRYPOINT|ENV|ARG|RUN)[ \t]+((?:\\[ \t]*\n|.)*)", re.M | re.I
+)
+_HOLDERS = ("entrypoint", "command", "cmd", "args")
+"""Keys of a container whose words follow each other."""
+
+Reader = Callable[[str, str], Iterator[Launch]]
+"""Finds the launches in a shell text, for an engine."""
+
+
+def is_dockerfile(text: str) -> bool:
+    """Whether a text builds an image."""
+    named = {match[1].upper() for match in _INSTRUCTION.finditer(text)}
+    return "FROM" in named and bool(named & {"CMD", "ENTRYPOINT", "RUN", "ENV"})
+
+
+def launches_of_dockerfile(text: str, engine: str, read_shell: Reader) -> Iterator[Launch]:
+    """The launch of the last stage, from its entry point and its command."""
+    held: dict[str, str] = {}
+    assigned = ""
+    for match in _INSTRUCTION.finditer(text):
+        name, value = match[1].upper(), match[2].strip()
+        if name == "FROM":
+            held = {"FROM": value}
+        elif name in ("ENV", "ARG"):
+            assigned += f"{value}\n"
+        else:
+            held[name] = value
+    words: list[str] = []
+    elsewhere, holder = 0, ""
+    for name in ("ENTRYPOINT", "CMD"):
+        value = held.get(name, "")
+        try:
+            listed = json.loads(re.sub(r"\\[ \t]*\n", " ", value))
+        except ValueError:
+            yield from read_shell(assigned + value, engine)
+            continue
+        elsewhere, holder = len(words), name
+        words += [str(word) for word in listed]
+    if words:
+        form = Form(kind="exec", holder=holder, elsewhere=elsewhere)
+        yield from _of_words(words, engine, held.get("FROM", ""), form, read_shell)
+
+
+def is_container(value: Mapping[str, Any]) -> bool:
+    """Whether a mapping of a document says how a container starts."""
+    return any(isinstance(value.get(key), list | str) and value[key] for key in _HOLDERS) and any(
+        key in value for key in ("image", "containers", "name", "build", *_HOLDERS)
+    )
+
+
+def launches_of_container(
+    value: Mapping[str, Any], engine: str, read_shell: Reader
+) -> Iterator[Launch]:
+    """The launch of a container of a compose file or a manifest."""
+    words: list[str] = []
+    elsewhere, holder = 0, ""
+    image = str(value.get("image", ""))
+    for key in _HOLDERS:
+        given = value.get(key)
+        if isinstance(given, str) and key == "cmd":  # of a proxy that starts servers in a shell
+            yield from read_shell(given, engine)
+        elif isinstance(given, str):
+            given = [word.text for command in read_commands(given) for word in command]
+        if isinstance(given, list):
+            elsewhere, holder = len(words), key
+            words += [str(word) for word in given]
+    if words:
+        form = Form(kind="list", holder=holder, elsewhere=elsewhere)
+        yield from _of_words(words, engine, image, form, read_shell)
+
+
+def _of_words(
+    words: list[str], engine: str, image: str, form: Form, read_shell: Reader
+) -> Iterator[Launch]:
+    """The launch of words that the image's entry point may stand before."""
+    if "-c" in words or "-lc" in words:  # sh -c "the whole command"
+        for word in words:
+            if " " in word:
+                yield from read_shell(word, engine)
+        return
+    own = engine_of_image(image) if engine == "auto" else engine
+    made = [Word(word, "") for word in words]
+    found = launch_of(made, engine, form=form)
+    if found is None:
+        found = launch_of(made, engine if own == "unknown" else own, loose=True, form=form)
+    if found is not None:
+        yield found

@@ -1,0 +1,186 @@
+"""What a text is, and everything that is in it: launches, requests, names of metrics.
+
+Shell, Dockerfiles, compose files, manifests, settings, Python, notebooks, JSON, JSON lines and
+documents with fenced blocks of these. Judges nothing.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from foretoken.config.other_engines import find_other
+from foretoken.lab.lint.launches import Form, Launch, LaunchPart, LintSource
+from foretoken.lab.lint.read import containers, python
+from foretoken.lab.lint.read.shell import Word, read_commands
+from foretoken.lab.lint.read.words import FLAG, guess_engine, launch_of
+
+_METRIC = re.compile(
+    r"\b(?:(?:vllm|llamacpp|sglang|foretoken):[a-zA-Z_]\w*|trtllm_\w+|spec_decode_\w+)"
+)
+_FENCED = re.compile(r"^[ \t]*```[\w-]*[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_PROGRAM = re.compile(r"-|\.?/|.*\.(sh|py)$|(python3?|exec|nohup|srun|torchrun|docker|podman|uv)$")
+"""How a command begins that may start a server by another name; a sentence does not."""
+_CONFIG_KEYS = ("speculative_config", "speculative-config")
+
+Found = Launch | Mapping[str, Any]
+
+
+def read_source(text: str, engine: str = "auto") -> LintSource:
+    """Find what `text` holds; `engine` overrides what the text itself suggests."""
+    blocks = _FENCED.findall(text)
+    unread = 0
+    found: list[Found] = []
+    for block in blocks or [text]:
+        more, skipped = _read(block, engine)
+        found += more
+        unread += skipped
+    named = dict.fromkeys(_METRIC.findall(text))
+    return LintSource(
+        launches=tuple(one for one in found if isinstance(one, Launch)),
+        requests=tuple(one for one in found if not isinstance(one, Launch)),
+        metrics=tuple(name for name in named if ":" in name or _is_metric(name)),
+        num_unread=unread,
+        findings=tuple(python.script_findings(text)),
+        reads_metrics="get_metrics(" in text,
+    )
+
+
+def _is_metric(name: str) -> bool:
+    """Whether a name without the engine's is one of a metric."""
+    prefixed = name if name.startswith("trtllm_") else f"vllm:{name}"
+    return any(find_other("metrics", base) for base in base_names(prefixed))
+
+
+def base_names(name: str) -> Iterator[str]:
+    """A metric's name, and without the endings that exporters add."""
+    yield name
+    for ending in ("_total", "_bucket", "_sum", "_count", "_created"):
+        if name.endswith(ending):
+            yield name.removesuffix(ending)
+
+
+def _read(text: str, engine: str) -> tuple[list[Found], int]:
+    """What a text without fences holds, and how many lines could not be read."""
+    if containers.is_dockerfile(text):
+        return list(containers.launches_of_dockerfile(text, engine, _of_shell)), 0
+    documents, unread = _documents(text)
+    found = [one for document in documents or () for one in _walk(document, engine)]
+    if found or (documents is not None and text.lstrip().startswith(("{", "["))):
+        return found, unread
+    if python.is_python(text):
+        return [*python.launches_of_python(text, engine), *_of_strings(text, engine)], 0
+    return [*_of_shell(text, engine), *python.launches_in_prose(text, engine)], 0
+
+
+def _documents(text: str) -> tuple[list[Any] | None, int]:
+    """The values of JSON, JSON lines or YAML; None if it is none of them."""
+    stripped = text.strip()
+    if stripped.startswith(("{", "[")):
+        try:
+            return [json.loads(stripped)], 0
+        except ValueError:
+            return _json_lines(stripped)
+    try:
+        documents = [one for one in yaml.safe_load_all(text) if one is not None]
+    except yaml.YAMLError:
+        return None, 0
+    whole = bool(documents) and all(isinstance(one, dict | list) for one in documents)
+    return (documents, 0) if whole else (None, 0)
+
+
+def _json_lines(text: str) -> tuple[list[Any] | None, int]:
+    found, unread = [], 0
+    for line in filter(str.strip, text.splitlines()):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            unread += 1
+    return (found, unread) if found else (None, 0)
+
+
+def _of_shell(text: str, engine: str) -> Iterator[Launch]:
+    """One launch per command of a shell text that starts a server."""
+    for words in read_commands(text):
+        following = zip(words, words[1:], strict=False)
+        given = (then.text for word, then in following if word.text in ("-c", "-lc"))
+        nested = next((text for text in given if " " in text), None)
+        if nested is not None:
+            yield from _of_shell(nested, engine)
+            continue
+        found = launch_of(words, engine, loose=bool(_PROGRAM.match(words[0].text)))
+        if found is not None:
+            yield found
+
+
+def _of_strings(text: str, engine: str) -> Iterator[Launch]:
+    """Commands in the strings and lists of a Python script."""
+    for words in python.command_lists(text):
+        if len(words) == 1:
+            yield from _of_shell(words[0], engine)
+        else:
+            found = launch_of([Word(word, "") for word in words], engine)
+            if found is not None:
+                yield found
+
+
+def _walk(value: Any, engine: str) -> Iterator[Found]:
+    """Launches and requests anywhere in a document."""
+    if isinstance(value, list):
+        if value and all(isinstance(part, str) for part in value):
+            words = [Word(part, "") for part in value]
+            loose = any(FLAG.match(part) for part in value)
+            found = launch_of(words, engine, loose=loose, form=Form(kind="list"))
+            if found is not None:
+                yield found
+        else:
+            for part in value:
+                yield from _walk(part, engine)
+    if not isinstance(value, dict):
+        return
+    if "prompt" in value or "messages" in value:
+        yield value
+        return
+    if value.get("cell_type") == "code":  # of a notebook
+        source = "".join(value.get("source", []))
+        lines = [line for line in source.splitlines() if not line.startswith(("%", "!"))]
+        yield from _read("\n".join(lines), engine)[0]
+        yield from _of_shell(source.replace("!", ""), engine)
+        return
+    settings = _settings(value, engine)
+    if settings is not None:
+        yield settings
+        return
+    if containers.is_container(value):
+        yield from containers.launches_of_container(value, engine, _of_shell)
+        return
+    for part in value.values():
+        yield from _walk(part, engine)
+
+
+def _settings(value: Mapping[str, Any], engine: str) -> Launch | None:
+    """A mapping whose keys are settings of an engine, as in `vllm serve --config`."""
+    names = {str(key).replace("_", "-"): part for key, part in value.items()}
+    is_config = "method" in names and "num-speculative-tokens" in names
+    form = Form(kind="settings")
+    if is_config or "decoding-type" in names:
+        own = ("vllm" if is_config else "tensorrt-llm") if engine == "auto" else engine
+        whole = LaunchPart(
+            name="speculative-config", written="speculative_config", value=dict(value)
+        )
+        return Launch(engine=own, parts=(whole,), form=Form(kind="settings", holder="config"))
+    nested = next((value[key] for key in _CONFIG_KEYS if key in value), None)
+    flat = any(name.startswith(("speculative-", "spec-")) for name in names)
+    if nested is None and not flat and not ("model" in names and "tensor-parallel-size" in names):
+        return None
+    own = engine
+    if engine == "auto":
+        trt = isinstance(nested, dict) and "decoding_type" in nested
+        own = "tensorrt-llm" if trt else guess_engine(names)
+    parts = tuple(
+        LaunchPart(name=str(key).replace("_", "-"), written=str(key), value=part)
+        for key, part in value.items()
+    )
+    return Launch(engine=own, parts=parts, form=form)

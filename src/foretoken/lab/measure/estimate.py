@@ -1,0 +1,121 @@
+"""How long an A/B will take, told before it begins, and how much of one fits into given minutes.
+
+Both servers are asked one request first. A server that is given as a command is started for it, as
+it will be for every block, so a command that does not work is found here.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from foretoken.errors import ConfigError, EndpointError
+from foretoken.lab.http.timed import now
+from foretoken.lab.measure.driving import LoadRun, drive
+from foretoken.lab.measure.experiment import AbConfig, ArmConfig, Sizes
+from foretoken.lab.measure.servers import serving
+from foretoken.lab.measure.workload import Item, Load
+from foretoken.lab.records.results import RequestRecord
+
+MOST_BLOCKS, FEWEST_BLOCKS = 9, 5
+MOST_REQUESTS, ENOUGH_REQUESTS, FEWEST_REQUESTS = 120, 20, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What one start and one request of a server take."""
+
+    start_s: float
+    request_s: float
+
+
+def probe(config: AbConfig, items: Sequence[Item], logs: Path) -> dict[str, Pace]:
+    """The pace of both arms, from one request each.
+
+    Raises:
+        EndpointError: a server does not start, or does not answer.
+    """
+    arms = (config.baseline, config.candidate)
+    return {arm.name: asyncio.run(_pace(arm, items[0], logs)) for arm in arms}
+
+
+async def _pace(arm: ArmConfig, item: Item, logs: Path) -> Pace:
+    began = now()
+    answers: list[RequestRecord] = []
+    async with serving(arm, logs / f"{arm.name}-first.log") as client:
+        ready = now()
+        run = LoadRun(arm=arm.name, load=Load(), start_s=ready, warm_up=True)
+        took = await drive(client, [item], run, answers.append)
+    if not answers[0].ok:
+        raise EndpointError(f"arm {arm.name!r} answered nothing: {answers[0].error}")
+    return Pace(ready - began if arm.command is not None else 0.0, took)
+
+
+def seconds_of(config: AbConfig, paces: Mapping[str, Pace]) -> float:
+    """Seconds of the whole A/B."""
+    sizes = config.sizes
+    each = sum(_apart(config.load, own) for own in paces.values())
+    return sizes.blocks * (_before_block(config, paces) + sizes.requests_per_block * each)
+
+
+def _before_block(config: AbConfig, paces: Mapping[str, Pace]) -> float:
+    """Seconds of both servers' start and warm-up, whose requests are sent together."""
+    warm = bool(config.sizes.warm_up)
+    return sum(own.start_s + warm * own.request_s for own in paces.values())
+
+
+def _apart(load: Load, pace: Pace) -> float:
+    """Seconds from one request to the next."""
+    if load.kind == "closed":
+        return pace.request_s / load.concurrency
+    return 1.0 / load.rate if load.rate else pace.request_s
+
+
+def fit_into(config: AbConfig, paces: Mapping[str, Pace], seconds: float) -> AbConfig:
+    """The A/B with as many blocks and requests as fit: starts first, then requests of each.
+
+    Raises:
+        ConfigError: not even a few starts with a few requests fit.
+    """
+    fixed = _before_block(config, paces)
+    each = sum(_apart(config.load, own) for own in paces.values())
+    for blocks in range(MOST_BLOCKS, FEWEST_BLOCKS - 1, -1):
+        requests = min(MOST_REQUESTS, int((seconds / blocks - fixed) / each))
+        least = FEWEST_REQUESTS if blocks == FEWEST_BLOCKS else ENOUGH_REQUESTS
+        if requests >= least:
+            sizes = Sizes(blocks=blocks, requests_per_block=requests, warm_up=config.sizes.warm_up)
+            return replace(config, sizes=sizes)
+    minutes = FEWEST_BLOCKS * (fixed + FEWEST_REQUESTS * each) / 60
+    allowed = f"at least {minutes:.1f} with these servers, or fewer tokens per answer: --max-tokens"
+    raise ConfigError("--minutes", round(seconds / 60, 2), allowed)
+
+
+def announce(config: AbConfig, paces: Mapping[str, Pace]) -> str:
+    """What will be measured, and how long that takes."""
+    sizes, told = config.sizes, []
+    for name, own in paces.items():
+        start = f" after a start of {own.start_s:.0f} s" if own.start_s else ""
+        told.append(f"{name} answers in {own.request_s:.2g} s{start}")
+    return (
+        f"{sizes.blocks} blocks of {sizes.requests_per_block} requests for each server take "
+        f"{show_time(seconds_of(config, paces))} ({', '.join(told)})"
+    )
+
+
+def show_time(seconds: float) -> str:
+    """`about 12 minutes`, `about 3.5 hours`."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    if seconds < 5400:
+        return f"about {seconds / 60:.0f} minutes"
+    return f"about {seconds / 3600:.1f} hours"
+
+
+def without_asking(config: AbConfig) -> str:
+    """What can be said of the time before a server was started."""
+    unit = seconds_of(config, {n: Pace(0.0, 1.0) for n in ("off", "on")})
+    starts = config.sizes.blocks * sum(
+        arm.command is not None for arm in (config.baseline, config.candidate)
+    )
+    more = f", and {starts} starts of a server" if starts else ""
+    return f"{show_time(unit)} for every second that a request takes{more}"

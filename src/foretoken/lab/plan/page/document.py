@@ -1,0 +1,42 @@
+"""A plan as plain data for JSON, and what its numbers rest on."""
+
+from dataclasses import asdict
+from typing import Any
+
+from foretoken.lab.plain import to_plain
+from foretoken.lab.plan.planner import SpeculationPlan
+from foretoken.lab.plan.roofline import (
+    BANDWIDTH_SHARE,
+    COMPUTE_SHARE,
+    EAGER_STEP_S_PER_LAYER,
+    EXCHANGE_LATENCY_S,
+)
+from foretoken.lab.plan.speedup import NextStep
+
+
+def plan_document(plan: SpeculationPlan, step: NextStep | None) -> dict[str, Any]:
+    """Everything as JSON values; infinite becomes None."""
+    content = {
+        "command": "foretoken lab plan",
+        "assumptions": assumptions(plan),
+        **to_plain(plan),
+        "exit_code": plan.verdict.exit_code,
+        "nominal": [{**asdict(row), "differs": row.differs} for row in plan.nominal],
+        "next_step": asdict(step) if step else None,
+    }
+    return content
+
+
+def assumptions(plan: SpeculationPlan) -> list[str]:
+    """What the numbers rest on, one sentence each."""
+    setup = plan.setup
+    return [
+        f"device: {setup.device.name} ({setup.device.source})",
+        f"{BANDWIDTH_SHARE:.0%} of peak bandwidth and {COMPUTE_SHARE:.0%} of peak compute are "
+        f"reached; a step takes at least {setup.device.step_s_per_layer * 1e6:.0f} us per layer "
+        f"({EAGER_STEP_S_PER_LAYER * 1e6:.0f} without graphs), an all-reduce "
+        f"{EXCHANGE_LATENCY_S * 1e6:.0f} us",
+        f"overhead {plan.overhead_bytes / 1e9:.1f} GB per device"
+        + (" (given)" if setup.settings.overhead_gb >= 0 else " (estimated)"),
+        *(f"{setup.target.name}: {note}" for note in setup.target.approximations),
+    ]

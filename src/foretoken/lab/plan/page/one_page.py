@@ -1,0 +1,247 @@
+"""A plan on one page: the verdict, what to draft at which load, times, what fits, the command."""
+
+from collections.abc import Iterator
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from foretoken.lab.plan.page.details import STYLES, details, gigabytes, make_table
+from foretoken.lab.plan.page.fitting import most_context, what_fits
+from foretoken.lab.plan.planner import SpeculationPlan
+from foretoken.lab.plan.predict import LoadPrediction, PlannedSpeed
+from foretoken.lab.plan.speedup import NextStep
+from foretoken.lab.plan.verdict import WORDS
+
+_SHOWN_LOADS = (1, 4, 16, 64, 256)
+_MOST_WARNINGS = 4
+_CLEARLY = 1.05
+_COLORS = {"use": "bold green", "measure": "bold yellow", "leave_off": "bold red", "plain": "bold"}
+
+
+def print_plan(
+    console: Console, plan: SpeculationPlan, step: NextStep | None, *, everything: bool = False
+) -> None:
+    """One page; with `everything` the tables behind it too."""
+    for part in _parts(plan, step):
+        console.print(part, soft_wrap=isinstance(part, Text))
+    if everything:
+        for part in details(plan):
+            console.print(part, soft_wrap=isinstance(part, Text))
+    else:
+        console.print(Text("\nEvery check, cost and assumption: --details", style="dim"))
+
+
+def _parts(plan: SpeculationPlan, step: NextStep | None) -> Iterator[RenderableType]:
+    verdict, setup = plan.verdict, plan.setup
+    yield Text.assemble((WORDS[verdict.word], _COLORS[verdict.word]), f": {verdict.reason}")
+    yield Text(_asked(plan), style="dim")
+    if step is not None:
+        yield Text(f"Next step by what was measured: {step.action}. {step.reason}", style="bold")
+    if setup.method != "none":
+        yield _by_load(plan)
+        yield Text(
+            f"Chosen, by requests in flight: {plan.schedule.words}. In brackets: what would "
+            "have to be trained or found, or cannot be used.",
+            style="dim",
+        )
+        for one in plan.drafts:
+            if one.problem:
+                yield Text(f"{one.draft}: {one.problem}", style="yellow")
+        yield Text(_acceptance(plan), style="dim")
+        yield from _instead(plan)
+    yield _by_workload(plan)
+    yield _times(plan)
+    yield _fits(plan)
+    yield Text(_memory(plan), style="dim")
+    yield from _warnings(plan)
+    yield from _command(plan)
+
+
+def _asked(plan: SpeculationPlan) -> str:
+    setup, settings = plan.setup, plan.setup.settings
+    with_model = setup.drafts_with == "model" and setup.draft is not None
+    draft = (
+        f" + {setup.draft.name} ({setup.draft_quantization.name})"
+        if with_model and setup.draft
+        else ""
+    )
+    return (
+        f"{setup.target.name} ({setup.quantization.name}){draft}, {setup.method}, on {setup.tp} x "
+        f"{setup.device.name} with {settings.engine}; {settings.workload} at temperature "
+        f"{settings.temperature:g}, {settings.concurrency} in flight, {settings.peak_concurrency} "
+        f"at the peak, {settings.context:,} tokens of which {settings.output_tokens:,} are written"
+    )
+
+
+def _columns(plan: SpeculationPlan) -> list[tuple[str, PlannedSpeed, bool]]:
+    """Name, prediction, and whether it can be had as things stand."""
+    named = [(one.draft.split("/")[-1], one.prediction, not one.problem) for one in plan.drafts]
+    others = [
+        (one.method, one.prediction, one.available)
+        for one in plan.outlooks
+        if plan.setup.drafts_with != "model" or one.method != plan.setup.method
+    ]
+    asked = [one for one in others if one[0] == plan.setup.method]
+    return named + asked + [one for one in others if one not in asked]
+
+
+def _by_load(plan: SpeculationPlan) -> Table:
+    settings = plan.setup.settings
+    shown = sorted({*_SHOWN_LOADS, settings.concurrency, settings.peak_concurrency})
+    columns = _columns(plan)
+    table = make_table(
+        "Speed-up and drafts per step (k) by requests in flight", "in flight",
+        *(name if there else f"({name})" for name, _, there in columns), left=1,
+    )  # fmt: skip
+    for requests in shown:
+        mark = {settings.concurrency: " usual", settings.peak_concurrency: " peak"}
+        cells = [_cell(prediction.at(requests)) for _, prediction, _ in columns]
+        table.add_row(f"{requests}{mark.get(requests, '')}", *cells)
+    return table
+
+
+def _cell(load: LoadPrediction) -> str:
+    if not load.best_k:
+        return "[dim]off[/]"
+    style = "green" if load.best_low > 1.0 else "yellow"
+    return f"[{style}]{load.best:.2f}x[/] k {load.best_k}"
+
+
+def _acceptance(plan: SpeculationPlan) -> str:
+    own = plan.prediction.acceptance
+    usual = plan.prediction.at(plan.setup.settings.concurrency)
+    k = plan.schedule.usual_k or plan.setup.k
+    gain = usual.gain(k)
+    return (
+        f"A draft is taken to be accepted with {own.middle:.2f} ({own.low:.2f} to {own.high:.2f}), "
+        f"{own.source}. At k = {k} that is {gain.middle:.2f}x, {gain.low:.2f} to {gain.high:.2f} "
+        f"in 80 of 100 cases; it breaks even at an acceptance rate of {_break_even(usual, k):.0%}."
+    )
+
+
+def _instead(plan: SpeculationPlan) -> Iterator[Text]:
+    """A method that needs nothing more and is expected to gain clearly more."""
+    requests = plan.setup.settings.concurrency
+    usual = plan.prediction.at(requests)
+    now = usual.gain(plan.schedule.usual_k).middle
+    there = [one for one in plan.outlooks if one.available and one.method != plan.setup.method]
+    best = max(there, key=lambda one: one.prediction.at(requests).best, default=None)
+    if best is None or best.prediction.at(requests).best < _CLEARLY * now:
+        return
+    load = best.prediction.at(requests)
+    yield Text(
+        f"{best.method} is expected to gain more and needs nothing new: {load.best:.2f}x "
+        f"({load.best_low:.2f} to {load.best_high:.2f}) with k = {load.best_k}."
+    )
+
+
+def _break_even(load: LoadPrediction, k: int) -> float:
+    return max(0.0, (load.cost(k) - 1.0) / k) if k else 0.0
+
+
+def _by_workload(plan: SpeculationPlan) -> Table:
+    requests = plan.setup.settings.concurrency
+    names = [outlook.method for outlook in plan.outlooks]
+    table = make_table(f"By work, {requests} in flight", "", *names)
+    for row in plan.workloads:
+        cells = [_cell(outlook.prediction.at(requests)) for outlook in row.outlooks]
+        asked = row.workload == plan.setup.settings.workload
+        table.add_row(f"[bold]{row.workload}[/]" if asked else row.workload, *cells)
+    return table
+
+
+def _times(plan: SpeculationPlan) -> Table:
+    table = make_table(
+        "Times, without and with", "in flight", "k", "first token", "", "each further token", "",
+        "whole answer", "",
+    )  # fmt: skip
+    for times in plan.latencies:
+        pairs = (
+            (times.ttft_plain_s, times.ttft_s),
+            (times.tpot_plain_s, times.tpot_s),
+            (times.end_to_end_plain_s, times.end_to_end_s),
+        )
+        cells = [_seconds(value) for pair in pairs for value in pair]
+        table.add_row(f"{times.requests}", f"{times.k}" if times.k else "off", *cells)
+    return table
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _fits(plan: SpeculationPlan) -> Table:
+    setup = plan.setup
+    rows = list(what_fits(setup))
+    counts = sorted({row.count for row in rows})
+    table = make_table(
+        f"What fits: requests of {setup.settings.context:,} tokens at once, with drafter (without)",
+        "target", *(f"{count} x {setup.device.name}" for count in counts),
+    )  # fmt: skip
+    for name in dict.fromkeys(row.quantization for row in rows):
+        found = {row.count: row for row in rows if row.quantization == name}
+        cells = [
+            _places(found[count].speculating, found[count].plain) if count in found else "-"
+            for count in counts
+        ]
+        table.add_row(name, *cells)
+    return table
+
+
+def _places(speculating: int, plain: int) -> str:
+    if not plain:
+        return "[red]none[/]"
+    return f"{speculating:,} ({plain:,})" if speculating else f"[red]none[/] ({plain:,})"
+
+
+def _memory(plan: SpeculationPlan) -> str:
+    setup, memory = plan.setup, plan.speculating
+    longest = most_context(setup, memory.tokens, memory.lookahead)
+    plain = most_context(setup, plan.plain.tokens, 0)
+    return (
+        f"Weights {gigabytes(plan.plain.weight_bytes)} GB + drafter "
+        f"{gigabytes(memory.draft_weight_bytes)} GB of {gigabytes(memory.usable_bytes)} GB that "
+        f"may be used on {setup.tp} {'rank' if setup.tp == 1 else 'ranks'}; room for "
+        f"{memory.tokens:,} tokens ({plan.plain.tokens:,} without). "
+        f"{setup.settings.concurrency} requests may have {longest:,} tokens each "
+        f"({plain:,} without)."
+    )
+
+
+def _warnings(plan: SpeculationPlan) -> Iterator[Text]:
+    """What may go wrong, the worst first; the verdict has its own reason already."""
+    found = sorted(
+        (
+            finding
+            for finding in plan.findings
+            if finding.level in ("error", "warning") and finding.message != plan.verdict.reason
+        ),
+        key=lambda finding: finding.level,
+    )
+    for finding in found[:_MOST_WARNINGS]:
+        text = Text(f"{finding.level}: ", style=STYLES[finding.level])
+        text.append(finding.message, style="default")
+        if finding.remedy:
+            text.append(f" -> {finding.remedy}", style="italic")
+        yield text
+    if len(found) > _MOST_WARNINGS:
+        yield Text(f"and {len(found) - _MOST_WARNINGS} more warnings: --details", style="dim")
+
+
+def _command(plan: SpeculationPlan) -> Iterator[Text]:
+    engine, verdict = plan.setup.settings.engine, plan.verdict
+    title = "serve it with" if verdict.speculates else "serve it without speculation"
+    yield Text(f"\n{title} ({engine}):", style="bold")
+    yield Text(plan.commands[engine])
+    if verdict.speculates and not plan.schedule.falls:
+        yield Text(
+            f"k = {plan.schedule.usual_k} throughout: {engine}'s schedule may not rise with the "
+            f"load, and the best would ({plan.schedule.words}).",
+            style="yellow",
+        )
+    if verdict.word == "measure":
+        yield Text(
+            "measure: foretoken lab ab --baseline URL-without --candidate URL-with, then "
+            "foretoken lab decide"
+        )

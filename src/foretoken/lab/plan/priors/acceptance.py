@@ -1,0 +1,221 @@
+"""Expected acceptance of a drafter, by a regression over published acceptance lengths.
+
+A row of acceptance.toml is turned into the chance that a draft is accepted given that all before it
+were, and its log-odds are explained by method, workload, temperature, sizes, kinship, bits and the
+number of drafts. Few rows speak about each of these, so every effect begins at an assumed value
+with an assumed spread (effects.toml), which rows then move: ridge regression towards a prior. A
+source counts by the square root of its rows, for rows of one source err together.
+
+Knows no costs. Invariant: an expectation depends only on the rows that it was fitted to, so that
+one made without a source says what would have been expected before that source was published.
+"""
+
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.control.acceptance import ConstantAcceptance
+
+Floats = NDArray[np.float64]
+EIGHTY = 1.2816
+"""Standard deviations on either side of the middle that hold 80 of 100 cases."""
+_NOISE = 0.40
+"""Standard deviation of a row's log-odds around a perfect explanation: an assumption."""
+_BETWEEN = 0.50
+"""Standard deviation between sources that agree in all that is known of them: an assumption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftedWork:
+    """What is known of a drafter and its work before it has drafted anything."""
+
+    method: str
+    target_b: float
+    """Billions of weights."""
+    draft_b: float = 0.0
+    """Of a draft model; 0 for other methods."""
+    workload: str = "mixed"
+    temperature: float = 0.0
+    k: int = 4
+    tree: bool = False
+    """Whether several drafts are tried for each position."""
+    foreign: bool = False
+    """Whether a draft model is of another family than the target."""
+    low_bits: bool = False
+    """Whether the target has 4 bits per weight or fewer."""
+    low_draft_bits: bool = False
+    drawn: bool = False
+    """Whether drafts are drawn at the temperature rather than the likeliest ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedLength:
+    """One measured acceptance length."""
+
+    source: str
+    drafting: DraftedWork
+    length: float
+    """Tokens per verification, the recovered or bonus token included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedAcceptance:
+    """The chance of a draft, given that all before it were accepted."""
+
+    low: float
+    middle: float
+    high: float
+    """Ends of an interval that should hold 80 of 100 cases."""
+    sources: tuple[str, ...]
+    """Where comparable rows stand, the most telling first."""
+
+
+def _is_text(drafting: DraftedWork) -> bool:
+    return drafting.method in _assumed()["look_up"]
+
+
+@cache
+def _assumed() -> dict[str, dict[str, tuple[float, float]]]:
+    """Kind of effect -> name -> log-odds and how sure they are, before any row is read."""
+    text = resources.files(__package__).joinpath("effects.toml").read_text("utf-8")
+    return {
+        kind: {name: (float(value), float(spread)) for name, (value, spread) in rows.items()}
+        for kind, rows in tomllib.loads(text).items()
+    }
+
+
+@cache
+def effects() -> Mapping[str, tuple[float, float]]:
+    """Every effect, with its assumed log-odds and their spread."""
+    names = {"method": "method ", "look_up": "method ", "workload": "workload ", "text": "text "}
+    return {
+        names.get(kind, "") + name: prior
+        for kind, rows in _assumed().items()
+        for name, prior in rows.items()
+    }
+
+
+def features(drafting: DraftedWork) -> dict[str, float]:
+    """Effects that act on a drafter, each with its amount."""
+    found = {f"method {drafting.method}": 1.0}
+    if drafting.workload != "chat":
+        kind = "text" if _is_text(drafting) else "workload"
+        found[f"{kind} {drafting.workload}"] = 1.0
+    heat = min(drafting.temperature, 1.5)
+    found["temperature"] = heat
+    found["drawn"] = heat if drafting.drawn else 0.0
+    found["depth"] = 0.0 if _is_text(drafting) else math.log2(max(drafting.k, 1) / 4)
+    if drafting.draft_b > 0:
+        found["ratio"] = math.log10(drafting.target_b / drafting.draft_b) - 1.0
+        found["draft size"] = math.log10(drafting.draft_b)
+    found["foreign"] = float(drafting.foreign)
+    found["target bits"] = float(drafting.low_bits)
+    found["draft bits"] = float(drafting.low_draft_bits)
+    found["tree"] = float(drafting.tree)
+    return {name: amount for name, amount in found.items() if amount}
+
+
+def _vector(drafting: DraftedWork) -> Floats:
+    amounts = features(drafting)
+    return np.array([amounts.get(name, 0.0) for name in effects()])
+
+
+def _log_odds(chance: float) -> float:
+    chance = min(max(chance, 0.02), 0.98)
+    return math.log(chance / (1.0 - chance))
+
+
+def _chance(log_odds: float) -> float:
+    return 1.0 / (1.0 + math.exp(-log_odds))
+
+
+class AcceptancePrior:
+    """The regression, fitted to rows."""
+
+    def __init__(self, rows: Iterable[PublishedLength]) -> None:
+        """Fit; without rows the assumed effects are what is expected."""
+        self.rows = tuple(rows)
+        sizes = Counter(row.source for row in self.rows)
+        start_E = np.array([value for value, _ in effects().values()])
+        sure_E = np.array([1.0 / sd**2 for _, sd in effects().values()])
+        x_RE = np.array([_vector(row.drafting) for row in self.rows]).reshape(-1, len(effects()))
+        found_R = np.array([_row_log_odds(row) for row in self.rows])
+        weight_R = np.array([sizes[row.source] ** -0.5 / _NOISE**2 for row in self.rows])
+        precision_EE = x_RE.T @ (weight_R[:, None] * x_RE) + np.diag(sure_E)
+        moment_E = x_RE.T @ (weight_R * (found_R - x_RE @ start_E))
+        self._covariance_EE = np.linalg.inv(precision_EE)
+        self._effect_E = start_E + self._covariance_EE @ moment_E
+
+    def expect(self, drafting: DraftedWork) -> ExpectedAcceptance:
+        """The expectation for one drafter; asserts that its method is known."""
+        assert knows(drafting.method), drafting.method
+        x_E = _vector(drafting)
+        middle = float(x_E @ self._effect_E)
+        spread = EIGHTY * math.sqrt(float(x_E @ self._covariance_EE @ x_E) + _BETWEEN**2)
+        return ExpectedAcceptance(
+            low=_chance(middle - spread),
+            middle=_chance(middle),
+            high=_chance(middle + spread),
+            sources=self._comparable(drafting),
+        )
+
+    def _comparable(self, drafting: DraftedWork) -> tuple[str, ...]:
+        """Sources with rows of this method: of this workload first, then by how many rows."""
+        telling: Counter[str] = Counter()
+        for row in self.rows:
+            if row.drafting.method == drafting.method:
+                telling[row.source] += 100 if row.drafting.workload == drafting.workload else 1
+        return tuple(source for source, _ in telling.most_common())
+
+
+def _row_log_odds(row: PublishedLength) -> float:
+    length = min(row.length, row.drafting.k + 0.95)
+    return _log_odds(ConstantAcceptance.of_length(length, row.drafting.k).alpha)
+
+
+def knows(method: str) -> bool:
+    """Whether anything is expected of this method."""
+    return f"method {method}" in effects()
+
+
+@cache
+def published_lengths() -> tuple[PublishedLength, ...]:
+    """Every row of acceptance.toml."""
+    text = resources.files(__package__).joinpath("acceptance.toml").read_text("utf-8")
+    return tuple(
+        _row(source, values)
+        for source, table in tomllib.loads(text).items()
+        for values in table["rows"]
+    )
+
+
+def _row(source: str, values: list[Any]) -> PublishedLength:
+    method, target, draft, workload, temperature, k, length, *marks = values
+    drafting = DraftedWork(
+        method=method,
+        target_b=float(target),
+        draft_b=float(draft),
+        workload=workload,
+        temperature=float(temperature),
+        k=int(k),
+        tree="tree" in marks,
+        foreign="foreign" in marks,
+        low_bits="bits" in marks,
+        low_draft_bits="draft_bits" in marks,
+        drawn="drawn" in marks,
+    )
+    return PublishedLength(source=source, drafting=drafting, length=float(length))
+
+
+@cache
+def prior_without(*sources: str) -> AcceptancePrior:
+    """The regression over all rows but those of some sources."""
+    return AcceptancePrior(row for row in published_lengths() if row.source not in sources)

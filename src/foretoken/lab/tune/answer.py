@@ -1,0 +1,248 @@
+"""What a search found, in one sentence, one command, and as data.
+
+Says nothing that the final A/B did not show: where that was lost or could not be held, the answer
+is to leave speculation off.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, final
+
+import numpy as np
+
+from foretoken.lab.stats.intervals import Interval
+from foretoken.lab.tune.choosing import best_setting
+from foretoken.lab.tune.search import (
+    FEWEST_PAIRS,
+    Search,
+    SearchState,
+    checked_gain,
+    pair_differences,
+    spent_s,
+    stand,
+    visit_s,
+)
+from foretoken.lab.tune.settings import OFF, Question, Setting
+from foretoken.lab.tune.visits import Visit
+
+Verdict = Literal["use", "leave_off"]
+RESTLESS = 0.1
+"""Starts that differ by so much are a machine's doing more than a server's."""
+WORTH_SAYING = 0.03
+"""Gains that an engine's schedule gives away are told from here on."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadGain:
+    """What the chosen setting does at one load."""
+
+    load: int
+    length: int | None
+    """Drafts per step; None: the server decides."""
+    gain: float
+    """As the final A/B had it; NaN without one."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindGain:
+    """What the chosen setting does for one class of requests, in the mix."""
+
+    kind: str
+    gain: Interval
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingSeen:
+    """One setting as the search left it."""
+
+    setting: str
+    starts: int
+    gains: tuple[float, ...]
+    """Expected at each load, neighbours and chance taken into account."""
+    problem: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedAnswer:
+    """Everything that is said at the end."""
+
+    verdict: Verdict
+    sentence: str
+    command: str
+    """Of the server as it should be started."""
+    setting: str
+    candidate: str
+    """The best setting found, proven or not."""
+    gain: Interval
+    """Of the candidate by the final A/B: time of an answer without over with."""
+    pairs: int
+    loads: tuple[LoadGain, ...]
+    kinds: tuple[KindGain, ...]
+    advice: tuple[str, ...]
+    settings: tuple[SettingSeen, ...]
+    start_spread: float
+    """How much one start differs from the next, as a share."""
+    visits: int
+    minutes: float
+
+
+def make_answer(
+    search: Search, visits: Sequence[Visit], line: Callable[[Setting], str]
+) -> TunedAnswer:
+    """The answer that the visits support; `line` writes commands."""
+    now = stand(search, [visit for visit in visits if not visit.check])
+    loads = search.question.loads
+    gain = checked_gain(visits, search, now)
+    pairs = len(pair_differences(visits, loads))
+    proven = gain.low > 1.0
+    chosen = now.chosen if proven else OFF
+    kinds = tuple(
+        KindGain(kind=kind, gain=checked_gain(visits, search, now, kind)) for kind in _kinds(visits)
+    )
+    return TunedAnswer(
+        verdict="use" if proven else "leave_off",
+        sentence=_untried(search, visits) or _sentence(search, now, gain, pairs),
+        command=line(chosen),
+        setting=chosen.name,
+        candidate=now.chosen.name,
+        gain=gain,
+        pairs=pairs,
+        loads=tuple(_at_load(now.chosen, visits, place, n) for place, n in enumerate(loads)),
+        kinds=kinds,
+        advice=_advice(search.question, now, kinds),
+        settings=_seen(search.question, now, visits),
+        start_spread=now.beliefs.spreads.start,
+        visits=len(visits),
+        minutes=spent_s(visits) / 60.0,
+    )
+
+
+def _at_load(chosen: Setting, visits: Sequence[Visit], place: int, load: int) -> LoadGain:
+    logs = pair_differences(visits, (load,))
+    gain = math.exp(sum(logs) / len(logs)) if logs else math.nan
+    length = None if chosen.decides_itself else chosen.length(place)
+    return LoadGain(load=load, length=length, gain=gain)
+
+
+def _kinds(visits: Sequence[Visit]) -> list[str]:
+    found = {kind for visit in visits if visit.check for seen in visit.loads for kind in seen.kinds}
+    return sorted(found) if len(found) > 1 else []
+
+
+def _untried(search: Search, visits: Sequence[Visit]) -> str:
+    """What is said where the time was up before a setting was tried; empty where one was."""
+    if any(not visit.setting.is_off for visit in visits) or not search.question.settings:
+        return ""
+    each_s = visit_s(visits)
+    starts = len(search.question.settings) + 2 * FEWEST_PAIRS + 2
+    return (
+        f"Leave speculation off for now: one visit of this server takes {each_s / 60:.1f} minutes, "
+        f"so {search.budget_s / 60:g} minutes were too few to try anything; "
+        f"--minutes {math.ceil(each_s * starts / 60)} --resume goes on."
+    )
+
+
+def _sentence(search: Search, now: SearchState, gain: Interval, pairs: int) -> str:
+    chosen = now.chosen
+    if chosen.is_off:
+        nearest = _nearest(now)
+        tried = f"; the nearest, {nearest[0]}, is {nearest[1]:.2f}x" if nearest else ""
+        return f"Leave speculation off: no setting makes answers sooner{tried}."
+    if not pairs:
+        return (
+            f"Leave speculation off: {_words(search.question, chosen)} looks best "
+            f"({math.exp(now.value):.2f}x expected), but there was no time to prove it; "
+            "give more --minutes and --resume."
+        )
+    shown = f"{gain.estimate:.2f} times as fast as without ({gain.low:.2f} to {gain.high:.2f})"
+    starts = f"{pairs} start{'s' if pairs > 1 else ''} of each"
+    if gain.low > 1.0:
+        return (
+            f"Use {_words(search.question, chosen)}: answers come {shown}, by a final A/B of "
+            f"{starts}."
+        )
+    if gain.high < 1.0:
+        why = "it is slower"
+    else:
+        why = "that is no proof"
+    return (
+        f"Leave speculation off: the best setting found, {_words(search.question, chosen)}, was "
+        f"{shown} in a final A/B of {starts}: {why}."
+    )
+
+
+def _words(question: Question, chosen: Setting) -> str:
+    """A setting for a sentence."""
+    if chosen.decides_itself:
+        return "the server's own control"
+    if len(chosen.lengths) == 1:
+        return f"{chosen.drafter} with {chosen.lengths[0]} drafts"
+    by_load = ", ".join(
+        f"{length} at {load}" for length, load in zip(chosen.lengths, question.loads, strict=True)
+    )
+    return f"{chosen.drafter} with drafts by requests in flight ({by_load})"
+
+
+def _nearest(now: SearchState) -> tuple[str, float] | None:
+    """The setting that is expected to lose least."""
+    question = now.beliefs.question
+    if not question.settings:
+        return None
+    values = now.beliefs.mean_SL.mean(axis=1)
+    place = int(values.argmax())
+    return question.settings[place].name, float(np.exp(values[place]))
+
+
+def _advice(question: Question, now: SearchState, kinds: Sequence[KindGain]) -> tuple[str, ...]:
+    """What the engine cannot be told, and what its operator can do."""
+    said = [
+        f"{one.kind} loses in this mix: {one.gain.estimate:.2f}x ({one.gain.low:.2f} to "
+        f"{one.gain.high:.2f}). Send it to a server without speculation, or tune the two apart."
+        for one in kinds
+        if one.gain.high < 1.0
+    ]
+    beliefs = now.beliefs
+    if beliefs.spreads.start >= RESTLESS:
+        said.append(
+            f"Starts of one setting differ by {beliefs.spreads.start:.0%}: is something else using "
+            "this machine? A quiet one needs less time and shows smaller gains."
+        )
+    longest = max((setting.length(0) for setting in question.settings), default=0)
+    if now.chosen.lengths and max(now.chosen.lengths) == longest:
+        said.append(
+            f"{longest} drafts is the longest that was tried; -k {longest},{longest + 4},"
+            f"{longest * 2} with another --out would try more."
+        )
+    possible = replace(beliefs.question, schedule="any")
+    if now.chosen.is_off or now.chosen.decides_itself or not possible.settings:
+        return tuple(said)
+    free = best_setting(possible, beliefs.mean_SL)
+    if free.value > now.value + WORTH_SAYING and free.setting != now.chosen:
+        told = "one length" if question.schedule == "one" else "lengths that do not rise with load"
+        said.append(
+            f"{_words(question, free.setting)} would be {math.exp(free.value - now.value):.2f}x as "
+            f"fast as that, but this engine can only be told {told}. Give each load a server of "
+            "its own, where that is worth it."
+        )
+    return tuple(said)
+
+
+def _seen(question: Question, now: SearchState, visits: Sequence[Visit]) -> tuple[SettingSeen, ...]:
+    beliefs = now.beliefs
+    rows = []
+    for setting in question.settings:
+        own = [visit for visit in visits if visit.setting == setting and not visit.check]
+        problem = next((visit.problem for visit in own if visit.problem), "")
+        gains: tuple[float, ...] = ()
+        if setting in beliefs.question.settings:
+            place = beliefs.question.settings.index(setting)
+            gains = tuple(float(gain) for gain in np.exp(beliefs.mean_SL[place]))
+        rows.append(
+            SettingSeen(setting=setting.name, starts=len(own), gains=gains, problem=problem)
+        )
+    return tuple(rows)

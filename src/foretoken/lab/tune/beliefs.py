@@ -1,0 +1,216 @@
+"""What all visits together say about every setting, the ones hardly measured included.
+
+A Gaussian model of the logarithm of seconds per token (Rasmussen and Williams 2006, chapter 2).
+What is unknown: the gain of each setting at each load, alike for neighbouring lengths and loads;
+the pace of plain decoding; what a turn's prompts and the machine at that time add for all alike;
+what one start adds; noise. Measuring few settings so says something about the others, and a lucky
+start is drawn towards what its neighbours say. Knows no server and chooses nothing.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from foretoken.lab.stats.intervals import Floats
+from foretoken.lab.tune.settings import Question, Setting
+from foretoken.lab.tune.visits import Visit
+
+GAIN_SD = 0.5
+"""Of the logarithm of a gain, where nothing is expected."""
+EXPECTED_SD = 0.25
+"""Where something is expected of the setting: how wrong that usually is."""
+LENGTH_SCALE, LOAD_SCALE = 1.5, 3.0
+"""Doublings of (length + 1), and of the load, after which settings have little in common."""
+OWN_SD = 0.015
+"""What a setting may differ by from what its neighbours say."""
+TURN_SD, PROMPTS_SD = 0.03, 0.1
+"""Of a turn at all loads, and of its prompts at one load, for all settings alike."""
+SUITS_SD = 0.04
+"""Of how well a turn's prompts suit a drafter at one load, whatever the length."""
+PLAIN_SD = 10.0
+"""Of the pace of plain decoding: nothing is known of it."""
+START_SDS, NOISE_SDS = (0.01, 0.02, 0.035, 0.05, 0.07, 0.1, 0.2), (0.01, 0.02, 0.04, 0.08, 0.2)
+USUAL_START_SD, USUAL_NOISE_SD = 0.04, 0.03
+"""Before anything is measured; starts of one build differ by so much."""
+KNOWN = 0.7
+"""Spread of the logarithm of what spreads usually are."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spreads:
+    """How much measurements differ that should be equal, as shares."""
+
+    start: float = USUAL_START_SD
+    """From one start to the next, at all loads alike."""
+    noise: float = USUAL_NOISE_SD
+    """Of one load beyond that."""
+
+    def of_pair(self, loads: int) -> float:
+        """Standard deviation of the mean logarithm of a gain, from one start of each side."""
+        return math.sqrt(2.0 * (self.start**2 + self.noise**2 / loads))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beliefs:
+    """Gains of all settings at all loads: what is likely, and together with what."""
+
+    question: Question
+    mean_SL: Floats
+    """Logarithms of gains over plain decoding, by setting and load."""
+    covariance: Floats
+    """(S x L, S x L), settings first."""
+    spreads: Spreads
+
+    def draw(self, count: int, seed: int = 0) -> Floats:
+        """Gains that may be true: (count, S, L)."""
+        normal = np.random.default_rng(seed).standard_normal((count, self.mean_SL.size))
+        values, vectors = np.linalg.eigh(self.covariance)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        drawn: Floats = (normal @ root.T).reshape(count, *self.mean_SL.shape) + self.mean_SL
+        return drawn
+
+
+def believe(question: Question, visits: Sequence[Visit], spreads: Spreads | None = None) -> Beliefs:
+    """What the visits say; without `spreads`, those that explain the visits best."""
+    model = _Model(question, [visit for visit in visits if not visit.problem])
+    return model.beliefs(spreads or model.likeliest())
+
+
+@final
+class _Model:
+    """The visits as one vector, and what its entries have in common."""
+
+    def __init__(self, question: Question, visits: Sequence[Visit]) -> None:
+        self._question = question
+        self._prior_mean, self._prior = _prior(question)
+        rows = [
+            (number, visit, place, visit.pace(load))
+            for number, visit in enumerate(visits)
+            for place, load in enumerate(question.loads)
+            if visit.pace(load) > 0.0
+        ]
+        self._logs_N = np.log([pace for *_, pace in rows]) if rows else np.zeros(0)
+        self._visit_N = np.array([number for number, *_ in rows], np.int64)
+        self._turn_N = np.array([visit.turn for _, visit, *_ in rows], np.int64)
+        self._load_N = np.array([place for *_, place, _ in rows], np.int64)
+        names = ("", *question.drafters)
+        self._drafter_N = np.array(
+            [names.index(visit.setting.drafter) for _, visit, *_ in rows], np.int64
+        )
+        # A gain makes answers sooner: it is taken off the logarithm of the pace.
+        self._design = np.zeros((len(rows), self._prior_mean.size))
+        for row, (_, visit, place, _) in enumerate(rows):
+            point = _point(question, visit.setting, place)
+            if point is not None:
+                self._design[row, point] = -1.0
+        plain = np.log(np.nanmean([pace for *_, pace in rows])) if rows else 0.0
+        self._center_N = np.full(len(rows), plain) + self._design @ self._prior_mean
+        self._common = self._design @ self._prior @ self._design.T + self._shared()
+
+    def _shared(self) -> Floats:
+        """What visits share: plain decoding's pace, the turn, its prompts, who drafts for these."""
+        load = self._load_N[:, None] == self._load_N[None, :]
+        turn = self._turn_N[:, None] == self._turn_N[None, :]
+        drafter = self._drafter_N[:, None] == self._drafter_N[None, :]
+        drafter &= self._drafter_N[:, None] > 0
+        shared: Floats = PLAIN_SD**2 * load + TURN_SD**2 * turn
+        shared += (PROMPTS_SD**2 + SUITS_SD**2 * drafter) * (load & turn)
+        return shared
+
+    def _covariance(self, spreads: Spreads) -> Floats:
+        start = self._visit_N[:, None] == self._visit_N[None, :]
+        noise = spreads.noise**2 * np.eye(self._logs_N.size)
+        whole: Floats = self._common + spreads.start**2 * start + noise
+        return whole
+
+    def likeliest(self) -> Spreads:
+        """Of a few spreads those that explain the visits best, usual ones preferred."""
+        if self._logs_N.size < 3 * len(self._question.loads):
+            return Spreads()
+        found = [
+            (self._evidence(one), one)
+            for one in (
+                Spreads(start=start, noise=noise)
+                for start, noise in itertools.product(START_SDS, NOISE_SDS)
+            )
+        ]
+        return max(found, key=lambda pair: pair[0])[1]
+
+    def _evidence(self, spreads: Spreads) -> float:
+        root = np.linalg.cholesky(self._covariance(spreads))
+        left = np.linalg.solve(root, self._logs_N - self._center_N)
+        usual = (
+            math.log(spreads.start / USUAL_START_SD) ** 2
+            + math.log(spreads.noise / USUAL_NOISE_SD) ** 2
+        ) / (2.0 * KNOWN**2)
+        return float(-0.5 * left @ left - np.log(np.diag(root)).sum() - usual)
+
+    def beliefs(self, spreads: Spreads) -> Beliefs:
+        """The gains given the visits."""
+        mean, covariance = self._prior_mean, self._prior
+        if self._logs_N.size:
+            cross = self._prior @ self._design.T
+            weights = np.linalg.solve(self._covariance(spreads), cross.T).T
+            mean = mean + weights @ (self._logs_N - self._center_N)
+            covariance = covariance - weights @ cross.T
+        question = self._question
+        shape = (len(question.settings), len(question.loads))
+        return Beliefs(
+            question=question,
+            mean_SL=mean.reshape(shape),
+            covariance=(covariance + covariance.T) / 2.0,
+            spreads=spreads,
+        )
+
+
+def _point(question: Question, setting: Setting, place: int) -> int | None:
+    """Where the gain of a setting at a load stands; None: it drafts nothing there."""
+    if setting.is_off or (setting.lengths and not setting.length(place)):
+        return None
+    wanted = Setting(setting.drafter, (setting.length(place),) if setting.lengths else ())
+    if wanted not in question.settings:
+        return None
+    return question.settings.index(wanted) * len(question.loads) + place
+
+
+def _prior(question: Question) -> tuple[Floats, Floats]:
+    """Mean and covariance of all gains before anything is measured."""
+    points = [(setting, load) for setting in question.settings for load in question.loads]
+    expected = {(drafter, length): gains for drafter, length, gains in question.expected}
+    mean, sds = np.zeros(len(points)), np.full(len(points), GAIN_SD)
+    for i, (setting, load) in enumerate(points):
+        gains = expected.get((setting.drafter, setting.length(0)))
+        if gains is not None:
+            mean[i] = math.log(gains[question.loads.index(load)])
+            sds[i] = EXPECTED_SD
+    names = np.array([question.drafters.index(setting.drafter) for setting, _ in points])
+    lengths = np.log2([_depth(setting) + 1.0 for setting, _ in points])
+    loads = np.log2([float(load) for _, load in points])
+    same = names[:, None] == names[None, :]
+    near_load = _near(loads, loads, LOAD_SCALE)
+    # No drafts gain nothing: gains are pinned there, whoever drafts.
+    pinned = _near(lengths, lengths, LENGTH_SCALE) - np.outer(
+        _near(lengths, np.zeros(1), LENGTH_SCALE), _near(lengths, np.zeros(1), LENGTH_SCALE)
+    )
+    alike = np.outer(sds, sds) * np.where(same, pinned, 0.0) * near_load
+    covariance: Floats = alike + OWN_SD**2 * np.eye(len(points))
+    return mean, covariance
+
+
+_USUAL_DEPTH = 5.0
+
+
+def _depth(setting: Setting) -> float:
+    """Its length; of a server that decides itself, a usual one."""
+    return float(setting.length(0)) if setting.lengths else _USUAL_DEPTH
+
+
+def _near(one: Floats, other: Floats, scale: float) -> Floats:
+    near: Floats = np.exp(-0.5 * ((one[:, None] - other[None, :]) / scale) ** 2)
+    return near

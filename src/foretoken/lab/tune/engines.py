@@ -1,0 +1,310 @@
+"""A server's command with another setting: vLLM, SGLang, llama.cpp, Foretoken, or a template.
+
+Takes speculation and the port out of the user's words and writes both anew; everything else stays
+as it was typed. Knows how each engine is told, not what is worth telling it.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from foretoken.config.methods import known_methods
+from foretoken.errors import ConfigError, one_of
+from foretoken.lab.tune.schedules import ranges_of
+from foretoken.lab.tune.settings import Schedule, Setting
+
+EXAMPLE = "a command such as 'vllm serve MODEL' or 'foretoken serve demo'"
+CONTROL = "auto"
+"""The setting in which Foretoken decides by itself."""
+CONTROL_MOST = 8
+"""Most drafts that control may make with the drafter of the user's command."""
+TEMPLATE = "k"
+"""The one drafter of a command in which `{k}` stands for the draft length."""
+_PORT = ("--port", "-p")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OfferedDrafter:
+    """A way of drafting that the server may be given: a method, and the model it drafts with."""
+
+    method: str
+    model: str | None = None
+    more: tuple[tuple[str, Any], ...] = ()
+    """Other keys, as vLLM names them."""
+
+    @property
+    def name(self) -> str:
+        """The method, with the last part of the model's name where it has one."""
+        return (
+            f"{self.method}:{self.model.rstrip('/').rsplit('/', 1)[-1]}"
+            if (self.model)
+            else self.method
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> "OfferedDrafter":
+        """`METHOD`, `METHOD:MODEL`, or a JSON object with vLLM's keys.
+
+        Raises:
+            ConfigError: it is none of them, or the method is not known.
+        """
+        if text.lstrip().startswith("{"):
+            try:
+                return cls.of(dict(json.loads(text)))
+            except (ValueError, TypeError) as error:
+                allowed = "METHOD, METHOD:MODEL, or a JSON object with a method"
+                raise ConfigError("--drafter", text, allowed) from error
+        method, _, model = text.partition(":")
+        return cls.of({"method": method, **({"model": model} if model else {})})
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "OfferedDrafter":
+        """From a speculative config; what says how far to draft is left out."""
+        names = [method.name for method in known_methods()]
+        given = dict(config)
+        method = given.pop("method", "draft_model" if given.get("model") else None)
+        if method not in names:
+            raise ConfigError("--drafter", method, one_of(str(method), names))
+        model = given.pop("model", None)
+        for key in ("num_speculative_tokens", "num_speculative_tokens_per_batch_size"):
+            given.pop(key, None)
+        return cls(method, model, tuple(sorted(given.items())))
+
+    def keys(self, lengths: Sequence[int], loads: Sequence[int]) -> dict[str, Any]:
+        """The speculative config with these lengths, in vLLM's words."""
+        found: dict[str, Any] = {"method": self.method}
+        if self.model:
+            found["model"] = self.model
+        found |= {"num_speculative_tokens": max(lengths), **dict(self.more)}
+        if len(lengths) > 1:
+            ranges = [list(one) for one in ranges_of(lengths, loads)]
+            found["num_speculative_tokens_per_batch_size"] = ranges
+        return found
+
+
+Words = list[str]
+Writer = Callable[[OfferedDrafter, Sequence[int], Sequence[int]], Words]
+"""(drafter, lengths, loads) -> the words that tell an engine."""
+
+
+def _as_json(drafter: OfferedDrafter, lengths: Sequence[int], loads: Sequence[int]) -> Words:
+    return ["--speculative-config", json.dumps(drafter.keys(lengths, loads))]
+
+
+def _foretoken(drafter: OfferedDrafter, lengths: Sequence[int], loads: Sequence[int]) -> Words:
+    return [*_as_json(drafter, lengths, loads), "--no-adaptive-speculation"]
+
+
+def _llama_cpp(drafter: OfferedDrafter, lengths: Sequence[int], loads: Sequence[int]) -> Words:
+    plans = {method.name: method.plan for method in known_methods()}
+    plan = plans[drafter.method]
+    if plan is None or plan.llama_cpp is None:
+        able = [name for name, own in plans.items() if own is not None and own.llama_cpp]
+        raise ConfigError("--drafter", drafter.method, f"for llama.cpp {one_of(None, able)}")
+    words = ["--spec-type", plan.llama_cpp, "--spec-draft-n-max", str(max(lengths))]
+    return words + (["--spec-draft-model", drafter.model] if drafter.model else [])
+
+
+_SGLANG = {"model": "STANDALONE", "text": "NGRAM"}
+
+
+def _sglang(drafter: OfferedDrafter, lengths: Sequence[int], loads: Sequence[int]) -> Words:
+    method = next(one for one in known_methods() if one.name == drafter.method)
+    word = _SGLANG.get(method.drafts_with, drafter.method.upper())
+    # SGLang's word for the layers that a target brings along.
+    word = "NEXTN" if not method.own_file and method.drafts_with == "head" else word
+    words = ["--speculative-algorithm", word]
+    if drafter.model:
+        words += ["--speculative-draft-model-path", drafter.model]
+    length = max(lengths)
+    if method.drafts_with != "text":
+        words += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
+    return [*words, "--speculative-num-draft-tokens", str(length + 1)]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWords:
+    """How one engine is told to speculate."""
+
+    program: str
+    """Pattern of the words that start it."""
+    taken: str
+    """Pattern of flags about speculation, which are written anew."""
+    write: Writer
+    off: tuple[str, ...] = ()
+    schedule: Schedule = "one"
+    """What lengths by load it can be told."""
+    switches: str = r"(?!)"
+    """Pattern of those flags that have no value."""
+
+
+_JSON_FLAGS = r"--?(speculative[-_]|spec[-_]|num[-_]speculative|sc\b)"
+ENGINES: dict[str, EngineWords] = {
+    "vllm": EngineWords(
+        program=r"(^|[\s/])vllm serve\b|vllm\.entrypoints\.",
+        taken=_JSON_FLAGS,
+        write=_as_json,
+        schedule="falling",
+    ),
+    "sglang": EngineWords(
+        program=r"sglang\.launch_server|(^|[\s/])sglang serve\b",
+        taken=r"--speculative-",
+        write=_sglang,
+    ),
+    "llama.cpp": EngineWords(
+        program=r"(^|[\s/])llama-server\b",
+        taken=r"--spec-|--draft|--model-draft$|-md$|--lookup-cache",
+        write=_llama_cpp,
+    ),
+    "foretoken": EngineWords(
+        program=r"(^|[\s/])foretoken serve\b",
+        taken=_JSON_FLAGS + r"|--(no-)?adaptive-speculation",
+        switches=r"--(no-)?adaptive-speculation",
+        write=_foretoken,
+        off=("--speculative-config", "none"),
+        schedule="any",
+    ),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCommand:
+    """A user's command, apart from speculation and port."""
+
+    engine: str
+    """One of ENGINES, or `template`."""
+    words: tuple[str, ...]
+    port: str | None
+    """As the user had it."""
+    given: OfferedDrafter | None = None
+    """What the user's command drafts with."""
+
+    @classmethod
+    def parse(cls, text: str) -> "ServerCommand":
+        """Read a command line.
+
+        Raises:
+            ConfigError: it is no command of a known engine, and has no `{k}`.
+        """
+        if text.startswith(("http://", "https://")):
+            allowed = f"{EXAMPLE}: tuning starts the server anew with each setting"
+            raise ConfigError("SERVER", text, allowed)
+        try:
+            words = shlex.split(text.replace("\\\n", " "))
+        except ValueError as error:
+            raise ConfigError("SERVER", text, f"{EXAMPLE} ({error})") from error
+        if words and re.match(r"[A-Za-z_]\w*=", words[0]):
+            words.insert(0, "env")  # which sets variables without a shell
+        left, port = _without(words, "|".join(f"{name}$" for name in _PORT), r"(?!)")
+        placed = [word for word in port if word not in _PORT]
+        if "{k}" in text:
+            return cls(engine="template", words=tuple(words), port=None)
+        line = " ".join(words)
+        for name, engine in ENGINES.items():
+            if re.search(engine.program, line):
+                left, taken = _without(left, engine.taken, engine.switches)
+                own = placed[0].partition("=")[2] or placed[0] if placed else None
+                return cls(
+                    engine=name,
+                    words=tuple(left),
+                    port=None if own == "{port}" else own,
+                    given=_given(taken),
+                )
+        allowed = f"{EXAMPLE}; or any command with {{k}} for the draft length and {{port}}"
+        raise ConfigError("SERVER", text, allowed)
+
+    @property
+    def schedule(self) -> Schedule:
+        """What lengths by load the engine can be told."""
+        return ENGINES[self.engine].schedule if self.engine in ENGINES else "one"
+
+    @property
+    def model(self) -> str | None:
+        """The model that a `serve` command names."""
+        words = [*self.words, ""]
+        for flag in ("--model", "--model-path", "-m"):
+            if flag in words:
+                return words[words.index(flag) + 1]
+        follows = words[words.index("serve") + 1] if "serve" in words else ""
+        return follows if follows and not follows.startswith("-") else None
+
+    def line(
+        self,
+        setting: Setting,
+        drafters: Mapping[str, OfferedDrafter],
+        loads: Sequence[int],
+        port: str | None = None,
+    ) -> str:
+        """The whole command with a setting; `port` in place of the user's."""
+        if self.engine == "template":
+            length = str(max(setting.lengths, default=0))
+            words = [word.replace("{k}", length) for word in self.words]
+            return shlex.join(words).replace("'{port}'", "{port}")
+        engine, words = ENGINES[self.engine], list(self.words)
+        if setting.is_off:
+            words += engine.off
+        elif setting.decides_itself:
+            # Control may go as far as the longest that is tried otherwise.
+            own_config = _as_json(self.given, (CONTROL_MOST,), loads) if self.given else None
+            words += own_config or ["--speculative-config", CONTROL]
+        else:
+            words += engine.write(drafters[setting.drafter], setting.lengths, loads)
+        own = port or self.port
+        words += ["--port", own] if own else []
+        return shlex.join(words).replace("'{port}'", "{port}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """The command of any setting."""
+
+    command: ServerCommand
+    drafters: Mapping[str, OfferedDrafter]
+    loads: tuple[int, ...]
+
+    def to_measure(self, setting: Setting) -> str:
+        """With `{port}` in place of the user's port."""
+        return self.command.line(setting, self.drafters, self.loads, "{port}")
+
+    def to_type(self, setting: Setting) -> str:
+        """As the user would type it."""
+        return self.command.line(setting, self.drafters, self.loads)
+
+
+def _without(words: Sequence[str], flags: str, switches: str) -> tuple[Words, Words]:
+    """The words without some flags and their values; and those that were taken out."""
+    kept: Words = []
+    taken: Words = []
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        name = word.partition("=")[0]
+        if not (name.startswith("-") and re.match(flags, name)):
+            kept.append(word)
+            continue
+        taken.append(word)
+        if "=" not in word and not re.match(switches, name) and at < len(words):
+            if not re.match(r"--?[a-zA-Z]", words[at]):
+                taken.append(words[at])
+                at += 1
+    return kept, taken
+
+
+def _given(taken: Sequence[str]) -> OfferedDrafter | None:
+    """What a speculative config among these words drafts with."""
+    for word in taken:
+        text = word.partition("=")[2] if word.startswith("-") else word
+        if text.startswith("{"):
+            try:
+                return OfferedDrafter.of(json.loads(text))
+            except (ValueError, TypeError, AttributeError, ConfigError):
+                return None
+    return None

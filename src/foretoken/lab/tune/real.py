@@ -1,0 +1,151 @@
+"""A server under test that is started from its command and asked over HTTP.
+
+One start answers at all loads, since starting is what takes time. Requests of one turn and load are
+the same for every setting. A setting with which the server does not start, or fails requests, is
+told as a problem; plain decoding has to work.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import final
+
+from foretoken.errors import EndpointError
+from foretoken.lab.http.client import Client
+from foretoken.lab.http.timed import now
+from foretoken.lab.measure.driving import LoadRun, drive
+from foretoken.lab.measure.experiment import ArmConfig
+from foretoken.lab.measure.servers import serving
+from foretoken.lab.measure.workload import Item, Load, take
+from foretoken.lab.records.results import RequestRecord
+from foretoken.lab.records.run_files import REQUESTS, LineWriter
+from foretoken.lab.tune.settings import Setting
+from foretoken.lab.tune.visits import Answered, LoadSeen, Visit, summarize_load
+
+MOST_FAILED = 0.05
+"""Share of requests that may fail before a setting is given up."""
+WARM_UP = 4
+LONG = 4.0
+"""Prompts are told apart by length where the longest tenth are so many times the shortest."""
+
+Line = Callable[[Setting], str]
+"""The command of a setting, with `{port}`."""
+
+
+@final
+class StartedServer:
+    """A ServerUnderTest with a process of its own for each visit."""
+
+    def __init__(self, line: Line, items: Sequence[Item], out: Path) -> None:
+        """Visits write their requests and the server's log below `out`."""
+        self._line, self._items, self._out = line, list(items), out
+        self._kinds = kinds_of(items)
+        self.watch: Callable[[int, int, int], None] = lambda load, done, requests: None
+        """Told of the requests that have ended at a load."""
+
+    def visit(self, setting: Setting, turn: int, sizes: Sequence[tuple[int, int]]) -> Visit:
+        """Start the server, ask, and stop it.
+
+        Raises:
+            EndpointError: plain decoding does not start, or does not answer.
+        """
+        began = now()
+        try:
+            visit = asyncio.run(self._visit(setting, turn, sizes))
+        except EndpointError as error:
+            if setting.is_off:
+                raise
+            visit = Visit(setting=setting, turn=turn, problem=str(error))
+        return replace(visit, seconds=now() - began)
+
+    async def _visit(self, setting: Setting, turn: int, sizes: Sequence[tuple[int, int]]) -> Visit:
+        began = now()
+        name = "".join(c if c.isalnum() or c in "-_." else "-" for c in setting.name)
+        arm = ArmConfig(name=setting.name, command=self._line(setting))
+        seen: list[LoadSeen] = []
+        with LineWriter(self._out / REQUESTS) as writer:
+            async with serving(arm, self._out / "logs" / f"{name}.log") as client:
+                await self._ask(client, (setting, turn, WARM_UP, WARM_UP), began, None)
+                start_s = now() - began
+                # Whatever comes first finds a colder server: loads change places by turn.
+                for load, requests in sizes if turn % 2 else sizes[::-1]:
+                    asked = (setting, turn, load, requests)
+                    seen.append(await self._ask(client, asked, began, writer))
+        problem = next((self._failed(one) for one in seen if self._failed(one)), "")
+        if problem and setting.is_off:
+            raise EndpointError(f"without speculation {problem}")
+        return Visit(
+            setting=setting,
+            turn=turn,
+            loads=tuple(sorted(seen, key=lambda one: one.load)),
+            start_s=start_s,
+            problem=problem,
+        )
+
+    async def _ask(
+        self,
+        client: Client,
+        asked: tuple[Setting, int, int, int],
+        began: float,
+        writer: LineWriter | None,
+    ) -> LoadSeen:
+        setting, turn, load, requests = asked
+        records: list[RequestRecord] = []
+        warm_up = writer is None
+        first = len(self._items) - requests if warm_up else turn * requests
+        items = take(self._items, requests, max(first, 0))
+
+        def done(record: RequestRecord) -> None:
+            records.append(record)
+            if writer is not None:
+                writer.write(record)
+                self.watch(load, len(records), requests)
+
+        run = LoadRun(
+            arm=setting.name,
+            block=turn,
+            load=Load(concurrency=load),
+            warm_up=warm_up,
+            start_s=began,
+        )
+        seconds = await drive(client, items, run, done)
+        answers = [
+            Answered(self._kind(record), record.e2e_s, record.output_tokens or 0)
+            for record in records
+            if record.ok
+        ]
+        failed = [record for record in records if not record.ok]
+        if failed and warm_up and len(failed) == len(records):
+            raise EndpointError(f"no request was answered: {failed[0].error}")
+        return summarize_load(load, answers, failed=len(failed), seconds=seconds)
+
+    def _kind(self, record: RequestRecord) -> str:
+        return self._kinds.get(record.index % len(self._items), "")
+
+    @staticmethod
+    def _failed(seen: LoadSeen) -> str:
+        asked = seen.requests + seen.failed
+        if seen.failed <= MOST_FAILED * asked:
+            return ""
+        return f"{seen.failed} of {asked} requests failed with {seen.load} in flight"
+
+
+def kinds_of(items: Sequence[Item]) -> Mapping[int, str]:
+    """Class and context of each item, in words; empty where all are alike."""
+    lengths = [_length(item) for item in items]
+    ordered = sorted(lengths)
+    tenth = len(ordered) // 10
+    differ = ordered[-1 - tenth] > LONG * max(ordered[tenth], 1)
+    border = (ordered[tenth] * ordered[-1 - tenth]) ** 0.5
+    kinds = {}
+    for place, (item, length) in enumerate(zip(items, lengths, strict=True)):
+        words = [item.category] if item.category else []
+        if differ:
+            words.append("long prompts" if length > border else "short prompts")
+        kinds[place] = ", ".join(words)
+    return kinds if len(set(kinds.values())) > 1 else dict.fromkeys(kinds, "")
+
+
+def _length(item: Item) -> int:
+    return len(item.prompt) + sum(len(str(said.get("content", ""))) for said in item.messages)

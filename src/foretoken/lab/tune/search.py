@@ -1,0 +1,286 @@
+"""Which start of the server comes next, and when enough is known: a pure function of the visits.
+
+First plain decoding alone, for its pace; then turns, in which plain decoding and every setting that
+may still be best are asked the same; then pairs of plain decoding and the best, which decide by
+themselves whether it is used. Since the next visit follows from the visits so far, a search that
+was cut short goes on from what is on disk. Invariant: no visit begins that is not expected to end
+within the budget.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
+
+import numpy as np
+
+from foretoken.lab.stats.intervals import Floats, Interval, student_quantile
+from foretoken.lab.stats.ratios import level_of_look
+from foretoken.lab.stats.repeats import in_turn
+from foretoken.lab.tune.beliefs import Beliefs, believe
+from foretoken.lab.tune.choosing import best_setting, best_values, value_of, worth_measuring
+from foretoken.lab.tune.settings import OFF, Question, Setting
+from foretoken.lab.tune.visits import Visit
+
+GOOD_ENOUGH = 0.005
+"""Of the mean logarithm of the gain: what further turns may still be expected to bring when they
+end, and what dropping settings may cost."""
+SURE = 0.95
+"""Level of the final A/B's interval over all its looks: a setting that is as fast as none passes
+its low end once in forty times, and the first look once in eighty."""
+FEWEST_PAIRS, MOST_PAIRS = 4, 40
+POWER = 1.65
+"""Standard errors beyond the interval's end at which a true gain is found 95 times in 100."""
+CHECK_SHARE = 0.5
+"""Of the budget that the final A/B may take, if it needs to."""
+LATE = 1.3
+"""A visit may take so much longer than those before it."""
+DRAWS = 300
+FEWEST_REQUESTS = 8
+_SELF_DECIDING_LEAD = 0.95
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What is searched, and how long it may take."""
+
+    question: Question
+    budget_s: float
+
+
+class NextVisit(NamedTuple):
+    """What to start, and what to ask of it."""
+
+    setting: Setting
+    turn: int
+    sizes: tuple[tuple[int, int], ...]
+    """(load, requests)."""
+    check: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchState:
+    """What is known after some visits."""
+
+    chosen: Setting
+    """The best, as far as is known."""
+    value: float
+    """Its mean logarithm of the gain."""
+    missing: float
+    """How much better the truly best setting is expected to be."""
+    kept: tuple[Setting, ...]
+    """Settings that may still be part of the best."""
+    beliefs: Beliefs
+
+
+def spent_s(visits: Sequence[Visit]) -> float:
+    """Seconds that the visits took."""
+    return sum(visit.seconds for visit in visits)
+
+
+def next_visit(search: Search, visits: Sequence[Visit]) -> NextVisit | None:
+    """What to measure next; None: the search has ended."""
+    question = search.question
+    if not visits:
+        return NextVisit(OFF, 0, tuple((n, max(2 * n, FEWEST_REQUESTS)) for n in question.loads))
+    checks = [visit for visit in visits if visit.check]
+    found = [visit for visit in visits if not visit.check]
+    now = stand(search, found)
+    if not checks and not is_over_time(search, found, now):
+        wanted = _next_of_turn(search, found, now)
+        if wanted is not None:
+            return wanted
+    return _next_check(search, found, checks, now)
+
+
+def stand(search: Search, found: Sequence[Visit]) -> SearchState:
+    """What the search's visits say, the final A/B aside."""
+    question = _possible(search.question, found)
+    beliefs = believe(question, found)
+    draws = beliefs.draw(DRAWS, seed=len(found))
+    chosen = _choose(question, beliefs, draws)
+    everything = np.ones(len(question.settings), np.bool_)
+    own = value_of(question, draws, chosen)
+    missing = float((best_values(question, draws, everything) - own).mean())
+    visits_left = (search.budget_s - spent_s(found)) / max(visit_s(found), 1e-9)
+    kept = worth_measuring(question, draws, GOOD_ENOUGH, at_most=max(int(visits_left / 3), 2))
+    return SearchState(
+        chosen=chosen,
+        value=float(value_of(question, beliefs.mean_SL[None], chosen)[0]),
+        missing=missing,
+        kept=tuple(one for one, stays in zip(question.settings, kept, strict=True) if stays),
+        beliefs=beliefs,
+    )
+
+
+def _possible(question: Question, visits: Sequence[Visit]) -> Question:
+    """The question without settings that the server could not run."""
+    broken = {visit.setting for visit in visits if visit.problem}
+    return replace(question, settings=tuple(s for s in question.settings if s not in broken))
+
+
+def _choose(question: Question, beliefs: Beliefs, draws: Floats) -> Setting:
+    """The best on average; a server that decides itself keeps the right to, unless it is beaten."""
+    best = best_setting(question, beliefs.mean_SL).setting
+    for setting in question.settings:
+        if not setting.decides_itself or best.is_off or best == setting:
+            continue
+        ahead = value_of(question, draws, best) > value_of(question, draws, setting)
+        if float(ahead.mean()) < _SELF_DECIDING_LEAD:
+            return setting
+    return best
+
+
+def is_over_time(search: Search, found: Sequence[Visit], now: SearchState) -> bool:
+    """Whether another visit of the search would take the time that the final A/B needs."""
+    visit = LATE * visit_s(found)
+    pairs = wanted_pairs(search, now) if not now.chosen.is_off else FEWEST_PAIRS
+    reserve = min(2 * pairs * visit, CHECK_SHARE * search.budget_s)
+    return spent_s(found) + visit + reserve > search.budget_s
+
+
+def visit_s(visits: Sequence[Visit]) -> float:
+    """Seconds that a visit is expected to take."""
+    usual = [visit.seconds for visit in visits if visit.turn > 0 and not visit.problem]
+    if usual:
+        return float(np.mean(usual))
+    first = visits[0]
+    # The first visit asked little; those that follow ask as much as suits their start.
+    return 1.5 * first.seconds
+
+
+def _next_of_turn(search: Search, found: Sequence[Visit], now: SearchState) -> NextVisit | None:
+    """The next setting of this turn, or the first of another; None where enough is known."""
+    if now.missing < GOOD_ENOUGH and len(found) > 2:
+        return None
+    turn = max(found[-1].turn, 1)
+    members = [OFF, *sorted(now.kept, key=_coarse_first)]
+    for one in (turn, turn + 1):
+        seen = {visit.setting for visit in found if visit.turn == one}
+        left = [setting for setting in in_turn(members, one - 1) if setting not in seen]
+        if left:
+            return NextVisit(left[0], one, sizes(search, found))
+    return None
+
+
+def _coarse_first(setting: Setting) -> tuple[int, str]:
+    """Lengths that say most about the others come first: the middle, the ends, the rest."""
+    order = (3, 8, 1, 5, 2)
+    length = setting.length(0)
+    return (order.index(length) if length in order else len(order), setting.name)
+
+
+def sizes(search: Search, found: Sequence[Visit]) -> tuple[tuple[int, int], ...]:
+    """Requests at each load: half as long in all as a start takes, within bounds of the budget.
+
+    Starts differ by more than what is left of the requests' differences then. Powers of two, so
+    that one turn is asked what another was.
+    """
+    first = found[0]
+    wanted_s = min(max(first.start_s / 2.0, search.budget_s / 120), search.budget_s / 30)
+    each_s = wanted_s / len(first.loads)
+    chosen = []
+    for seen in first.loads:
+        least = max(2 * seen.load, FEWEST_REQUESTS)
+        affordable = seen.requests * each_s / max(seen.seconds, 1e-9)
+        doublings = max(0, min(int(math.log2(max(affordable / least, 1.0))), 3))
+        chosen.append((seen.load, least * 2**doublings))
+    return tuple(chosen)
+
+
+def _next_check(
+    search: Search, found: Sequence[Visit], checks: Sequence[Visit], now: SearchState
+) -> NextVisit | None:
+    """The next half of a pair; None where the pairs have decided, or there is no more time."""
+    if now.chosen.is_off:
+        return None
+    first = found[-1].turn + 1
+    done = len(pair_differences(checks, search.question.loads))
+    sizes_of_looks = looks(planned_pairs(search, found, now))
+    if done in sizes_of_looks:
+        gain = checked_gain([*found, *checks], search, now)
+        if gain.low > 1.0 or gain.high < 1.0 + GOOD_ENOUGH:
+            return None
+    wanted = next((size for size in sizes_of_looks if size > done), 0)
+    for number in range(wanted):
+        seen = {visit.setting for visit in checks if visit.turn == first + number}
+        for setting in in_turn((OFF, now.chosen), number):
+            if setting not in seen:
+                over = spent_s([*found, *checks]) + LATE * visit_s(found) > search.budget_s
+                size = sizes(search, found)
+                return None if over else NextVisit(setting, first + number, size, check=True)
+    return None
+
+
+def looks(first: int) -> tuple[int, ...]:
+    """Pairs after which the final A/B is looked at: each time twice as many."""
+    found = [first]
+    while found[-1] < MOST_PAIRS:
+        found.append(min(2 * found[-1], MOST_PAIRS))
+    return tuple(found)
+
+
+def wanted_pairs(search: Search, now: SearchState) -> int:
+    """Pairs that show the expected gain, had they the time."""
+    spread = now.beliefs.spreads.of_pair(len(search.question.loads))
+    errors = student_quantile((1 + level_of_look(SURE, 1)) / 2, 10) + POWER
+    wanted = math.ceil((errors * spread / max(now.value, 1e-3)) ** 2)
+    return min(max(wanted, FEWEST_PAIRS), MOST_PAIRS)
+
+
+def planned_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> int:
+    """Pairs of the final A/B, as far as the time allows."""
+    left = search.budget_s - spent_s(found)
+    affordable = int(left / (2.0 * LATE * max(visit_s(found), 1e-9)))
+    return min(wanted_pairs(search, now), max(affordable, 1))
+
+
+def checked_gain(
+    visits: Sequence[Visit], search: Search, now: SearchState, kind: str = "", load: int = 0
+) -> Interval:
+    """Gain of the final A/B over its loads, in all or of one class of requests, or at one load.
+
+    Student's interval over pairs, wider for each look before this one. The spread of pairs is what
+    they show and what the search's visits showed, each counted by how much it knows.
+    """
+    loads = (load,) if load else search.question.loads
+    differences = np.array(pair_differences(visits, loads, kind))
+    if not differences.size:
+        return Interval(math.nan, -math.inf, math.inf, SURE)
+    found = [visit for visit in visits if not visit.check]
+    known = min(max(len(found) // 2, 2), 12)
+    middle, pairs = float(differences.mean()), differences.size
+    look = 1 + sum(size < pairs for size in looks(planned_pairs(search, found, now)))
+    level = level_of_look(SURE, look)
+    squares = float(((differences - middle) ** 2).sum())
+    before = now.beliefs.spreads.of_pair(len(loads)) ** 2
+    spread = math.sqrt((known * before + squares) / (known + pairs - 1))
+    half = student_quantile((1 + level) / 2, known + pairs - 1) * spread / math.sqrt(pairs)
+    return Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half), level)
+
+
+def pair_differences(visits: Sequence[Visit], loads: Sequence[int], kind: str = "") -> list[float]:
+    """For each whole pair of the final A/B the mean logarithm of the gain over the loads."""
+    found = []
+    for turn in sorted({visit.turn for visit in visits if visit.check}):
+        pair = [visit for visit in visits if visit.check and visit.turn == turn]
+        sides = {visit.setting.is_off: visit for visit in pair if not visit.problem}
+        if len(sides) < 2:
+            continue
+        logs = [
+            math.log(_pace(sides[True], load, kind) / _pace(sides[False], load, kind))
+            for load in loads
+        ]
+        known = [value for value in logs if math.isfinite(value)]
+        if known:
+            found.append(sum(known) / len(known))
+    return found
+
+
+def _pace(visit: Visit, load: int, kind: str) -> float:
+    if not kind:
+        return visit.pace(load)
+    return next((seen.kinds.get(kind, math.nan) for seen in visit.loads if seen.load == load),
+                math.nan)  # fmt: skip

@@ -1,0 +1,79 @@
+"""What is tuned: which drafter drafts, and how far at each load.
+
+Knows no server and no command. A setting is what one start of a server runs with; a schedule is a
+setting whose lengths differ by load.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+Schedule = Literal["any", "falling", "one"]
+"""What lengths by load an engine can be told: any, none longer than at a lower load, or one."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One drafter with its lengths, or nobody, or the server's own control."""
+
+    drafter: str = ""
+    """Empty: nobody drafts."""
+    lengths: tuple[int, ...] = ()
+    """Drafts per step, at each load in turn, or one for all; empty: the server decides."""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nobody ever drafts."""
+        return not self.drafter
+
+    @property
+    def decides_itself(self) -> bool:
+        """Whether the server chooses lengths by itself."""
+        return bool(self.drafter) and not self.lengths
+
+    def length(self, place: int) -> int:
+        """Drafts per step at the load of this place."""
+        return self.lengths[place if len(self.lengths) > 1 else 0] if self.lengths else 0
+
+    @property
+    def name(self) -> str:
+        """In a few characters: `off`, `ngram k=3`, `ngram k=5/3/0`, `auto`."""
+        if self.is_off:
+            return "off"
+        if self.decides_itself:
+            return self.drafter
+        return (
+            f"{self.drafter} k={'/'.join(map(str, dict.fromkeys(self.lengths)))}"
+            if (len(set(self.lengths)) == 1)
+            else f"{self.drafter} k={'/'.join(map(str, self.lengths))}"
+        )
+
+
+OFF = Setting()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a search is about."""
+
+    loads: tuple[int, ...]
+    """Requests in flight, ascending."""
+    settings: tuple[Setting, ...]
+    """To choose from, without `OFF`; each with one length for all loads, or none."""
+    schedule: Schedule = "any"
+    expected: tuple[tuple[str, int, tuple[float, ...]], ...] = ()
+    """What is expected before anything is measured: (drafter, length, gain at each load)."""
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Their names, in order."""
+        return tuple(dict.fromkeys(setting.drafter for setting in self.settings))
+
+    def alike(self, setting: Setting) -> Setting:
+        """The shortest way to write a setting: one length where all are equal."""
+        if setting.lengths and set(setting.lengths) == {0}:
+            return OFF
+        if len(set(setting.lengths)) == 1:
+            return Setting(setting.drafter, setting.lengths[:1])
+        return setting

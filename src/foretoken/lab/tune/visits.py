@@ -1,0 +1,109 @@
+"""What one start of a server tells: how long answers took at each load, by class and context.
+
+Plain values; a visit knows nothing of what came before it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, final
+
+import numpy as np
+
+from foretoken.lab.stats.intervals import Floats
+from foretoken.lab.tune.settings import Setting
+
+OUTLIER = 3.0
+"""A request counts as at most so many times as slow, or as fast, as the usual one of its class:
+one hiccup of a machine may not decide between settings."""
+
+
+class Answered(NamedTuple):
+    """One answered request."""
+
+    kind: str
+    """Class and context, in words."""
+    seconds: float
+    """From when it was due to its last token."""
+    tokens: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSeen:
+    """One load during a visit."""
+
+    load: int
+    pace_s: float
+    """Seconds per token of an answer, first token and waiting included."""
+    requests: int
+    failed: int = 0
+    seconds: float = 0.0
+    """That all of it took."""
+    kinds: dict[str, float] = field(default_factory=dict)
+    """Seconds per token by class of request."""
+    acceptance_length: float = math.nan
+    """Tokens per step that drafted."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """One start of a server with one setting, and what it was asked."""
+
+    setting: Setting
+    turn: int
+    """Visits of one turn were asked the same, one after the other."""
+    loads: tuple[LoadSeen, ...] = ()
+    start_s: float = 0.0
+    """Until it answered, warm-up included."""
+    seconds: float = 0.0
+    """Of all, until it was stopped."""
+    check: bool = False
+    """Whether it is part of the final A/B."""
+    problem: str = ""
+    """Why there is nothing to tell; empty: all went well."""
+
+    def pace(self, load: int) -> float:
+        """Seconds per token at a load; NaN where it was not seen."""
+        return next((seen.pace_s for seen in self.loads if seen.load == load), math.nan)
+
+
+class ServerUnderTest(Protocol):
+    """Something that can be started with a setting and asked at some loads."""
+
+    def visit(self, setting: Setting, turn: int, sizes: Sequence[tuple[int, int]]) -> Visit:
+        """Start it, ask `(load, requests)` each, and stop it.
+
+        The same turn asks the same. A setting that it cannot run comes back with its `problem`.
+        """
+
+
+def summarize_load(
+    load: int, answers: Sequence[Answered], *, failed: int = 0, seconds: float = 0.0
+) -> LoadSeen:
+    """Seconds per token over all answers and by class, outliers drawn in."""
+    whole = [one for one in answers if one.tokens > 0]
+    kinds = {one.kind for one in whole}
+    drawn = {kind: _drawn_in([one for one in whole if one.kind == kind]) for kind in kinds}
+    tokens = sum(float(tokens_N.sum()) for _, tokens_N in drawn.values())
+    total = sum(float(seconds_N.sum()) for seconds_N, _ in drawn.values())
+    return LoadSeen(
+        load=load,
+        pace_s=total / tokens if tokens else math.nan,
+        requests=len(whole),
+        failed=failed,
+        seconds=seconds,
+        kinds={
+            kind: float(seconds_N.sum() / tokens_N.sum())
+            for kind, (seconds_N, tokens_N) in sorted(drawn.items())
+        },
+    )
+
+
+def _drawn_in(answers: Sequence[Answered]) -> tuple[Floats, Floats]:
+    """Seconds and tokens of each answer of one class."""
+    tokens_N = np.array([one.tokens for one in answers], np.float64)
+    paces_N = np.array([one.seconds for one in answers], np.float64) / tokens_N
+    usual = float(np.median(paces_N))
+    return np.clip(paces_N, usual / OUTLIER, usual * OUTLIER) * tokens_N, tokens_N
