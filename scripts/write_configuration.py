@@ -11,9 +11,9 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 from foretoken.config import DrafterConfig, EngineConfig, SpeculativeConfig
-from foretoken.config.aliases import ALIASES, FLAGS
 from foretoken.config.drafter import StopConfig, TreeConfig, VocabularyConfig
 from foretoken.config.methods import known_methods
+from foretoken.config.other_engines import other_names, other_values
 from foretoken.config.speculative import LoadConfig, RuleConfig
 from foretoken.training.llama import LlamaShape
 from foretoken.training.schedule import Stage
@@ -138,33 +138,41 @@ def render_section(section: Section) -> str:
     return "\n".join(lines) + "\n"
 
 
-ALIAS_HEADER = """
+NAMES_HEADER = """
 ## Names of other engines
 
-Taken for ours, with a line in the log. One setting under two names with different values is an
-error. The older flags of vLLM stand beside `model=` in `LLM(...)` or inside `speculative_config`.
+Names about speculation that vLLM, SGLang, llama.cpp and TensorRT-LLM have or had. Those with a key
+or a method of ours are taken for it, with a line in the log: flags beside `model=` in `LLM(...)`,
+on the command line of `foretoken serve`, or inside `speculative_config`; keys inside it. The others
+are answered with what to type. One setting under two names with different values is an error.
+`foretoken lab lint` knows them too.
 
-| name | whose | ours | values with another name |
-|---|---|---|---|
+| name | whose | here |
+|---|---|---|
 """
 
 
-def render_aliases() -> str:
-    """The alias table."""
+def render_names() -> str:
+    """The table of other engines' names, without those that are ours too."""
     lines = []
-    flags = {alias.name for alias in FLAGS}
-    for alias in ALIASES:
-        values = ", ".join(f"`{given!r}` is `{ours!r}`" for given, ours in alias.values.items())
-        where = f"{alias.origin} (also as a keyword of `LLM`)"
-        origin = where if alias.name in flags else alias.origin
-        lines.append(f"| `{alias.name}` | {origin} | `{alias.key}` | {values} |\n")
-    return ALIAS_HEADER + "".join(lines)
+    for row in other_names():
+        taken = row.method if row.kind == "methods" else row.key
+        if not (taken or row.say):
+            continue
+        here = f"`{taken}`" if taken else str(row.say)
+        values = other_values(row.key) if row.key else {}
+        for given, ours in {**values, **row.values}.items():
+            here += f", `{given}` is `{ours}`"
+        gone = ", older" if row.gone else ""
+        kind = row.kind.removesuffix("s")
+        lines.append(f"| `{row.name}` | {kind} of {row.engine}{gone} | {here} |\n")
+    return NAMES_HEADER + "".join(lines)
 
 
 def render() -> str:
     """The whole document."""
     sections = "".join("\n" + render_section(section) for section in SECTIONS)
-    return HEADER + sections + render_aliases()
+    return HEADER + sections + render_names()
 
 
 if __name__ == "__main__":

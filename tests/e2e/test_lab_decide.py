@@ -15,10 +15,12 @@ from foretoken.lab.mock.server import MockServer, mock_running
 
 SLOW = MockLaw(step_s=0.004, prefill_s=0.004, seed=1)
 FAST = MockLaw(step_s=0.004, prefill_s=0.004, k=5, alpha=0.9, draft_s=0.0002, seed=1)
-QUICK = ("--set", "restarts.least_blocks=3", "--set", "p99_tpot=null", "--set", "ttft=null",
-         "--set", "client_lag=null")  # fmt: skip
-"""Without the rules that a run of seconds cannot meet: a P99 needs a thousand requests, and on a
-busy machine the client is late for one of two dozen."""
+ANYWHERE = ("--set", "client_lag=null", "--set", "busy_host=null", "--set", "plausible=null")
+"""Other tests run beside these: the machine is busy, and the client late for one of two dozen."""
+QUICK = (*ANYWHERE, "--set", "restarts.least_blocks=3", "--set", "tail_tpot=null",
+         "--set", "ttft=null", "--set", "speedup.least=1.1")  # fmt: skip
+"""Without the rules that a run of seconds cannot meet: tails need hundreds of requests. Servers
+given by URL are one start each."""
 
 
 @pytest.fixture
@@ -81,9 +83,9 @@ def test_a_known_gain_is_decided(tmp_path: Path, prompts: Path) -> None:
     with mock_running(MockServer(SLOW)) as slow, mock_running(MockServer(FAST)) as fast:
         measure(out, prompts, slow, fast)
         measure(tmp_path / "reverse", prompts, fast, slow)
-    careful, _ = decided(out)
-    assert careful["verdict"] == NOT_YET, "eight requests a block are no P99"
-    assert careful["decisions"][0]["needed_blocks"] >= 1000 / 8
+    careful, _ = decided(out, *ANYWHERE)
+    assert careful["verdict"] == NOT_YET, careful["sentence"]
+    assert careful["decisions"][0]["needed_blocks"] >= 200 / 8, "a P95 takes 200 requests"
     quick, rules = decided(out, *QUICK)
     assert quick["verdict"] == SHIP, quick["sentence"]
     assert rules["speedup"]["value"]["estimate"] > 1.4

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from foretoken.cli.app import app
+from foretoken.errors import ConfigError
 from tests.guards.sources import ROOT
 
 SHELL_BLOCK = re.compile(r"```(?:sh|console|bash)\n(.*?)```", re.DOTALL)
@@ -53,5 +54,5 @@ def test_a_shown_command_parses(document: str, words: list[str]) -> None:
 def test_an_unknown_option_would_be_found(name: str) -> None:
     usage_error = typer.BadParameter.__base__
     assert usage_error is not None
-    with pytest.raises((AssertionError, usage_error)):
+    with pytest.raises((AssertionError, usage_error, ConfigError)):
         test_a_shown_command_parses("a document", [name, "demo", "--no-such-option"])

@@ -14,16 +14,17 @@ FEWEST_LINES = 25
 TABLE = "config/methods.py"
 WHERE_METHODS_ARE_NAMED = {
     "cli/demo.py": "which of them the demo shows first",
-    "config/aliases.py": "how vLLM's old flags for look-up begin",
     "config/drafter.py": "what a model without a method is",
     "lab/analysis/whatif.py": "replays the two look-ups over recorded texts",
-    "lab/lint/checks.py": "what a launch without a method means to vLLM",
-    "lab/lint/names.py": "vLLM's word for what it renamed",
+    "lab/lint/fit.py": "what a launch without a method means to vLLM",
+    "lab/lint/translate.py": "what vLLM concludes from the names of drafters",
     "lab/lint/vllm.py": "vLLM's own rules about its methods",
     "lab/records/proxy.py": "a field of OpenAI's completions has the same name",
     "lab/plan/commands.py": "keys that other engines want with a method",
-    "lab/plan/predict.py": "formulas for a draft model, for heads and for layers of the target",
     "lab/plan/setup.py": "what a plan without a method is",
+    "lab/tune/candidates.py": "the look-up that every engine has",
+    "lab/tune/engines.py": "what vLLM takes a model without a method for",
+    "lab/tune/rehearsal.py": "drafters of simulated servers",
 }
 """Files that name a method though they are not its own, with the reason."""
 

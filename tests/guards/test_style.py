@@ -78,7 +78,7 @@ def test_classes_are_abstract_or_final() -> None:
         f"{module.path}:{node.name} inherits from {last_name(base)}"
         for module, node in classes()
         for base in node.bases
-        if last_name(base) in concrete and not (module.path == "metrics.py")
+        if last_name(base) in concrete and not (module.path == "metrics/reader.py")
     ]
     assert not problems, f"wrap it or pass a function instead: {problems}"
 
@@ -88,7 +88,7 @@ def test_dataclass_inheritance_of_metrics_is_flat() -> None:
     bases = {
         node.name: [last_name(b) for b in node.bases]
         for module, node in classes()
-        if module.path == "metrics.py"
+        if module.path == "metrics/reader.py"
     }
     for name in ("Counter", "Gauge", "Vector"):
         assert bases.get(name) == ["Metric"], (name, bases.get(name))

@@ -36,12 +36,18 @@ class Running:
         return len(self.request.prompt_token_ids) + self.num_output
 
 
-def running(name: str, prompt: int = 100, most: int = 10**6, salt: str | None = None) -> Running:
+def running(
+    name: str,
+    prompt: int = 100,
+    most: int = 10**6,
+    salt: str | None = None,
+    guard: float | None = None,
+) -> Running:
     """A sequence that has its first token."""
     request = Request(
         request_id=name,
         prompt_token_ids=(1,) * prompt,
-        params=SamplingParams(temperature=0.0),
+        params=SamplingParams(temperature=0.0, speculation={"guard": guard}),
         seed=0,
         max_tokens=most,
         cache_salt=salt,
@@ -61,6 +67,8 @@ class World:
     knee_s: float = 0.0
     """What each row beyond the knee adds."""
     noise: float = 0.0
+    cold: float = 1.0
+    """Times as long that drafting and checking take in the first step after a plain one."""
     scale: float = 1.0
     random: Random = field(default_factory=lambda: Random(1))
 
@@ -118,6 +126,7 @@ class Batch:
         self.plain = 0.0
         """What the same tokens would have taken in plain steps."""
         self.steps = 0
+        self._was_plain = False
         self.lengths: list[list[int]] = []
 
     def step(self, sequences: list[Running], prompt: int = 0) -> None:
@@ -151,6 +160,9 @@ class Batch:
         passes = max(plan.lengths, default=0)
         drafting = self.world.noisy(self.world.draft_s(passes, drafts, fed))
         verifying = self.world.noisy(self.world.target_s(count + drafts + prompt))
+        if drafts and self._was_plain:
+            drafting, verifying = self.world.cold * drafting, self.world.cold * verifying
+        self._was_plain = not drafts
         timed = DraftingTime("draft", len(outcomes), passes, drafts, drafting)
         accepted = sum(outcome.num_accepted for outcome in outcomes)
         stats = StepStats(

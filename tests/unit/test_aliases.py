@@ -6,22 +6,34 @@ from typing import Any
 import pytest
 
 from foretoken.config import EngineConfig, SpeculativeConfig
-from foretoken.config.aliases import ALIASES, FLAGS, SPECULATIVE_KEYS
+from foretoken.config.aliases import SPECULATIVE_KEYS
 from foretoken.config.drafter import drafter_keys
+from foretoken.config.methods import known_methods
+from foretoken.config.other_engines import other_names, other_values
 from foretoken.config.reader import keys_of
 from foretoken.config.speculative import RULES
 from foretoken.errors import ConfigError, NotYetError
 
 
-def test_the_table_leads_to_keys_that_exist() -> None:
+def test_the_table_leads_to_keys_and_methods_that_exist() -> None:
     own = {*keys_of(SpeculativeConfig), *drafter_keys()}
-    for alias in (*ALIASES, *FLAGS):
-        assert alias.key in own or alias.key in SPECULATIVE_KEYS.neutral, alias
-        assert alias.name not in own or alias.name == alias.key, f"{alias.name} is ours already"
-        if alias.key == "rejection_sample_method":
-            assert set(alias.values.values()) <= set(RULES)
-    names = [alias.name for alias in ALIASES]
-    assert len(set(names)) == len(names)
+    methods = {"auto", *(method.name for method in known_methods())}
+    for row in other_names():
+        assert row.key is None or row.key in own or row.key in SPECULATIVE_KEYS.neutral, row
+        assert row.method is None or row.method in methods, row
+        assert not (row.say and (row.key or row.method)), f"accepted or answered: {row}"
+        if row.kind in ("flags", "keys") and row.name in own and row.key:
+            assert row.key == row.name, f"{row.name} is ours already"
+    assert set(other_values("rejection_sample_method").values()) <= set(RULES)
+
+
+def test_a_name_means_one_thing_whoever_has_it() -> None:
+    """Flags and keys are read alike: one name must not be two things."""
+    meanings: dict[str, set[str | None]] = {}
+    for row in other_names():
+        if row.kind in ("flags", "keys"):
+            meanings.setdefault(row.name, set()).add(row.key or row.say or row.name)
+    assert {name: found for name, found in meanings.items() if len(found) > 1} == {}
 
 
 def setting(config: SpeculativeConfig, key: str) -> Any:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from foretoken.control.budget import PREDICTED_DRAFTS, LoadLimit, RequestBudget
+from foretoken.control.budget import PREDICTED_DRAFTS, LivePolicy, LoadLimit, RequestBudget
 from foretoken.control.plan import StepLoad
+from foretoken.types import DEFAULT_GUARD, Speculation
 from tests.unit.proposing import make_sequence
 
 DRAFTERS = {"ngram": 8, "draft_model": 3}
@@ -64,3 +65,15 @@ def test_off_from_a_batch_size_counts_running_sequences_only() -> None:
     sequence = make_sequence([1], [2])
     assert policy.plan([sequence], load(4, prefilling=3)).drafts == (0,)
     assert policy.plan([sequence], load(3)).drafts == (8,)  # 99 wait
+
+
+def test_the_guard_is_the_requests_own_then_the_operators() -> None:
+    live = LivePolicy()
+    policy = RequestBudget(DRAFTERS, live=live)
+
+    def guard(**wishes: Any) -> float:
+        return policy.guard(make_sequence([1], [2], params={"speculation": wishes}).request)
+
+    assert guard() == DEFAULT_GUARD
+    live.speculation = Speculation(guard=0.3)
+    assert (guard(), guard(guard=0.0)) == (0.3, 0.0)

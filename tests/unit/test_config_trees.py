@@ -63,6 +63,8 @@ def test_dynamic_trees() -> None:
     [found] = theirs.drafters
     assert (found.tree.tree_top_k, found.tree.tree_depth) == (2, 3)
     assert found.num_speculative_tokens == 4
+    counts_the_root = config(speculative_eagle_topk=2, speculative_num_draft_tokens=9)
+    assert counts_the_root.num_speculative_tokens == 8
     keys = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.5}
     assert config(tree_top_k=2, tree_depth=3, **keys).synthetic_rates == (1.0, 1.0, 0.5, 0.0)[:3]
 
@@ -78,7 +80,6 @@ def test_dynamic_trees() -> None:
         ("choices", {"tree_top_k": 2, "choices": [[0]], "num_speculative_tokens": 1}),
         ("draft_confidence_threshold", {"tree_top_k": 2, "draft_confidence_threshold": 0.2}),
         ("draft_expected_gain", {"tree_top_k": 2, "draft_expected_gain": True}),
-        ("speculative_num_draft_tokens", {"tree_top_k": 2, "speculative_num_draft_tokens": 9}),
     ],
 )
 def test_what_dynamic_trees_do_not_go_with(field: str, keys: dict[str, object]) -> None:

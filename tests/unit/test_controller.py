@@ -51,11 +51,12 @@ def test_long_drafts_are_planned_up_to_the_end_of_an_output(count: int) -> None:
 
 
 def test_noise_changes_little() -> None:
-    world = World(noise=0.2)
-    batch, sequences = batch_of(4, 0.8, world)
-    batch.run(sequences, 200)
-    quiet = best_speed(World(), 4, 0.8)
-    assert batch.run(sequences, 600) >= 0.9 * quiet
+    speeds = []
+    for seed in range(4):
+        batch, sequences = batch_of(4, 0.8, World(noise=0.2, random=Random(seed)))
+        batch.run(sequences, 200)
+        speeds.append(batch.run(sequences, 600))
+    assert sum(speeds) / 4 >= 0.91 * best_speed(World(), 4, 0.8)
 
 
 @pytest.mark.parametrize("count", [1, 8])
@@ -91,6 +92,40 @@ def test_nobody_is_made_slower_for_the_drafts_of_others() -> None:
     for sequence, count in zip(sequences, before, strict=True):
         speed = (sequence.num_output - count) * world.target_s(8) / (batch.clock - clock)
         assert speed >= 0.96, (sequence.request.cache_salt, speed)
+
+
+def test_who_has_time_lets_others_draft() -> None:
+    """The same two classes, where prose may take up to three times as long."""
+    world = World(row_s=0.027, pass_s=0.05)
+    chances = {"code": 0.95, "prose": 0.2}
+    batch = Batch(world, lambda sequence, step: chances[sequence.request.cache_salt or ""])
+    guards = {"code": None, "prose": 2.0}
+    sequences = [running(f"{name}{i}", salt=name, guard=guards[name])
+                 for name in chances for i in range(4)]  # fmt: skip
+    batch.run(sequences, 400)
+    assert batch.run(sequences, 600) >= 1.4
+
+
+def test_steps_that_are_slow_for_being_rare_do_not_make_drafts_seem_dear() -> None:
+    """After a rest the first drafts take twice as long, and those after them do not."""
+    batch = Batch(World(cold=2.0), lambda sequence, step: 0.8 if step >= 400 else 0.0)
+    sequences = [running(f"r{i}") for i in range(4)]
+    batch.run(sequences, 600)
+    assert batch.run(sequences, 600) >= 0.93 * best_speed(World(), 4, 0.8)
+
+
+def test_who_held_the_others_back_is_not_remembered_for_long() -> None:
+    """One that accepts nothing stops everybody; when it has ended, the others go on."""
+    chances = {"code": 0.95, "prose": 0.0}
+    batch = Batch(World(), lambda sequence, step: chances[sequence.request.cache_salt or ""])
+    slow = running("slow", salt="prose")
+    sequences = [*(running(f"r{i}", salt="code") for i in range(3)), slow]
+    batch.run(sequences, 300)
+    assert not sum(batch.lengths[-1])
+    batch.control.release("slow")
+    sequences.remove(slow)
+    batch.run(sequences, 24)
+    assert sum(batch.lengths[-1])
 
 
 def test_short_answers_after_long_prompts_do_not_read_them_for_a_draft() -> None:

@@ -1,5 +1,6 @@
 """Metrics in the shape of vLLM's reader, and the log line."""
 
+import importlib
 import logging
 from dataclasses import replace
 
@@ -119,3 +120,13 @@ def test_the_log_line(caplog: pytest.LogCaptureFixture) -> None:
     quiet = EngineMetrics("m", log_stats=False, log_interval_s=0.0)
     quiet.record(stats((), drafts=0, drafted=0))
     assert not caplog.records
+
+
+def test_a_vector_says_that_it_has_values() -> None:
+    """vLLM's own example prints `metric.value` of every metric whose name has spec_decode in it."""
+    vector = Vector("vllm:spec_decode_num_accepted_tokens_per_pos", {}, [3, 1])
+    with pytest.raises(AttributeError, match=r"is a Vector, .*: use \.values"):
+        print(vector.value)
+    assert not hasattr(vector, "value") and vector == Vector(vector.name, {}, [3, 1])
+    reader = importlib.import_module("foretoken.metrics.reader")
+    assert {"Counter", "Gauge", "Histogram", "Vector", "Metric"} <= vars(reader).keys()

@@ -99,6 +99,10 @@ def test_acceptance_of_a_request() -> None:
         ("drafter", ""),
         ("num_speculative_tokens", -1),
         ("num_speculative_tokens", True),
+        ("guard", -0.1),
+        ("guard", True),
+        ("guard", math.nan),
+        ("guard", math.inf),
         ("tokens", 3),
     ],
 )

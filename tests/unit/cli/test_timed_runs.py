@@ -2,12 +2,15 @@
 
 import io
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from foretoken.cli.compare import (
     EXIT_DOES_NOT_PAY,
+    EXIT_OPEN,
     EXIT_PAYS,
     EXIT_TOKENS_DIFFER,
     _print_result,
@@ -125,30 +128,56 @@ def test_repeated_ngrams() -> None:
     assert repeated_ngrams((1, 2)) == 0.0
 
 
+def on_arm(speedups: Sequence[float], tokens: tuple[int, ...] = (1, 2, 3, 4)) -> ComparedArm:
+    """The speculating arm of a comparison with a prompt per speed-up."""
+    runs = [make_run("off", 1.0, prompt=i) for i in range(len(speedups))]
+    runs += [make_run("on", 1.0 / s, prompt=i, tokens=tokens) for i, s in enumerate(speedups)]
+    return summaries_of(*runs)["on"]
+
+
 @pytest.mark.parametrize(
-    ("seconds", "tokens", "deterministic", "exit_code", "words"),
+    ("speedups", "tokens", "deterministic", "exit_code", "words"),
     [
-        (0.5, (1, 2, 3, 4), True, EXIT_PAYS, "pays: 2.00x"),
-        (0.8, (1, 2, 3, 4), True, EXIT_DOES_NOT_PAY, "below 1.3x"),
-        (2.0, (1, 2, 3, 4), True, EXIT_DOES_NOT_PAY, "slower"),
-        (0.5, (1, 2, 3, 5), True, EXIT_TOKENS_DIFFER, "differ"),
-        (0.5, (1, 2, 3, 5), False, EXIT_PAYS, "pays"),
+        ([2.0] * 8, (1, 2, 3, 4), True, EXIT_PAYS, "pays: 2.00x [2.00, 2.00] over 8 prompts"),
+        ([1.25] * 8, (1, 2, 3, 4), True, EXIT_DOES_NOT_PAY, "below 1.3x"),
+        ([0.5] * 8, (1, 2, 3, 4), True, EXIT_DOES_NOT_PAY, "slower"),
+        ([2.0] * 8, (1, 2, 3, 5), True, EXIT_TOKENS_DIFFER, "differ"),
+        ([2.0] * 8, (1, 2, 3, 5), False, EXIT_PAYS, "pays"),
     ],
 )
 def test_verdicts(
-    seconds: float, tokens: tuple[int, ...], deterministic: bool, exit_code: int, words: str
+    speedups: list[float],
+    tokens: tuple[int, ...],
+    deterministic: bool,
+    exit_code: int,
+    words: str,
 ) -> None:
-    on = summaries_of(make_run("off", 1.0), make_run("on", seconds, tokens=tokens))["on"]
-    verdict = judge(on, deterministic=deterministic)
+    verdict = judge(on_arm(speedups, tokens), deterministic=deterministic)
     assert verdict.exit_code == exit_code
     assert words in verdict.sentence
 
 
-def test_an_interval_around_the_line_is_said() -> None:
-    runs = [make_run("off", 1.0, prompt=i) for i in range(4)]
-    runs += [make_run("on", 1.0 / s, prompt=i) for i, s in enumerate((1.1, 1.2, 1.5, 1.6))]
-    verdict = judge(summaries_of(*runs)["on"], deterministic=True)
-    assert "more prompts would settle it" in verdict.sentence
+def test_an_open_question_is_not_called_a_loss() -> None:
+    """Three prompts at [0.89, 2.16] were once `makes it slower: 0.98x`, exit code 1."""
+    few = judge(on_arm([0.89, 0.98, 2.16]), deterministic=False)
+    assert few.exit_code == EXIT_OPEN
+    assert few.sentence.startswith("Open: 0.98x [0.89, 2.16] over 3 prompts")
+    assert "slower" not in few.sentence and "6 prompts or more" in few.sentence
+    wide = judge(on_arm([0.9, 1.0, 1.1, 1.2, 1.5, 1.6, 1.7, 2.0]), deterministic=True)
+    assert wide.exit_code == EXIT_OPEN and "holds 1.3x" in wide.sentence
+    told = judge(on_arm([1.0, 1.05, 1.1, 1.1, 1.1, 1.15, 1.4, 1.5]), deterministic=True)
+    assert told.exit_code == EXIT_OPEN and "prompts would tell" in told.sentence
+
+
+def test_tokens_that_were_never_promised_are_no_alarm() -> None:
+    on = on_arm([2.0] * 6, tokens=(1, 2, 3, 5))
+    off = replace(on, arm="off")
+    for promised, shown in ((True, "NO"), (False, "not promised")):
+        console = Console(width=80, file=io.StringIO(), record=True)
+        verdict = judge(on, deterministic=promised)
+        _print_result(console, (off, on), verdict, promised=promised)
+        text = console.export_text()
+        assert shown in text and ("--seed" in text) is not promised
 
 
 def test_the_table_of_compare_fits_80_columns_and_says_what_each_figure_is() -> None:
@@ -162,9 +191,8 @@ def test_the_table_of_compare_fits_80_columns_and_says_what_each_figure_is() -> 
     assert summaries["on"].speedup.median > 1
     assert summaries["on"].latency_s.median > summaries["off"].latency_s.median
     console = Console(width=80, file=io.StringIO(), record=True)
-    _print_result(
-        console, summaries["off"], summaries["on"], judge(summaries["on"], deterministic=True)
-    )
+    arms = summaries["off"], summaries["on"]
+    _print_result(console, arms, judge(summaries["on"], deterministic=True), promised=True)
     text = console.export_text()
     assert "\u2026" not in text and "speed-up by prompt" in text
     assert "the median of what each prompt gained" in " ".join(text.split())

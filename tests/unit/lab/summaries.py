@@ -12,6 +12,7 @@ from foretoken.lab.records.results import (
     AcceptanceBucket,
     ArmGain,
     ArmSummary,
+    ClassGains,
     Equality,
     Quantiles,
     RequestRecord,
@@ -21,7 +22,10 @@ from foretoken.lab.records.results import (
 from foretoken.lab.records.run_files import LineWriter, write_json
 from foretoken.lab.stats.intervals import Interval, student_quantile
 
-METRICS = ("tpot_p50", "tpot_p95", "tpot_p99", "ttft_p50", "ttft_p99", "e2e_p50", "tokens_per_s")
+METRICS = (
+    "tpot_p50", "tpot_p95", "tpot_p99", "ttft_p50", "ttft_p95", "ttft_p99", "e2e_p50",
+    "tokens_per_s",
+)  # fmt: skip
 
 
 def around(value: float, relative: float = 0.03) -> Interval:
@@ -42,6 +46,18 @@ def gain(metric: str, ratio: float, *, error: float = 0.01, blocks: int = 12) ->
             ratio * math.exp(error * math.sqrt(blocks) * math.sin(7.0 * n)) for n in range(blocks)
         ),
     )
+
+
+def class_gains(
+    value: str, ratio: float, *, tail: float | None = None, by: str = "category", pairs: int = 1200
+) -> ClassGains:
+    """A class that gains `ratio`, and `tail` at P95 and P99 if there are requests enough."""
+    gains = [gain("tpot_p50", ratio), gain("ttft_p50", 1.0)]
+    for name, needed in (("tpot_p95", 200), ("tpot_p99", 1000)):
+        own = gain(name, ratio if tail is None else tail)
+        gains.append(replace(own, enough=pairs >= needed))
+    sized = tuple(replace(own, num_pairs=pairs) for own in gains)
+    return ClassGains(by=by, value=value, num_pairs=pairs, gains=sized)
 
 
 def bucket(by: str = "all", value: str = "", rate: float = 0.5, **more: Any) -> AcceptanceBucket:
@@ -96,7 +112,7 @@ def arm(name: str, *, tpot_s: float = 0.02, **more: Any) -> ArmSummary:
 def ab(speedup: float = 1.6, *, error: float = 0.01, blocks: int = 12, **more: Any) -> AbSummary:
     """An A/B in which everything holds, and TPOT gains `speedup`."""
     gains = {name: gain(name, speedup, error=error, blocks=blocks) for name in METRICS}
-    for name in ("ttft_p50", "ttft_p99"):
+    for name in ("ttft_p50", "ttft_p95", "ttft_p99"):
         gains[name] = gain(name, 1.0, error=error, blocks=blocks)
     candidate = arm(
         "on",
@@ -109,6 +125,7 @@ def ab(speedup: float = 1.6, *, error: float = 0.01, blocks: int = 12, **more: A
         "candidate": "on",
         "arms": (arm("off"), candidate),
         "gains": tuple(gains.values()),
+        "environment": {"host_busy": 0.02},
         "equality": Equality(num_compared=200, num_equal=200, share=Interval(1.0, 0.98, 1.0)),
     }
     return AbSummary(**{**own, **more})

@@ -18,7 +18,7 @@ from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.client import key_headers
 from foretoken.lab.http.timed import HttpPool
 from foretoken.lab.measure import servers
-from foretoken.lab.measure.ab import judge_mix, plan_ab, run_ab
+from foretoken.lab.measure.ab import plan_ab, run_ab
 from foretoken.lab.measure.bench import load_items, run_bench
 from foretoken.lab.measure.experiment import (
     AbConfig,
@@ -32,11 +32,11 @@ from foretoken.lab.measure.experiment import (
 from foretoken.lab.measure.segments import Segment
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Load
+from foretoken.lab.mock.faults import MockFaults
 from foretoken.lab.mock.generator import MockLaw
-from foretoken.lab.mock.server import MockFaults, MockServer, mock_running
-from foretoken.lab.records.results import AbSummary, ArmGain, Diagnosis, RequestRecord
+from foretoken.lab.mock.server import MockServer, mock_running
+from foretoken.lab.records.results import AbSummary, RequestRecord
 from foretoken.lab.records.run_files import read_requests, read_scrapes, read_summary
-from foretoken.lab.stats.intervals import Interval
 
 SLOW = MockLaw(step_s=0.008, prefill_s=0.004, seed=1)
 FAST = MockLaw(step_s=0.008, prefill_s=0.004, k=3, alpha=0.7, draft_s=0.0003, seed=1)
@@ -277,31 +277,6 @@ def test_bench_counts_what_failed(tmp_path: Path, workload: WorkloadConfig) -> N
     assert summary.arm.num_requests == 9
     assert any("no /metrics" in note for note in summary.arm.notes)
     assert summary.arm.tpot is not None and not summary.arm.tpot.p99.known
-
-
-def gain(low: float, high: float) -> tuple[ArmGain, ...]:
-    """A P99 gain with this interval."""
-    ratio = Interval((low + high) / 2, low, high)
-    return (ArmGain(metric="tpot_p99", ratio=ratio, num_blocks=8, num_pairs=800, enough=True),)
-
-
-@pytest.mark.parametrize(
-    ("mixed", "one", "other", "says"),
-    [
-        ((0.6, 0.9), (1.1, 1.5), (0.9, 1.1), "mixed_workload"),
-        ((0.6, 0.9), (1.1, 1.5), (0.5, 0.8), "speculation"),
-        ((1.1, 1.4), (1.1, 1.5), (0.5, 0.8), "none"),
-        ((0.6, 0.9), (1.1, 1.5), (0.3, 1.8), "inconclusive"),
-    ],
-)
-def test_a_p99_loss_is_explained(
-    mixed: tuple[float, float], one: tuple[float, float], other: tuple[float, float], says: str
-) -> None:
-    found = [
-        Diagnosis(category=name, gains=gain(*ends))
-        for name, ends in (("mixed", mixed), ("a", one), ("b", other))
-    ]
-    assert judge_mix(found) == says
 
 
 def test_settings_come_from_yaml_and_overrides(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from foretoken.lab.http.client import Client, EndpointConfig, connect
 from foretoken.lab.http.timed import HttpPool, Origin, now
 from foretoken.lab.measure.driving import LoadRun, drive, instants
 from foretoken.lab.measure.workload import Item, Load, take
+from foretoken.lab.mock.faults import MockFaults
 from foretoken.lab.mock.generator import MockLaw
-from foretoken.lab.mock.server import MockFaults, MockServer, mock_running
+from foretoken.lab.mock.server import MockServer, mock_running
 from foretoken.lab.records.results import RequestRecord
 
 ITEMS = take([Item(index=0, prompt="one two", max_tokens=12, temperature=0.0)], 8)

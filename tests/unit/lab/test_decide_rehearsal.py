@@ -1,40 +1,74 @@
-"""What the default policy is worth on experiments whose truth is known."""
+"""What intervals and the default policy are worth on experiments whose truth is known."""
+
+from dataclasses import replace
 
 import pytest
 
-from foretoken.lab.decide.rehearsal import SimulatedExperiment, play, rehearse
+from foretoken.lab.decide.rehearsal import (
+    Played,
+    SimulatedExperiment,
+    measure_coverage,
+    play,
+    shares_of_ship,
+)
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.decide.verdict import DO_NOT_SHIP, SHIP
+from foretoken.lab.stats.simulator import LAWS
+
+LIMIT, ABOVE = 1.3, 1.6
+SPLIT = "one class loses"
+URL = "URL arms"
 
 
-def shares(speedup: float, restart_sd: float, experiments: int) -> dict[str, float]:
-    """Share of experiments by verdict."""
-    given = SimulatedExperiment(speedup=speedup, restart_sd=restart_sd)
-    return rehearse(load_policy(None), given, range(experiments))
+def played(law: str, speedup: float, experiments: int) -> list[Played]:
+    """Experiments under the default policy."""
+    given = SimulatedExperiment(law=replace(LAWS[law], speedup=speedup))
+    return [play(load_policy(None), given, seed) for seed in range(experiments)]
 
 
-def test_a_gain_at_the_limit_is_hardly_ever_shipped() -> None:
-    assert shares(1.30, 0.07, 150).get(SHIP, 0.0) <= 0.05
+@pytest.mark.parametrize("law", LAWS)
+def test_intervals_cover_quick(law: str) -> None:
+    """A part of the full test; bounds are what chance allows around 93 to 97 %."""
+    assert 0.88 <= measure_coverage(SimulatedExperiment(law=LAWS[law]), "tpot_p50", 150).share
 
 
-def test_a_gain_of_a_tenth_more_is_shipped() -> None:
-    assert shares(1.43, 0.07, 150)[SHIP] >= 0.90
+@pytest.mark.parametrize("law", ["base", URL])
+def test_a_gain_at_the_limit_is_hardly_ever_shipped(law: str) -> None:
+    """Every look taken; arms by URL shipped it in 24 % once, when blocks passed for starts."""
+    assert shares_of_ship(played(law, LIMIT, 60))[1] <= 0.10
+
+
+def test_a_true_gain_is_shipped_for_the_sample_that_it_asks_for() -> None:
+    """With the P99 of the first token as a must, none of them was."""
+    assert shares_of_ship(played("base", ABOVE, 40))[1] >= 0.90
 
 
 def test_a_small_gain_is_turned_down() -> None:
-    assert shares(1.15, 0.07, 50)[DO_NOT_SHIP] >= 0.90
-
-
-def test_one_asked_sample_is_enough() -> None:
-    """SHIP at the first look or after the blocks that it asked for, not only in the end."""
-    given = SimulatedExperiment(speedup=1.43)
-    policy = load_policy(None)
-    played = [play(policy, given, seed) for seed in range(100)]
-    assert sum(p.verdict == SHIP and p.looks <= 2 for p in played) >= 90
+    found = played("base", 1.1, 20)
+    assert sum(p.verdict == DO_NOT_SHIP for p in found) >= 18
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("restart_sd", [0.03, 0.05, 0.07, 0.10])
-def test_over_two_thousand_experiments(restart_sd: float) -> None:
-    assert shares(1.30, restart_sd, 2000).get(SHIP, 0.0) <= 0.05
-    assert shares(1.43, restart_sd, 2000)[SHIP] >= 0.90
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("law", LAWS)
+def test_intervals_cover(law: str) -> None:
+    """95 % intervals of median, mean and P95 hold the truth in 93 to 97 % of 1,500 experiments."""
+    given = SimulatedExperiment(law=LAWS[law])
+    for metric in ("tpot_p50", "tpot_mean", "tpot_p95", "ttft_p95"):
+        share = measure_coverage(given, metric, 1500).share
+        assert 0.925 <= share, (metric, share)
+        assert share <= 0.975 or law == URL, (metric, share)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("law", LAWS)
+def test_verdicts_over_many_experiments(law: str) -> None:
+    """False SHIP at the limit at the first look and over all, and SHIP at a true 1.6x."""
+    first, ever = shares_of_ship(played(law, LIMIT, 1500))
+    assert first <= 0.05 and ever <= 0.05
+    above = played(law, ABOVE, 1500)
+    if law == SPLIT:
+        assert not any(p.verdict == SHIP for p in above)
+    elif law != URL:
+        assert shares_of_ship(above)[1] >= 0.90

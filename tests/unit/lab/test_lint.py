@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.checks import LAUNCH_CHECKS, NAMES, Machine, lint
-from foretoken.lab.lint.launches import read_source
+from foretoken.lab.lint.checks import LAUNCH_CHECKS, NAMES, lint
+from foretoken.lab.lint.fit import Machine
+from foretoken.lab.lint.read.source import read_source
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import PlanSettings
 
@@ -26,7 +27,7 @@ python -m vllm.entrypoints.openai.api_server --model meta-llama/Llama-3.1-70B-In
 
 def findings(text: str, *, device: str | None = None, engine: str = "auto") -> list[Finding]:
     """Everything the linter says about `text`."""
-    return list(lint(read_source(text, engine), Machine(device=device, count=2), engine))
+    return list(lint(read_source(text, engine), Machine(device=device, count=2), engine).findings)
 
 
 def said(text: str, **options: Any) -> set[tuple[str, str]]:
@@ -89,7 +90,7 @@ def test_accepts_every_command_that_plan_writes(
     assert source.launches[0].engine == engine
     if engine == "foretoken" and method in ("suffix", "eagle3"):
         return
-    errors = [f for f in lint(source, Machine()) if f.level == "error"]
+    errors = [f for f in lint(source, Machine()).findings if f.level == "error"]
     assert not errors, (command, errors)
 
 
@@ -108,7 +109,7 @@ DRAFT = {"method": "draft_model", "model": "org/draft", "num_speculative_tokens"
         ({**DRAFT, "rejection_sample_method": "probabilistic"}, (), "removed_value", "error"),
         ({"method": "ngram"}, (), "broken_config", "error"),
         ({**DRAFT, "num_speculative_tokens": 200}, (), "broken_config", "error"),
-        (DRAFT, ("--spec-tokens", "3"), "broken_config", "error"),
+        (DRAFT, ("--spec-tokens", "3"), "given_twice", "error"),
         ({**DRAFT, "draft_tensor_parallel_size": 1}, ("-tp", "2"), "draft_ranks", "error"),
         ({**DRAFT, "draft_tensor_parallel_size": 3}, ("-tp", "4"), "draft_ranks", "error"),
         ({"method": "ngram", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"},
@@ -152,7 +153,7 @@ def test_a_sound_launch_has_nothing_to_say() -> None:
         ("-md d.gguf --spec-draft-n-max 16 --spec-draft-n-min 4", "n_min_discards", "warning"),
         ("-md d.gguf --spec-draft-n-max 16", "llama_defaults", "note"),
         ("-md d.gguf --spec-draft-n-min 4", "n_min_discards", "error"),
-        ("--spec-type ngram-complex", "llama_types", "error"),
+        ("--spec-type ngram-complex", "removed_method", "error"),
         ("--spec-draft-n-max 4", "llama_types", "warning"),
         ("-md d.gguf --spec-draft-sampling random", "llama_types", "error"),
         ("-md d.gguf --spec-synth-len 2", "llama_other", "warning"),

@@ -52,6 +52,7 @@ def h100(count: int, target: str = "meta-llama/Llama-3.3-70B-Instruct") -> Simul
         draft=draft,
         count=count,
         draft_tensor_parallel_size=1,
+        engine="foretoken",
         num_speculative_tokens=5,
     )
     return planned_machine(settings)

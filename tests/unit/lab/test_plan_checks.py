@@ -128,7 +128,7 @@ def test_commands_name_what_was_planned() -> None:
         ({"target": "qwen3-8b", "drafts": "x"}, "draft"),
         ({"target": "qwen3-8b", "count": "two"}, "count"),
         ({"target": "qwen3-8b", "count": 0}, "count"),
-        ({"target": "qwen3-8b", "method": "medusa"}, "ngram"),
+        ({"target": "qwen3-8b", "method": "sorcery"}, "ngram"),
         ({"target": "qwen3-8b", "acceptance": "0.9:0.1"}, "acceptance"),
         ({"target": "qwen3-8b", "method": "draft_model"}, "draft"),
         ({"target": "qwen3-8b", "device": "abacus"}, "device"),
@@ -148,11 +148,11 @@ def test_the_command_prints_tables_and_answers_with_its_exit_code(tmp_path: Path
     bad = runner.invoke(app, ["lab", "plan", "--config", str(file)], env=wide)
     assert bad.exit_code == 1, bad.output
     assert "does not load" in bad.stdout
-    good = runner.invoke(
-        app, ["lab", "plan", "--config", str(file), "--quantization", "int8"], env=wide
-    )
+    smaller = ["lab", "plan", "--config", str(file), "--quantization", "int8"]
+    good = runner.invoke(app, smaller, env=wide)
     assert good.exit_code == 0, good.output
-    assert "really" in good.stdout and "126k" not in good.stderr
+    assert "What fits" in good.stdout and "really" not in good.stdout
+    assert "really" in runner.invoke(app, [*smaller, "--details"], env=wide).stdout
 
 
 def test_the_command_answers_with_one_json_document() -> None:

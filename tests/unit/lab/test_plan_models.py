@@ -185,4 +185,4 @@ def test_devices_are_found_by_unique_parts() -> None:
     assert find_device("4090").name == "rtx-4090"
     assert find_device("this").memory_bytes > 0
     with pytest.raises(ConfigError, match="h100-sxm"):
-        find_device("h100")
+        find_device("h1")

@@ -19,8 +19,9 @@ from starlette.types import Receive, Scope, Send
 from foretoken.lab.http.read_answer import parse_events
 from foretoken.lab.http.timed import Answer, HttpPool, Incoming
 from foretoken.lab.measure.traces import load_workload
+from foretoken.lab.mock.faults import MockFaults
 from foretoken.lab.mock.generator import MockLaw
-from foretoken.lab.mock.server import MockFaults, MockServer, mock_running
+from foretoken.lab.mock.server import MockServer, mock_running
 from foretoken.lab.records.proxy import Prompts, RecordConfig, RecordingProxy
 from foretoken.lab.records.run_files import LineWriter
 from foretoken.lab.records.secrets import redact_secrets, redact_word

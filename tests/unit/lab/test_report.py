@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
@@ -18,15 +17,15 @@ from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.records.run_files import write_json
 from foretoken.lab.report.accepted import by_position, lengths_by_k
 from foretoken.lab.report.canvas import as_svg, house_style
-from foretoken.lab.report.figures import ONE_RUN, load_plots, run_plots
+from foretoken.lab.report.figures import ONE_RUN, run_plots
 from foretoken.lab.report.html import Stamp, write_report
 from foretoken.lab.report.judged import names_of, read_runs
-from foretoken.lab.report.loads import crossing_load
 from foretoken.lab.report.times import label
 from foretoken.lab.stats.intervals import Interval
-from tests.unit.lab.summaries import ab, arm, bucket, with_candidate, write_run
+from tests.unit.lab.summaries import ab, arm, bucket, class_gains, with_candidate, write_run
 
-STAMP = Stamp(version="1", when="then", policy="default")
+STAMP = Stamp(version="1", when="then")
+POLICY = load_policy(None)
 
 
 class Balanced(HTMLParser):
@@ -61,9 +60,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         nasty: dict[str, Any] = {
             "config": {"name": "<script>alert(1)</script>"},
             "notes": ("a < b & c",),
+            "classes": (
+                class_gains("json", 1.1 * speedup),
+                class_gains("prose", speedup, pairs=90),
+            ),
         }
         folders.append(write_run(root / f"load-{load:g}", replace(ab(speedup), arms=arms, **nasty)))
-    write_report(root / "out", read_runs(folders, load_policy(None)), STAMP)
+    write_report(root / "out", read_runs(folders, POLICY), POLICY, STAMP)
     return root / "out"
 
 
@@ -74,7 +77,8 @@ def test_the_page_is_whole_and_self_contained(page: Path) -> None:
     assert not parser.wrong and not parser.open
     assert "<script" not in text, "what users wrote is escaped, and nothing runs"
     assert not re.search(r'(?:src|href)="(?!#)', text), "nothing is loaded from elsewhere"
-    assert "DO NOT SHIP" in text and "It would ship at 1 requests/s" in text
+    assert "For part of the traffic only" in text and "It would ship at 1 requests/s" in text
+    assert "let k fall to 0 above 1" in text
 
 
 def test_ids_of_figures_do_not_clash(page: Path) -> None:
@@ -87,10 +91,10 @@ def test_ids_of_figures_do_not_clash(page: Path) -> None:
 
 def test_every_plot_is_drawn_and_written(page: Path) -> None:
     names = {path.stem for path in (page / "plots").glob("*.png")}
-    one = {f"load-1-{name}" for name, *_ in ONE_RUN}
-    assert one <= names
-    over_load = {"crossover", "tpot_by_load", "ttft_by_load", "goodput_by_load", "frontier"}
-    assert over_load <= names
+    one = {f"load-8-{name}" for name, *_ in ONE_RUN}
+    assert one - names == set()
+    along = {"gain", "tpot_along", "ttft_along", "goodput_along", "frontier"}
+    assert along <= names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (page / "plots").iterdir())
 
 
@@ -116,9 +120,8 @@ def test_a_bare_summary_is_enough(tmp_path: Path) -> None:
     write_json(tmp_path / "run" / "summary.json", replace(bare, arms=(arm("off"), bare.arms[1])))
     [run] = read_runs([tmp_path / "run"], load_policy(None))
     names = [plot.name.removeprefix("run-") for plot in run_plots(run)]
-    assert names == ["gains", "blocks", "acceptance"]
-    assert load_plots([run]) == ()
-    write_report(tmp_path / "out", [run], STAMP)
+    assert names == ["latency", "acceptance", "gains", "blocks"]
+    write_report(tmp_path / "out", [run], POLICY, STAMP)
     assert not (tmp_path / "out" / "requests.csv").exists()
 
 
@@ -140,12 +143,6 @@ def test_the_same_data_gives_the_same_page(tmp_path: Path) -> None:
 def test_smaller_k_follow_from_the_histogram() -> None:
     """Ten verifications at k = 2: four rejected at once, three after one, three not at all."""
     assert lengths_by_k([4, 3, 3]) == pytest.approx([1 + 6 / 10, 1 + 9 / 10])
-
-
-def test_crossing_loads() -> None:
-    loads, gains = np.array([1.0, 2.0, 4.0]), np.array([2.0, 1.5, 0.5])
-    assert crossing_load(loads, gains, 1.0) == pytest.approx(3.0)
-    assert crossing_load(loads, gains, 0.4) is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,20 +12,24 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.lint.checks import Machine, lint
-from foretoken.lab.lint.launches import read_source
+from foretoken.lab.lint.checks import lint
+from foretoken.lab.lint.fit import Machine
+from foretoken.lab.lint.read.source import read_source
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig, Sizes, WorkloadConfig
 from foretoken.lab.measure.sweep import (
-    _crossing,
     apply,
     cells_of,
     dial_config,
+    find_break_even,
     folder_of,
     run_sweep,
     turned,
 )
 from foretoken.lab.plain import to_plain
+from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import read_summary
+from foretoken.lab.stats.intervals import Interval
+from tests.unit.lab.summaries import ab, bucket, gain, with_candidate, with_gain
 
 MOCK = f"{sys.executable} -m foretoken lab mock --port {{port}} --step-ms 4 --restart-sd 0"
 CONFIG = AbConfig(
@@ -105,7 +110,7 @@ def test_servers_take_what_the_dial_turns() -> None:
         for rate in (0.0, 0.3, 0.9):
             told = turned(ArmConfig(name="on", command=command), rate).command
             assert told is not None and "{" not in told.replace('{"', "")
-            found = lint(read_source(told, "auto"), Machine())
+            found = lint(read_source(told, "auto"), Machine()).findings
             assert not [f for f in found if f.level == "error"], (told, found)
 
 
@@ -129,13 +134,33 @@ def test_a_dial_measures_every_level(tmp_path: Path) -> None:
     assert row["points"][0][1]["estimate"] < 1.0 < row["points"][1][1]["estimate"]
 
 
-def test_the_break_even_is_where_the_gain_is_one() -> None:
-    rates = np.array([0.1, 0.5, 0.9])
+def a_level(chance: float, gains: np.ndarray) -> tuple[float, AbSummary]:
+    """An A/B whose drafts of five are accepted one by one with a chance, with gains by block."""
+    rate = sum(chance**i for i in range(1, 6)) / 5
+    found = with_candidate(ab(), acceptance=(bucket(rate=max(rate, 1e-9)),))
+    return chance, with_gain(found, replace(gain("tpot_mean", 1.0), ratio_by_block=tuple(gains)))
+
+
+def a_dial(cost: float, rng: np.random.Generator) -> Interval:
+    """The break-even found where a verification costs so many plain steps."""
+    levels = []
+    for chance in (0.0, 0.3, 0.6, 0.9):
+        yields = sum(chance**i for i in range(6))
+        levels.append(a_level(chance, yields / cost * np.exp(rng.normal(0, 0.05, 5))))
+    return find_break_even("closed:1", levels, "tpot_mean").rate
+
+
+@pytest.mark.parametrize("truth", [0.2, 0.4])
+def test_the_break_even_is_where_the_gain_is_one(truth: float) -> None:
+    """A straight line over the rate put 0.20 at 0.275 and 0.40 at 0.479: gains are concave."""
+    found = [a_dial(1 + 5 * truth, np.random.default_rng(seed)) for seed in range(100)]
+    assert np.median([own.estimate for own in found]) == pytest.approx(truth, abs=0.005)
+    assert 89 <= sum(own.low <= truth <= own.high for own in found) <= 100
+    assert all(own.high - own.low < 0.2 for own in found)
+
+
+def test_a_break_even_outside_is_none_or_never() -> None:
     rng = np.random.default_rng(0)
-    logs = [0.8 * (rate - 0.3) + rng.normal(0, 0.02, 8) for rate in rates]
-    found = _crossing(rates, logs, 500)
-    assert found.low < 0.3 < found.high
-    assert found.high - found.low < 0.1
-    assert _crossing(rates, [np.full(8, 0.2 + r) for r in rates], 50).estimate == 0.0
-    assert _crossing(rates, [np.full(8, r - 2.0) for r in rates], 50).estimate == math.inf
-    assert math.isnan(_crossing(rates[:1], logs[:1], 50).estimate)
+    assert a_dial(0.8, rng).estimate == 0.0
+    assert a_dial(7.0, rng).estimate == math.inf
+    assert not find_break_even("closed:1", [a_level(0.5, np.ones(5))], "tpot_mean").rate.known

@@ -17,6 +17,8 @@ from foretoken.lab.decide import until
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.decide.until import MOST_LOOKS, UntilLimits, run_until_decided
 from foretoken.lab.decide.verdict import NOT_YET, SHIP, Decision, decide
+from foretoken.lab.measure import estimate
+from foretoken.lab.measure.estimate import Pace, fit_into, seconds_of
 from foretoken.lab.measure.experiment import (
     AbConfig,
     ArmConfig,
@@ -24,6 +26,8 @@ from foretoken.lab.measure.experiment import (
     WorkloadConfig,
     load_settings,
 )
+from foretoken.lab.mock.generator import MockLaw
+from foretoken.lab.mock.server import MockServer, mock_running
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import SUMMARY, write_json
 from tests.unit.lab.summaries import ab as ab_summary
@@ -73,6 +77,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
         return found
 
     monkeypatch.setattr(until, "run_ab", run_ab)
+    monkeypatch.setattr(
+        estimate, "probe", lambda *_: {"off": Pace(60.0, 10.0), "on": Pace(60.0, 5.0)}
+    )
     return calls
 
 
@@ -120,6 +127,48 @@ def test_the_command_measures_until_it_knows(
         app, ["lab", "decide", str(tmp_path / "ab"), "--policy", str(policy)]
     )
     assert judged.exit_code == 0, judged.output
+
+
+def test_the_time_is_told_before_the_start_and_rules_are_set_as_in_decide(
+    tmp_path: Path, workload: Path, measured: list[tuple[int, bool]]
+) -> None:
+    options = ["--baseline", "http://a", "--candidate", "http://b", "--workload", str(workload)]
+    options += ["--out", str(tmp_path / "ab"), "--set", "restarts.least_blocks=3"]
+    refused = CliRunner().invoke(app, ["lab", "ab", *options])
+    assert refused.exit_code == 2 and "--until-decided" in refused.output and not measured
+    result = CliRunner().invoke(app, ["lab", "ab", *options, "--until-decided"])
+    assert result.exit_code == 0, result.output
+    told = "9 blocks of 120 requests for each server take about 4.8 hours (off answers in 10 s"
+    assert told in result.stderr, result.stderr
+    assert result.stderr.index(told) < result.stderr.index("after 9 blocks")
+
+
+def test_ten_minutes_are_as_much_as_fits(tmp_path: Path, workload: Path) -> None:
+    config = an_ab("http://a", "http://b", workload)
+    fast = {"off": Pace(0.0, 0.2), "on": Pace(0.0, 0.1)}
+    sizes = fit_into(config, fast, 600).sizes
+    assert (sizes.blocks, sizes.requests_per_block) == (9, 120)
+    slow = {"off": Pace(20.0, 5.0), "on": Pace(20.0, 4.0)}
+    fitted = fit_into(config, slow, 900)
+    assert fitted.sizes.blocks == 5 and fitted.sizes.requests_per_block == 14
+    assert seconds_of(fitted, slow) <= 900
+    with pytest.raises(ConfigError, match="at least"):
+        fit_into(config, slow, 60)
+
+
+def test_a_dry_run_has_an_estimate(tmp_path: Path, workload: Path) -> None:
+    options = ["--workload", str(workload), "--out", str(tmp_path / "ab"), "--dry-run"]
+    arms = ["--baseline", "serve {port}", "--candidate", "serve {port} --fast"]
+    result = CliRunner().invoke(app, ["lab", "ab", *options, *arms])
+    assert (
+        "about 36 minutes for every second that a request takes, and 18 starts of a server"
+        in result.stderr
+    )
+    with mock_running(MockServer(MockLaw(step_s=0.001, prefill_s=0.001))) as url:
+        arms = ["--baseline", url, "--candidate", url]
+        result = CliRunner().invoke(app, ["lab", "ab", *options, *arms])
+    assert "9 blocks of 120 requests for each server take about" in result.stderr
+    assert not (tmp_path / "ab" / "requests.jsonl").exists()
 
 
 def test_an_ab_is_long_enough_for_a_p99_unless_told_otherwise(

@@ -13,8 +13,9 @@ from typer.testing import CliRunner, Result
 from foretoken.cli.app import app
 from foretoken.lab.http.client import EndpointConfig, connect
 from foretoken.lab.measure.lossless import Verified, VerifyPlan, verify
+from foretoken.lab.mock.faults import MockFaults
 from foretoken.lab.mock.generator import MockLaw, MockModel
-from foretoken.lab.mock.server import MockFaults, MockServer, mock_running
+from foretoken.lab.mock.server import MockServer, mock_running
 from foretoken.lab.stats.permutation import compare_samples, holm_rejects
 
 PROMPTS = [f"prompt {i}" for i in range(6)]

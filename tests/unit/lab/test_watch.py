@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from foretoken.cli.lab.watch import bars, picture
+from foretoken.cli.lab.watch import _judged_by, _targets, bars, picture
 from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.scraping import parse_buckets
 from foretoken.lab.http.timed import HttpPool
@@ -29,6 +29,8 @@ from foretoken.lab.measure.watch import (
 )
 from foretoken.lab.mock.generator import MockLaw
 from foretoken.lab.mock.server import MockServer, mock_running
+from foretoken.lab.records.run_files import write_json
+from tests.unit.lab.summaries import ab
 
 LAW = MockLaw(step_s=0.002, prefill_s=0.002, k=3, alpha=0.7, seed=1)
 BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 9, "temperature": 0.0, "stream": True}
@@ -37,7 +39,9 @@ BODY: dict[str, Any] = {"prompt": "hello", "max_tokens": 9, "temperature": 0.0, 
 def a_reading(rate: float = 0.7, **changes: float) -> Reading:
     """A quiet moment."""
     values: dict[str, Any] = {
-        "time_s": 1.0, "rate": rate, "length": 2.0, "by_position": (0.8,), "tokens_per_s": 50.0,
+        "time_s": 1.0, "rate": rate, "length": 1 + 3 * rate, "num_drafts": 100.0,
+        "num_drafted": 300.0, "num_accepted": 300 * rate, "by_position": (0.8,),
+        "tokens_per_s": 50.0,
         "running": 2.0, "waiting": 0.0, "kv_usage": 0.3, "preemptions": 0.0,
         "tpot_p50_s": 0.01, "tpot_p99_s": 0.02,
     }  # fmt: skip
@@ -62,6 +66,43 @@ def test_rules_fire_on_what_they_are_about() -> None:
     assert drifting([*calm, *[0.8] * 6]) == "risen"
 
 
+def test_a_hopeless_draft_is_an_alarm_without_a_break_even() -> None:
+    """At an acceptance of 0.03 the watcher was silent and ended with 0."""
+    nothing = Targets()
+    [alarm] = find_alarms([a_reading(0.03)], nothing)
+    assert alarm.rule == "acceptance_length" and "at most 1.09x" in alarm.text
+    assert rules([a_reading(0.5)], nothing) == set()
+    # Length 1.6 at a rate of 0.03 is nothing that no cost could make worth it: k is 20 here.
+    assert rules([a_reading(0.03, num_drafts=15.0, num_accepted=9.0)], nothing) == set()
+
+
+def test_few_drafts_are_put_together_before_they_are_judged() -> None:
+    small = a_reading(0.1, num_drafts=10.0, num_drafted=30.0, num_accepted=3.0)
+    assert rules([small] * 3, Targets(break_even=0.4)) == set()
+    assert rules([small] * 7, Targets(break_even=0.4)) == {"break_even"}
+    lucky = a_reading(0.1, num_drafts=10.0, num_drafted=30.0, num_accepted=20.0)
+    assert rules([lucky] * 6 + [small], Targets(break_even=0.4)) == set()
+
+
+def test_a_server_that_drafts_nothing_is_an_alarm() -> None:
+    none = {"num_drafts": 0.0, "num_drafted": 0.0, "num_accepted": 0.0}
+    quiet = [a_reading(math.nan, time_s=float(n), **none) for n in range(1, 6)]
+    assert rules(quiet, Targets()) == {"no_drafts"}
+    assert rules(quiet[:2], Targets()) == set(), "so few tokens say nothing"
+    assert rules([a_reading(0.6), *quiet], Targets()) == set(), "control may rest"
+
+
+def test_an_ab_gives_the_break_even(tmp_path: Path) -> None:
+    """`--baseline RUN` alone is enough: rate 0.5 at k = 5 and 1.6x break even at 0.24."""
+    write_json(tmp_path / "summary.json", ab(1.6))
+    targets = _targets(tmp_path, None)
+    assert targets.break_even == pytest.approx((3.5 / 1.6 - 1) / 5)
+    assert targets.tpot_p50_s == pytest.approx(0.02)
+    assert _targets(tmp_path, 0.4).break_even == 0.4
+    assert "measured in" in _judged_by(targets, tmp_path)
+    assert "not known" in _judged_by(Targets(), None)
+
+
 def test_quantiles_of_histograms() -> None:
     page = "\n".join(
         f'vllm:request_time_per_output_token_seconds_bucket{{engine="{e}",le="{edge}"}} {count}'
@@ -75,7 +116,9 @@ def test_quantiles_of_histograms() -> None:
     assert math.isnan(bucket_quantile({}, 0.5))
 
 
-def test_a_server_is_watched(tmp_path: Path) -> None:
+def test_a_server_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A busy machine serves few requests in these tenths of a second.
+    monkeypatch.setattr("foretoken.lab.measure.watch.FEWEST_DRAFTED", 1)
     seen: list[tuple[int, list[Alarm]]] = []
     page = tmp_path / "watch.html"
     with mock_running(MockServer(LAW)) as url:
@@ -139,5 +182,5 @@ def test_a_terminal_gets_numbers_course_and_rules() -> None:
     console.print(picture(readings, find_alarms(readings, targets), targets))
     text = console.export_text()
     assert "acceptance rate" in text and "0.20" in text and "breaks even at 0.40" in text
-    assert "break_even: acceptance 0.20 is below" in text
+    assert "break_even: acceptance 0.20 over 300 drafted tokens is below" in text
     assert bars([0.0, math.nan, 1.0, 0.5]) == "\u2581 \u2588\u2585"

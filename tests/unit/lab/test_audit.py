@@ -1,0 +1,103 @@
+"""The audit finds every seeded fault, and leaves right servers alone."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from foretoken.lab.audit.asking import Asker
+from foretoken.lab.audit.checks import CHECKS
+from foretoken.lab.audit.checks.streams import misses
+from foretoken.lab.audit.judging import CheckResult
+from foretoken.lab.audit.replies import Reply
+from foretoken.lab.audit.run import AuditPlan, audit
+from foretoken.lab.mock.faults import SHARES, MockFaults, faults_of
+from foretoken.lab.mock.generator import MockLaw, MockModel
+from foretoken.lab.mock.server import MockServer
+from tests.unit.lab.in_process import InProcess
+
+TEXTS = [f"prompt {i}: write about what number {i} is good for" for i in range(60)]
+AT_ONCE = MockLaw(step_s=0.0, prefill_s=0.0, k=3)
+FINDS = {
+    "skip_verification": "greedy",
+    "leak_placeholder": "placeholders",
+    "drop_grammar": "grammars",
+    "lose_prefix": "prefixes",
+    "miss_stop": "stops",
+    "wrong_logprobs": "logprobs",
+    "ignore_seed": "seeds",
+    "tear_stream": "streams",
+    "break_tools": "tools",
+    "miscount": "usage",
+}
+
+
+def run(
+    faults: MockFaults | None = None,
+    plan: AuditPlan | None = None,
+    *,
+    model: MockModel | None = None,
+) -> dict[str, CheckResult]:
+    """Audit a mock with faults against one without."""
+    model = model or MockModel(rounding=0.004)
+    own = {"return_token_ids": True}
+
+    async def main() -> tuple[CheckResult, ...]:
+        on, off = MockServer(AT_ONCE, model, faults), MockServer(AT_ONCE, model)
+        off.count = 1 << 20  # luck of its own
+        arm = Asker(InProcess(on), "mock", extra_body=own)
+        plain = Asker(InProcess(off), "mock", extra_body=own)
+        return await audit(arm, plain, TEXTS, plan or AuditPlan(), same_seeds=False)
+
+    return {result.name: result for result in asyncio.run(main())}
+
+
+def test_every_fault_has_its_check() -> None:
+    assert FINDS.keys() == set(SHARES)
+    assert set(FINDS.values()) | {"verification"} == {check.name for check in CHECKS}
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3, 0.1])
+@pytest.mark.parametrize("fault", FINDS)
+def test_a_fault_is_caught(fault: str, share: float) -> None:
+    found = run(faults_of([f"{fault}={share}"]))
+    assert found[FINDS[fault]].status == "fault", found[FINDS[fault]]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
+def test_unverified_draws_are_caught(share: float) -> None:
+    found = run(MockFaults(skip_verification=share), AuditPlan(only=("verification",)))
+    assert found["verification"].status == "fault", found["verification"]
+
+
+def test_what_a_stream_misses_is_told_apart() -> None:
+    whole = Reply(body={}, text="a b c", tokens=("a", " b", " c"), finish_reasons=("length",))
+    assert misses(whole, whole) is None
+    untold = misses(whole, replace(whole, tokens=("a",)))
+    assert untold is not None and "the stream tells 1 of 3 tokens" in untold.why
+    torn = misses(whole, replace(whole, text="a c", tokens=("a", " c")))
+    assert torn is not None and torn.why == "2 tokens in the stream, 3 in the whole answer"
+    assert misses(whole, replace(whole, tokens=("a",), finish_reasons=("stop",))) is None
+
+
+def test_consequences_are_told_from_faults() -> None:
+    found = run(MockFaults(skip_verification=0.3, break_tools=1.0))
+    faulty = {name for name, result in found.items() if result.status == "fault"}
+    assert faulty == {"greedy", "verification", "tools"}
+    assert "consequence of greedy" in found["streams"].why
+
+
+@pytest.mark.parametrize("rounding", [0.0, 0.004, 0.02])
+def test_a_right_server_passes(rounding: float) -> None:
+    found = run(model=MockModel(rounding=rounding))
+    assert {result.status for result in found.values()} == {"ok"}, found
+
+
+@pytest.mark.full
+def test_false_alarms_are_rare() -> None:
+    """300 right servers, each with a language and rounding of its own; 1% may be accused."""
+    faulty = []
+    for seed in range(300):
+        found = run(plan=AuditPlan(prompts=16), model=MockModel(seed, rounding=0.01 * (seed % 4)))
+        faulty += [result for result in found.values() if result.status != "ok"]
+    assert len(faulty) <= 3, faulty

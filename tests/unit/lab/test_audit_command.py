@@ -1,0 +1,80 @@
+"""`foretoken lab audit` as its user sees it."""
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner, Result
+
+from foretoken.cli.app import app
+from foretoken.lab.mock.faults import MockFaults
+from foretoken.lab.mock.generator import MockLaw
+from foretoken.lab.mock.server import MockServer, mock_running
+
+FAST = MockLaw(step_s=0.0, prefill_s=0.0, k=3)
+
+
+def run(tmp_path: Path, *options: str) -> Result:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"what is number {i} good for, if anything?\n" for i in range(12)))
+    rest = ["--workload", str(prompts), "--prompts", "8", "--out", str(tmp_path / "out")]
+    return CliRunner().invoke(app, ["lab", "audit", *rest, *options])
+
+
+def test_a_right_server_and_a_faulty_one(tmp_path: Path) -> None:
+    wrong = MockServer(FAST, faults=MockFaults(miss_stop=1.0))
+    with mock_running(MockServer(FAST)) as off, mock_running(wrong) as on:
+        found = run(tmp_path, on, "--baseline", off, "--json")
+        right = run(tmp_path, off, "--baseline", off, "--only", "stops,usage")
+    assert found.exit_code == 4, found.output
+    assert "FAULTY: stops" in found.stderr
+    assert "the text goes on past the stop string" in found.stderr
+    saved = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert saved["kind"] == "audit"
+    checks = {check["name"]: check for check in json.loads(found.stdout)["checks"]}
+    assert checks["stops"]["status"] == "fault" and checks["stops"]["plain_wrong"] == 0
+    assert {c["status"] for name, c in checks.items() if name != "stops"} == {"ok"}
+    assert right.exit_code == 0 and "no fault in 2 checks" in right.stderr
+
+
+def test_without_a_baseline_the_rest_is_checked(tmp_path: Path) -> None:
+    wrong = MockServer(FAST, faults=MockFaults(drop_grammar=1.0))
+    with mock_running(wrong) as on:
+        found = run(tmp_path, on)
+    assert found.exit_code == 4, found.output
+    assert "FAULTY: grammars" in found.stderr
+    assert "it needs a server without speculation: give --baseline" in found.stderr
+    assert "compared with none" in found.stderr
+
+
+def test_what_both_do_is_blamed_on_nobody(tmp_path: Path) -> None:
+    faults = MockFaults(drop_grammar=1.0)
+    with mock_running(MockServer(FAST, faults=faults)) as off:
+        with mock_running(MockServer(FAST, faults=faults)) as on:
+            found = run(tmp_path, on, "--baseline", off, "--only", "grammars")
+    assert found.exit_code == 0, found.output
+    assert "not by speculation" in found.stderr
+
+
+def test_what_a_server_refuses_is_said(tmp_path: Path) -> None:
+    faults = MockFaults(refuse=("tools", "logprobs"))
+    with mock_running(MockServer(FAST, faults=faults)) as on:
+        found = run(tmp_path, on, "--only", "tools,logprobs")
+    assert found.exit_code == 1, found.output
+    assert "tools is not supported" in found.stderr
+    assert "nothing could be asked" in found.stderr
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    found = run(tmp_path, "http://127.0.0.1:9", "--only", "stop")
+    assert found.exit_code == 2 and "stops" in found.output
+    assert run(tmp_path, "http://127.0.0.1:9").exit_code == 5
+    mock = CliRunner().invoke(app, ["lab", "mock", "--fault", "miss_stops"])
+    assert mock.exit_code == 2 and "miss_stop" in mock.output
+    mock = CliRunner().invoke(app, ["lab", "mock", "--fault", "miss_stop=3"])
+    assert mock.exit_code == 2 and "a share from 0 to 1" in mock.output
+
+
+def test_dry_run_says_what_it_takes(tmp_path: Path) -> None:
+    found = run(tmp_path, "http://127.0.0.1:9", "--dry-run", "--json")
+    planned = json.loads(found.stdout)
+    assert len(planned["checks"]) == 11 and planned["requests"] > 100

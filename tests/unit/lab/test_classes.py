@@ -1,0 +1,155 @@
+"""Classes of requests: timed apart inside the mix, and named where they lose."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foretoken.lab.analysis.classes import gains_by_class
+from foretoken.lab.analysis.summary import ArmData
+from foretoken.lab.decide.evidence import RuleResult
+from foretoken.lab.decide.overall import judge_runs
+from foretoken.lab.decide.ship_policy import load_policy
+from foretoken.lab.decide.verdict import DO_NOT_SHIP, SHIP, decide
+from foretoken.lab.records.results import AbSummary, RequestRecord, ServerInfo
+from tests.unit.lab.summaries import ab, class_gains, gain, with_gain
+
+JSON, PROSE = class_gains("json", 1.8), class_gains("prose", 0.7)
+
+
+def rule(summary: AbSummary, name: str) -> RuleResult:
+    """One rule's answer under the default policy."""
+    decision = decide(summary, load_policy(None))
+    return next(j.result for j in decision.rules if j.rule == name)
+
+
+def a_request(arm: str, block: int, index: int, category: str, tpot_s: float) -> RequestRecord:
+    """A whole answer of 101 tokens."""
+    return RequestRecord(
+        index=index, arm=arm, block=block, category=category, temperature=0.0, scheduled_s=0.0,
+        sent_s=0.0, first_s=0.1, last_s=0.1 + 100 * tpot_s, output_tokens=101, prompt_tokens=50,
+    )  # fmt: skip
+
+
+def test_a_class_is_timed_by_its_own_requests() -> None:
+    """JSON halves its time per token, prose takes a quarter longer: true gains of 2 and 0.8."""
+    rng = np.random.default_rng(3)
+    records = []
+    for block in range(8):
+        for index in range(30):
+            category = ("json", "prose")[index % 2]
+            slower = {"off": 1.0, "on": (0.5, 1.25)[index % 2]}
+            for arm, factor in slower.items():
+                tpot = 0.02 * factor * float(rng.lognormal(0, 0.1))
+                records.append(a_request(arm, block, 30 * block + index, category, tpot))
+    data = [
+        ArmData(arm=arm, server=ServerInfo(url=""), counters={}, gauges={},
+                seconds_of_block=dict.fromkeys(range(8), 1.0))
+        for arm in ("off", "on")
+    ]  # fmt: skip
+    found = gains_by_class(records, (data[0], data[1]))
+    assert [(own.by, own.value, own.num_pairs) for own in found] == [
+        ("category", "json", 120), ("category", "prose", 120)
+    ]  # fmt: skip
+    for own, truth in zip(found, (2.0, 0.8), strict=True):
+        middle, tail = own.gain("tpot_p50"), own.gain("tpot_p99")
+        assert middle is not None and middle.enough
+        assert middle.ratio.low < truth < middle.ratio.high
+        assert tail is not None and not tail.enough, "120 requests are no P99"
+    assert gains_by_class(records[::2][:3], (data[0], data[1])) == ()
+
+
+def test_what_tells_the_same_requests_apart_counts_once() -> None:
+    """A temperature for each category would give every row twice."""
+    records = [
+        replace(a_request(arm, block, index, ("json", "prose")[index % 2], 0.02),
+                temperature=(0.0, 1.0)[index % 2])
+        for arm in ("off", "on") for block in range(3) for index in range(20)
+    ]  # fmt: skip
+    data = [
+        ArmData(arm=arm, server=ServerInfo(url=""), counters={}, gauges={},
+                seconds_of_block=dict.fromkeys(range(3), 1.0))
+        for arm in ("off", "on")
+    ]  # fmt: skip
+    assert {own.by for own in gains_by_class(records, (data[0], data[1]))} == {"category"}
+
+
+def test_contexts_are_classes_too() -> None:
+    records = [
+        replace(a_request(arm, block, index, "", 0.02), prompt_tokens=(100, 9000)[index % 2])
+        for arm in ("off", "on")
+        for block in range(3)
+        for index in range(20)
+    ]
+    data = [
+        ArmData(arm=arm, server=ServerInfo(url=""), counters={}, gauges={},
+                seconds_of_block=dict.fromkeys(range(3), 1.0))
+        for arm in ("off", "on")
+    ]  # fmt: skip
+    found = gains_by_class(records, (data[0], data[1]))
+    assert [own.value for own in found] == ["1-256 tokens", "8193-16384 tokens"]
+
+
+def test_a_losing_class_is_named_and_split_off() -> None:
+    mixed = replace(ab(1.4), classes=(JSON, PROSE))
+    decision = decide(mixed, load_policy(None))
+    assert decision.verdict == DO_NOT_SHIP, "no plain SHIP while a class loses"
+    assert "prose 0.70x" in decision.sentence and "1200 requests" in decision.sentence
+    found = rule(mixed, "homogeneous")
+    assert found.says.startswith("split the traffic: loses beside the others: prose")
+    assert found.advice.startswith("prose to a server without speculation")
+    overall = judge_runs([(mixed, decision)], load_policy(None))
+    assert overall.answer == "For part of the traffic only"
+
+
+def test_what_a_class_loses_alone_is_not_blamed_on_the_mix_nor_denied() -> None:
+    """One row said `not a mix problem`, another `split the traffic by class`."""
+    summary = with_gain(ab(1.4), gain("tpot_p99", 0.8))
+    summary = replace(summary, classes=(JSON, PROSE), diagnosis=(JSON, PROSE))
+    mixed, alike = rule(summary, "mixed_workload"), rule(summary, "homogeneous")
+    assert mixed.outcome == alike.outcome == "fail"
+    assert "the loss of prose itself, not of the mix" in mixed.says
+    assert "split the traffic by class: prose without speculation" in mixed.advice
+    assert "loses run alone: prose" in alike.says and "wins: json" in alike.says
+
+
+def test_classes_that_only_lose_together_are_split_with_speculation() -> None:
+    summary = with_gain(ab(1.4), gain("tpot_p99", 0.8))
+    good = (class_gains("json", 1.8), class_gains("prose", 1.2))
+    found = rule(replace(summary, diagnosis=good), "mixed_workload")
+    assert found.outcome == "fail" and "slow each other down" in found.says
+    assert rule(replace(summary, diagnosis=good), "homogeneous").outcome == "pass"
+
+
+def test_if_every_class_loses_speculation_is_left_off() -> None:
+    both = (class_gains("json", 0.9), class_gains("prose", 0.7))
+    found = rule(replace(ab(0.8), diagnosis=both), "homogeneous")
+    assert found.outcome == "fail" and found.advice == "leave speculation off"
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.99])
+def test_a_tail_of_too_few_requests_is_no_finding(ratio: float) -> None:
+    """A P99 that one rule calls too few requests was another rule's failure."""
+    few = replace(gain("tpot_p99", ratio), enough=False, num_pairs=96)
+    fewer = replace(gain("tpot_p95", ratio), enough=False, num_pairs=96)
+    found = rule(with_gain(with_gain(ab(1.6), few), fewer), "mixed_workload")
+    assert found.outcome == "inconclusive"
+    assert "there are 96" in found.says and found.needed_blocks
+
+
+def test_many_classes_do_not_make_a_loss_of_chance() -> None:
+    """Twenty classes without a gain, each with its 95 % interval: one in twenty would be `lost`."""
+    rng = np.random.default_rng(11)
+    alarms = 0
+    for _ in range(200):
+        errors = rng.normal(0, 0.02, 20)
+        classes = tuple(class_gains(str(i), float(np.exp(e)), tail=1.5, pairs=60)
+                        for i, e in enumerate(errors))  # fmt: skip
+        own = tuple(
+            replace(c, gains=tuple(replace(g, ratio=gain(g.metric, g.ratio.estimate,
+                                                         error=0.02).ratio)
+                                   for g in c.gains)) for c in classes
+        )  # fmt: skip
+        alarms += rule(replace(ab(1.6), classes=own), "homogeneous").outcome == "fail"
+    assert alarms <= 10
+    assert decide(ab(1.6), load_policy(None)).verdict == SHIP

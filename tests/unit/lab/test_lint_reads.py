@@ -1,0 +1,175 @@
+"""What the linter finds in scripts, containers, manifests, Python and documents."""
+
+import json
+
+import pytest
+
+from foretoken.lab.lint.launches import Launch
+from foretoken.lab.lint.read.shell import read_commands
+from foretoken.lab.lint.read.source import read_source
+
+GUIDE = """vllm serve Qwen/Qwen3-8B \\
+--speculative-config \\
+'{"model": "Qwen/Qwen3-0.6B",
+"num_speculative_tokens": 5,
+"method": "draft_model"}'
+"""
+SCRIPT = """#!/bin/bash
+MODEL=org/target          # it's the target
+DRAFT="org/draft"
+ARGS=(
+  --tensor-parallel-size "${TP:-2}"
+  --speculative-model "$DRAFT"
+)
+if [ -n "$X" ]; then echo "don't"; fi
+nohup vllm serve $MODEL "${ARGS[@]}" --num-speculative-tokens 5 > server.log 2>&1 &
+"""
+DOCKERFILE = """FROM vllm/vllm-openai:v0.6.4
+ENV HF_HOME=/models
+ENTRYPOINT ["python3", "-m", "vllm.entrypoints.openai.api_server"]
+CMD ["--model", "org/target", "--speculative-model", "org/draft", \\
+     "--num-speculative-tokens", "5"]
+"""
+COMPOSE = """services:
+  llm:
+    image: vllm/vllm-openai:latest
+    command: >
+      --model org/target --speculative-model org/draft
+      --num-speculative-tokens 5
+"""
+KUBERNETES = """kind: Service
+---
+spec:
+  template:
+    spec:
+      containers:
+      - name: vllm
+        image: registry/own-image
+        command: ["python3", "-m", "vllm.entrypoints.openai.api_server"]
+        args: [--model, org/target, --speculative-model=org/draft, --num-speculative-tokens=5]
+"""
+IN_A_SHELL = """spec:
+  containers:
+  - command: ["/bin/sh", "-c"]
+    args:
+    - |
+      exec vllm serve org/target --speculative-model org/draft \\
+        --num-speculative-tokens 5
+"""
+PYTHON = """
+from vllm import LLM
+TARGET = "org/target"
+given = dict(speculative_model="org/draft", num_speculative_tokens=5)
+llm = LLM(TARGET, **given)
+"""
+STARTED = """
+import subprocess
+subprocess.Popen(["vllm", "serve", "org/target", "--speculative-model", "org/draft",
+                  "--num-speculative-tokens", str(5)])
+"""
+UNIT = """[Service]
+ExecStart=/usr/bin/vllm serve org/target --speculative-model org/draft \\
+  --num-speculative-tokens 5
+Restart=always
+"""
+NOTEBOOK = json.dumps({"cells": [{"cell_type": "code", "source": ["!pip install vllm\n", PYTHON]}]})
+MARKDOWN = f"# Don't panic\n\nIt's easy:\n\n```bash\n{UNIT.split('=')[1]}\n```\n"
+PROSE = """You don't need much. It's one call, isn't it:
+llm = LLM(
+    model="org/target",
+    speculative_model="org/draft",
+    num_speculative_tokens=5,
+)
+and that's all."""
+FLAT = (
+    "python -m vllm.entrypoints.openai.api_server \\ --model org/target "
+    "\\ --speculative-model org/draft \\ --num-speculative-tokens 5"
+)
+
+
+def only(text: str) -> Launch:
+    """The one launch of a text."""
+    [launch] = read_source(text).launches
+    return launch
+
+
+@pytest.mark.parametrize(
+    "text",
+    [SCRIPT, DOCKERFILE, COMPOSE, KUBERNETES, IN_A_SHELL, PYTHON, UNIT, NOTEBOOK, PROSE, FLAT],
+    ids="script dockerfile compose kubernetes shell-in-it python unit notebook prose flat".split(),
+)
+def test_the_same_launch_however_it_was_written(text: str) -> None:
+    launch = only(text)
+    assert (launch.engine, launch.model) == ("vllm", "org/target")
+    options = launch.options
+    assert options["speculative-model"] == "org/draft"
+    assert options["num-speculative-tokens"] == "5"
+
+
+def test_json_over_several_lines_in_quotes() -> None:
+    assert only(GUIDE).speculation == {
+        "model": "Qwen/Qwen3-0.6B",
+        "num_speculative_tokens": 5,
+        "method": "draft_model",
+    }
+
+
+def test_values_that_only_running_would_tell_are_kept_as_written() -> None:
+    launch = only(STARTED)
+    assert launch.options["num-speculative-tokens"] == "str(5)"
+    assert only("from vllm import LLM\nLLM(model=f(x), speculative_model=g())").model is None
+
+
+def test_variables_and_redirections_stay() -> None:
+    launch = only(SCRIPT)
+    assert [word.raw for word in launch.before] == ["nohup", "vllm", "serve"]
+    assert launch.parts[0].raw == "$MODEL" and launch.parts[0].value == "org/target"
+    assert launch.options["tensor-parallel-size"] == "2"
+    assert [word.text for word in launch.after] == [">", "server.log", "2>&1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a 'b c' \"d $e\" f\\ g", ["a", "b c", "d $e", "f g"]),
+        ("a # b\nc", ["a", "c"]),
+        ("a; b && c | d", ["a", "b", "c", "d"]),
+        ("a \\\n  b", ["a", "b"]),
+        ("a $(b c) `d e`", ["a", "$(b c)", "`d e`"]),
+        ("it's\nvllm serve", ["vllm", "serve"]),
+        ("x --y 'z", []),
+        ("A=1\nb $A ${A} ${B:-2}", ["b", "1", "1", "2"]),
+        ('a "b\\"c"', ["a", 'b"c']),
+        ("a\\", ["a"]),
+        ("a $", ["a", "$"]),
+        ("a ${B", ["a", "${B"]),
+    ],
+)
+def test_words_of_a_shell(text: str, words: list[str]) -> None:
+    assert [word.text for command in read_commands(text) for word in command] == words
+
+
+def test_a_folder_of_commands_in_a_document() -> None:
+    assert only(MARKDOWN).options["speculative-model"] == "org/draft"
+
+
+def test_a_command_with_one_key_is_no_yaml() -> None:
+    """A colon and a space make a mapping of it."""
+    assert only("""vllm serve m --speculative-config '{"method": "suffix"}'""").engine == "vllm"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The --speculative-model flag is deprecated.",
+        "--spec-draft-n-max is the proposal length cap.",
+        "You add --speculative-model to your config, run a benchmark, and ship.",
+    ],
+)
+def test_a_sentence_is_no_command(text: str) -> None:
+    assert not read_source(text).launches
+
+
+def test_options_alone_are_read() -> None:
+    assert only("--spec-decoding-acceptance-method typical_acceptance_sampler").engine == "vllm"
+    assert only("./start.sh --speculative-model org/draft").options["speculative-model"]

@@ -1,0 +1,273 @@
+"""A plan says one thing: verdict, tables, schedule, commands and exit code agree, on any setup."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from foretoken.cli.app import app
+from foretoken.errors import ConfigError
+from foretoken.lab.plan.candidates import candidates
+from foretoken.lab.plan.devices import find_device
+from foretoken.lab.plan.page.document import plan_document
+from foretoken.lab.plan.page.one_page import print_plan
+from foretoken.lab.plan.planner import SpeculationPlan, build_plan
+from foretoken.lab.plan.setup import ENGINES, WORKLOADS, PlanSettings, resolve_setup
+from foretoken.lab.plan.verdict import EXIT_CODES, LEAST_END_TO_END, WORDS
+
+PAIRS = (
+    ("llama-3.1-70b", "llama-3.2-1b"),
+    ("llama-3.1-70b", "llama-3.1-8b"),
+    ("llama-3.1-70b", "qwama-0.5b"),
+    ("llama-3.1-8b", "llama-3.2-1b"),
+    ("qwen3-8b", "qwen3-0.6b"),
+    ("qwen3-30b-a3b", "qwen3-0.6b"),
+    ("qwen2.5-72b", "qwen2.5-0.5b"),
+    ("qwen3-8b", None),
+    ("gpt-oss-120b", None),
+)
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> PlanSettings:
+    """Anything that one may ask of a plan."""
+    target, model = draw(st.sampled_from(PAIRS))
+    methods = ["draft_model"] if model else ["ngram", "suffix", "eagle3", "eagle", "none"]
+    context = draw(st.sampled_from((512, 4096, 32768)))
+    usual = draw(st.sampled_from((1, 8, 40, 200)))
+    return PlanSettings(
+        target=target,
+        draft=model,
+        method=draw(st.sampled_from(methods)),
+        engine=draw(st.sampled_from(ENGINES)),
+        quantization=draw(st.sampled_from(("bf16", "fp8", "int4"))),
+        device=draw(st.sampled_from(("h100", "a100", "rtx-4090", "epyc-9654", "m2-ultra"))),
+        count=draw(st.sampled_from((1, 2, 4))),
+        num_speculative_tokens=draw(st.sampled_from((0, 0, 1, 4, 12))),
+        context=context,
+        output_tokens=draw(st.sampled_from((16, 128, 256))),
+        concurrency=usual,
+        peak_concurrency=usual * draw(st.sampled_from((1, 4))),
+        workload=draw(st.sampled_from(tuple(WORKLOADS))),
+        temperature=draw(st.sampled_from((0.0, 0.8))),
+        slo=draw(st.sampled_from(("tpot", "tpot", "ttft", "throughput"))),
+        draft_tensor_parallel_size=draw(st.sampled_from((0, 1))),
+    )
+
+
+def planned(question: PlanSettings) -> SpeculationPlan:
+    """Its plan; a question that has none is not asked."""
+    try:
+        return build_plan(question)
+    except ConfigError:
+        assume(False)
+        raise
+
+
+def page(plan: SpeculationPlan, *, everything: bool = False) -> str:
+    """What is printed."""
+    text = io.StringIO()
+    print_plan(Console(file=text, width=200), plan, None, everything=everything)
+    return text.getvalue()
+
+
+def speculative(command: str) -> dict[str, Any] | None:
+    """The speculative configuration of a command."""
+    found = re.search(r"--speculative-config '(\{.*?\})'", command)
+    return json.loads(found[1]) if found else None
+
+
+@given(asked())
+@settings(max_examples=60, deadline=None)
+def test_headline_schedule_table_and_command_say_the_same(question: PlanSettings) -> None:
+    plan = planned(question)
+    verdict, usual = plan.verdict, plan.prediction.at(question.concurrency)
+    text = page(plan)
+    assert (
+        text.startswith(f"{WORDS[verdict.word]}: ")
+        and verdict.exit_code == EXIT_CODES[verdict.word]
+    )
+    if question.method == "none":
+        assert verdict.word == "plain"
+    if not verdict.speculates:
+        for engine, command in plan.commands.items():
+            assert "spec" not in command.replace("Foretoken does not", ""), (engine, command)
+        assert verdict.exit_code == (0 if verdict.word == "plain" else 1) and verdict.k == 0
+        return
+    deciding = plan.latencies[1 if question.slo == "throughput" else 0]
+    assert verdict.k == deciding.k == plan.schedule.at(deciding.requests) > 0
+    gain = plan.prediction.at(deciding.requests).gain(verdict.k)
+    assert f"predicted {gain.middle:.2f}x ({gain.low:.2f} to {gain.high:.2f})" in verdict.reason
+    assert f"k = {verdict.k} " in verdict.reason and gain.middle > 1.0
+    assert (verdict.word == "use") == (gain.low > 1.0)
+    assert deciding.end_to_end_gain >= LEAST_END_TO_END
+    if not question.num_speculative_tokens:
+        best = plan.prediction.at(deciding.requests)
+        assert (verdict.k, gain.middle) == (best.best_k, best.best)
+    config = speculative(plan.commands["vllm"])
+    assert config is not None
+    ranges = config.get("num_speculative_tokens_per_batch_size", [])
+    if ranges:
+        ks = [k for _, _, k in ranges]
+        assert ks == sorted(ks, reverse=True), "the engine's list may not rise"
+        told = next(k for first, last, k in ranges if first <= usual.requests <= last)
+        assert told == plan.schedule.usual_k
+    else:
+        assert config["num_speculative_tokens"] == (plan.schedule.usual_k or plan.schedule.most)
+        if len(plan.schedule.steps) > 1:
+            assert not plan.schedule.falls or not question.draft
+
+
+@given(asked())
+@settings(max_examples=60, deadline=None)
+def test_break_even_lies_where_the_table_turns(question: PlanSettings) -> None:
+    plan = planned(question)
+    prediction = plan.prediction
+    assert prediction.crossover_low <= prediction.crossover <= prediction.crossover_high
+    for load in prediction.loads:
+        assert load.low <= load.middle <= load.high
+        assert load.best >= max(1.0, load.gain(min(4, plan.setup.k)).middle) / 1.021
+        if load.requests > prediction.crossover:
+            assert load.middle <= 1.0
+        if plan.setup.method != "none" and not question.num_speculative_tokens:
+            assert plan.schedule.at(load.requests) == load.best_k
+    gaining = [load.requests for load in prediction.loads if load.middle > 1.0]
+    assert bool(gaining) == (prediction.crossover > 0)
+    for times in plan.latencies:
+        assert times.ttft_s >= times.ttft_plain_s > 0
+        if times.k == 0:
+            assert times.tpot_s == times.tpot_plain_s
+
+
+@given(asked())
+@settings(max_examples=40, deadline=None)
+def test_a_page_is_a_page_and_no_memory_is_negative(question: PlanSettings) -> None:
+    plan = planned(question)
+    text = page(plan)
+    assert len(text.splitlines()) <= 90
+    for negative in (r"-\d[\d,.]* GB", r"-\d+ of the", r"\bnan\b", r"\binf\b"):
+        assert not re.search(negative, text + page(plan, everything=True)), negative
+    document = plan_document(plan, None)
+    assert document["exit_code"] == plan.verdict.exit_code
+    assert json.loads(json.dumps(document))["verdict"]["word"] == plan.verdict.word
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "word"),
+    [
+        (["llama-3.1-70b", "--draft", "llama-3.2-1b", "--count", "4"], 0, "USE IT"),
+        (["llama-3.1-70b", "--draft", "llama-3.2-1b", "--count", "1"], 1, "LEAVE IT OFF"),
+        (["qwen3-8b", "--draft", "qwen3-0.6b", "--slo", "ttft"], 1, "LEAVE IT OFF"),
+        (["gpt-oss-120b", "--method", "eagle3", "--count", "2"], 4, "MEASURE FIRST"),
+        (["qwen3-8b", "--method", "none"], 0, "NO SPECULATION ASKED"),
+        (["qwen3-8b", "--method", "magic"], 2, "magic"),
+    ],
+)
+def test_the_exit_code_is_the_first_word(settings: list[str], code: int, word: str) -> None:
+    result = CliRunner().invoke(app, ["lab", "plan", *settings], env={"COLUMNS": "150"})
+    assert result.exit_code == code, result.output
+    assert word in result.output
+    if code in (0, 1, 4):
+        assert result.stdout.startswith(word)
+
+
+def test_the_smallest_draft_is_not_always_the_best() -> None:
+    """Nor the largest: what a draft costs and how often it is right are weighed."""
+    three = "qwama-0.5b,llama-3.2-1b,llama-3.1-8b"
+    plan = build_plan(PlanSettings(target="llama-3.1-70b", draft=three, count=2, device="h200"))
+    gains = {one.draft.split("/")[-1]: one.prediction.at(8).best for one in plan.drafts}
+    assert len(gains) == 3 and min(gains, key=lambda name: gains[name]).startswith("Qwama")
+    assert plan.setup.draft is not None
+    usable = {one.draft: one.prediction.at(8).best for one in plan.drafts if not one.problem}
+    assert plan.setup.draft.name == max(usable, key=lambda name: usable[name])
+    assert all(name[:12] in page(plan) for name in gains)
+
+
+def test_a_draft_that_cannot_be_used_is_not_chosen_and_says_why() -> None:
+    drafts = "qwen2.5-0.5b,qwen2.5-7b"
+    plan = build_plan(PlanSettings(target="qwen2.5-72b", draft=drafts, count=4))
+    bad, good = plan.drafts
+    assert bad.problem and not good.problem
+    assert plan.setup.draft is not None and plan.setup.draft.name == good.draft
+    assert bad.problem in page(plan)
+
+
+def test_bits_of_the_target_and_the_work_move_what_is_expected() -> None:
+    def chance(**changes: Any) -> float:
+        base = {"target": "llama-3.1-70b", "draft": "llama-3.2-1b", "count": 4}
+        return build_plan(
+            PlanSettings.from_mapping({**base, **changes})
+        ).prediction.acceptance.middle
+
+    assert chance(quantization="int4") < chance()
+    assert chance(temperature=0.8) < chance()
+    assert chance(workload="creative") < chance() < chance(workload="code")
+    assert chance(draft="llama-3.1-8b") > chance()
+
+
+def test_every_workload_and_method_stands_side_by_side() -> None:
+    plan = build_plan(PlanSettings(target="llama-3.1-8b", draft="llama-3.2-1b"))
+    assert [row.workload for row in plan.workloads] == list(WORKLOADS)
+    text = page(plan)
+    for word in (*WORKLOADS, "ngram", "suffix", "eagle3", "draft_model", "medusa", "mlp"):
+        assert word in text, word
+    assert "first token" in text and "What fits" in text
+
+
+def test_a_schedule_that_rises_is_advice() -> None:
+    """Few rows of a mixture of experts touch many experts anew; many share them."""
+    plan = build_plan(PlanSettings(target="gpt-oss-120b", method="eagle3", count=2))
+    assert not plan.schedule.falls
+    config = speculative(plan.commands["vllm"])
+    assert config is not None and "num_speculative_tokens_per_batch_size" not in config
+    assert config["num_speculative_tokens"] == plan.schedule.usual_k
+    assert "may not rise with the load" in page(plan).replace("\n", " ")
+
+
+def test_a_way_that_needs_nothing_and_gains_more_is_named() -> None:
+    plan = build_plan(PlanSettings(target="gpt-oss-120b", method="eagle3", device="h200"))
+    assert plan.verdict.word == "leave_off" and "in flight k = " in plan.verdict.reason
+    assert "suffix is expected to gain more and needs nothing new" in page(plan)
+
+
+def test_what_was_asked_for_stays_asked_for() -> None:
+    plan = build_plan(
+        PlanSettings(target="llama-3.1-8b", draft="llama-3.2-1b", num_speculative_tokens=2)
+    )
+    assert {k for k, _ in plan.schedule.steps} <= {0, 2} and plan.verdict.k == 2
+
+
+def test_short_names_of_devices_say_what_is_meant() -> None:
+    assert find_device("h100").name == "h100-sxm"
+    assert find_device("A100").name == "a100-80gb"
+    assert "h100-sxm" in page(
+        build_plan(PlanSettings(target="qwen3-8b", method="ngram", device="h100"))
+    )
+
+
+def test_candidates_are_what_the_plan_shows() -> None:
+    question = PlanSettings(target="llama-3.1-8b", draft="llama-3.2-1b")
+    plan = build_plan(question)
+    own = next(c for c in candidates(resolve_setup(question)) if c.method == "draft_model")
+    for load in plan.prediction.loads:
+        assert own.at(load.requests).k == load.best_k
+        assert own.at(load.requests).speed_up == pytest.approx(load.best)
+
+
+def test_prompts_make_a_gain_small_and_the_verdict_knows() -> None:
+    """Twice as fast per token is nothing if nearly all of the time is the prompt."""
+    long = PlanSettings(
+        target="llama-3.1-8b", draft="llama-3.2-1b", context=32768, output_tokens=16
+    )
+    plan = build_plan(long)
+    assert plan.verdict.word == "leave_off" and plan.verdict.exit_code == 1
+    assert "wait" in plan.verdict.reason
+    more = build_plan(replace(long, context=2048, output_tokens=1024))
+    assert more.verdict.speculates

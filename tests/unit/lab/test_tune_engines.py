@@ -1,0 +1,145 @@
+"""Commands with another setting: each engine is told in its own words, the rest stays."""
+
+import json
+import shlex
+
+import pytest
+
+from foretoken.errors import ConfigError
+from foretoken.lab.tune.candidates import offered, settings_of
+from foretoken.lab.tune.engines import OfferedDrafter, ServerCommand
+from foretoken.lab.tune.settings import OFF, Setting
+
+DRAFTERS = {
+    one.name: one
+    for one in (
+        OfferedDrafter("ngram"),
+        OfferedDrafter("draft_model", "org/small-1b"),
+        OfferedDrafter("eagle3", "org/head"),
+        OfferedDrafter("mtp"),
+    )
+}
+LOADS = (1, 8, 64)
+
+
+def line(text: str, setting: Setting, port: str | None = None) -> str:
+    return ServerCommand.parse(text).line(setting, DRAFTERS, LOADS, port)
+
+
+def test_vllm_is_told_in_json_with_a_schedule() -> None:
+    text = "CUDA=0 vllm serve org/model --max-model-len 4096 --port 8001"
+    told = shlex.split(line(text, Setting("draft_model:small-1b", (5, 3, 0))))
+    assert told[:6] == ["env", *shlex.split(text)[:5]]
+    assert told[-2:] == ["--port", "8001"]
+    assert json.loads(told[told.index("--speculative-config") + 1]) == {
+        "method": "draft_model",
+        "model": "org/small-1b",
+        "num_speculative_tokens": 5,
+        "num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 22, 3], [23, 4096, 0]],
+    }
+    assert "spec" not in line(text, OFF)
+
+
+def test_what_the_command_drafts_with_is_taken_out_and_tried() -> None:
+    config = (
+        '{"method": "eagle3", "model": "org/head", "num_speculative_tokens": 4, '
+        '"draft_tensor_parallel_size": 1}'
+    )
+    text = f"vllm serve org/model --speculative-config '{config}' \\\n --tensor-parallel-size 4"
+    command = ServerCommand.parse(text)
+    assert command.given == OfferedDrafter(
+        "eagle3", "org/head", (("draft_tensor_parallel_size", 1),)
+    )
+    drafters = offered(command, ())
+    assert list(drafters) == ["eagle3:head", "ngram"]
+    told = shlex.split(command.line(Setting("eagle3:head", (2,)), drafters, LOADS, "{port}"))
+    assert told[3:5] == ["--tensor-parallel-size", "4"]
+    assert json.loads(told[6])["draft_tensor_parallel_size"] == 1
+    assert told[-2:] == ["--port", "{port}"]
+
+
+def test_old_flags_of_speculation_go_too() -> None:
+    for flags in (
+        "--speculative-model org/x --num-speculative-tokens 5",
+        "--speculative_config '{}'",
+        "--speculative-config={}",
+        "-sc '{}'",
+        "--spec-method ngram --spec-tokens 3",
+        "--speculative-config.method ngram",
+    ):
+        assert line(f"vllm serve m {flags} --seed 1", OFF) == "vllm serve m --seed 1"
+
+
+def test_llama_cpp_sglang_and_foretoken_have_their_own_words() -> None:
+    assert line("llama-server -m a.gguf -md b.gguf --draft-max 8 -np 4", OFF) == (
+        "llama-server -m a.gguf -np 4"
+    )
+    assert line("llama-server -m a.gguf -np 4", Setting("draft_model:small-1b", (3,))).endswith(
+        "--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-model org/small-1b"
+    )
+    sglang = "python -m sglang.launch_server --model-path m --speculative-num-steps 3"
+    assert line(sglang, OFF) == "python -m sglang.launch_server --model-path m"
+    for name, said in (
+        ("eagle3:head", "EAGLE3 --speculative-draft-model-path org/head --speculative-num-steps 5 "
+         "--speculative-eagle-topk 1 --speculative-num-draft-tokens 6"),
+        ("draft_model:small-1b", "STANDALONE --speculative-draft-model-path org/small-1b "
+         "--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6"),
+        ("mtp", "NEXTN --speculative-num-steps 5 --speculative-eagle-topk 1 "
+         "--speculative-num-draft-tokens 6"),
+        ("ngram", "NGRAM --speculative-num-draft-tokens 6"),
+    ):  # fmt: skip
+        assert line(sglang, Setting(name, (5,))).endswith("--speculative-algorithm " + said)
+    own = "python -m foretoken serve demo --no-adaptive-speculation --seed 3"
+    assert line(own, OFF) == "python -m foretoken serve demo --seed 3 --speculative-config none"
+    assert line(own, Setting("auto")).endswith("--seed 3 --speculative-config auto")
+    assert line(own, Setting("ngram", (3,))).endswith("--no-adaptive-speculation")
+    config = '{"method": "eagle3", "model": "org/head", "num_speculative_tokens": 8}'
+    given = f"foretoken serve org/m --speculative-config '{config}'"
+    assert line(given, Setting("auto")) == given
+
+
+def test_a_command_with_k_is_tuned_whatever_it_starts() -> None:
+    text = "./serve.sh --drafts {k} --port {port}"
+    command = ServerCommand.parse(text)
+    assert command.line(OFF, {}, LOADS, "{port}") == "./serve.sh --drafts 0 --port {port}"
+    assert settings_of(command, (), (1, 3)) == (Setting("k", (1,)), Setting("k", (3,)))
+    assert command.line(Setting("k", (3,)), {}, LOADS) == "./serve.sh --drafts 3 --port {port}"
+    with pytest.raises(ConfigError, match="none beside a command"):
+        offered(command, ["ngram"])
+
+
+def test_a_packaged_model_brings_its_drafters() -> None:
+    command = ServerCommand.parse("foretoken serve demo")
+    drafters = offered(command, ())
+    assert "ngram" in drafters
+    assert any(one.model for one in drafters.values())
+    names = [setting.name for setting in settings_of(command, tuple(drafters), (1, 3))]
+    assert names[0] == "auto"
+    assert len(names) == 1 + 2 * len(drafters)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("http://127.0.0.1:8000", "starts the server anew"),
+        ("sleep 5", "{k} for the draft length"),
+        ("vllm serve 'x", "No closing quotation"),
+    ],
+)
+def test_what_cannot_be_tuned_is_said(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("{", r"\{").replace("}", r"\}")):
+        ServerCommand.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("egle3:x", "eagle3"), ("{nope", "METHOD:MODEL"), ('{"model": 1', "JSON")]
+)
+def test_drafters_are_named_by_their_methods(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        OfferedDrafter.parse(text)
+
+
+def test_llama_cpp_refuses_what_it_has_no_word_for() -> None:
+    drafters = {"medusa": OfferedDrafter("medusa")}
+    with pytest.raises(ConfigError, match=r"llama\.cpp"):
+        ServerCommand.parse("llama-server -m a").line(Setting("medusa", (3,)), drafters, LOADS)

@@ -1,0 +1,174 @@
+"""The search on simulated servers: it finds the best, in time, and goes on where it was cut off."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foretoken.control.cost import LineCost
+from foretoken.errors import ConfigError
+from foretoken.lab.simulate.machine import SimulatedDrafter, SimulatedMachine
+from foretoken.lab.simulate.traffic import DraftChance, RequestClass
+from foretoken.lab.tune.answer import make_answer
+from foretoken.lab.tune.journal import VISITS, Journal
+from foretoken.lab.tune.rehearsal import RehearsedCase, play, rehearsed_cases
+from foretoken.lab.tune.run import run_search
+from foretoken.lab.tune.search import Search, next_visit
+from foretoken.lab.tune.settings import OFF, Setting
+from foretoken.lab.tune.simulated import SimulatedAnswers, SimulatedCase, SimulatedServer
+from foretoken.lab.tune.visits import LoadSeen, Visit
+
+MACHINE = SimulatedMachine(
+    target=LineCost(0.010, 0.0008),
+    drafters=(SimulatedDrafter(name="draft_model", most=8, passes=LineCost(0.001, 0.0002)),),
+)
+
+
+def rehearsed(chance: float, *more: RequestClass) -> RehearsedCase:
+    laws = {"draft_model": DraftChance(chance=chance, spread=0.3)}
+    kind = RequestClass(name="one", prompt=30, output=30, chances=laws)
+    case = SimulatedCase(
+        name="small", machine=MACHINE, classes=(kind, *more), loads=(1, 8), start_s=20.0
+    )
+    return RehearsedCase(case=case, drafters=("draft_model",))
+
+
+GOOD = rehearsed(0.8)
+ANSWERS = SimulatedAnswers(GOOD.case)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_finds_the_best_within_its_time(seed: int) -> None:
+    found = play(GOOD, ANSWERS, seed)
+    assert found.share > 0.95
+    assert found.true_gain > 1.2
+    assert found.minutes <= 60.0
+
+
+def test_what_loses_is_left_off() -> None:
+    bad = rehearsed(0.15)
+    answers = SimulatedAnswers(bad.case)
+    for seed in range(4):
+        assert play(bad, answers, seed).emitted == OFF
+
+
+def test_less_time_is_kept_as_well() -> None:
+    found = play(GOOD, ANSWERS, 1, minutes=8.0)
+    assert found.minutes <= 8.0
+    assert found.emitted.is_off or found.true_gain > 1.0
+
+
+class _Killed(Exception):
+    """Stands for kill -9."""
+
+
+class _Dies:
+    """A server during whose visit everything is killed."""
+
+    def __init__(self, server: SimulatedServer, after: int) -> None:
+        self.server, self.left = server, after
+
+    def visit(self, setting: Setting, turn: int, sizes: Sequence[tuple[int, int]]) -> Visit:
+        self.left -= 1
+        if self.left < 0:
+            raise _Killed
+        return self.server.visit(setting, turn, sizes)
+
+
+def quiet(_: object) -> None:
+    """Show nothing."""
+
+
+def test_a_killed_search_goes_on_from_its_folder(tmp_path: Path) -> None:
+    search = Search(question=GOOD.question, budget_s=3600.0)
+    server, whole = SimulatedServer(ANSWERS, 5), Journal(tmp_path / "whole", search, resume=False)
+    run_search(search, server, whole, quiet, quiet)
+    whole.close()
+    again = SimulatedServer(ANSWERS, 5)
+    cut = tmp_path / "cut"
+    for number in range(40):
+        journal = Journal(cut, search, resume=number > 0)
+        try:
+            run_search(search, _Dies(again, 3), journal, quiet, quiet)
+        except _Killed:
+            # What was being written when it died is no whole line.
+            with (cut / VISITS).open("a") as file:
+                file.write('{"setting": {"drafter"')
+            continue
+        finally:
+            journal.close()
+        break
+    assert journal.visits == whole.visits
+    with pytest.raises(ConfigError, match="--resume"):
+        Journal(cut, search, resume=False)
+    other = replace(search, question=replace(search.question, loads=(1, 2)))
+    with pytest.raises(ConfigError, match="as the run had it"):
+        Journal(cut, other, resume=True)
+    Journal(cut, replace(search, budget_s=9.0), resume=True).close()
+
+
+def answer_of(case: RehearsedCase, answers: SimulatedAnswers, seed: int = 2, broken: str = ""):  # type: ignore[no-untyped-def]
+    search = Search(question=case.question, budget_s=3600.0)
+    server = SimulatedServer(answers, seed)
+    visits: list[Visit] = []
+    while (wanted := next_visit(search, visits)) is not None:
+        seen = server.visit(wanted.setting, wanted.turn, wanted.sizes)
+        if wanted.setting.name == broken:
+            seen = replace(seen, loads=(), problem="CUDA out of memory")
+        visits.append(replace(seen, check=wanted.check))
+    return make_answer(search, visits, lambda setting: f"serve {setting.name}")
+
+
+def test_the_answer_is_a_sentence_and_a_command() -> None:
+    found = answer_of(GOOD, ANSWERS)
+    assert found.verdict == "use"
+    assert found.sentence.startswith("Use draft_model with")
+    assert found.command == f"serve {found.setting}"
+    assert found.gain.low > 1.0
+    assert [one.load for one in found.loads] == [1, 8]
+    assert found.loads[0].gain > found.loads[1].gain
+    bad = rehearsed(0.15)
+    found = answer_of(bad, SimulatedAnswers(bad.case))
+    assert found.verdict == "leave_off"
+    assert found.sentence.startswith("Leave speculation off: ")
+    assert found.command == "serve off"
+
+
+def test_a_setting_that_does_not_start_is_given_up() -> None:
+    found = answer_of(GOOD, ANSWERS, broken="draft_model k=3")
+    row = next(row for row in found.settings if row.setting == "draft_model k=3")
+    assert row.problem == "CUDA out of memory"
+    assert row.starts == 1
+    assert found.verdict == "use"
+
+
+def test_a_class_that_loses_is_named() -> None:
+    laws = {"draft_model": DraftChance(chance=0.02)}
+    poem = RequestClass(name="poem", share=0.5, prompt=30, output=30, chances=laws)
+    case = rehearsed(0.97, poem)
+    slow = replace(MACHINE, target=LineCost(0.010, 0.0016))
+    case = replace(case, case=replace(case.case, machine=slow))
+    found = answer_of(case, SimulatedAnswers(case.case))
+    assert found.verdict == "use"
+    assert any(said.startswith("poem loses in this mix: 0.") for said in found.advice)
+    assert {one.kind for one in found.kinds} == {"one", "poem"}
+
+
+def test_without_time_to_try_anything_it_says_how_much_it_takes() -> None:
+    search = Search(question=GOOD.question, budget_s=100.0)
+    seen = tuple(LoadSeen(load=n, pace_s=0.01, requests=16, seconds=5.0) for n in (1, 8))
+    visits = [Visit(setting=OFF, turn=0, loads=seen, start_s=20.0, seconds=90.0)]
+    assert next_visit(search, visits) is None
+    found = make_answer(search, visits, lambda setting: setting.name)
+    assert found.verdict == "leave_off"
+    assert math.isnan(found.gain.estimate)
+    assert "too few to try anything; --minutes " in found.sentence
+
+
+def test_there_are_sixteen_servers_to_rehearse_on() -> None:
+    cases = rehearsed_cases()
+    assert len({case.case.name for case in cases}) == 16
+    assert {case.schedule for case in cases} == {"any", "falling", "one"}
+    assert sum(len(case.case.classes) > 1 for case in cases) >= 6
