@@ -87,7 +87,7 @@ def test_architecture_names_what_is_there() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     where = text.split("## Where things are")[1].split("Outside the package")[0]
     named = re.findall(r"^\| `(\w+)/` \|", where, re.MULTILINE)
-    folders = [path.name for path in PACKAGE.iterdir() if any(path.glob("[!_]*"))]
+    folders = [path.name for path in PACKAGE.glob("[!_]*") if any(path.glob("[!_]*"))]
     assert sorted(named) == sorted(folders), "the table of folders"
     answers = where.split("| question |")[1].split("\n\n")[0]
     paths = re.findall(r"`(\w+(?:/\w+)*(?:\.py|/))`", answers)
