@@ -7,7 +7,7 @@ import pytest
 from foretoken.control.budget import LivePolicy
 from foretoken.control.floor import FIRST_REST, AcceptanceFloor
 from foretoken.control.plan import StepLoad
-from foretoken.types import Speculation
+from foretoken.types import Speculation, StepStats
 from tests.unit.control_fakes import Batch, Running, World, running
 
 
@@ -15,6 +15,15 @@ def batch_of(count: int, chance: float, world: World | None = None) -> tuple[Bat
     """Sequences that all accept alike."""
     batch = Batch(world or World(), lambda sequence, step: chance)
     return batch, [running(f"r{i}") for i in range(count)]
+
+
+def plain_stats(count: int, seconds: float) -> StepStats:
+    """A step of so many sequences in which nobody drafted."""
+    return StepStats(
+        num_sequences=count, num_tokens=count, num_drafts=0, num_draft_tokens=0,
+        num_accepted_tokens=0, num_accepted_tokens_per_pos=(), num_output_tokens=count,
+        num_waiting=0, drafting_s=0.0, verifying_s=seconds, total_s=seconds, num_sampled=count,
+    )  # fmt: skip
 
 
 def best_speed(world: World, count: int, chance: float, most: int = 5) -> float:
@@ -178,6 +187,24 @@ def test_trials_cost_their_share() -> None:
     batch, sequences = batch_of(8, 0.0)
     batch.run(sequences, 3000)
     assert batch.control.facts()["trials_s"] <= 0.012 * batch.clock
+
+
+def test_slow_steps_in_which_nobody_drafted_cost_nobody_anything() -> None:
+    batch, sequences = batch_of(4, 0.9)
+    batch.run(sequences, 60)
+
+    def idle(steps: int) -> None:
+        """Slow steps of plans whose drafters, for once, found nothing."""
+        for _ in range(steps):
+            load = StepLoad(num_decoding=4, num_prefilling=0, num_waiting=0)
+            plan = batch.control.plan(sequences, load)
+            batch.control.observe(plan, [], plain_stats(4, 20.0))
+
+    idle(8)
+    before = batch.control.models()["ledger"]["gained_s"]
+    idle(16)
+    assert before > 0.0
+    assert batch.control.models()["ledger"]["gained_s"] == before
 
 
 def test_an_ended_request_is_forgotten() -> None:

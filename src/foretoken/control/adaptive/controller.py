@@ -10,7 +10,7 @@ Invariant: what decides is known before any draft of the step is drawn.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple, final
 
@@ -38,7 +38,7 @@ more depends on each, and the more there is to gain."""
 _AT_REST = 0.5
 """Part of that while nobody drafts and nobody new is there."""
 _DECIDING_AGAIN = 0.01
-"""The same where the number of sequences changes much."""
+"""The same where the number of sequences changes much, or a class is new."""
 _DECIDING_OF_GAIN, _DECIDING_MOST = 0.25, 0.03
 """The same where those have ended that all others were held back for: a part of what these may
 gain, and no more than so much."""
@@ -66,8 +66,8 @@ class _PastStep(NamedTuple):
     plan: DraftPlan
     outcomes: Seq[DraftOutcome]
     stats: StepStats
-    missing: Mapping[str, int]
-    """Tokens that each drafter read in it."""
+    missing: Counter[str]
+    """Tokens that each drafter read in it; 0 for one that had read all before."""
     deciding_s: float
     """What deciding took of it."""
     is_usual: bool
@@ -175,7 +175,7 @@ class AdaptiveControl:
             # Where nothing was drafted or read nobody gained or lost, however wrong the forecast.
             # Of a step with prompts one does not know what it would have taken without drafts: how
             # many tokens of them are computed is settled after the plan.
-            if drafted or missing:
+            if drafted or missing.total():
                 prompts = stats.num_prefilled or forecast.prompt_s
                 made.spare_s += forecast.plain_s - (forecast.seconds if prompts else stats.busy_s)
             account.earn(stats.busy_s, forecast.token_s)
@@ -199,8 +199,8 @@ class AdaptiveControl:
                 # All whom the others were held back for are gone.
                 share = _DECIDING_OF_GAIN * made.held_back
                 share = min(max(share, _DECIDING_AGAIN), _DECIDING_MOST)
-                left_s = max(self._deciding_s / share - self._since_made_s, 0.0)
-                self._steps_left = min(self._steps_left, math.ceil(left_s / self._step_s))
+                left = math.ceil(self._unearned_s(share) / self._step_s)
+                self._steps_left = min(self._steps_left, left)
         self._planner.release(request_id)
 
     def outlook(self, drafter: str) -> Outlook | None:
@@ -257,8 +257,7 @@ class AdaptiveControl:
         times = max(count / self._num_planned, self._num_planned / count)
         if times >= _TOO_MUCH:
             return False
-        soon = self._since_made_s * _DECIDING_AGAIN < self._deciding_s
-        return times < _MUCH or soon
+        return times < _MUCH or self._unearned_s(_DECIDING_AGAIN) > 0.0
 
     def _is_unsure(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> bool:
         """Whether the plan has no good answer for the newest sequence, and a new one pays."""
@@ -267,8 +266,14 @@ class AdaptiveControl:
             return False
         if len(sequences) <= _FEW or (request.brings_drafts and not made.has_free):
             return True
-        pays = self._since_made_s * _DECIDING_AGAIN >= self._deciding_s
-        return pays and class_of(request) not in made.class_of.values()
+        if self._unearned_s(_DECIDING_AGAIN) > 0.0:
+            return False
+        return class_of(request) not in made.class_of.values()
+
+    def _unearned_s(self, share: float) -> float:
+        """Seconds of steps until one more plan will have taken no more than `share` of the time
+        since the last."""
+        return max(self._deciding_s / share - self._since_made_s, 0.0)
 
     def _still_holds(
         self, made: MadePlan, sequences: Seq[DecodingSequence], load: StepLoad

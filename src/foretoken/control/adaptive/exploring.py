@@ -19,7 +19,7 @@ from foretoken.control.adaptive.scene import DrafterView, Scene
 
 PLAIN = "plain"
 """The trial in which nobody drafts."""
-SHARE = 0.01
+TRIAL_SHARE = 0.01
 """Of all time, for trials."""
 _MOST = 20.0
 """Plain steps that the account holds at most."""
@@ -64,7 +64,7 @@ class Account:
         if not self._opened:
             self.balance_s, self._opened = _CREDIT * plain_s * self._drafters, True
         elif self.balance_s < _MOST * plain_s:
-            self.balance_s += SHARE * seconds
+            self.balance_s += TRIAL_SHARE * seconds
 
     def charge(self, seconds: float) -> None:
         """A trial took so much longer than plain steps; less than 0: it was faster."""

@@ -11,10 +11,9 @@ from typing import final
 
 import numpy as np
 
+from foretoken.control.adaptive.exploring import TRIAL_SHARE
 from foretoken.control.learned.regression import Floats
 
-_TRIALS = 0.01
-"""Share of all time that trials take. What a request may lose is for them and for plans."""
 _AT_ONCE = 1.0 / 8.0
 """Share of what is left to lose that one step may take."""
 
@@ -40,7 +39,8 @@ class Ledger:
             plain_s: of a plain step now.
             guard_N: share of its time without speculation that each may lose.
         """
-        share_N = np.maximum(guard_N - _TRIALS, 0.5 * guard_N)
+        # What a request may lose is for trials, which the account pays, and for plans.
+        share_N = np.maximum(guard_N - TRIAL_SHARE, 0.5 * guard_N)
         return np.maximum(gained_s + share_N * plain_s * tokens_N, 0.0) * _AT_ONCE
 
     def of(self, request_ids: list[str]) -> Floats:
