@@ -28,7 +28,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 
 class Drafting(NamedTuple):
-    """An engine with drafts; `controlled`: it may rest where it has learnt that drafts cost more."""
+    """An engine with drafts; `controlled`: it may rest where drafts cost more than they bring."""
 
     llm: LLM
     controlled: bool
