@@ -181,6 +181,16 @@ def test_the_command_compares_lengths_and_control() -> None:
     assert rows[3]["throughput"] > 1.5
 
 
+def test_the_command_takes_lengths_by_load() -> None:
+    call = ["lab", "simulate", "demo", "--clients", "1,3", "--output", "20", "--json"]
+    done = CliRunner().invoke(app, [*call, "--schedule", "[[1,2,2],[3,4096,0]]"])
+    assert done.exit_code == 0
+    runs = {(row["clients"], row["arm"]): row for row in json.loads(done.stdout)["runs"]}
+    assert runs[1, "schedule"]["throughput"] == runs[1, "k=2"]["throughput"] > 1
+    # Only while the first or the last are alone is there a draft.
+    assert runs[3, "schedule"]["drafting"] < 0.5 < runs[3, "k=2"]["drafting"]
+
+
 def test_the_command_says_what_it_needs() -> None:
     for call, said in (
         ([], "the model to serve"),
@@ -188,6 +198,9 @@ def test_the_command_says_what_it_needs() -> None:
         (["demo", "--costs", "x"], "no target or device beside it"),
         (["--costs", "x"], "info --costs"),
         (["demo", "--clients", "0"], "whole numbers above 0"),
+        (["demo", "--schedule", "16"], "[[first, last, drafts], ...]"),
+        (["demo", "--schedule", "[]"], "sizes from 1 upwards"),
+        (["demo", "--schedule", "5 to 16"], "JSON: [[first, last, drafts], ...]"),
     ):
         done = CliRunner().invoke(app, ["lab", "simulate", *call])
         assert done.exit_code in (2, 3)

@@ -11,6 +11,7 @@ from foretoken.cli.lab.options import JsonOption, parse_whole
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
+    from foretoken.config.speculative import Schedule
     from foretoken.lab.simulate.machine import SimulatedMachine
     from foretoken.lab.simulate.serving import SimulatedRun
     from foretoken.lab.simulate.traffic import Traffic
@@ -29,6 +30,10 @@ def simulate(
     device: Annotated[str | None, typer.Option(help="A device of the table, or `this`.")] = None,
     count: Annotated[int | None, typer.Option(help="How many devices.")] = None,
     k: Annotated[int | None, typer.Option("-k", help="Most drafts per verification.")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="RANGES", help="Drafts by batch size too: [[1,16,5],[17,4096,0]]."),
+    ] = None,
     costs: Annotated[
         Path | None, typer.Option(help="Costs that an engine kept, in place of a target.")
     ] = None,
@@ -46,10 +51,11 @@ def simulate(
 ) -> None:
     """Serve on a virtual clock: no drafts, fixed lengths, and control, by the real scheduler.
 
-    Steps take what the data sheet of a device says, or what an engine learnt. Exit code 0:
-    simulated; 2 and 3: wrong settings or an unknown model.
+    With --schedule also lengths by running requests: [first, last, drafts], as in
+    num_speculative_tokens_per_batch_size. Steps take what the data sheet of a device says, or what
+    an engine learnt. Exit code 0: simulated; 2 and 3: wrong settings or an unknown model.
     """
-    from foretoken.lab.simulate.arms import ControlArm, FixedArm, SimulatedArm
+    from foretoken.lab.simulate.arms import ControlArm, FixedArm, ScheduledArm, SimulatedArm
     from foretoken.lab.simulate.serving import ServingLimits
     from foretoken.lab.simulate.serving import simulate as run
 
@@ -61,6 +67,8 @@ def simulate(
     most = max((one.most for one in machine.drafters), default=0)
     lengths = sorted({0, min(1, most), most // 2, most})
     arms: list[SimulatedArm] = [*(FixedArm(length) for length in lengths), ControlArm()]
+    if schedule is not None:
+        arms.append(ScheduledArm(_ranges(schedule)))
     seats = parse_whole(clients, "--clients")
     limits = ServingLimits(max_num_seqs=max(seats), num_pages=1 << 16, max_num_batched_tokens=8192)
     found = []
@@ -71,6 +79,19 @@ def simulate(
         print(json.dumps({"runs": found}))
     else:
         _show(found)
+
+
+def _ranges(text: str) -> "Schedule":
+    from foretoken.config.speculative import LoadConfig
+
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        allowed = "JSON: [[first, last, drafts], ...], such as [[1,16,5],[17,4096,0]]"
+        raise ConfigError("--schedule", text, allowed) from error
+    # An empty one would mean that there is none, where one was asked for.
+    read = LoadConfig(num_speculative_tokens_per_batch_size=given or ())
+    return read.num_speculative_tokens_per_batch_size or ()
 
 
 def _machine(given: dict[str, Any], costs: Path | None) -> "SimulatedMachine":
