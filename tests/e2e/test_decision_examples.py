@@ -1,0 +1,118 @@
+"""The examples of decisions run, and end in one sentence with the numbers that were found."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.shown import complaints
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "decisions"
+SHARED = "commands"
+PLANNED = (
+    "disable_above_16_requests",
+    "does_it_fit",
+    "from_4_1_to_2_seconds",
+    "which_draft_for_70b",
+)
+
+
+def last_line(name: str, folder: Path, *words: str) -> str:
+    """What an example ends in, run from a folder in its short form; it must read well."""
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / f"{name}.py"), "--quick", *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert complaints(done.stdout) == [], done.stdout
+    assert "$ foretoken lab " in done.stdout, "the commands are shown"
+    return done.stdout.splitlines()[-1]
+
+
+def assert_sentence(line: str) -> None:
+    """One sentence, with numbers and nothing unsaid."""
+    assert line[0].isalnum() and line.endswith("."), line
+    assert not re.search(r"[.!?] [A-Z]", line), f"more than one sentence: {line}"
+    assert len(re.findall(r"\d+(?:\.\d+)?", line)) >= 3, line
+    assert not re.search(r"\b(?:nan|inf|None)\b", line), line
+
+
+def example(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """An example as a module, its folder being where its shared part is found."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module(name)
+
+
+def test_every_example_is_tested_and_listed() -> None:
+    names = {path.stem for path in FOLDER.glob("*.py")} - {SHARED}
+    assert names == set(PLANNED)
+    listed = re.findall(
+        r"`python examples/decisions/(\w+)\.py`", (FOLDER / "README.md").read_text()
+    )
+    assert sorted(listed) == sorted(names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANNED)
+def test_it_ends_in_a_sentence(name: str, tmp_path: Path) -> None:
+    assert_sentence(last_line(name, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("late", "early", "said"),
+    [(1.2, 0.9, "is where it should be"), (0.9, 0.9, "comes too late for 8"),
+     (1.2, 1.1, "comes too early for 24")],
+)  # fmt: skip
+def test_the_cut_off_is_judged_by_the_best_length(
+    late: float, early: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = example("disable_above_16_requests", monkeypatch)
+    runs = {
+        8: {"off": 1.0, "k=5": late, "control": 1.0, "schedule": late},
+        24: {"off": 1.0, "k=5": early, "control": 1.0, "schedule": 1.0},
+    }
+    line = judge.answer(runs)
+    assert_sentence(line)
+    assert said in line and f"{late:.2f}x" in line
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "said"),
+    [(1.0, 1.9, "for 2 s is enough"), (1.5, 2.5, "may be enough"), (2.1, 3.0, "is not enough")],
+)
+def test_two_seconds_are_promised_by_the_whole_interval(
+    least: float, most: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves = example("from_4_1_to_2_seconds", monkeypatch)
+
+    def times(plain_s: float) -> Any:
+        return moves.Times(plain_s, 2.0, least, most, "a draft, k = 3")
+
+    line = moves.answer(
+        {"as it is": times(4.1), "not quantized": times(7.0), "int4 weights": times(2.9)}, 2.0
+    )
+    assert_sentence(line)
+    assert said in line
+    assert "saved 2.9 s already" in line and "int4 weights 1.2 s, none of which" in line
+
+
+def test_a_gain_without_an_interval_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = example(SHARED, monkeypatch)
+    lucky = {"estimate": 2.0, "low": None, "high": None}
+    assert not shared.above(lucky) and not shared.below(lucky)
+    assert shared.ratio(lucky) == "2.00x (too few starts for an interval)"
+    sure = {"estimate": 1.2, "low": 1.1, "high": 1.3}
+    assert shared.above(sure) and not shared.above(sure, 1.2) and shared.below(sure, 1.4)
+    assert shared.ratio(sure) == "1.20x (1.10 to 1.30)"
