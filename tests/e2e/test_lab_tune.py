@@ -139,3 +139,21 @@ def test_a_dry_run_shows_every_command(tmp_path: Path) -> None:
     assert "off: vllm serve m --port 8001" in done.stderr
     assert '"num_speculative_tokens": 3' in done.stderr
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("server", "named", "hinted"),
+    [
+        ("vllm serve m", [], True),
+        ("vllm serve m", ["--drafter", "ngram"], False),
+        ("foretoken serve demo", [], False),
+    ],
+)
+def test_whoever_names_no_drafter_is_told_what_is_left_out(
+    server: str, named: list[str], hinted: bool
+) -> None:
+    """A look-up needs no name; a draft model or a head does, and may be the best."""
+    call = ["lab", "tune", server, *named, "--workload", "demo", "--dry-run"]
+    done = CliRunner().invoke(app, call)
+    assert done.exit_code == 0
+    assert ("--drafter draft_model:MODEL" in done.stderr) == hinted

@@ -13,6 +13,7 @@ from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 from tests.guards.sources import ROOT
 
+INLINE = re.compile(r"`(foretoken lab \w+ [^`]+)`")
 SHELL_BLOCK = re.compile(r"```(?:sh|console|bash)\n(.*?)```", re.DOTALL)
 
 
@@ -25,6 +26,12 @@ def shown_commands() -> Iterator[tuple[str, list[str]]]:
                 if shown.split(" ")[0].rsplit("/")[-1] == "foretoken":
                     words = shlex.split(shown, comments=True)[1:]
                     yield path.name, [word for word in words if word != "..."]
+
+
+def commands_of_the_claims() -> list[list[str]]:
+    """Words of the commands that deciding.md names in its tables and sentences, each once."""
+    text = SHELL_BLOCK.sub("", (ROOT / "docs" / "deciding.md").read_text("utf-8"))
+    return [shlex.split(line)[1:] for line in dict.fromkeys(INLINE.findall(text))]
 
 
 def subcommand(words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str]]:
@@ -48,6 +55,24 @@ def test_a_shown_command_parses(document: str, words: list[str]) -> None:
         assert "does not exist" in error.message, f"{document}: {error.message}"
     else:
         assert context.args == [], f"{document}: {context.args}"
+
+
+def test_a_rule_is_answered_by_a_command_that_parses() -> None:
+    """What the reader is told to ask his server."""
+    named = commands_of_the_claims()
+    assert len(named) >= 30
+    for words in named:
+        test_a_shown_command_parses("deciding.md", words)
+
+
+def test_every_claim_has_an_answer_a_reason_and_a_way_to_ask() -> None:
+    text = (ROOT / "docs" / "deciding.md").read_text("utf-8").split("## What people say")[1]
+    rows = re.findall(r"^\| (?!it is said|---)(.+) \|$", text, re.MULTILINE)
+    assert len(rows) >= 50
+    for row in rows:
+        said, holds, why, ask = row.split(" | ")
+        assert holds.split(",")[0] in {"right", "depends", "corrected", "wrong"}, said
+        assert why and ("`foretoken lab " in ask or ask.startswith("the same")), said
 
 
 @pytest.mark.parametrize("name", ["serve", "compare"])

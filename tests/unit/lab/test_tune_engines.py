@@ -124,6 +124,7 @@ def test_a_packaged_model_brings_its_drafters() -> None:
         ("http://127.0.0.1:8000", "starts the server anew"),
         ("sleep 5", "{k} for the draft length"),
         ("vllm serve 'x", "No closing quotation"),
+        ("docker run -p 8000:8000 vllm/vllm-openai --model m", "docker run -p {port}:8000"),
     ],
 )
 def test_what_cannot_be_tuned_is_said(text: str, said: str) -> None:

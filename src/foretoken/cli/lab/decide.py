@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from foretoken.lab.records.results import AbSummary, ArmSummary
 
 EPILOG = (
-    "Exit code: 0: SHIP; 1: DO NOT SHIP; 4: NOT YET, measure as much more as it says; 2: no A/B "
-    "there, or a wrong policy."
+    "Exit code: 0: SHIP; 1: DO NOT SHIP; 4: NOT YET, measure as much more as it says, or "
+    "INVALID, measure anew; 2: no A/B there, or a wrong policy."
 )
 
 

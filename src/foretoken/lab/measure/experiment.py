@@ -54,7 +54,7 @@ class WorkloadConfig:
     """What is asked."""
 
     file: str
-    """A file, see docs/deciding.md for formats; `demo`: held-out Python, for the packaged model."""
+    """A file, forms in docs/deciding-why.md; `demo`: held-out Python, for the packaged model."""
     format: str = "auto"
     strict: bool = False
     max_tokens: Annotated[int, at_least(1)] | None = None

@@ -4,7 +4,7 @@ Look-ups cost nothing to set up; what the user's command drafts with is what the
 packaged model has drafters of its own. Everything else has to be named.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from foretoken.config.auto import auto_drafters
 from foretoken.errors import ConfigError
@@ -31,6 +31,11 @@ def offered(command: ServerCommand, named: Sequence[str]) -> dict[str, OfferedDr
         found = [command.given] if command.given else []
         found += _packaged(command) if command.engine == "foretoken" else [_LOOKUP]
     return {one.name: one for one in found}
+
+
+def only_looks_up(drafters: Mapping[str, OfferedDrafter]) -> bool:
+    """Whether nothing with weights is among them, so that naming one may find more."""
+    return bool(drafters) and all(one.model is None for one in drafters.values())
 
 
 def _packaged(command: ServerCommand) -> list[OfferedDrafter]:

@@ -24,6 +24,7 @@ CONTROL_MOST = 8
 TEMPLATE = "k"
 """The one drafter of a command in which `{k}` stands for the draft length."""
 _PORT = ("--port", "-p")
+_CONTAINERS = ("docker", "podman", "nerdctl")
 
 
 @final
@@ -217,6 +218,11 @@ class ServerCommand:
                     given=_given(taken),
                 )
         allowed = f"{EXAMPLE}; or any command with {{k}} for the draft length and {{port}}"
+        if words and words[0].rsplit("/", 1)[-1] in _CONTAINERS:
+            allowed = (
+                f"{EXAMPLE}, run inside the container; from outside `foretoken lab ab` compares "
+                f"two '{words[0]} run -p {{port}}:8000 ...' commands"
+            )
         raise ConfigError("SERVER", text, allowed)
 
     @property

@@ -23,6 +23,11 @@ foretoken lab tune "vllm serve MODEL" --drafter draft_model:DRAFT --drafter ngra
 --workload recorded.jsonl
 """
 
+NAME_ONE = (
+    "only look-up is tried: name a draft model or a head that you have with "
+    "--drafter draft_model:MODEL or --drafter eagle3:HEAD"
+)
+
 
 def tune(
     server: Annotated[
@@ -66,10 +71,13 @@ def tune(
     """
     from foretoken.cli.lab.tuning.view import announce, show_answer
     from foretoken.lab.plain import to_plain
+    from foretoken.lab.tune.candidates import only_looks_up
 
     tried = (drafter or [], parse_whole(lengths, "-k"))
     search, commands = _plan(server, tried, parse_whole(loads, "--loads"), minutes)
     announce(search, commands)
+    if not drafter and only_looks_up(commands.drafters):
+        typer.echo(NAME_ONE, err=True)
     if dry_run:
         return
     asked = {"server": server, "workload": workload, "max_tokens": max_tokens}

@@ -87,8 +87,8 @@ def _draft_share(context: PlanContext) -> Iterator[Finding]:
         check="draft_share",
         level="warning" if plan.draft_weight_bytes / left > 0.15 else "ok",
         message=f"the draft is {of_all:.0%} of all memory and "
-        f"{plan.draft_weight_bytes / left:.0%} of what the target leaves; the 15 % rule does not "
-        "say which it means, and the second is the one that hurts",
+        f"{plan.draft_weight_bytes / left:.0%} of what the target leaves; the second is what "
+        "requests lose",
     )
 
 

@@ -66,8 +66,8 @@ def _size_ratio(context: PlanContext) -> Iterator[Finding]:
     yield Finding(
         check="size_ratio",
         level="ok" if usual else "note",
-        message=f"1 : {ratio:.1f} in weights; 1:8 to 1:12 is a habit, not a law (1:140 has paid, "
-        "1:5 drafts well and costs too much): what counts is the ratio of times below",
+        message=f"1 : {ratio:.1f} in weights: no law, far smaller drafts have paid; what counts is "
+        "the ratio of times below",
     )
 
 
