@@ -53,6 +53,17 @@ def test_a_command_line_of_2024_is_all_removed_flags() -> None:
     assert ("removed_value", "error") in said(OLD)
 
 
+@pytest.mark.parametrize("flag", ["--speculative-config", "-sc"])
+def test_a_key_in_the_json_and_beside_it_is_told_however_the_json_is_given(flag: str) -> None:
+    config = json.dumps({"method": "ngram", "num_speculative_tokens": 3})
+    [twice] = [
+        f
+        for f in findings(f"vllm serve m {flag} '{config}' --spec-tokens 4")
+        if f.check == "given_twice"
+    ]
+    assert (twice.level, twice.where) == ("error", "--spec-tokens")
+
+
 def test_the_same_command_line_in_today_s_words_does_not_fit() -> None:
     config = {
         "method": "draft_model",

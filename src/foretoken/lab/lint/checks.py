@@ -94,9 +94,9 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
     found += _meaning(today, machine)
     if not speculates(today) and not found and launch.engine != "foretoken":
         found.append(Finding(check="speculation", level="note", message="speculation is off"))
-    mended = repaired(today)
     if launch.broken:
         return LaunchVerdict(launch=launch, findings=tuple(found))
+    mended = repaired(today)
     left = (*_of(NAME_CHECKS, mended), *_meaning(mended, machine))
     remaining = tuple(finding for finding in left if finding.level == "error")
     return LaunchVerdict(

@@ -11,7 +11,13 @@ from foretoken.checkpoint import PACKAGED
 from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError, ModelError
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import Launch, LaunchPart, number
+from foretoken.lab.lint.launches import (
+    DRAFT_OPTIONS,
+    METHOD_OPTIONS,
+    Launch,
+    LaunchPart,
+    number,
+)
 from foretoken.lab.lint.write import written
 from foretoken.lab.plan.bits import QUANTIZATIONS
 from foretoken.lab.plan.planner import build_plan
@@ -19,14 +25,6 @@ from foretoken.lab.plan.setup import ENGINES as PLANNED
 from foretoken.lab.plan.setup import PlanSettings, planned_methods
 from foretoken.lab.plan.sizes import known_models
 
-_RANKS = ("tensor-parallel-size", "tp", "tp-size", "tp_size")
-_DRAFTERS = (
-    "spec-draft-model",
-    "model-draft",
-    "md",
-    "speculative-draft-model-path",
-    "speculative-draft-model",
-)
 ROUNDED_AT_LOAD = ("fp8", "int8_per_channel_weight_only")
 """Words of vLLM for weights that are rounded while loading, the faster one first."""
 PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
@@ -68,8 +66,7 @@ def _settings(launch: Launch, machine: Machine) -> PlanSettings | None:
         return None
     if method == "draft_model" and not (isinstance(draft, str) and _is_known(draft)):
         return None
-    speculation, options = launch.speculation or {}, launch.options
-    ranks = next((number(options[name]) for name in _RANKS if name in options), None) or 1
+    speculation, ranks = launch.speculation or {}, launch.ranks
     settings = PlanSettings(
         target=launch.model,
         draft=str(draft) if method == "draft_model" else None,
@@ -88,10 +85,10 @@ def _settings(launch: Launch, machine: Machine) -> PlanSettings | None:
 def _drafting(launch: Launch) -> tuple[str, object]:
     """Our word for a launch's method, and the drafter that it names."""
     speculation, options = launch.speculation or {}, launch.options
-    draft = next((options[name] for name in _DRAFTERS if name in options), None)
+    draft = next((options[name] for name in DRAFT_OPTIONS if name in options), None)
     draft = speculation.get("model") or speculation.get("speculative_model") or draft
     word = speculation.get("method") or speculation.get("decoding_type")
-    word = word or options.get("speculative-algorithm") or options.get("spec-type")
+    word = word or next((options[name] for name in METHOD_OPTIONS if name in options), None)
     row = find_other("methods", word, launch.engine)
     ours = (row.method or row.name) if row is not None else word
     return str(ours or ("draft_model" if draft else "ngram")), draft
@@ -129,9 +126,9 @@ def fitting(launch: Launch, machine: Machine, problems: tuple[Finding, ...]) -> 
     too_large = [finding for finding in problems if finding.check == "kv_budget"]
     if launch.engine != "vllm" or len(too_large) != len(problems) or not problems:
         return ""
+    if "quantization" in launch.options:
+        return ""
     for name in ROUNDED_AT_LOAD:
-        if "quantization" in launch.options:
-            return ""
         flag = "quantization" if launch.form.kind in ("python", "settings") else "--quantization"
         part = LaunchPart(name="quantization", written=flag, value=name)
         smaller = replace(launch, parts=(*launch.parts, part))

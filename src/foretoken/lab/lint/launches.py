@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from foretoken.config.other_engines import OtherName, find_other
 from foretoken.lab.findings import Finding
@@ -23,6 +23,22 @@ SHORT = {
     "spec-model": "model",
     "spec-tokens": "num_speculative_tokens",
 }
+"""vLLM's short options, and the keys of the speculative config that they stand for."""
+METHOD_OPTIONS = ("spec-type", "speculative-algorithm")
+"""Options of llama.cpp and of SGLang that name methods."""
+DRAFT_OPTIONS = (
+    "spec-draft-model",
+    "model-draft",
+    "md",
+    "spec-draft-hf",
+    "hf-repo-draft",
+    "hfd",
+    "hfrd",
+    "speculative-draft-model-path",
+    "speculative-draft-model",
+)
+"""Their options that name a draft model or a head."""
+_RANKS = ("tensor-parallel-size", "tp", "tp-size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +54,17 @@ class LaunchPart:
     raw: str = ""
     """How the value was written; empty for one that was made here."""
 
+    @classmethod
+    def keyword(cls, key: object, value: Any, raw: str = "") -> Self:
+        """A keyword of a call or a key of a document."""
+        return cls(name=str(key).replace("_", "-"), written=str(key), value=value, raw=raw)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """What a launch was written in."""
 
-    kind: str = "shell"
+    kind: Literal["shell", "list", "exec", "python", "settings"] = "shell"
     """`shell`; `list`: words in YAML; `exec`: words in a Dockerfile; `python`; `settings`."""
     holder: str = ""
     """The key, the instruction or the function that holds it."""
@@ -113,6 +134,21 @@ class Launch:
                 found.setdefault(SHORT[part.name], typed(part.value))
         return found, broken
 
+    @property
+    def given_twice(self) -> tuple[str, ...]:
+        """vLLM's short options whose key stands in the speculative config's JSON too."""
+        if self.engine != "vllm":
+            return ()
+        whole = next((typed(part.value) for part in self.parts if part.name in JSON_OPTIONS), None)
+        keys, given = whole if isinstance(whole, dict) else {}, self.options
+        return tuple(name for name, key in SHORT.items() if name in given and key in keys)
+
+    @property
+    def ranks(self) -> int:
+        """Devices that the target is split over."""
+        given = (number(self.options[name]) for name in _RANKS if name in self.options)
+        return next(given, None) or 1
+
     def without(self, *names: str) -> Self:
         """The launch without these options."""
         return replace(self, parts=tuple(p for p in self.parts if p.name not in names))
@@ -143,6 +179,28 @@ def engine_table(engine: str) -> dict[str, Any]:
     file = resources.files("foretoken.lab.lint").joinpath("engines.toml")
     found: dict[str, Any] = tomllib.loads(file.read_text("utf-8")).get(engine, {})
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoneValue:
+    """What became of a value of an option or key."""
+
+    now: str = ""
+    """The value that stands for it; empty: the option goes."""
+    remedy: str = ""
+    """What to say where `now` is not all."""
+
+
+def gone_values(engine: str) -> Iterator[tuple[str, str, GoneValue]]:
+    """Option or key, its value that `engine` has no more, and what became of it."""
+    for option, values in engine_table(engine).get("removed_values", {}).items():
+        yield from ((option, value, GoneValue(**record)) for value, record in values.items())
+
+
+def gone_value(engine: str, option: str, value: object) -> GoneValue | None:
+    """What became of one value; None: it is there still, or never was."""
+    found = (gone for *given, gone in gone_values(engine) if given == [option, value])
+    return next(found, None)
 
 
 def flag_name(engine: str, option: str) -> OtherName | None:

@@ -2,19 +2,27 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from foretoken.config.methods import known_methods
 from foretoken.config.other_engines import OtherName, find_other, other_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import SHORT, Launch, LaunchCheck, engine_table, flag_name, typed
+from foretoken.lab.lint.launches import (
+    METHOD_OPTIONS,
+    SHORT,
+    Launch,
+    LaunchCheck,
+    engine_table,
+    flag_name,
+    gone_value,
+    gone_values,
+    typed,
+)
 from foretoken.lab.lint.translate import method_by_name, schedule_of
 
 _ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
 _LOOK_UPS = tuple(method.name for method in known_methods() if method.drafts_with == "text")
-_METHOD_FLAGS = ("spec-type", "speculative-algorithm")
 
 
 def _removed_flag(launch: Launch) -> Iterator[Finding]:
@@ -44,8 +52,8 @@ def _successor(row: OtherName, launch: Launch, value: object) -> str:
         drafts = launch.options.get("num-speculative-tokens", 5)
         drafts = (launch.speculation or {}).get("num_speculative_tokens", drafts)
         given = schedule_of(given, drafts)
-    if isinstance(given, str) and given in engine_values(key):
-        given = engine_values(key)[given].partition(",")[0].partition(" (")[0]
+    gone = gone_value("vllm", key, given)
+    given = given if gone is None else gone.now
     if row.kind == "keys":
         return f"{json.dumps({key: given}, default=str)[1:-1]}"
     if key == "model" and isinstance(given, str) and given.strip("[]") in _LOOK_UPS:
@@ -53,13 +61,6 @@ def _successor(row: OtherName, launch: Launch, value: object) -> str:
     if launch.form.kind in ("shell", "list", "exec"):
         return f"--speculative-config {shlex.quote(json.dumps({key: given}, default=str))}"
     return f"speculative_config={json.dumps({key: given}, default=str)}"
-
-
-def engine_values(key: str) -> Mapping[Any, Any]:
-    """Values of vLLM's key that are gone -> what to write instead."""
-    pairs = engine_table("vllm")["removed_values"].items()
-    split = ((*pair.partition("="), remedy) for pair, remedy in pairs)
-    return {value: remedy for name, _, value, remedy in split if name == key}
 
 
 def _unknown_flag(launch: Launch) -> Iterator[Finding]:
@@ -130,7 +131,7 @@ def _methods(launch: Launch) -> Iterator[tuple[str, str]]:
     config = launch.speculation or {}
     if launch.engine == "vllm" and "method" not in config and isinstance(config.get("model"), str):
         yield "speculative_config.model", method_by_name(config["model"])
-    for flag in _METHOD_FLAGS:
+    for flag in METHOD_OPTIONS:
         words = launch.options.get(flag)
         if isinstance(words, str):
             yield from ((f"--{flag}", word.strip()) for word in words.split(","))
@@ -142,29 +143,26 @@ def _method(where: str, level: str, message: str, remedy: str) -> Finding:
 
 def _removed_value(launch: Launch) -> Iterator[Finding]:
     values = {**launch.options, **(launch.speculation or {})}
-    for pair, remedy in engine_table("vllm")["removed_values"].items():
-        key, _, value = pair.partition("=")
+    for key, value, gone in gone_values("vllm"):
         if values.get(key) == value:
             yield Finding(
                 check="removed_value",
                 level="error",
                 where=key,
                 message=f"{key} {value} is gone",
-                remedy=remedy,
+                remedy=gone.remedy or gone.now,
             )
 
 
 def _given_twice(launch: Launch) -> Iterator[Finding]:
-    whole = typed(launch.options.get("speculative-config"))
-    for flag, key in SHORT.items():
-        if flag in launch.options and isinstance(whole, dict) and key in whole:
-            yield Finding(
-                check="given_twice",
-                level="error",
-                where=f"--{flag}",
-                message=f"{key} stands in --speculative-config too, which vLLM refuses",
-                remedy=f"leave --{flag} out",
-            )
+    for flag in launch.given_twice:
+        yield Finding(
+            check="given_twice",
+            level="error",
+            where=f"--{flag}",
+            message=f"{SHORT[flag]} stands in --speculative-config too, which vLLM refuses",
+            remedy=f"leave --{flag} out",
+        )
 
 
 NAME_CHECKS = (

@@ -6,11 +6,18 @@ from foretoken.config import EngineConfig
 from foretoken.config.auto import auto_drafters
 from foretoken.errors import ConfigError
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import Launch, LaunchCheck, engine_table, in_json, number
+from foretoken.lab.lint.launches import (
+    DRAFT_OPTIONS,
+    Launch,
+    LaunchCheck,
+    engine_table,
+    in_json,
+    number,
+)
 from foretoken.lab.lint.read.python import Expression
 
 _LLAMA = ("llama.cpp",)
-_DRAFTS = ("spec-draft-model", "md", "model-draft", "spec-draft-hf", "hfd", "hfrd", "hf-repo-draft")
+_MOST, _FEWEST = "spec-draft-n-max", "spec-draft-n-min"
 
 
 def speculates(launch: Launch) -> bool:
@@ -20,7 +27,7 @@ def speculates(launch: Launch) -> bool:
     if launch.engine != "llama.cpp":
         return bool(launch.speculation)
     kinds = str(launch.options.get("spec-type", "none"))
-    return kinds != "none" or any(n in launch.options for n in (*_DRAFTS, "spec-default"))
+    return kinds != "none" or any(n in launch.options for n in (*DRAFT_OPTIONS, "spec-default"))
 
 
 def _llama_types(launch: Launch) -> Iterator[Finding]:
@@ -45,36 +52,37 @@ def _llama_types(launch: Launch) -> Iterator[Finding]:
 
 
 def _llama_defaults(launch: Launch) -> Iterator[Finding]:
-    defaults = engine_table("llama.cpp")["defaults"]
-    if not speculates(launch):
-        return
-    for name, default in defaults.items():
-        given = number(launch.options.get(name))
-        if name == "spec-draft-n-max" and given is not None and given >= 4 * default:
-            yield Finding(
-                check="llama_defaults",
-                level="note",
-                where=f"--{name}",
-                message=f"{given} was the default once; today it is {default}. Rows beyond what "
-                "is accepted are wasted",
-            )
+    default = _default_most()
+    given = number(launch.options.get(_MOST))
+    if speculates(launch) and given is not None and given >= 4 * default:
+        yield Finding(
+            check="llama_defaults",
+            level="note",
+            where=f"--{_MOST}",
+            message=f"{given} was the default once; today it is {default}. Rows beyond what "
+            "is accepted are wasted",
+        )
+
+
+def _default_most() -> int:
+    return int(engine_table("llama.cpp")["defaults"][_MOST])
 
 
 def _n_min_discards(launch: Launch) -> Iterator[Finding]:
-    low = number(launch.options.get("spec-draft-n-min"))
-    high = number(launch.options.get("spec-draft-n-max")) or 3
-    if low is None or low == 0:
+    low = number(launch.options.get(_FEWEST))
+    high = number(launch.options.get(_MOST)) or _default_most()
+    if not low:
         return
     too_high = low > high
     yield Finding(
         check="n_min_discards",
         level="error" if too_high else "warning",
-        where="--spec-draft-n-min",
-        message=f"it is above --spec-draft-n-max ({high}): no draft is ever used"
+        where=f"--{_FEWEST}",
+        message=f"it is above --{_MOST} ({high}): no draft is ever used"
         if too_high
         else f"drafts shorter than {low} are thrown away after they were paid for; it does not "
         "make drafts longer",
-        remedy="--spec-draft-n-min 0",
+        remedy=f"--{_FEWEST} 0",
     )
 
 

@@ -7,10 +7,9 @@ parameters are then refused. The share of such requests in real traffic is what 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from foretoken.config.other_engines import find_other
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import engine_table
-from foretoken.lab.lint.read.source import base_names
+from foretoken.lab.lint.read.source import find_metric, whole_metric
 
 REFUSED_CHECK = "refused_parameter"
 METRIC_CHECK = "metric_name"
@@ -83,8 +82,7 @@ def check_metrics(names: Iterable[str], engine: str, *, exported: bool) -> Itera
     """
     counters = engine_table("vllm")["counters"]
     for name in names:
-        whole = name if ":" in name or name.startswith("trtllm_") else f"vllm:{name}"
-        row = next(filter(None, (find_other("metrics", base) for base in base_names(whole))), None)
+        whole, row = whole_metric(name), find_metric(name)
         if row is not None and row.gone and not (row.kept and engine == "foretoken"):
             yield _metric(name, "error", "no such metric any more: a query finds nothing"
                           + (f"; {row.why}" if row.why else ""), row.now or "nothing")  # fmt: skip

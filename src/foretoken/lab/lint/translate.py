@@ -11,12 +11,12 @@ from typing import Any
 from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.other_engines import OtherName, find_other
 from foretoken.lab.lint.launches import (
-    JSON_OPTIONS,
+    METHOD_OPTIONS,
     SHORT,
     Launch,
     LaunchPart,
-    engine_table,
     flag_name,
+    gone_value,
     in_json,
     number,
     typed,
@@ -61,7 +61,7 @@ def translated(launch: Launch) -> Launch:
             moved[row.name] = typed(part.value)
     spoken = launch.speculation or {}
     config = _config(launch, {**spoken, **moved})
-    if place is not None and config == spoken and not moved and not _is_given_twice(kept):
+    if place is not None and config == spoken and not moved and not launch.given_twice:
         parts[place:place] = kept
     elif place is not None and config:
         if launch.engine == "vllm" and isinstance(config.get("model"), str):
@@ -94,13 +94,6 @@ def schedule_of(switched_off_above: object, drafts: object) -> list[list[int]]:
     most = number(switched_off_above) or 32
     k = number(drafts) or 5
     return [[1, most, k], [most + 1, max(_MOST_REQUESTS, most + 1), 0]]
-
-
-def _is_given_twice(parts: list[LaunchPart]) -> bool:
-    """Whether a key stands in the JSON and in a short option beside it."""
-    whole = next((typed(part.value) for part in parts if part.name in JSON_OPTIONS), None)
-    keys = whole if isinstance(whole, dict) else {}
-    return any(SHORT.get(part.name) in keys for part in parts)
 
 
 def _json_part(launch: Launch, config: dict[str, Any]) -> LaunchPart:
@@ -173,16 +166,13 @@ def _use_todays_words(config: dict[str, Any]) -> None:
         for key in ("model", "draft_tensor_parallel_size", "quantization"):
             config.pop(key, None)
         config |= _NO_WEIGHTS
-    if config.get("rejection_sample_method") in _old_rules():
-        if config.pop("rejection_sample_method", None) == "probabilistic":
+    rule = config.get("rejection_sample_method")
+    if gone_value("vllm", "rejection_sample_method", rule) is not None:
+        config.pop("rejection_sample_method")
+        if rule == "probabilistic":
             config["draft_sample_method"] = "probabilistic"
         for key in _LOSSY_KEYS:
             config.pop(key, None)
-
-
-def _old_rules() -> list[str]:
-    pairs = (pair.partition("=") for pair in engine_table("vllm")["removed_values"])
-    return [value for key, _, value in pairs if key == "rejection_sample_method"]
 
 
 def method_by_name(model: str) -> str:
@@ -196,7 +186,7 @@ def method_by_name(model: str) -> str:
 
 def _with_today_s_method(launch: Launch, part: LaunchPart) -> LaunchPart:
     """An option that names methods, with the words of today."""
-    if part.name not in ("spec-type", "speculative-algorithm") or not isinstance(part.value, str):
+    if part.name not in METHOD_OPTIONS or not isinstance(part.value, str):
         return part
     words = [_today_s_word(launch.engine, word.strip()) for word in part.value.split(",")]
     value = ",".join(words)
@@ -217,27 +207,25 @@ def _renamed(launch: Launch, part: LaunchPart, name: str) -> LaunchPart:
 
 
 def _is_gone_value(launch: Launch, part: LaunchPart) -> bool:
-    """Whether an option says nothing but a value that its engine has no more."""
-    return launch.engine == "vllm" and (part.name, part.value) == ("load-format", "bitsandbytes")
+    """Whether an option says nothing but a value for which nothing stands today."""
+    gone = gone_value(launch.engine, part.name, part.value)
+    return gone is not None and not gone.now
 
 
 def _with_today_s_value(launch: Launch, part: LaunchPart) -> LaunchPart:
-    if launch.engine == "vllm" and (part.name, part.value) == ("quantization", "bitsandbytes"):
-        return replace(part, value="int8_per_channel_weight_only", raw="")
-    return part
+    gone = gone_value(launch.engine, part.name, part.value)
+    return part if gone is None or not gone.now else replace(part, value=gone.now, raw="")
 
 
 def _mended(launch: Launch, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The keys of a speculative config, with what vLLM refuses put right."""
-    options = launch.options
-    target = number(options.get("tensor-parallel-size", options.get("tp", 1))) or 1
-    method = method_of(config.get("method"))
+    target, method = launch.ranks, method_of(config.get("method"))
     for key, value in config.items():
         if key == "draft_tensor_parallel_size":
             one = number(value) == 1 and config.get("method") != "draft_model"
             value = value if one or number(value) == target else target
-        elif key == "quantization" and value == "bitsandbytes":
-            value = "int8_per_channel_weight_only"
+        elif (gone := gone_value("vllm", key, value)) is not None:
+            value = gone.now
         elif key == "disable_padded_drafter_batch" and value is True:
             if method is None or method.drafts_with != "head" or not method.own_kv:
                 continue

@@ -53,7 +53,7 @@ def _broken_config(launch: Launch) -> Iterator[Finding]:
 def _draft_ranks(launch: Launch) -> Iterator[Finding]:
     speculation = _speculation(launch)
     ranks = number(speculation.get("draft_tensor_parallel_size"))
-    target = number(launch.options.get("tensor-parallel-size", launch.options.get("tp", 1))) or 1
+    target = launch.ranks
     if ranks is None or ranks == target:
         return
     if ranks != 1:

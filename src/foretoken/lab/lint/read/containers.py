@@ -58,9 +58,7 @@ def launches_of_dockerfile(text: str, engine: str, read_shell: Reader) -> Iterat
 
 def is_container(value: Mapping[str, Any]) -> bool:
     """Whether a mapping of a document says how a container starts."""
-    return any(isinstance(value.get(key), list | str) and value[key] for key in _HOLDERS) and any(
-        key in value for key in ("image", "containers", "name", "build", *_HOLDERS)
-    )
+    return any(isinstance(value.get(key), list | str) and value[key] for key in _HOLDERS)
 
 
 def launches_of_container(

@@ -251,10 +251,7 @@ def _launch(
             continue
         spread = _value(keyword.value, names)
         if isinstance(spread, dict):
-            parts += [
-                LaunchPart(name=str(k).replace("_", "-"), written=str(k), value=v)
-                for k, v in spread.items()
-            ]
+            parts += [LaunchPart.keyword(key, one) for key, one in spread.items()]
         else:
             parts.append(
                 LaunchPart(name="**", written="**", value=spread, raw=ast.unparse(keyword.value))
@@ -266,4 +263,4 @@ def _launch(
 def _part(name: str, node: ast.AST, names: dict[str, Any]) -> LaunchPart:
     value = _value(node, names)
     raw = ast.unparse(node) if isinstance(node, ast.Name) else ""
-    return LaunchPart(name=name.replace("_", "-"), written=name, value=value, raw=raw)
+    return LaunchPart.keyword(name, value, raw)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from foretoken.config.other_engines import find_other
+from foretoken.config.other_engines import OtherName, find_other
 from foretoken.lab.lint.launches import Form, Launch, LaunchPart, LintSource
 from foretoken.lab.lint.read import containers, python
 from foretoken.lab.lint.read.shell import Word, read_commands
@@ -41,20 +41,25 @@ def read_source(text: str, engine: str = "auto") -> LintSource:
     return LintSource(
         launches=tuple(one for one in found if isinstance(one, Launch)),
         requests=tuple(one for one in found if not isinstance(one, Launch)),
-        metrics=tuple(name for name in named if ":" in name or _is_metric(name)),
+        metrics=tuple(name for name in named if ":" in name or find_metric(name) is not None),
         num_unread=unread,
         findings=tuple(python.script_findings(text)),
         reads_metrics="get_metrics(" in text,
     )
 
 
-def _is_metric(name: str) -> bool:
-    """Whether a name without the engine's is one of a metric."""
-    prefixed = name if name.startswith("trtllm_") else f"vllm:{name}"
-    return any(find_other("metrics", base) for base in base_names(prefixed))
+def whole_metric(name: str) -> str:
+    """A metric's name with the engine's, which scripts may leave out."""
+    return name if ":" in name or name.startswith("trtllm_") else f"vllm:{name}"
 
 
-def base_names(name: str) -> Iterator[str]:
+def find_metric(name: str) -> OtherName | None:
+    """What is known of a metric by a name as it stands in a query; None if nothing is."""
+    found = (find_other("metrics", base) for base in _base_names(whole_metric(name)))
+    return next(filter(None, found), None)
+
+
+def _base_names(name: str) -> Iterator[str]:
     """A metric's name, and without the endings that exporters add."""
     yield name
     for ending in ("_total", "_bucket", "_sum", "_count", "_created"):
@@ -164,7 +169,6 @@ def _settings(value: Mapping[str, Any], engine: str) -> Launch | None:
     """A mapping whose keys are settings of an engine, as in `vllm serve --config`."""
     names = {str(key).replace("_", "-"): part for key, part in value.items()}
     is_config = "method" in names and "num-speculative-tokens" in names
-    form = Form(kind="settings")
     if is_config or "decoding-type" in names:
         own = ("vllm" if is_config else "tensorrt-llm") if engine == "auto" else engine
         whole = LaunchPart(
@@ -179,8 +183,5 @@ def _settings(value: Mapping[str, Any], engine: str) -> Launch | None:
     if engine == "auto":
         trt = isinstance(nested, dict) and "decoding_type" in nested
         own = "tensorrt-llm" if trt else guess_engine(names)
-    parts = tuple(
-        LaunchPart(name=str(key).replace("_", "-"), written=str(key), value=part)
-        for key, part in value.items()
-    )
-    return Launch(engine=own, parts=parts, form=form)
+    parts = tuple(LaunchPart.keyword(key, part) for key, part in value.items())
+    return Launch(engine=own, parts=parts, form=Form(kind="settings"))
