@@ -14,12 +14,11 @@ from typer.testing import CliRunner
 
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
-from foretoken.lab.plan.candidates import candidates
 from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.page.document import plan_document
 from foretoken.lab.plan.page.one_page import print_plan
 from foretoken.lab.plan.planner import SpeculationPlan, build_plan
-from foretoken.lab.plan.setup import ENGINES, WORKLOADS, PlanSettings, resolve_setup
+from foretoken.lab.plan.setup import ENGINES, WORKLOADS, PlanSettings
 from foretoken.lab.plan.verdict import EXIT_CODES, LEAST_END_TO_END, WORDS
 
 PAIRS = (
@@ -250,15 +249,6 @@ def test_short_names_of_devices_say_what_is_meant() -> None:
     assert "h100-sxm" in page(
         build_plan(PlanSettings(target="qwen3-8b", method="ngram", device="h100"))
     )
-
-
-def test_candidates_are_what_the_plan_shows() -> None:
-    question = PlanSettings(target="llama-3.1-8b", draft="llama-3.2-1b")
-    plan = build_plan(question)
-    own = next(c for c in candidates(resolve_setup(question)) if c.method == "draft_model")
-    for load in plan.prediction.loads:
-        assert own.at(load.requests).k == load.best_k
-        assert own.at(load.requests).speed_up == pytest.approx(load.best)
 
 
 def test_prompts_make_a_gain_small_and_the_verdict_knows() -> None:

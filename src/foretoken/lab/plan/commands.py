@@ -12,7 +12,7 @@ from typing import Any
 
 from foretoken.lab.plan.bits import Quantization
 from foretoken.lab.plan.schedule import DraftSchedule
-from foretoken.lab.plan.setup import Setup
+from foretoken.lab.plan.setup import DRAWN_FROM, Setup
 from foretoken.lab.plan.sizes import PlanModel
 
 _FLOATS = ("bf16", "fp16", "fp32")
@@ -118,7 +118,7 @@ def _vllm(setup: Setup, schedule: DraftSchedule) -> str:
     config = _speculative_config(setup)
     if drafting.drafts_with == "model":
         config["draft_tensor_parallel_size"] = setup.draft_tp
-        if settings.temperature > 0.5:
+        if settings.temperature > DRAWN_FROM:
             config["draft_sample_method"] = "probabilistic"
     if len(schedule.steps) > 1 and schedule.falls and drafting.default_drafts_key is None:
         config["num_speculative_tokens"] = schedule.most
@@ -156,7 +156,7 @@ def _llama_cpp(setup: Setup) -> str:
         parts += ["--spec-type", word]
     if setup.drafts_with == "model" and setup.draft is not None:
         parts += ["--spec-draft-model", _gguf(setup.draft.name, setup.draft_quantization)]
-        if settings.temperature > 0.5:
+        if settings.temperature > DRAWN_FROM:
             parts += ["--spec-draft-sampling", "probabilistic"]
     if setup.has_weights:
         parts += ["--spec-draft-n-max", str(setup.k)]

@@ -64,5 +64,10 @@ def latency(setup: Setup, load: LoadPrediction, k: int) -> PlannedLatency:
     )
 
 
+def show_seconds(seconds: float) -> str:
+    """`1.25 s`, `43.1 ms`."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
 def _reads_prompts(setup: Setup) -> bool:
     return setup.drafting is not None and setup.drafting.own_kv

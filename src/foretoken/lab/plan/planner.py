@@ -15,7 +15,6 @@ from foretoken.lab.plan.checks.suits import DRAFT_CHECKS
 from foretoken.lab.plan.commands import ready_commands
 from foretoken.lab.plan.latency import PlannedLatency, latency
 from foretoken.lab.plan.memory_plan import (
-    DraftLoad,
     MemoryPlan,
     NominalRow,
     draft_load,
@@ -89,9 +88,10 @@ def build_plan(settings: PlanSettings) -> SpeculationPlan:
     setups = [resolve_setup(replace(settings, draft=name)) for name in named_drafts(settings)]
     if len(setups) > 1 and not all(setup.drafts_with == "model" for setup in setups):
         raise ConfigError("plan.draft", settings.draft, f"one name for method {setups[0].method}")
-    drafts = tuple(_draft_outlook(setup) for setup in setups if setup.draft is not None)
-    setup = setups[_best(drafts, settings.concurrency)] if drafts else setups[0]
-    context = _context(setup)
+    contexts = [_context(setup) for setup in setups]
+    drafts = tuple(_draft_outlook(one) for one in contexts if one.setup.draft is not None)
+    context = contexts[_best(drafts, settings.concurrency)] if drafts else contexts[0]
+    setup = context.setup
     findings = tuple(finding for check in CHECKS for finding in check.run(context))
     latencies = tuple(
         latency(setup, load, chosen_k(setup, load))
@@ -119,13 +119,12 @@ def build_plan(settings: PlanSettings) -> SpeculationPlan:
 
 
 def _context(setup: Setup) -> PlanContext:
-    load: DraftLoad = draft_load(setup)
     outlooks = method_outlooks(setup)
     prediction = predict(setup)
     return PlanContext(
         setup=setup,
         plain=plan_memory(setup, None),
-        speculating=plan_memory(setup, load),
+        speculating=plan_memory(setup, draft_load(setup)),
         prediction=prediction,
         outlooks=outlooks,
         choices=rank_methods(setup, outlooks),
@@ -134,9 +133,9 @@ def _context(setup: Setup) -> PlanContext:
     )
 
 
-def _draft_outlook(setup: Setup) -> DraftOutlook:
-    assert setup.draft is not None
-    context = _context(setup)
+def _draft_outlook(context: PlanContext) -> DraftOutlook:
+    draft = context.setup.draft
+    assert draft is not None
     errors = (
         finding.message
         for check in (*MEMORY_CHECKS, *DRAFT_CHECKS)
@@ -144,8 +143,8 @@ def _draft_outlook(setup: Setup) -> DraftOutlook:
         if finding.level == "error"
     )
     return DraftOutlook(
-        draft=setup.draft.name,
-        params=setup.draft.params,
+        draft=draft.name,
+        params=draft.params,
         requests=context.speculating.requests,
         problem=next(errors, ""),
         prediction=context.prediction,

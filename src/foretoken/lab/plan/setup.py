@@ -155,6 +155,10 @@ DEFAULT_UTILIZATION = {"vllm": 0.92, "llama.cpp": 1.0, "foretoken": 0.9}
 """vLLM 0.33's default; llama.cpp has none."""
 
 
+DRAWN_FROM = 0.5
+"""The temperature above which other engines are told to draw their drafts."""
+
+
 def usual_drafts(method: DraftingMethod | None) -> int:
     """Where to start; `plan` then prints the best k per batch from the cost."""
     return method.plan.usual_drafts if method is not None and method.plan else 0

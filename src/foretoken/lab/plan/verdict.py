@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from foretoken.lab.findings import Finding
 from foretoken.lab.plan.checks import PlanContext
-from foretoken.lab.plan.latency import PlannedLatency
+from foretoken.lab.plan.latency import PlannedLatency, show_seconds
+from foretoken.lab.plan.predict import GainRange, LoadPrediction
 
 LEAST_END_TO_END = 1.05
 """An answer that comes less than a twentieth sooner is not worth a second model."""
@@ -83,10 +84,11 @@ def _refused(findings: tuple[Finding, ...]) -> str:
 def _first_token(context: PlanContext, times: PlannedLatency) -> str:
     if context.setup.settings.slo != "ttft":
         return ""
+    plain, drafted = show_seconds(times.ttft_plain_s), show_seconds(times.ttft_s)
     return (
-        f"the promise is about the first token, which drafts do not bring earlier "
-        f"({_ms(times.ttft_plain_s)} without, {_ms(times.ttft_s)} with); only an A/B at your load "
-        "that shows it unharmed speaks for it"
+        "the promise is about the first token, which drafts do not bring earlier "
+        f"({plain} without, {drafted} with); only an A/B at your load that shows it unharmed "
+        "speaks for it"
     )
 
 
@@ -109,9 +111,15 @@ def _no_gain(context: PlanContext, times: PlannedLatency) -> str:
     if times.k and gain.middle > 1.0:
         return ""
     return (
-        f"predicted {gain.middle:.2f}x ({gain.low:.2f} to {gain.high:.2f}) with k = {k} and "
-        f"{load.requests} in flight{'' if times.k else ', and no other k pays'}"
+        f"{_predicted(gain, k, load.requests)}{'' if times.k else ', and no other k pays'}"
         f"{_elsewhere(context, load.requests)}"
+    )
+
+
+def _predicted(gain: GainRange | LoadPrediction, k: int, requests: int) -> str:
+    return (
+        f"predicted {gain.middle:.2f}x ({gain.low:.2f} to {gain.high:.2f}) with k = {k} and "
+        f"{requests} in flight"
     )
 
 
@@ -137,18 +145,15 @@ def _too_short(context: PlanContext, times: PlannedLatency) -> str:
     )
     return (
         f"a whole answer of {context.setup.settings.output_tokens} tokens comes "
-        f"{times.end_to_end_gain:.2f}x as fast: {_ms(times.end_to_end_plain_s)} without, "
-        f"{_ms(times.end_to_end_s)} with {times.requests} in flight; {why}"
+        f"{times.end_to_end_gain:.2f}x as fast: {show_seconds(times.end_to_end_plain_s)} without, "
+        f"{show_seconds(times.end_to_end_s)} with {times.requests} in flight; {why}"
     )
 
 
 def _gain_words(context: PlanContext, times: PlannedLatency) -> str:
     settings = context.setup.settings
     gain = context.prediction.at(times.requests).gain(times.k)
-    said = (
-        f"predicted {gain.middle:.2f}x ({gain.low:.2f} to {gain.high:.2f}) with k = {times.k} and "
-        f"{times.requests} in flight"
-    )
+    said = _predicted(gain, times.k, times.requests)
     peak = context.prediction.at(settings.peak_concurrency)
     if times.requests == peak.requests:
         return said
@@ -156,7 +161,3 @@ def _gain_words(context: PlanContext, times: PlannedLatency) -> str:
     if at_peak == 0:
         return f"{said}; off at the peak of {peak.requests}, where it would lose"
     return f"{said}, {peak.gain(at_peak).middle:.2f}x at the peak of {peak.requests}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

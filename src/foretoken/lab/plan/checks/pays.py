@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 from foretoken.lab.findings import Finding
 from foretoken.lab.plan.checks import PlanCheck, PlanContext
+from foretoken.lab.plan.setup import DRAWN_FROM
 
 
 def _hot_sampling(context: PlanContext) -> Iterator[Finding]:
     setup = context.setup
-    if setup.settings.temperature <= 0.5 or setup.method == "none":
+    if setup.settings.temperature <= DRAWN_FROM or setup.method == "none":
         return
     flag = {
         "vllm": '"draft_sample_method": "probabilistic"',

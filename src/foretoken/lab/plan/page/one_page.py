@@ -6,6 +6,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from foretoken.lab.plan.latency import show_seconds
 from foretoken.lab.plan.page.details import STYLES, details, gigabytes, make_table
 from foretoken.lab.plan.page.fitting import most_context, what_fits
 from foretoken.lab.plan.planner import SpeculationPlan
@@ -162,13 +163,9 @@ def _times(plan: SpeculationPlan) -> Table:
             (times.tpot_plain_s, times.tpot_s),
             (times.end_to_end_plain_s, times.end_to_end_s),
         )
-        cells = [_seconds(value) for pair in pairs for value in pair]
+        cells = [show_seconds(value) for pair in pairs for value in pair]
         table.add_row(f"{times.requests}", f"{times.k}" if times.k else "off", *cells)
     return table
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _fits(plan: SpeculationPlan) -> Table:

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.priors.acceptance import AcceptancePrior, DraftedWork, knows, prior_without
-from foretoken.lab.plan.setup import Setup
+from foretoken.lab.plan.setup import DRAWN_FROM, Setup
 
 _FEW_BITS = 0.7
 """Bytes per weight below which a model counts as one of few bits."""
-_DRAWN_FROM = 0.5
-"""The temperature from which on other engines are told to draw their drafts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,7 @@ def drafting_of(setup: Setup) -> DraftedWork:
     """A setup as the regression sees it."""
     settings, draft = setup.settings, setup.draft
     with_model = setup.drafts_with == "model" and draft is not None
-    hot = settings.temperature > _DRAWN_FROM and with_model
+    hot = settings.temperature > DRAWN_FROM and with_model
     return DraftedWork(
         method=setup.method,
         target_b=setup.target.params / 1e9,
