@@ -136,8 +136,7 @@ def print_classes(out: Console, summary: AbSummary) -> None:
         table = Table(title, "requests an arm", "TPOT P50", "TPOT P95", "TPOT P99", "TTFT P50")
         for own in classes:
             gains = (own.gain(name) for name in ("tpot_p50", "tpot_p95", "tpot_p99", "ttft_p50"))
-            name = own.value if own.by == "category" else f"{own.by} {own.value}"
-            table.add_row(name, str(own.num_pairs), *(show_gain(gain) for gain in gains))
+            table.add_row(own.name, str(own.num_pairs), *(show_gain(gain) for gain in gains))
         out.print(table)
     if summary.classes or summary.diagnosis:
         out.print(_QUESTION, style="dim")

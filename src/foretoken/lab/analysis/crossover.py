@@ -34,6 +34,11 @@ class Crossing:
     """The measured neighbours."""
 
 
+def spans_widely(least: float, most: float) -> bool:
+    """Whether a quantity that was measured from `least` to `most` is taken by its logarithm."""
+    return least > 0 and most >= _WIDE * least
+
+
 def find_crossing(
     points: Sequence[tuple[float, ArmGain]], limit: float, *, seed: int = 0
 ) -> Crossing | None:
@@ -48,7 +53,7 @@ def find_crossing(
     turned = np.flatnonzero((logs_N < 0) if falls else (logs_N >= 0))
     if turned.size == 0:
         return None
-    wide = x_N[0] > 0 and x_N[-1] >= _WIDE * x_N[0]
+    wide = spans_widely(x_N[0], x_N[-1])
     scale_N = np.log(x_N) if wide else x_N
     side = 1.0 if falls else -1.0
     point = float(_first_passing(scale_N, side * logs_N[None, :])[0])

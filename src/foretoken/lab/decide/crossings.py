@@ -14,6 +14,7 @@ from foretoken.lab.analysis.dimensions import (
     find_dimensions,
     show_value,
 )
+from foretoken.lab.decide.evidence import show_metric
 from foretoken.lab.records.results import AbSummary
 
 
@@ -36,9 +37,9 @@ class NamedCrossing:
         low = _end(found.at.low, self.measured, "below")
         high = _end(found.at.high, self.measured, "above")
         verb = "falls below" if found.falls else "rises above"
-        name = self.metric.replace("_", " ").upper()
         place = with_unit(f"{found.at.estimate:.3g} [{low}, {high}]", self.dimension)
-        return f"the gain of {name} {verb} {found.limit:.2f}x at {place}{self.where}"
+        name, where = show_metric(self.metric), f"{place}{self.where}"
+        return f"the gain of {name} {verb} {found.limit:.2f}x at {where}"
 
 
 def _end(value: float, measured: tuple[float, float], word: str) -> str:

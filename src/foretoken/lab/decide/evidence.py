@@ -200,6 +200,11 @@ def show(interval: Interval) -> str:
     return f"{interval.estimate:.2f}x [{interval.low:.2f}, {interval.high:.2f}]"
 
 
+def show_metric(metric: str) -> str:
+    """`TPOT P50`."""
+    return metric.replace("_", " ").upper()
+
+
 def show_break_even(rate: float) -> str:
     """The rate at which speculation breaks even, in words where it is none."""
     if rate > 1.0:

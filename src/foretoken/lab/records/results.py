@@ -252,6 +252,11 @@ class ClassGains:
     """Requests of the class that both arms answered."""
     gains: tuple[ArmGain, ...]
 
+    @property
+    def name(self) -> str:
+        """`creative`, `temperature 0.8`, `context 1-256 tokens`."""
+        return self.value if self.by == "category" else f"{self.by} {self.value}"
+
     def gain(self, metric: str) -> ArmGain | None:
         """One gain by its name."""
         return next((gain for gain in self.gains if gain.metric == metric), None)

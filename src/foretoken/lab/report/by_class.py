@@ -12,8 +12,7 @@ from foretoken.lab.report.canvas import (
     BAD,
     CANDIDATE,
     FAINT,
-    draw_gain,
-    limit_lines,
+    gain_rows,
     new_figure,
 )
 from foretoken.lab.report.judged import ReportRun
@@ -22,23 +21,15 @@ from foretoken.lab.report.judged import ReportRun
 def class_gains(run: ReportRun) -> Figure | None:
     """Gain of TPOT P50 and P99 per class; hollow where a P99 has too few requests."""
     rows = [
-        (f"{name_of(own)}{where} {metric[-3:].upper()}, n={_counted(gain)}", gain)
+        (f"{class_label(own)}{where} {metric[-3:].upper()}, n={_counted(gain)}", gain)
         for own, where in _classes(run)
         for metric in ("tpot_p50", "tpot_p99")
         if (gain := own.gain(metric)) is not None and np.isfinite(gain.ratio.estimate)
     ]
     if not rows:
         return None
-    figure, axes = new_figure(height=0.9 + 0.3 * len(rows))
-    right = max(1.35, 1.25 * max(gain.ratio.estimate for _, gain in rows))
-    for row, (_, gain) in enumerate(reversed(rows)):
-        draw_gain(axes, row, gain, right)
-    axes.set_yticks(range(len(rows)), [name for name, _ in reversed(rows)])
-    axes.set_ylim(-0.6, len(rows) - 0.3)
-    axes.grid(axis="y", visible=False)
-    limit_lines(axes)
-    axes.set_xlabel("gain of TPOT with 95 % interval (hollow: too few requests to tell)")
-    return figure
+    label = "gain of TPOT with 95 % interval (hollow: too few requests to tell)"
+    return gain_rows(rows, 0.9 + 0.3 * len(rows), label)
 
 
 def _counted(gain: ArmGain) -> str:
@@ -52,7 +43,7 @@ def _classes(run: ReportRun) -> list[tuple[ClassGains, str]]:
     return found + [(own, " alone") for own in run.summary.diagnosis]
 
 
-def name_of(own: ClassGains) -> str:
+def class_label(own: ClassGains) -> str:
     """The class as a label."""
     short = {"temperature": "T = ", "category": "", "context": "prompt "}
     return f"{short.get(own.by, '')}{own.value}"

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from foretoken.lab.analysis.crossover import spans_widely
 from foretoken.lab.analysis.dimensions import Dimension, show_value
 from foretoken.lab.decide.overall import Overall
 from foretoken.lab.records.results import ArmSummary, Quantiles
@@ -21,15 +22,12 @@ from foretoken.lab.report.canvas import (
     CANDIDATE,
     FAINT,
     GOOD,
-    draw_gain,
-    limit_lines,
+    gain_rows,
     new_figure,
     plain_log,
 )
 from foretoken.lab.report.judged import ReportRun
 from foretoken.lab.stats.intervals import Interval, unknown
-
-_WIDE = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +41,7 @@ class PlotAxis:
     def draw(self, axes: Axes) -> None:
         """Label the axis; a wide range is logarithmic, as loads are."""
         axes.set_xlabel(self.name)
-        if self.values[0] > 0 and self.values[-1] >= _WIDE * self.values[0]:
+        if spans_widely(self.values[0], self.values[-1]):
             plain_log(axes.xaxis)
             axes.set_xticks(self.values, [show_value(value) for value in self.values])
         else:
@@ -107,21 +105,14 @@ def gain_along(axis: PlotAxis, overall: Overall) -> Figure | None:
 
 def gain_by_run(runs: Sequence[ReportRun], overall: Overall) -> Figure | None:
     """A row per run: its gain of TPOT P50, named by what differs."""
-    gains = [(row, run.summary.gain("tpot_p50")) for row, run in enumerate(runs)]
-    known = [(row, gain) for row, gain in gains if gain is not None]
-    if len(known) < 2:
+    rows = [
+        (_name(overall.dimensions, index) or run.name, gain)
+        for index, run in enumerate(runs)
+        if (gain := run.summary.gain("tpot_p50")) is not None
+    ]
+    if len(rows) < 2:
         return None
-    figure, axes = new_figure(height=0.9 + 0.36 * len(known))
-    right = max(1.35, 1.25 * max(gain.ratio.estimate for _, gain in known))
-    for place, (_, gain) in enumerate(reversed(known)):
-        draw_gain(axes, place, gain, right)
-    names = [_name(overall.dimensions, row) or runs[row].name for row, _ in reversed(known)]
-    axes.set_yticks(range(len(known)), names)
-    axes.set_ylim(-0.6, len(known) - 0.3)
-    axes.grid(axis="y", visible=False)
-    limit_lines(axes)
-    axes.set_xlabel("gain of TPOT P50 with 95 % interval")
-    return figure
+    return gain_rows(rows, 0.9 + 0.36 * len(rows), "gain of TPOT P50 with 95 % interval")
 
 
 def _name(dimensions: Sequence[Dimension], row: int) -> str:

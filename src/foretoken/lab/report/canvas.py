@@ -7,7 +7,7 @@ data.
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -100,6 +100,30 @@ def draw_gain(axes: Axes, row: int, gain: ArmGain, right: float) -> None:
     axes.plot(ratio.estimate, row, "o", color=colour, markersize=6)
     axes.annotate(f"{ratio.estimate:.2f}x", (end, row), xytext=(7, 0),
                   textcoords="offset points", va="center", fontsize=9)  # fmt: skip
+
+
+def gain_rows(
+    rows: Sequence[tuple[str, ArmGain]], height: float, label: str, right: float | None = None
+) -> Figure:
+    """Named gains with their intervals, the first on top.
+
+    Args:
+        rows: name and gain of each row.
+        height: of the figure, in inches.
+        label: what the axis says.
+        right: where intervals are cut; None: a little beyond the largest gain.
+    """
+    figure, axes = new_figure(height=height)
+    if right is None:
+        right = max(1.35, 1.25 * max(gain.ratio.estimate for _, gain in rows))
+    for row, (_, gain) in enumerate(reversed(rows)):
+        draw_gain(axes, row, gain, right)
+    axes.set_yticks(range(len(rows)), [name for name, _ in reversed(rows)])
+    axes.set_ylim(-0.6, len(rows) - 0.3)
+    axes.grid(axis="y", visible=False)
+    limit_lines(axes)
+    axes.set_xlabel(label)
+    return figure
 
 
 def plain_log(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:

@@ -17,8 +17,7 @@ from foretoken.lab.report.canvas import (
     GOOD,
     LIMITS,
     WARN,
-    draw_gain,
-    limit_lines,
+    gain_rows,
     new_figure,
     plain_log,
 )
@@ -34,19 +33,13 @@ def gains(run: ReportRun) -> Figure | None:
     found = [g for g in run.summary.gains if np.isfinite(g.ratio.estimate)]
     if not found:
         return None
-    figure, axes = new_figure(height=0.75 + 0.33 * len(found))
     # One interval of a tail that few requests know would squeeze all others together.
     known = [g.ratio for g in found if g.ratio.known]
     most = WIDEST * max(g.ratio.estimate for g in found)
     right = min(most, max([LIMITS[1], *(ratio.high for ratio in known)]))
-    for row, one in enumerate(reversed(found)):
-        draw_gain(axes, row, one, right)
-    limit_lines(axes)
-    axes.set_yticks(range(len(found)), [label(g.metric) for g in reversed(found)])
-    axes.set_ylim(-0.6, len(found) - 0.3)
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("gain with 95 % interval (right is better; hollow: too few requests)")
-    return figure
+    rows = [(label(g.metric), g) for g in found]
+    below = "gain with 95 % interval (right is better; hollow: too few requests)"
+    return gain_rows(rows, 0.75 + 0.33 * len(rows), below, right)
 
 
 def latencies(run: ReportRun) -> Figure | None:

@@ -8,7 +8,14 @@ acceptance against break-even stands in.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foretoken.lab.decide.evidence import Evidence, RuleKind, RuleResult, blocks_to_support, show
+from foretoken.lab.decide.evidence import (
+    Evidence,
+    RuleKind,
+    RuleResult,
+    blocks_to_support,
+    show,
+    show_metric,
+)
 from foretoken.lab.decide.rules.speed import Nothing
 from foretoken.lab.records.results import ArmGain, ClassGains
 from foretoken.lab.stats.intervals import Interval
@@ -54,7 +61,7 @@ def _judge(evidence: Evidence, classes: Sequence[ClassGains], *, alone: bool) ->
         lost, won = _lost(own, level), _won(own, level)
         if lost:
             losing.append(lost)
-            names.append(name_of(own))
+            names.append(own.name)
         elif won:
             winning.append(won)
     return ClassesJudged(
@@ -79,17 +86,12 @@ def _won(own: ClassGains, level: float) -> str:
 
 
 def _told(own: ClassGains, gain: ArmGain, level: float) -> str:
-    metric = gain.metric.replace("_", " ").upper()
-    return f"{name_of(own)} {show(_at(gain, level))} ({metric}, {gain.num_pairs} requests)"
+    seen, metric = show(_at(gain, level)), show_metric(gain.metric)
+    return f"{own.name} {seen} ({metric}, {gain.num_pairs} requests)"
 
 
 def _at(gain: ArmGain, level: float) -> Interval:
     return at_level(gain.ratio, gain.num_blocks, level)
-
-
-def name_of(own: ClassGains) -> str:
-    """`creative`, `temperature 0.8`, `context 1-256 tokens`."""
-    return own.value if own.by == "category" else f"{own.by} {own.value}"
 
 
 def homogeneous(evidence: Evidence, _: Nothing) -> RuleResult:
@@ -138,7 +140,7 @@ def mixed_workload(evidence: Evidence, _: Nothing) -> RuleResult:
     lost = [gain for gain in usable if evidence.ratio(gain).high < 1.0]
     if not lost:
         return _tail_holds(gains[0], usable)
-    says = f"{lost[0].metric.replace('_', ' ').upper()} loses: {show(evidence.ratio(lost[0]))}"
+    says = f"{show_metric(lost[0].metric)} loses: {show(evidence.ratio(lost[0]))}"
     judged = judge_classes(evidence)
     if judged is not None and judged.losing:
         blame = f"{says}; it is the loss of {', '.join(judged.names)} itself, not of the mix"
