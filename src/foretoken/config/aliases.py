@@ -16,6 +16,11 @@ from foretoken.errors import ConfigError, NotYetError
 
 logger = logging.getLogger("foretoken")
 
+_ANSWERED = {
+    row.name: row.say for row in other_names() if row.kind in ("flags", "keys") and row.say
+}
+"""Names that are not taken -> what to write instead."""
+
 ENGINE_KEYS = KeyTable(
     where="LLM",
     neutral={
@@ -41,7 +46,7 @@ ENGINE_KEYS = KeyTable(
         for row in other_names()
         if row.kind == "keys" and not row.say
     }
-    | {row.name: row.say for row in other_names() if row.kind in ("flags", "keys") and row.say},
+    | _ANSWERED,
 )
 """Keywords of `LLM`."""
 
@@ -63,9 +68,7 @@ SPECULATIVE_KEYS = KeyTable(
         "draft_lm_head_quantization": (None,),
         "use_local_argmax_reduction": (False,),
     },
-    removed={
-        row.name: row.say for row in other_names() if row.kind in ("flags", "keys") and row.say
-    },
+    removed=_ANSWERED,
 )
 """Keys of `speculative_config`."""
 
