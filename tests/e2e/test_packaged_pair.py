@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from foretoken import LLM, SamplingParams
+from foretoken.metrics.reader import Counter
 from foretoken.types import FinishReason, TokenSource
 
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -35,7 +36,8 @@ class Drafting(NamedTuple):
 
     def accepted_so_far(self) -> float:
         name = "vllm:spec_decode_num_accepted_tokens"
-        return sum(m.value for m in self.llm.get_metrics() if m.name == name)
+        found = self.llm.get_metrics()
+        return sum(m.value for m in found if isinstance(m, Counter) and m.name == name)
 
 
 @pytest.fixture(scope="module")
