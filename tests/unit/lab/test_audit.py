@@ -9,8 +9,10 @@ from foretoken.lab.audit.asking import Asker
 from foretoken.lab.audit.checks import CHECKS
 from foretoken.lab.audit.checks.streams import misses
 from foretoken.lab.audit.judging import CheckResult
+from foretoken.lab.audit.parting import part
 from foretoken.lab.audit.replies import Reply
 from foretoken.lab.audit.run import AuditPlan, audit
+from foretoken.lab.audit.turns import Turns
 from foretoken.lab.mock.faults import SHARES, MockFaults, faults_of
 from foretoken.lab.mock.generator import MockLaw, MockModel
 from foretoken.lab.mock.server import MockServer
@@ -25,6 +27,7 @@ FINDS = {
     "lose_prefix": "prefixes",
     "miss_stop": "stops",
     "wrong_logprobs": "logprobs",
+    "unscored_drafts": "logprobs",
     "ignore_seed": "seeds",
     "tear_stream": "streams",
     "break_tools": "tools",
@@ -37,10 +40,11 @@ def run(
     plan: AuditPlan | None = None,
     *,
     model: MockModel | None = None,
+    ids: bool = True,
 ) -> dict[str, CheckResult]:
     """Audit a mock with faults against one without."""
     model = model or MockModel(rounding=0.004)
-    own = {"return_token_ids": True}
+    own = {"return_token_ids": ids}
 
     async def main() -> tuple[CheckResult, ...]:
         on, off = MockServer(AT_ONCE, model, faults), MockServer(AT_ONCE, model)
@@ -73,11 +77,60 @@ def test_unverified_draws_are_caught(share: float) -> None:
 def test_what_a_stream_misses_is_told_apart() -> None:
     whole = Reply(body={}, text="a b c", tokens=("a", " b", " c"), finish_reasons=("length",))
     assert misses(whole, whole) is None
-    untold = misses(whole, replace(whole, tokens=("a",)))
+    assert misses(whole, replace(whole, tokens=("a",))) is None, "rows left out count nothing"
+    ids = replace(whole, token_ids=(1, 2, 3))
+    untold = misses(ids, replace(ids, token_ids=(1,)))
     assert untold is not None and "the stream tells 1 of 3 tokens" in untold.why
     torn = misses(whole, replace(whole, text="a c", tokens=("a", " c")))
     assert torn is not None and torn.why == "2 tokens in the stream, 3 in the whole answer"
     assert misses(whole, replace(whole, tokens=("a",), finish_reasons=("stop",))) is None
+
+
+def test_unscored_drafts_are_no_lost_tokens() -> None:
+    """A server without token ids that scores no draft: its texts, streams and counts are right."""
+    found = run(faults_of(["unscored_drafts"]), AuditPlan(prompts=8), ids=False)
+    assert {name for name, one in found.items() if one.status == "fault"} == {"logprobs"}, found
+    assert "without the likeliest tokens: 0.000" in found["logprobs"].why
+    assert found["streams"].status == found["usage"].status == "ok"
+
+
+def test_texts_without_tokens_part_at_the_likeliest_tokens() -> None:
+    first = Reply(
+        body={},
+        text="a b c",
+        tokens=("a", " b", " c"),
+        logprobs=(0.0, -0.7, -0.1),
+        tops=({"a": 0.0}, {" b": -0.7, " d": -0.71}, {" c": -0.1, " e": -3.0}),
+    )
+    near = part(first, Reply(body={}, text="a d c"))
+    assert near is not None and near.gap == pytest.approx(0.01)
+    far = part(first, Reply(body={}, text="a b e", tokens=("a",)))
+    assert far is not None and far.gap == pytest.approx(2.9)
+    unknown = part(first, Reply(body={}, text="a x"))
+    assert unknown is not None and unknown.gap is None
+
+
+def test_servers_of_one_machine_are_asked_in_turns() -> None:
+    running: set[str] = set()
+    most: list[int] = []
+
+    async def request(turns: Turns, who: str) -> None:
+        async with turns.of(who):
+            running.add(who)
+            most.append(len(running))
+            await asyncio.sleep(0.001)
+            running.discard(who)
+
+    async def main() -> None:
+        turns = Turns()
+        gone = asyncio.create_task(request(turns, "a"))
+        asking = [request(turns, "ab"[i % 2]) for i in range(20)]
+        asyncio.get_running_loop().call_later(0.0005, gone.cancel)
+        await asyncio.wait_for(asyncio.gather(*asking), timeout=5)
+
+    asyncio.run(main())
+    assert len(most) >= 20
+    assert set(most) == {1}
 
 
 def test_consequences_are_told_from_faults() -> None:

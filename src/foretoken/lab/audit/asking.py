@@ -7,10 +7,12 @@ checks that only read. Answers that several checks want are asked for once.
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from foretoken.lab.audit.replies import Reply, read_reply
+from foretoken.lab.audit.turns import Turns
 from foretoken.lab.http.timed import Answer, TransportError
 
 _PATHS = {False: "/v1/completions", True: "/v1/chat/completions"}
@@ -55,15 +57,17 @@ class Asker:
         extra_body: Mapping[str, Any] | None = None,
         concurrency: int = 8,
         timeout_s: float = 300.0,
+        turns: Turns | None = None,
     ) -> None:
-        """Ask `pool` for `model`, with `extra_body` in every request."""
+        """Ask `pool` for `model`, with `extra_body` in every request; only when it is its turn."""
         self.replies: list[Reply] = []
         """All of them, in the order in which they came."""
         self.num_asked = 0
         self._pool, self._timeout_s = pool, timeout_s
         self._fixed = {"model": model, **(extra_body or {})}
         self._gate = asyncio.Semaphore(concurrency)
-        self._greedy: dict[tuple[int, int], asyncio.Task[Reply]] = {}
+        self._turns = turns
+        self._greedy: dict[tuple[int, bool, bool], asyncio.Task[Reply]] = {}
 
     async def ask(
         self, body: Mapping[str, Any], *, chat: bool = False, stream: bool = False
@@ -73,7 +77,8 @@ class Asker:
         if stream:
             whole |= {"stream": True, "stream_options": {"include_usage": True}}
         self.num_asked += 1
-        async with self._gate:
+        turn = nullcontext() if self._turns is None else self._turns.of(self)
+        async with turn, self._gate:
             try:
                 answer = await self._pool.send(
                     "POST", _PATHS[chat], json.dumps(whole).encode(), timeout_s=self._timeout_s
@@ -84,9 +89,9 @@ class Asker:
         self.replies.append(reply)
         return reply
 
-    async def greedy(self, case: Case, again: bool = False) -> Reply:
+    async def greedy(self, case: Case, again: bool = False, stream: bool = False) -> Reply:
         """The likeliest continuation of a case with log-probabilities; `again`: asked anew."""
-        key = (case.number, int(again))
+        key = (case.number, again, stream)
         if key not in self._greedy:
             body = {
                 "prompt": case.prompt,
@@ -94,5 +99,5 @@ class Asker:
                 "temperature": 0.0,
                 "logprobs": TOPS,
             }
-            self._greedy[key] = asyncio.create_task(self.ask(body))
+            self._greedy[key] = asyncio.create_task(self.ask(body, stream=stream))
         return await self._greedy[key]

@@ -31,9 +31,11 @@ def part(first: Reply, second: Reply) -> Parting | None:
     """Where `second` leaves `first`; None if the texts are equal."""
     if first.text == second.text:
         return None
-    if first.tokens is None or second.tokens is None:
+    if first.tokens is None or not first.tells_all:
         at = common(first.text, second.text)
         return Parting(None, None, f"differs after {at} characters")
+    if second.tokens is None or not second.tells_all:
+        return _part_text(first, second.text)
     at = common(first.tokens, second.tokens)
     where = f"differs at token {at + 1}"
     if at >= len(first.tokens) or at >= len(second.tokens):
@@ -48,6 +50,36 @@ def part(first: Reply, second: Reply) -> Parting | None:
         return Parting(at, tops[mine] - least, f"{where}, not among the likeliest {len(tops)}")
     gap = tops[mine] - tops[other]
     return Parting(at, gap, f"{where}, {gap:.3f} less likely")
+
+
+def _part_text(first: Reply, other: str) -> Parting:
+    """Where a text whose tokens are not told leaves `first`, by the likeliest of its tokens."""
+    assert first.tokens is not None, "just seen"
+    at, begin, parts = 0, 0, common(first.text, other)
+    while begin + len(first.tokens[at]) <= parts and at + 1 < len(first.tokens):
+        begin += len(first.tokens[at])
+        at += 1
+    mine, tops = first.tokens[at], first.tops[at] if at < len(first.tops) else {}
+    where = f"differs at token {at + 1}, after {parts} characters"
+    fitting = [token for token in tops if token != mine and other.startswith(token, begin)]
+    found = max((token for token in fitting if token), key=len, default=None)
+    if mine not in tops or found is None:
+        return Parting(at, None, where)
+    gap = tops[mine] - tops[found]
+    return Parting(at, gap, f"{where}: {found!r} instead of {mine!r}, {gap:.3f} less likely")
+
+
+def same_or_near(first: Reply, second: Reply, plain: Reply | None, tie: float) -> Look:
+    """As `same`; where `first` does not tell how likely its tokens were, both may instead be what
+    plain decoding writes, but for near-ties."""
+    found = same(first, second, tie)
+    if found.sort == "fine" or plain is None or not plain.ok:
+        return found
+    parting = part(first, second)
+    if parting is None or parting.gap is not None:
+        return found
+    both = (same(plain, one, tie) for one in (first, second))
+    return Look(sort="fine", why="near-tie") if all(o.sort == "fine" for o in both) else found
 
 
 def same(first: Reply, second: Reply, tie: float) -> Look:

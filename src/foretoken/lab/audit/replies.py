@@ -54,10 +54,17 @@ class Reply:
         return self.refused is None and self.error is None
 
     @property
+    def tells_all(self) -> bool:
+        """Whether the tokens with log-probabilities make up the text: a server may leave some
+        out, and then they count nothing."""
+        return self.tokens is not None and "".join(self.tokens) == self.text
+
+    @property
     def num_tokens(self) -> int | None:
         """How many tokens came, if they can be told apart."""
-        came = self.token_ids if self.token_ids is not None else self.tokens
-        return None if came is None else len(came)
+        if self.token_ids is not None:
+            return len(self.token_ids)
+        return len(self.tokens) if self.tokens is not None and self.tells_all else None
 
     @property
     def finish_reason(self) -> str | None:

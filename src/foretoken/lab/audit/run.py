@@ -177,7 +177,9 @@ async def near_tie(arm: Asker, plain: Asker | None, cases: Sequence[Case]) -> fl
             if one.tokens is None or two.tokens is None:
                 continue
             length = common(one.tokens, two.tokens)
-            pairs = zip(one.logprobs[:length], two.logprobs[:length], strict=True)
+            # A row without likeliest tokens may stand for a token that nobody scored.
+            scored = [at for at in range(length) if bool(one.tops[at]) == bool(two.tops[at])]
+            pairs = ((one.logprobs[at], two.logprobs[at]) for at in scored)
             apart.append(max((abs(x - y) for x, y in pairs), default=0.0))
         widest.append(sorted(apart)[len(apart) // 2] if apart else 0.0)
     return min(_MOST_TIE, max(_LEAST_TIE, _TIMES_ROUNDING * max(widest)))

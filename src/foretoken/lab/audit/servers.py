@@ -11,10 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from foretoken.lab.audit.asking import Asker
 from foretoken.lab.audit.judging import CheckResult
 from foretoken.lab.audit.run import AuditFollower, AuditPlan, audit
+from foretoken.lab.audit.turns import Turns
 from foretoken.lab.http.client import EXTRAS, Client
 from foretoken.lab.measure.bench import load_items
 from foretoken.lab.measure.experiment import ArmConfig, WorkloadConfig
@@ -87,8 +89,9 @@ async def _run(
     began = time.monotonic()
     async with serving(config.candidate, out / "logs" / "on.log") as on:
         async with _plain(config.baseline, on, out / "logs" / "off.log") as (off, fields, said):
-            arm = _asker(on, config.plan)
-            plain = None if off is None else _asker(off, config.plan, fields)
+            turns = None if off is None else _turns_of(on, off)
+            arm = _asker(on, config.plan, turns)
+            plain = None if off is None else _asker(off, config.plan, turns, fields)
             same_seeds = promises_seeds(on, off)
             checks = await audit(
                 arm, plain, texts, config.plan, same_seeds=same_seeds, follow=follow
@@ -118,7 +121,18 @@ async def _plain(
     yield on, fields, "the same server, speculation off in the request"
 
 
-def _asker(client: Client, plan: AuditPlan, fields: dict[str, Any] | None = None) -> Asker:
+def _turns_of(on: Client, off: Client) -> Turns | None:
+    """Servers of one machine are asked in turns: both at once would starve each other."""
+    same_machine = urlsplit(on.info.url).hostname == urlsplit(off.info.url).hostname
+    return Turns() if same_machine and on.info.url != off.info.url else None
+
+
+def _asker(
+    client: Client,
+    plan: AuditPlan,
+    turns: Turns | None,
+    fields: dict[str, Any] | None = None,
+) -> Asker:
     """Token ids are asked for where the server knows the word."""
     known = {k: v for k, v in EXTRAS.get(client.info.engine, {}).items() if k == "return_token_ids"}
     return Asker(
@@ -127,4 +141,5 @@ def _asker(client: Client, plan: AuditPlan, fields: dict[str, Any] | None = None
         extra_body={**known, **client.config.extra_body, **(fields or {})},
         concurrency=plan.concurrency,
         timeout_s=client.config.timeout_s,
+        turns=turns,
     )

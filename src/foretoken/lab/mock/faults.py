@@ -38,6 +38,9 @@ class MockFaults:
     """Of answers that reach a stop string: written past it."""
     wrong_logprobs: float = 0.0
     """Of answers: log-probabilities are the draft's."""
+    unscored_drafts: float = 0.0
+    """Of answers: tokens of steps with drafts have log-probability 0, no likeliest tokens, and in
+    a stream no row at all, as llama.cpp's server does."""
     ignore_seed: float = 0.0
     """Of seeded requests: drawn with a seed of the server's own."""
     tear_stream: float = 0.0

@@ -147,6 +147,7 @@ class _MockReply:
         self._chat = path.endswith("chat/completions")
         self._number = server.count
         faults = server.faults
+        self._unscored = strikes(faults.unscored_drafts, "unscored", self._number)
         self._torn = strikes(faults.tear_stream, "stream", self._number)
         lost = strikes(faults.lose_prefix, "prefix", self._number)
         self._cached = server.prefixes.enter(prompt_of(body), lost=lost)
@@ -177,6 +178,7 @@ class _MockReply:
 
     def _choice(self, pieces: tuple[MockToken, ...], ended: bool) -> dict[str, Any]:
         text = "".join(piece.text for piece in pieces)
+        streaming = bool(self._body.get("stream"))
         reason = self._written.finish_reason if ended else None
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
         if self._chat:
@@ -188,6 +190,8 @@ class _MockReply:
             choice["token_ids"] = [piece.token_id for piece in pieces]
         if self._body.get("logprobs") and not self._chat:
             choice["logprobs"] = self._logprobs(pieces)
+            if self._unscored:
+                choice["logprobs"] = _without_drafts(choice["logprobs"], ended and not streaming)
         return choice
 
     def _message(self, text: str) -> dict[str, Any]:
@@ -230,6 +234,19 @@ class _MockReply:
                 }
             }
         return found
+
+
+def _without_drafts(rows: dict[str, Any], whole: bool) -> dict[str, Any] | None:
+    """Log-probabilities of a server that scores no token of a step with drafts.
+
+    Every second token of a whole answer has 0 and no likeliest tokens; an event of a stream that
+    brings several tokens has no rows.
+    """
+    if not whole:
+        return rows if len(rows["tokens"]) == 1 else None
+    own = [value if at % 2 else 0.0 for at, value in enumerate(rows["token_logprobs"])]
+    tops = [top if at % 2 else {} for at, top in enumerate(rows["top_logprobs"])]
+    return {**rows, "token_logprobs": own, "top_logprobs": tops}
 
 
 async def _models(_: Request) -> Response:

@@ -6,7 +6,7 @@ next, where it first occurs. Asked again with it, the answer ends just before.
 
 from foretoken.lab.audit.asking import TOPS, Case
 from foretoken.lab.audit.check import FINE, AuditCheck, Look, Sides, unanswered
-from foretoken.lab.audit.parting import part
+from foretoken.lab.audit.parting import same_or_near
 from foretoken.lab.audit.replies import Reply
 
 
@@ -35,8 +35,8 @@ async def _look(sides: Sides, case: Case) -> Look:
         ended = given.finish_reason == "stop"
         said = Look(sort="wrong", why=f"finish_reason {given.finish_reason!r} after a stop string")
         return FINE if ended else said
-    found = part(whole, given)
-    if found is not None and found.gap is not None and found.gap <= sides.tie:
+    plain = None if sides.plain is None else await sides.plain.greedy(case)
+    if same_or_near(whole, given, plain, sides.tie).sort == "fine":
         return Look(sort="fine", why="near-tie")
     return Look(sort="differs", why=f"another text than before with the stop string {stop!r}")
 

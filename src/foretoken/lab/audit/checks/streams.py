@@ -4,21 +4,15 @@ A step with several tokens is several tokens of the stream: nothing is lost, not
 and nothing comes after the end.
 """
 
-from foretoken.lab.audit.asking import TOPS, Case
+from foretoken.lab.audit.asking import Case
 from foretoken.lab.audit.check import AuditCheck, Look, Sides, unanswered
-from foretoken.lab.audit.parting import same
+from foretoken.lab.audit.parting import same_or_near
 from foretoken.lab.audit.replies import Reply
 
 
 async def _look(sides: Sides, case: Case) -> Look:
     whole = await sides.arm.greedy(case)
-    body = {
-        "prompt": case.prompt,
-        "max_tokens": case.max_tokens,
-        "temperature": 0.0,
-        "logprobs": TOPS,
-    }
-    streamed = await sides.arm.ask(body, stream=True)
+    streamed = await sides.arm.greedy(case, stream=True)
     missing = unanswered(whole, streamed)
     if missing is not None:
         return missing
@@ -26,7 +20,11 @@ async def _look(sides: Sides, case: Case) -> Look:
         return Look(sort="wrong", why=f"{len(streamed.finish_reasons)} finish reasons in a stream")
     if streamed.text_after_end:
         return Look(sort="wrong", why="text after the finish reason")
-    return misses(whole, streamed) or same(whole, streamed, sides.tie)
+    found = misses(whole, streamed)
+    if found is not None:
+        return found
+    plain = None if sides.plain is None else await sides.plain.greedy(case)
+    return same_or_near(whole, streamed, plain, sides.tie)
 
 
 def misses(whole: Reply, streamed: Reply) -> Look | None:
@@ -38,7 +36,7 @@ def misses(whole: Reply, streamed: Reply) -> Look | None:
     if long is None or came is None or long == came:
         return None
     if whole.text == streamed.text:
-        why = f"the text is whole, but the stream tells {came} of {long} tokens (log-probabilities)"
+        why = f"the text is whole, but the stream tells {came} of {long} tokens"
         return Look(sort="wrong", why=why)
     return Look(sort="wrong", why=f"{came} tokens in the stream, {long} in the whole answer")
 
