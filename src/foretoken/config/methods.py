@@ -101,6 +101,16 @@ class MethodPlan:
     llama_cpp: str | None = None
     """The word for it in llama.cpp's `--spec-type`."""
 
+    def llama_cpp_drafts(self, count: int) -> list[str]:
+        """The words that give llama.cpp's server a draft length; it has a flag for each look-up,
+        and drafts 48 tokens at a time where that is not set. Empty: it has no word for the method.
+        """
+        word = self.llama_cpp
+        if word is None:
+            return []
+        flag = "--spec-draft-n-max" if word.startswith("draft-") else f"--spec-{word}-size-m"
+        return [flag, str(count)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:

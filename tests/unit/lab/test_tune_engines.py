@@ -140,6 +140,51 @@ def test_drafters_are_named_by_their_methods(text: str, said: str) -> None:
         OfferedDrafter.parse(text)
 
 
+def test_llama_cpp_has_a_flag_for_the_drafts_of_each_look_up() -> None:
+    told = line("llama-server -m a.gguf", Setting("ngram", (3,)))
+    assert told == (
+        "llama-server -m a.gguf --spec-type ngram-simple --spec-ngram-simple-size-m 3 "
+        "--spec-ngram-simple-size-n 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "told"),
+    [
+        (
+            "--spec-type draft-simple --spec-draft-n-max 4 --spec-draft-device none -md d/b.gguf",
+            "draft_model:b.gguf",
+            "--spec-type draft-simple --spec-draft-n-max 2 --spec-draft-model d/b.gguf "
+            "--spec-draft-device none",
+        ),
+        (
+            "--model-draft=b.gguf --draft-max 8 --no-spec-draft-backend-sampling",
+            "draft_model:b.gguf",
+            "--spec-type draft-simple --spec-draft-n-max 2 --spec-draft-model b.gguf "
+            "--no-spec-draft-backend-sampling",
+        ),
+        (
+            "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 9",
+            "ngram",
+            "--spec-type ngram-simple --spec-ngram-simple-size-m 2 --spec-ngram-simple-size-n 4",
+        ),
+    ],
+)
+def test_what_llama_cpp_drafts_with_is_tried(flags: str, name: str, told: str) -> None:
+    command = ServerCommand.parse(f"llama-server -m a.gguf {flags} -np 4")
+    drafters = offered(command, ())
+    assert list(drafters) == list(dict.fromkeys([name, "ngram"]))
+    assert command.line(OFF, drafters, LOADS) == "llama-server -m a.gguf -np 4"
+    assert command.line(Setting(name, (2,)), drafters, LOADS).endswith(f" -np 4 {told}")
+
+
+def test_what_sglang_drafts_with_is_tried() -> None:
+    text = "sglang serve --model-path m --speculative-algorithm EAGLE3 "
+    text += "--speculative-draft-model-path org/head --speculative-num-steps 3"
+    assert list(offered(ServerCommand.parse(text), ())) == ["eagle3:head", "ngram"]
+    assert ServerCommand.parse("sglang serve --model-path m").given is None
+
+
 def test_llama_cpp_refuses_what_it_has_no_word_for() -> None:
     drafters = {"medusa": OfferedDrafter("medusa")}
     with pytest.raises(ConfigError, match=r"llama\.cpp"):

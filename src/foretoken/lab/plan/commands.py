@@ -158,8 +158,8 @@ def _llama_cpp(setup: Setup) -> str:
         parts += ["--spec-draft-model", _gguf(setup.draft.name, setup.draft_quantization)]
         if settings.temperature > DRAWN_FROM:
             parts += ["--spec-draft-sampling", "probabilistic"]
-    if setup.has_weights:
-        parts += ["--spec-draft-n-max", str(setup.k)]
+    if setup.drafting is not None and setup.drafting.plan is not None:
+        parts += setup.drafting.plan.llama_cpp_drafts(setup.k)
     return _join(parts)
 
 

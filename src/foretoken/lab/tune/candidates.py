@@ -30,7 +30,10 @@ def offered(command: ServerCommand, named: Sequence[str]) -> dict[str, OfferedDr
     if not found:
         found = [command.given] if command.given else []
         found += _packaged(command) if command.engine == "foretoken" else [_LOOKUP]
-    return {one.name: one for one in found}
+    by_name: dict[str, OfferedDrafter] = {}
+    for one in found:
+        by_name.setdefault(one.name, one)  # the user's own, with the user's own words
+    return by_name
 
 
 def only_looks_up(drafters: Mapping[str, OfferedDrafter]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from foretoken.config.methods import known_methods
+from foretoken.config.methods import NgramSettings, known_methods
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.tune.schedules import ranges_of
 from foretoken.lab.tune.settings import Schedule, Setting
@@ -36,6 +36,8 @@ class OfferedDrafter:
     model: str | None = None
     more: tuple[tuple[str, Any], ...] = ()
     """Other keys, as vLLM names them."""
+    words: tuple[tuple[str, str], ...] = ()
+    """Other flags with their values, as the user's engine has them."""
 
     @property
     def name(self) -> str:
@@ -106,10 +108,40 @@ def _llama_cpp(drafter: OfferedDrafter, lengths: Sequence[int], loads: Sequence[
     if plan is None or plan.llama_cpp is None:
         able = [name for name, own in plans.items() if own is not None and own.llama_cpp]
         raise ConfigError("--drafter", drafter.method, f"for llama.cpp {one_of(None, able)}")
-    words = ["--spec-type", plan.llama_cpp, "--spec-draft-n-max", str(max(lengths))]
-    return words + (["--spec-draft-model", drafter.model] if drafter.model else [])
+    words = ["--spec-type", plan.llama_cpp, *plan.llama_cpp_drafts(max(lengths))]
+    given = dict(drafter.words)
+    if plan.llama_cpp in _LLAMA_LOOKUPS:
+        # Its own default looks for twelve tokens in a row, which text hardly ever repeats.
+        looked_up = dict(drafter.more).get("prompt_lookup_min", NgramSettings().prompt_lookup_min)
+        given.setdefault(f"--spec-{plan.llama_cpp}-size-n", str(looked_up))
+    words += ["--spec-draft-model", drafter.model] if drafter.model else []
+    return words + [word for pair in given.items() for word in pair if word]
 
 
+_LLAMA_LOOKUPS = ("ngram-simple", "ngram-map-k")
+_LLAMA_MODEL = ("--spec-draft-model", "-md", "--model-draft")
+_LLAMA_LENGTH = r"--draft(-n|-max)?$|--spec-draft-n-max$|--spec-ngram-[a-z0-9-]+-size-m$"
+
+
+def _given_to_llama_cpp(taken: Mapping[str, str]) -> OfferedDrafter | None:
+    """The drafter of llama.cpp's flags: a type, a model, and how it is run."""
+    model = next((value for flag, value in taken.items() if flag in _LLAMA_MODEL), None)
+    kind = taken.get("--spec-type") or ("draft-simple" if model else None)
+    method = next(
+        (one.name for one in known_methods() if one.plan and one.plan.llama_cpp == kind), None
+    )
+    if kind is None or method is None:
+        return None
+    apart = ("--spec-type", *_LLAMA_MODEL)
+    more = [
+        (flag, value)
+        for flag, value in taken.items()
+        if flag not in apart and not re.match(_LLAMA_LENGTH, flag)
+    ]
+    return OfferedDrafter(method, model, words=tuple(more))
+
+
+_SGLANG_MODEL = "--speculative-draft-model-path"
 _SGLANG = {"model": "STANDALONE", "text": "NGRAM"}
 
 
@@ -120,7 +152,7 @@ def _sglang(drafter: OfferedDrafter, lengths: Sequence[int], loads: Sequence[int
     word = "NEXTN" if not method.own_file and method.drafts_with == "head" else word
     words = ["--speculative-algorithm", word]
     if drafter.model:
-        words += ["--speculative-draft-model-path", drafter.model]
+        words += [_SGLANG_MODEL, drafter.model]
     length = max(lengths)
     if method.drafts_with != "text":
         words += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
@@ -142,6 +174,17 @@ class EngineWords:
     """What lengths by load it can be told."""
     switches: str = r"(?!)"
     """Pattern of those flags that have no value."""
+    read: Callable[[Mapping[str, str]], OfferedDrafter | None] | None = None
+    """The drafter that flags with their values name, where they are no JSON."""
+
+
+def _given_to_sglang(taken: Mapping[str, str]) -> OfferedDrafter | None:
+    """The drafter of SGLang's flags: an algorithm, and a model where it needs one."""
+    word = taken.get("--speculative-algorithm", "").upper()
+    model = taken.get(_SGLANG_MODEL) or taken.get("--speculative-draft-model")
+    own = {"STANDALONE": "draft_model", "NEXTN": "mtp"}.get(word, word.lower())
+    known = own in [method.name for method in known_methods()]
+    return OfferedDrafter(own, model) if known else None
 
 
 _JSON_FLAGS = r"--?(speculative[-_]|spec[-_]|num[-_]speculative|sc\b)"
@@ -156,11 +199,14 @@ ENGINES: dict[str, EngineWords] = {
         program=r"sglang\.launch_server|(^|[\s/])sglang serve\b",
         taken=r"--speculative-",
         write=_sglang,
+        read=_given_to_sglang,
     ),
     "llama.cpp": EngineWords(
         program=r"(^|[\s/])llama-server\b",
-        taken=r"--spec-|--draft|--model-draft$|-md$|--lookup-cache",
+        taken=r"--(no-)?spec-|--draft|--model-draft$|-md$|--lookup-cache",
+        switches=r"--spec-default$|--(no-)?spec-draft-backend-sampling$",
         write=_llama_cpp,
+        read=_given_to_llama_cpp,
     ),
     "foretoken": EngineWords(
         program=r"(^|[\s/])foretoken serve\b",
@@ -215,7 +261,7 @@ class ServerCommand:
                     engine=name,
                     words=tuple(left),
                     port=None if own == "{port}" else own,
-                    given=_given(taken),
+                    given=_given(taken, engine),
                 )
         allowed = f"{EXAMPLE}; or any command with {{k}} for the draft length and {{port}}"
         if words and words[0].rsplit("/", 1)[-1] in _CONTAINERS:
@@ -304,8 +350,23 @@ def _without(words: Sequence[str], flags: str, switches: str) -> tuple[Words, Wo
     return kept, taken
 
 
-def _given(taken: Sequence[str]) -> OfferedDrafter | None:
-    """What a speculative config among these words drafts with."""
+def _pairs(taken: Sequence[str]) -> dict[str, str]:
+    """Flags with their values; the value of a switch is empty."""
+    found: dict[str, str] = {}
+    flag = ""
+    for word in taken:
+        if re.match(r"--?[a-zA-Z]", word):
+            flag, _, value = word.partition("=")
+            found[flag] = value
+        else:
+            found[flag] = word
+    return found
+
+
+def _given(taken: Sequence[str], engine: EngineWords) -> OfferedDrafter | None:
+    """What a speculative config among these words, or the engine's own flags, draft with."""
+    if engine.read is not None:
+        return engine.read(_pairs(taken))
     for word in taken:
         text = word.partition("=")[2] if word.startswith("-") else word
         if text.startswith("{"):
