@@ -11,6 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
+from foretoken.lab.measure.workload import Item
+from foretoken.lab.tune.real import StartedServer
+from foretoken.lab.tune.settings import OFF
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +52,25 @@ def test_a_mock_is_tuned_to_a_sentence_and_a_command(tmp_path: Path, workload: s
     assert again.exit_code == 2
     assert "--resume" in again.stderr
     assert CliRunner().invoke(app, [*call, "--resume"]).exit_code == done.exit_code
+
+
+def test_on_a_slow_server_answers_are_cut_so_that_there_is_something_to_compare(
+    tmp_path: Path,
+) -> None:
+    """Eight answers of 400 tokens would take 64 s of the 48 s that are given."""
+    items = [Item(index=i, prompt=f"say {i}", max_tokens=400) for i in range(16)]
+    slow = MOCK.replace("{k}", "0") + " --step-ms 20 --prefill-ms 1"
+    server = StartedServer(lambda _: slow, items, tmp_path, budget_s=48.0)
+    visits = [server.visit(OFF, turn, ((1, 8),)) for turn in (0, 1)]
+    [most] = {visit.most_tokens for visit in visits}
+    assert 16 <= most < 100
+    lengths = [
+        json.loads(line)["output_tokens"]
+        for line in (tmp_path / "requests.jsonl").read_text("utf-8").splitlines()
+    ]
+    assert lengths == [most] * 16
+    known = StartedServer(lambda _: slow, items, tmp_path, most_tokens=most)
+    assert known.visit(OFF, 2, ((1, 2),)).most_tokens == most
 
 
 def test_killed_it_leaves_no_server_and_goes_on(tmp_path: Path, workload: str) -> None:

@@ -119,7 +119,8 @@ def _read(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Reply
             texts.append(text)
             own = choice.get("token_ids", part.get("token_ids"))
             ids = [*ids, *own] if ids is not None and own is not None else ids
-            prompt_ids = choice.get("prompt_token_ids") or event.get("prompt_token_ids")
+            told = choice.get("prompt_token_ids") or event.get("prompt_token_ids")
+            prompt_ids = told or prompt_ids  # the first event of a stream has them
             rows += _rows(choice.get("logprobs"))
             for call in part.get("tool_calls") or ():
                 _add_call(calls, call)

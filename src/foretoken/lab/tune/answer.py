@@ -114,7 +114,7 @@ def make_answer(
         pairs=pairs,
         loads=tuple(_at_load(now.chosen, visits, place, n) for place, n in enumerate(loads)),
         kinds=kinds,
-        advice=_advice(search.question, now, kinds),
+        advice=(*_cut(visits), *_advice(search.question, now, kinds)),
         settings=_seen(search.question, now, visits),
         start_spread=now.beliefs.spreads.start,
         visits=len(visits),
@@ -196,6 +196,17 @@ def _nearest(now: SearchState) -> tuple[str, float] | None:
     values = now.beliefs.mean_SL.mean(axis=1)
     place = int(values.argmax())
     return question.settings[place].name, float(np.exp(values[place]))
+
+
+def _cut(visits: Sequence[Visit]) -> tuple[str, ...]:
+    """What is said where answers were shorter than the workload has them."""
+    most = max((visit.most_tokens for visit in visits), default=0)
+    if not most:
+        return ()
+    return (
+        f"Answers were cut at {most} tokens to fit the time, so prompts weigh more than they do in "
+        "whole answers. More --minutes with another --out lets them be longer.",
+    )
 
 
 def _advice(question: Question, now: SearchState, kinds: Sequence[KindGain]) -> tuple[str, ...]:

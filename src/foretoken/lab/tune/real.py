@@ -1,11 +1,13 @@
 """A server under test that is started from its command and asked over HTTP.
 
 One start answers at all loads, since starting is what takes time. Requests of one turn and load are
-the same for every setting. A setting with which the server does not start, or fails requests, is
-told as a problem; plain decoding has to work.
+the same for every setting. On a server so slow that whole answers would leave no time to compare,
+the first visit finds where to cut them, for all visits alike. A setting with which the server does
+not start, or fails requests, is told as a problem; plain decoding has to work.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,13 @@ WARM_UP = 4
 LONG = 4.0
 """Prompts are told apart by length where the longest tenth are so many times the shortest."""
 
+WANTED_VISITS = 16
+"""Of a search: one turn, and the fewest pairs that can prove anything."""
+ASKING_SHARE = 1 / 40
+"""Of the budget that a visit may ask for, however long a start takes."""
+LEAST_TOKENS = 16
+"""Answers are cut no shorter; also the length of those that find out how fast a server is."""
+
 Line = Callable[[Setting], str]
 """The command of a setting, with `{port}`."""
 
@@ -37,9 +46,22 @@ Line = Callable[[Setting], str]
 class StartedServer:
     """A ServerUnderTest with a process of its own for each visit."""
 
-    def __init__(self, line: Line, items: Sequence[Item], out: Path) -> None:
-        """Visits write their requests and the server's log below `out`."""
+    def __init__(
+        self,
+        line: Line,
+        items: Sequence[Item],
+        out: Path,
+        *,
+        budget_s: float = math.inf,
+        most_tokens: int | None = None,
+    ) -> None:
+        """Visits write their requests and the server's log below `out`.
+
+        `most_tokens` is where earlier visits cut answers (0: nowhere); None: to be found out, so
+        that visits enough fit into `budget_s`.
+        """
         self._line, self._items, self._out = line, list(items), out
+        self._budget_s, self._most_tokens = budget_s, most_tokens
         self._kinds = kinds_of(items)
         self.watch: Callable[[int, int, int], None] = lambda load, done, requests: None
         """Told of the requests that have ended at a load."""
@@ -66,7 +88,12 @@ class StartedServer:
         seen: list[LoadSeen] = []
         with LineWriter(self._out / REQUESTS) as writer:
             async with serving(arm, self._out / "logs" / f"{name}.log") as client:
-                await self._ask(client, (setting, turn, WARM_UP, WARM_UP), began, None)
+                warm = await self._ask(client, (setting, turn, WARM_UP, WARM_UP), began, None)
+                if self._most_tokens is None:
+                    alone = await self._ask(client, (setting, turn, 1, 1), began, None)
+                    left_s = time_to_ask(self._budget_s, now() - began)
+                    longest = max(item.max_tokens for item in self._items)
+                    self._most_tokens = fitting(left_s, longest, sizes, (alone, warm))
                 start_s = now() - began
                 # Whatever comes first finds a colder server: loads change places by turn.
                 for load, requests in sizes if turn % 2 else sizes[::-1]:
@@ -81,6 +108,7 @@ class StartedServer:
             loads=tuple(sorted(seen, key=lambda one: one.load)),
             start_s=start_s,
             problem=problem,
+            most_tokens=self._most_tokens,
         )
 
     async def _ask(
@@ -95,6 +123,9 @@ class StartedServer:
         warm_up = writer is None
         first = len(self._items) - requests if warm_up else turn * requests
         items = take(self._items, requests, max(first, 0))
+        most = LEAST_TOKENS if self._most_tokens is None else self._most_tokens
+        if most:
+            items = [replace(item, max_tokens=min(item.max_tokens, most)) for item in items]
 
         def done(record: RequestRecord) -> None:
             records.append(record)
@@ -129,6 +160,34 @@ class StartedServer:
         if seen.failed <= MOST_FAILED * asked:
             return ""
         return f"{seen.failed} of {asked} requests failed with {seen.load} in flight"
+
+
+def time_to_ask(budget_s: float, start_s: float) -> float:
+    """Seconds that one visit may ask for, of a server that takes `start_s` to start."""
+    return max(budget_s / WANTED_VISITS - start_s, budget_s * ASKING_SHARE)
+
+
+def fitting(
+    left_s: float,
+    longest: int,
+    sizes: Sequence[tuple[int, int]],
+    seen: tuple[LoadSeen, LoadSeen],
+) -> int:
+    """Where answers have to be cut for `sizes` (load, requests) to take `left_s`; 0: nowhere.
+
+    `seen` is how fast the server answered one request alone, and several at once; more at once
+    are taken to be answered no faster in all.
+    """
+    rates = [one.load / one.pace_s for one in seen if one.pace_s > 0.0]
+    if not rates:
+        return 0
+    most = max(one.load for one in seen)
+    each_s = sum(
+        requests / (rates[0] + (rates[-1] - rates[0]) * (min(load, most) - 1) / max(most - 1, 1))
+        for load, requests in sizes
+    )
+    fit = left_s / each_s
+    return 0 if fit >= longest or longest <= LEAST_TOKENS else max(int(fit), LEAST_TOKENS)
 
 
 def kinds_of(items: Sequence[Item]) -> Mapping[int, str]:

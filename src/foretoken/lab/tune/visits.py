@@ -63,6 +63,8 @@ class Visit:
     """Whether it is part of the final A/B."""
     problem: str = ""
     """Why there is nothing to tell; empty: all went well."""
+    most_tokens: int = 0
+    """Answers were cut at so many tokens, for time; 0: they were as long as the workload has it."""
 
     def pace(self, load: int) -> float:
         """Seconds per token at a load; NaN where it was not seen."""

@@ -121,7 +121,14 @@ def _find(
     items = _items(asked, out)
     journal = Journal(out, {**asked, **to_plain(search)}, resume=resume)
     try:
-        _measure(search, journal, StartedServer(commands.to_measure, items, out))
+        server = StartedServer(
+            commands.to_measure,
+            items,
+            out,
+            budget_s=search.budget_s,
+            most_tokens=journal.visits[0].most_tokens if journal.visits else None,
+        )
+        _measure(search, journal, server)
     except KeyboardInterrupt as error:
         typer.echo(f"stopped; what is measured is in {out}, --resume goes on", err=True)
         raise typer.Exit(EXIT_STOPPED) from error

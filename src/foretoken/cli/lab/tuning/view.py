@@ -69,6 +69,11 @@ class TuningView:
         self._bar.update(self._task, completed=self._spent)
         if len(self._visits) == 1:
             fit = int(self._search.budget_s / visit_s(self._visits))
+            if visit.most_tokens:
+                self._print(
+                    f"answers are cut at {visit.most_tokens} tokens: longer ones would leave too "
+                    "few visits"
+                )
             asked = ", ".join(f"{n} at {load}" for load, n in sizes(self._search, self._visits))
             self._print(
                 f"a start takes {visit.start_s:.0f} s, a visit about {visit_s(self._visits):.0f} s "

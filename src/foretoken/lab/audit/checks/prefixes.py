@@ -10,6 +10,11 @@ from foretoken.lab.audit.check import AuditCheck, Look, Sides, unanswered
 _CHARACTERS = 1600
 """Of the shared beginning: many blocks of any server."""
 
+_UNTOLD = (
+    "usage has no prompt_tokens_details.cached_tokens; vLLM tells it with "
+    "--enable-prompt-tokens-details"
+)
+
 
 async def _look(sides: Sides, case: Case) -> Look:
     # Of its own for each case: no other request may have it in the cache already.
@@ -28,7 +33,7 @@ async def _look(sides: Sides, case: Case) -> Look:
         return missing
     asked = (second.usage or {}).get("prompt_tokens")
     if second.cached_tokens is None or not asked:
-        return Look(sort="unasked", why="usage has no prompt_tokens_details.cached_tokens")
+        return Look(sort="unasked", why=_UNTOLD)
     share = second.cached_tokens / asked
     found = f"{second.cached_tokens} of {asked} tokens of a prompt came from the cache"
     return Look(sort="fine" if share >= 0.5 else "differs", why=found, score=share)
