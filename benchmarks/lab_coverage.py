@@ -4,17 +4,55 @@
 
 Every law of `foretoken.lab.stats.simulator`: 93 to 97 % are asked for, and at least 93 % of arms
 given by URL. `--before` leaves out what the intervals know of starts that blocks do not show, and
-leaves the slow start in. Nothing is timed: any machine gives the same numbers.
+leaves the slow start in. With `--acceptance` instead quantiles over requests of their acceptance,
+for few and many requests, short and long, different and alike. Nothing is timed: any machine gives
+the same numbers.
 """
 
 import argparse
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
+
+import numpy as np
 
 from foretoken.lab.decide.rehearsal import SimulatedExperiment, measure_coverage, without_start
-from foretoken.lab.stats.simulator import LAWS
+from foretoken.lab.stats.shrinkage import request_quantiles
+from foretoken.lab.stats.simulator import LAWS, DraftLaw, draw_accepted, true_quantile
 
 METRICS = ("tpot_p50", "tpot_mean", "tpot_p95", "ttft_p95")
+QUANTILES = (0.1, 0.5, 0.9)
+REQUESTS, STEPS = (20, 40, 120), 24
+DRAFT_LAWS = {
+    "requests that differ": DraftLaw(alpha=0.7, concentration=20.0),
+    "and differ much": DraftLaw(alpha=0.7, concentration=6.0),
+    "nearly alike": DraftLaw(alpha=0.8, concentration=100.0),
+    "alike": DraftLaw(alpha=0.8, concentration=math.inf),
+}
+
+
+def of_acceptance(experiments: int) -> Iterator[dict[str, Any]]:
+    """Rows of P10, P50 and P90 over requests whose answers take `STEPS` verifications or half."""
+    for name, law in DRAFT_LAWS.items():
+        truths = [true_quantile(law, q) for q in QUANTILES]
+        for count in REQUESTS:
+            for steps in (STEPS, STEPS // 2):
+                held = np.zeros(len(QUANTILES))
+                for seed in range(experiments):
+                    rng = np.random.default_rng(seed)
+                    accepted_NS = draw_accepted(law, count, steps, rng)
+                    found = request_quantiles(
+                        accepted_NS.mean(axis=1), np.full(count, float(steps)),
+                        accepted_NS.var(axis=1, ddof=1), QUANTILES,
+                    )  # fmt: skip
+                    held += [own.low <= truth <= own.high
+                             for own, truth in zip(found, truths, strict=True)]  # fmt: skip
+                shares = (held / experiments).tolist()
+                cells = " | ".join(f"{share:.1%}" for share in shares)
+                print(f"| {name} | {count} | {steps} | {cells} |", flush=True)
+                yield {"law": name, "requests": count, "steps": steps, "shares": shares}
 
 
 def main() -> None:
@@ -23,7 +61,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=120, help="per block")
     parser.add_argument("--laws", nargs="+", choices=LAWS, default=list(LAWS))
     parser.add_argument("--before", action="store_true")
+    parser.add_argument("--acceptance", action="store_true")
     given = parser.parse_args()
+    if given.acceptance:
+        found = list(of_acceptance(given.experiments))
+        print(json.dumps({"benchmark": "lab_coverage", "acceptance": found}))
+        return
     results = []
     for name in given.laws:
         experiment = SimulatedExperiment(law=LAWS[name], requests_per_block=given.requests)

@@ -173,6 +173,88 @@ def test_servers_are_started_and_stopped(tmp_path: Path) -> None:
         asyncio.run(_connect(url, tmp_path))
 
 
+RESTART = """
+import os, pathlib, signal, subprocess, sys, time
+arm, url, pid = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
+if pid.exists():
+    old = int(pid.read_text())
+    os.kill(old, signal.SIGKILL)
+command = [sys.executable, "-m", "foretoken", "lab", "mock", "--step-ms", "1", "--seed", "1"]
+k = "3" if arm == "on" else "0"
+quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+new = subprocess.Popen([*command, "--k", k, "--port", url.rsplit(":", 1)[1]], **quiet)
+pid.write_text(str(new.pid))
+"""
+"""Ends the one server and starts the other at the same URL."""
+
+
+def test_a_server_by_url_is_restarted_before_every_block(
+    tmp_path: Path, workload: WorkloadConfig
+) -> None:
+    """By the user's command: every block is then a start, as if the lab had started it."""
+    script, pid = tmp_path / "restart.py", tmp_path / "pid"
+    script.write_text(RESTART)
+    url = f"http://127.0.0.1:{servers.free_port()}"
+    log = tmp_path / "restarts"
+    command = f"echo {{arm}} >> {log} && {sys.executable} {script} {{arm}} {{url}} {pid}"
+    arms = [ArmConfig(name=name, url=url, restart_command=command) for name in ("off", "on")]
+    config = an_ab((url, url), workload, sizes=Sizes(blocks=3, requests_per_block=4, warm_up=1))
+    try:
+        summary = run_ab(replace(config, baseline=arms[0], candidate=arms[1]), tmp_path / "out")
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert log.read_text().split() == ["off", "on", "on", "off", "off", "on"]
+    assert [arm.server.restarted_by for arm in summary.arms] == [command, command]
+    drafted = [arm.counters["vllm:spec_decode_num_draft_tokens"] for arm in summary.arms]
+    assert drafted[0] == 0 < drafted[1]
+    assert all(gain.ratio.unseen_sd == 0.0 for gain in summary.gains)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("echo no unit vllm-{arm} >&2; exit 4", r"(?s)code 4.*no unit vllm-m"),
+        ("sleep 60", "had not ended after 1 s"),
+        ("true", "does not answer 1 s after"),
+    ],
+)
+def test_a_restart_that_fails_is_told(tmp_path: Path, command: str, said: str) -> None:
+    url = f"http://127.0.0.1:{servers.free_port()}"
+    arm = ArmConfig(name="m", url=url, restart_command=command, ready_timeout_s=1.0)
+    with pytest.raises(EndpointError, match=said):
+        asyncio.run(_serve(arm, tmp_path))
+
+
+class Started(MockServer):
+    """Says since when it runs."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("path") == "/metrics":
+            page = b"process_start_time_seconds 1.7e9\n"
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": page, "more_body": False})
+            return
+        await super().__call__(scope, receive, send)
+
+
+def test_a_restart_that_restarts_nothing_is_found(tmp_path: Path) -> None:
+    """The word of a command is not enough where the server says since when it runs."""
+    with mock_running(Started(SLOW)) as url:
+        arm = ArmConfig(name="m", url=url, restart_command="true")
+        with pytest.raises(EndpointError, match="still the process of before"):
+            asyncio.run(_serve(arm, tmp_path))
+
+
+def test_a_restart_belongs_to_a_url() -> None:
+    with pytest.raises(ConfigError, match="restart_command"):
+        ArmConfig(name="m", command="serve --port {port}", restart_command="true")
+
+
+async def _serve(arm: ArmConfig, folder: Path) -> None:
+    async with serving(arm, folder / "log"):
+        pass
+
+
 async def _connect(url: str, tmp_path: Path) -> None:
     async with serving(ArmConfig(name="gone", url=url), tmp_path / "log"):
         pass

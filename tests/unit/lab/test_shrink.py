@@ -1,9 +1,10 @@
 """Noise taken out of per-request acceptance: the true spread comes back."""
 
 import numpy as np
+import pytest
 
 from foretoken.lab.stats.shrinkage import request_quantiles
-from foretoken.lab.stats.simulator import DraftLaw, draw_accepted
+from foretoken.lab.stats.simulator import DraftLaw, draw_accepted, true_quantile
 
 
 def moments(steps_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -24,16 +25,35 @@ def test_alike_requests_get_alike_rates() -> None:
     assert p10.high / 5 > 0.53
 
 
-def test_intervals_of_p10_cover() -> None:
-    rng = np.random.default_rng(2)
-    covered = 0
-    for seed in range(40):
-        truth = rng.normal(2.5, 0.5, 150)
-        steps = rng.integers(10, 40, 150).astype(float)
-        means = truth + rng.normal(0, np.sqrt(2.0 / steps))
-        (p10,) = request_quantiles(means, steps, np.full(150, 2.0), (0.1,), seed=seed)
-        covered += p10.low <= 2.5 - 1.2816 * 0.5 <= p10.high
-    assert covered >= 34, covered
+def held(law: DraftLaw, q: float, experiments: int, requests: int = 40) -> float:
+    """Share of experiments whose interval of quantile `q` holds the truth, 12 steps a request."""
+    truth, covered = true_quantile(law, q), 0
+    for seed in range(experiments):
+        steps_NS = draw_accepted(law, requests, 12, np.random.default_rng(seed))
+        (found,) = request_quantiles(*moments(steps_NS), (q,), seed=seed)
+        assert found.low <= found.estimate <= found.high
+        covered += found.low <= truth <= found.high
+    return covered / experiments
+
+
+DIFFERENT = DraftLaw(alpha=0.7, concentration=20.0)
+NEARLY_ALIKE = DraftLaw(alpha=0.8, concentration=100.0)
+ALIKE = DraftLaw(alpha=0.8, concentration=float("inf"))
+
+
+@pytest.mark.parametrize("law", [DIFFERENT, NEARLY_ALIKE, ALIKE])
+def test_intervals_of_p10_cover(law: DraftLaw) -> None:
+    """Percentiles alone held 89 % of them, and those where requests are nearly alike 81 %."""
+    assert held(law, 0.1, 60) >= 0.87
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("q", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("law", [DIFFERENT, NEARLY_ALIKE, ALIKE])
+def test_intervals_of_quantiles_cover(law: DraftLaw, q: float) -> None:
+    """95 % intervals over 40 and 120 requests, as far as 1,000 experiments can tell."""
+    for requests in (40, 120):
+        assert 0.92 <= held(law, q, 1000, requests) <= 0.99, requests
 
 
 def test_few_requests_have_no_interval() -> None:

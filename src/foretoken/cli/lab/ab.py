@@ -49,6 +49,13 @@ def ab(
     policy: Annotated[
         Path | None, typer.Option(help="Of --until-decided; default: as `decide`.")
     ] = None,
+    restart_command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHELL",
+            help="Restarts a server given as a URL before each of its blocks; {arm} is off or on.",
+        ),
+    ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(help="As much as fits into so many; 10 give a first answer.", min=0.1),
@@ -56,11 +63,13 @@ def ab(
 ) -> None:
     """Compare two servers, or two settings of one, under the same prompts and arrivals.
 
-    Blocks alternate; a server given as a command starts anew for each, one given as a URL is one
-    start, whose luck widens all intervals. Unless told otherwise 9 blocks of 120 requests. Says
-    how long it takes before it begins. Judge the result with `foretoken lab decide`, whose --set
-    RULE.KEY=VALUE --until-decided takes too. Exit code 0: measured; 1: an arm answered nothing;
-    2: wrong settings; 5: no server.
+    Blocks alternate; a server given as a command starts anew for each. One given as a URL is one
+    start, whose luck widens all intervals, unless --restart-command says how to restart it: such
+    as 'docker restart vllm-{arm}', or a script that ends one server and starts the other where
+    there is room for one. It has to end; then the server is waited for. Unless told otherwise 9
+    blocks of 120 requests. Says how long it takes before it begins. Judge the result with
+    `foretoken lab decide`, whose --set RULE.KEY=VALUE --until-decided takes too. Exit code 0:
+    measured; 1: an arm answered nothing; 2: wrong settings; 5: no server.
     """
     from foretoken.cli.lab.live_view import live_view
     from foretoken.cli.lab.run_tables import console, print_ab
@@ -70,6 +79,7 @@ def ab(
     from foretoken.lab.plain import to_plain
 
     changes = [*arms_of(baseline, candidate), *_more(price, diagnose=diagnose)]
+    changes += _restarts(baseline, candidate, restart_command)
     shared, rules = split_rules(shared, until_decided=until_decided)
     settings = shared.settings(AbConfig, changes, ENOUGH)
     if shared.dry_run:
@@ -97,6 +107,22 @@ def _more(price: str | None, *, diagnose: bool) -> list[str]:
     if price is not None:
         changes.append(f"price_per_hour={json.dumps(parse_prices(price))}")
     return changes
+
+
+def _restarts(baseline: str | None, candidate: str | None, command: str | None) -> list[str]:
+    """`--restart-command` as `--set` would say it, for every arm that is a URL or in the file.
+
+    Raises:
+        ConfigError: both arms are commands, which are started anew anyway.
+    """
+    if command is None:
+        return []
+    given = {"baseline": baseline, "candidate": candidate}
+    names = [name for name, text in given.items() if text is None or text.startswith("http")]
+    if not names:
+        allowed = "none beside two commands with {port}, which are started anew for every block"
+        raise ConfigError("--restart-command", command, allowed)
+    return [f"{name}.restart_command={json.dumps(command)}" for name in names]
 
 
 def split_rules(shared: Measuring, *, until_decided: bool) -> tuple[Measuring, tuple[str, ...]]:
@@ -142,7 +168,7 @@ def _say_time(settings: "AbConfig", shared: Measuring) -> None:
     from foretoken.lab.measure.estimate import announce, probe, without_asking
 
     text = without_asking(settings)
-    if settings.baseline.command is None and settings.candidate.command is None:
+    if not (settings.baseline.starts_anew or settings.candidate.starts_anew):
         try:
             paces = probe(settings, load_items(settings.workload)[0], shared.out / "logs")
             text = announce(settings, paces)

@@ -89,10 +89,10 @@ def compute_gains(
 def unseen_starts(data: tuple[ArmData, ArmData]) -> float:
     """Spread of the logarithm of a ratio by starts that no block shows.
 
-    A server that the lab did not start is one start, however many blocks it answers; both arms on
-    one server share theirs.
+    A server that nothing restarts is one start, however many blocks it answers; both arms on one
+    server share theirs.
     """
-    given = [own.server for own in data if own.server.command is None]
+    given = [own.server for own in data if not own.server.starts_anew]
     if len(given) == 2 and given[0].url == given[1].url:
         return 0.0
     return RESTART_SD * math.sqrt(len(given))

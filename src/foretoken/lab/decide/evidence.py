@@ -187,7 +187,10 @@ def requests_to_support(gain: ArmGain) -> int:
 
 
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-GIVE_COMMANDS = "give commands with {port} in place of URLs, so that every block is a start"
+GIVE_COMMANDS = (
+    "give commands with {port} in place of URLs, or --restart-command with them, so that every "
+    "block is a start"
+)
 _TOO_CLOSE = "the truth is near the limit: more measuring may not settle it, another limit would"
 
 

@@ -99,7 +99,9 @@ def key_headers(key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-async def connect(config: EndpointConfig, *, command: str | None = None) -> Client:
+async def connect(
+    config: EndpointConfig, *, command: str | None = None, restarted_by: str | None = None
+) -> Client:
     """A client of the server at `config.url`, once it is known who answers.
 
     Raises:
@@ -111,7 +113,7 @@ async def connect(config: EndpointConfig, *, command: str | None = None) -> Clie
     except ForetokenError:
         await pool.close()
         raise
-    return Client(config, replace(info, command=command), pool)
+    return Client(config, replace(info, command=command, restarted_by=restarted_by), pool)
 
 
 async def _identify(config: EndpointConfig, pool: HttpPool) -> ServerInfo:

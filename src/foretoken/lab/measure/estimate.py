@@ -1,7 +1,8 @@
 """How long an A/B will take, told before it begins, and how much of one fits into given minutes.
 
 Both servers are asked one request first. A server that is given as a command is started for it, as
-it will be for every block, so a command that does not work is found here.
+it will be for every block, and one that is to be restarted is restarted, so a command that does not
+work is found here.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ async def _pace(arm: ArmConfig, item: Item, logs: Path) -> Pace:
         took = await drive(client, [item], run, answers.append)
     if not answers[0].ok:
         raise EndpointError(f"arm {arm.name!r} answered nothing: {answers[0].error}")
-    return Pace(ready - began if arm.command is not None else 0.0, took)
+    return Pace(ready - began if arm.starts_anew else 0.0, took)
 
 
 def seconds_of(config: AbConfig, paces: Mapping[str, Pace]) -> float:
@@ -115,7 +116,7 @@ def without_asking(config: AbConfig) -> str:
     """What can be said of the time before a server was started."""
     unit = seconds_of(config, {n: Pace(0.0, 1.0) for n in ("off", "on")})
     starts = config.sizes.blocks * sum(
-        arm.command is not None for arm in (config.baseline, config.candidate)
+        arm.starts_anew for arm in (config.baseline, config.candidate)
     )
     more = f", and {starts} starts of a server" if starts else ""
     return f"{show_time(unit)} for every second that a request takes{more}"

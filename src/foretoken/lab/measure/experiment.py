@@ -31,6 +31,9 @@ class ArmConfig:
     url: str | None = None
     command: str | None = None
     """Started anew for every block; `{port}` becomes a free port."""
+    restart_command: str | None = None
+    """Shell command that restarts the server at `url` before every block and then ends; `{arm}` and
+    `{url}` are filled in. None: all blocks are one start."""
     env: dict[str, str] = field(default_factory=dict)
     ready_timeout_s: float = 600.0
     model: str | None = None
@@ -47,6 +50,14 @@ class ArmConfig:
         if (self.url is None) == (self.command is None):
             given = f"url={self.url!r}, command={self.command!r}"
             raise ConfigError(f"arm {self.name!r}", given, f"exactly one of the two: {SERVER}")
+        if self.restart_command is not None and self.url is None:
+            allowed = "none beside a command with {port}, which is started anew for every block"
+            raise ConfigError(f"arm {self.name!r}: restart_command", self.restart_command, allowed)
+
+    @property
+    def starts_anew(self) -> bool:
+        """Whether every block is a start of the server."""
+        return self.command is not None or self.restart_command is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.client import Client, EndpointConfig, connect, key_headers
-from foretoken.lab.http.timed import HttpPool, TransportError, now
+from foretoken.lab.http.timed import HttpPool, now
 from foretoken.lab.measure.experiment import SERVER, ArmConfig
+from foretoken.lab.measure.restarts import is_ready, restart, tail
 
 _PATIENCE_S = 15.0
 _PORTS = (20_000, 32_000)
@@ -50,6 +51,8 @@ def free_port() -> int:
 async def serving(arm: ArmConfig, log: Path) -> AsyncIterator[Client]:
     """A client of the arm's server, which is started and stopped if the arm has a command.
 
+    One by URL is restarted first if the arm says how.
+
     Raises:
         EndpointError: it does not start, or does not answer.
     """
@@ -70,7 +73,9 @@ async def serving(arm: ArmConfig, log: Path) -> AsyncIterator[Client]:
         )
 
     if arm.url is not None:
-        client = await connect(endpoint(arm.url))
+        if arm.restart_command is not None:
+            await restart(arm, log, key)
+        client = await connect(endpoint(arm.url), restarted_by=arm.restart_command)
         try:
             yield client
         finally:
@@ -132,24 +137,15 @@ async def _wait_ready(
         if process.returncode is not None:
             raise EndpointError(
                 f"the server ended with code {process.returncode} while starting; the end of "
-                f"{log}:\n{_tail(log)}"
+                f"{log}:\n{tail(log)}"
             )
-        try:
-            answer = await pool.send("GET", "/v1/models", timeout_s=5.0)
-            health = await pool.send("GET", "/health", timeout_s=5.0)
-            if answer.status == 200 and health.status in (200, 404):
-                return
-        except TransportError:
-            pass
+        if await is_ready(pool):
+            return
         await asyncio.sleep(0.2)
     raise EndpointError(
         f"the server was not ready after {timeout_s:g} s (ready_timeout_s of the arm); the end of "
-        f"{log}:\n{_tail(log)}"
+        f"{log}:\n{tail(log)}"
     )
-
-
-def _tail(log: Path, lines: int = 15) -> str:
-    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-lines:]) or "(empty)"
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

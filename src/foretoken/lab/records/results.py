@@ -127,7 +127,14 @@ class ServerInfo:
     model: str | None = None
     command: str | None = None
     """How it was started, if the lab did."""
+    restarted_by: str | None = None
+    """How it was restarted before every block, if somebody else runs it."""
     speculation: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def starts_anew(self) -> bool:
+        """Whether every block was a start of it."""
+        return self.command is not None or self.restarted_by is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,3 +243,14 @@ def draw_accepted(law: DraftLaw, count: int, steps: int, rng: np.random.Generato
     runs_NS = np.floor(np.log(rng.random((count, steps))) / np.log(alphas_N1))
     accepted_NS: Floats = np.minimum(runs_NS, float(law.k))
     return accepted_NS
+
+
+def true_quantile(law: DraftLaw, q: float) -> float:
+    """Quantile `q` over requests of the drafts per verification that each would have accepted."""
+    if not math.isfinite(law.concentration):
+        alphas_N = np.array([law.alpha])
+    else:
+        a, b = law.alpha * law.concentration, (1 - law.alpha) * law.concentration
+        alphas_N = np.random.default_rng(20_001).beta(a, b, 400_000)
+    means_N = sum(alphas_N**place for place in range(1, law.k + 1))
+    return float(np.quantile(means_N, q))

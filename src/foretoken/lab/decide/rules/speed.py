@@ -102,7 +102,7 @@ def restarts(evidence: Evidence, given: Restarts) -> RuleResult:
     """Starts enough: two of one build differ by more than a small gain."""
     have = evidence.num_blocks
     says = f"{have} blocks, each a start of both servers; one build differs by 5 to 10 % between"
-    once = [arm.arm for arm in evidence.summary.arms if arm.server.command is None]
+    once = [arm.arm for arm in evidence.summary.arms if not arm.server.starts_anew]
     if once:
         says = (
             f"{have} blocks, but one start of {' and '.join(once)}, given by URL: intervals are "
