@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 
 ENOUGH = {"sizes": {"blocks": 9, "requests_per_block": 120}}
 """Unless told otherwise: starts enough to compare, and requests enough for a P95."""
+RestartOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHELL",
+        help="Restarts a server given as a URL before each of its blocks; {arm} is off or on.",
+    ),
+]
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(help="As much as fits into so many; 10 give a first answer.", min=0.1),
+]
 
 
 @measuring("lab-ab")
@@ -49,17 +60,8 @@ def ab(
     policy: Annotated[
         Path | None, typer.Option(help="Of --until-decided; default: as `decide`.")
     ] = None,
-    restart_command: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHELL",
-            help="Restarts a server given as a URL before each of its blocks; {arm} is off or on.",
-        ),
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(help="As much as fits into so many; 10 give a first answer.", min=0.1),
-    ] = None,
+    restart_command: RestartOption = None,
+    minutes: MinutesOption = None,
 ) -> None:
     """Compare two servers, or two settings of one, under the same prompts and arrivals.
 
