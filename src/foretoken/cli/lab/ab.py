@@ -33,6 +33,9 @@ RestartOption = Annotated[
         help="Restarts a server given as a URL before each of its blocks; {arm} is off or on.",
     ),
 ]
+PolicyOption = Annotated[
+    Path | None, typer.Option(help="Of --until-decided; default: as `decide`.")
+]
 MinutesOption = Annotated[
     float | None,
     typer.Option(help="As much as fits into so many; 10 give a first answer.", min=0.1),
@@ -57,21 +60,18 @@ def ab(
     most_minutes: Annotated[
         float, typer.Option(help="Of --until-decided; what is measured stays.", min=0)
     ] = 30.0,
-    policy: Annotated[
-        Path | None, typer.Option(help="Of --until-decided; default: as `decide`.")
-    ] = None,
+    policy: PolicyOption = None,
     restart_command: RestartOption = None,
     minutes: MinutesOption = None,
 ) -> None:
     """Compare two servers, or two settings of one, under the same prompts and arrivals.
 
     Blocks alternate; a server given as a command starts anew for each. One given as a URL is one
-    start, whose luck widens all intervals, unless --restart-command says how to restart it: such
-    as 'docker restart vllm-{arm}', or a script that ends one server and starts the other where
-    there is room for one. It has to end; then the server is waited for. Unless told otherwise 9
-    blocks of 120 requests. Says how long it takes before it begins. Judge the result with
-    `foretoken lab decide`, whose --set RULE.KEY=VALUE --until-decided takes too. Exit code 0:
-    measured; 1: an arm answered nothing; 2: wrong settings; 5: no server.
+    start, whose luck widens all intervals, unless --restart-command restarts it: such as 'docker
+    restart vllm-{arm}'. Unless told otherwise 9 blocks of 120 requests. Says how long it takes
+    before it begins. Judge the result with `foretoken lab decide`, whose --set RULE.KEY=VALUE
+    --until-decided takes too. Exit code 0: measured; 1: an arm answered nothing; 2: wrong settings;
+    5: no server.
     """
     from foretoken.cli.lab.live_view import live_view
     from foretoken.cli.lab.run_tables import console, print_ab
@@ -81,7 +81,7 @@ def ab(
     from foretoken.lab.plain import to_plain
 
     changes = [*arms_of(baseline, candidate), *_more(price, diagnose=diagnose)]
-    changes += _restarts(baseline, candidate, restart_command)
+    changes += _restarts((baseline, candidate), restart_command)
     shared, rules = split_rules(shared, until_decided=until_decided)
     settings = shared.settings(AbConfig, changes, ENOUGH)
     if shared.dry_run:
@@ -111,7 +111,7 @@ def _more(price: str | None, *, diagnose: bool) -> list[str]:
     return changes
 
 
-def _restarts(baseline: str | None, candidate: str | None, command: str | None) -> list[str]:
+def _restarts(arms: tuple[str | None, str | None], command: str | None) -> list[str]:
     """`--restart-command` as `--set` would say it, for every arm that is a URL or in the file.
 
     Raises:
@@ -119,8 +119,8 @@ def _restarts(baseline: str | None, candidate: str | None, command: str | None) 
     """
     if command is None:
         return []
-    given = {"baseline": baseline, "candidate": candidate}
-    names = [name for name, text in given.items() if text is None or text.startswith("http")]
+    given = zip(("baseline", "candidate"), arms, strict=True)
+    names = [name for name, text in given if text is None or text.startswith("http")]
     if not names:
         allowed = "none beside two commands with {port}, which are started anew for every block"
         raise ConfigError("--restart-command", command, allowed)
