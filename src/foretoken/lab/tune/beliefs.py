@@ -10,7 +10,7 @@ start is drawn towards what its neighbours say. Knows no server and chooses noth
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -29,12 +29,13 @@ OWN_SD = 0.015
 """What a setting may differ by from what its neighbours say."""
 TURN_SD, PROMPTS_SD = 0.03, 0.1
 """Of a turn at all loads, and of its prompts at one load, for all settings alike."""
-SUITS_SD = 0.04
-"""Of how well a turn's prompts suit a drafter at one load, whatever the length."""
+SUITS_BOTH = 0.5
+"""Correlation at two loads of how well a turn's prompts suit a drafter."""
 PLAIN_SD = 10.0
 """Of the pace of plain decoding: nothing is known of it."""
 START_SDS, NOISE_SDS = (0.01, 0.02, 0.035, 0.05, 0.07, 0.1, 0.2), (0.01, 0.02, 0.04, 0.08, 0.2)
-USUAL_START_SD, USUAL_NOISE_SD = 0.04, 0.03
+SUITS_SDS = (0.1, 0.2, 0.4)
+USUAL_START_SD, USUAL_NOISE_SD, USUAL_SUITS_SD = 0.04, 0.03, 0.25
 """Before anything is measured; starts of one build differ by so much."""
 KNOWN = 0.7
 """Spread of the logarithm of what spreads usually are."""
@@ -49,6 +50,9 @@ class Spreads:
     """From one start to the next, at all loads alike."""
     noise: float = USUAL_NOISE_SD
     """Of one load beyond that."""
+    suits: float = USUAL_SUITS_SD
+    """From one request to the next, of what a drafter gains on it: a turn of few requests may suit
+    one drafter and not another, whatever the length."""
 
     def of_pair(self, loads: int) -> float:
         """Standard deviation of the mean logarithm of a gain, from one start of each side."""
@@ -99,6 +103,10 @@ class _Model:
         self._visit_N = np.array([number for number, *_ in rows], np.int64)
         self._turn_N = np.array([visit.turn for _, visit, *_ in rows], np.int64)
         self._load_N = np.array([place for *_, place, _ in rows], np.int64)
+        asked = {(n, s.load): s.requests for n, visit in enumerate(visits) for s in visit.loads}
+        self._requests_N = np.array(
+            [max(asked[n, question.loads[place]], 1) for n, _, place, _ in rows], np.float64
+        )
         names = ("", *question.drafters)
         self._drafter_N = np.array(
             [names.index(visit.setting.drafter) for _, visit, *_ in rows], np.int64
@@ -111,36 +119,29 @@ class _Model:
                 self._design[row, point] = -1.0
         plain = np.log(np.nanmean([pace for *_, pace in rows])) if rows else 0.0
         self._center_N = np.full(len(rows), plain) + self._design @ self._prior_mean
-        self._common = self._design @ self._prior @ self._design.T + self._shared()
-
-    def _shared(self) -> Floats:
-        """What visits share: plain decoding's pace, the turn, its prompts, who drafts for these."""
         load = self._load_N[:, None] == self._load_N[None, :]
         turn = self._turn_N[:, None] == self._turn_N[None, :]
-        drafter = self._drafter_N[:, None] == self._drafter_N[None, :]
-        drafter &= self._drafter_N[:, None] > 0
-        shared: Floats = PLAIN_SD**2 * load + TURN_SD**2 * turn
-        shared += (PROMPTS_SD**2 + SUITS_SD**2 * drafter) * (load & turn)
-        return shared
+        drafts = (self._drafter_N[:, None] == self._drafter_N[None, :]) & (self._drafter_N > 0)
+        shared = PLAIN_SD**2 * load + TURN_SD**2 * turn + PROMPTS_SD**2 * (load & turn)
+        self._common = self._design @ self._prior @ self._design.T + shared
+        few_N = 1.0 / np.sqrt(self._requests_N)
+        alike = np.where(load, 1.0, SUITS_BOTH) * (turn & drafts)
+        self._suits = np.outer(few_N, few_N) * alike
 
     def _covariance(self, spreads: Spreads) -> Floats:
         start = self._visit_N[:, None] == self._visit_N[None, :]
         noise = spreads.noise**2 * np.eye(self._logs_N.size)
-        whole: Floats = self._common + spreads.start**2 * start + noise
+        varies = spreads.start**2 * start + spreads.suits**2 * self._suits
+        whole: Floats = self._common + varies + noise
         return whole
 
     def likeliest(self) -> Spreads:
         """Of a few spreads those that explain the visits best, usual ones preferred."""
         if self._logs_N.size < 3 * len(self._question.loads):
             return Spreads()
-        found = [
-            (self._evidence(one), one)
-            for one in (
-                Spreads(start=start, noise=noise)
-                for start, noise in itertools.product(START_SDS, NOISE_SDS)
-            )
-        ]
-        return max(found, key=lambda pair: pair[0])[1]
+        pairs = itertools.product(START_SDS, NOISE_SDS)
+        found = max((Spreads(start=start, noise=n) for start, n in pairs), key=self._evidence)
+        return max((replace(found, suits=suits) for suits in SUITS_SDS), key=self._evidence)
 
     def _evidence(self, spreads: Spreads) -> float:
         root = np.linalg.cholesky(self._covariance(spreads))
@@ -148,6 +149,7 @@ class _Model:
         usual = (
             math.log(spreads.start / USUAL_START_SD) ** 2
             + math.log(spreads.noise / USUAL_NOISE_SD) ** 2
+            + math.log(spreads.suits / USUAL_SUITS_SD) ** 2
         ) / (2.0 * KNOWN**2)
         return float(-0.5 * left @ left - np.log(np.diag(root)).sum() - usual)
 

@@ -15,23 +15,24 @@ from typing import NamedTuple, final
 import numpy as np
 
 from foretoken.lab.stats.intervals import Floats, Interval, student_quantile
-from foretoken.lab.stats.ratios import level_of_look
 from foretoken.lab.stats.repeats import in_turn
 from foretoken.lab.tune.beliefs import Beliefs, believe
 from foretoken.lab.tune.choosing import best_setting, best_values, value_of, worth_measuring
 from foretoken.lab.tune.settings import OFF, Question, Setting
 from foretoken.lab.tune.visits import Visit
 
-GOOD_ENOUGH = 0.005
+GOOD_ENOUGH = 0.002
 """Of the mean logarithm of the gain: what further turns may still be expected to bring when they
 end, and what dropping settings may cost."""
 SURE = 0.95
-"""Level of the final A/B's interval over all its looks: a setting that is as fast as none passes
-its low end once in forty times, and the first look once in eighty."""
+"""Level of the final A/B's interval over all its looks together: a setting that is as fast as none
+passes its low end once in forty times at the most."""
+FAR_APART = 1.5
+"""Times as many pairs as at the first look, below which a second one is not worth its price."""
 FEWEST_PAIRS, MOST_PAIRS = 4, 40
 POWER = 1.65
 """Standard errors beyond the interval's end at which a true gain is found 95 times in 100."""
-CHECK_SHARE = 0.5
+CHECK_SHARE = 0.65
 """Of the budget that the final A/B may take, if it needs to."""
 LATE = 1.3
 """A visit may take so much longer than those before it."""
@@ -166,8 +167,9 @@ def _next_of_turn(search: Search, found: Sequence[Visit], now: SearchState) -> N
 
 
 def _coarse_first(setting: Setting) -> tuple[int, str]:
-    """Lengths that say most about the others come first: the middle, the ends, the rest."""
-    order = (3, 8, 1, 5, 2)
+    """A server that decides itself is the one to beat; then lengths that say most about the others:
+    the middle, the ends, the rest."""
+    order = (0, 3, 8, 1, 5, 2)
     length = setting.length(0)
     return (order.index(length) if length in order else len(order), setting.name)
 
@@ -198,7 +200,7 @@ def _next_check(
         return None
     first = found[-1].turn + 1
     done = len(pair_differences(checks, search.question.loads))
-    sizes_of_looks = looks(planned_pairs(search, found, now))
+    sizes_of_looks = looks(search, found, now)
     if done in sizes_of_looks:
         gain = checked_gain([*found, *checks], search, now)
         if gain.low > 1.0 or gain.high < 1.0 + GOOD_ENOUGH:
@@ -214,27 +216,30 @@ def _next_check(
     return None
 
 
-def looks(first: int) -> tuple[int, ...]:
-    """Pairs after which the final A/B is looked at: each time twice as many."""
-    found = [first]
-    while found[-1] < MOST_PAIRS:
-        found.append(min(2 * found[-1], MOST_PAIRS))
-    return tuple(found)
+def looks(search: Search, found: Sequence[Visit], now: SearchState) -> tuple[int, ...]:
+    """Pairs after which the final A/B is looked at: once or twice.
+
+    First when the expected gain should show, then when the time is up. Every look is paid for with
+    a wider interval at all of them, so where the two are close there is only the last.
+    """
+    affordable = affordable_pairs(search, found)
+    first = min(wanted_pairs(search, now), affordable)
+    return (first, affordable) if affordable > FAR_APART * first else (affordable,)
 
 
 def wanted_pairs(search: Search, now: SearchState) -> int:
     """Pairs that show the expected gain, had they the time."""
     spread = now.beliefs.spreads.of_pair(len(search.question.loads))
-    errors = student_quantile((1 + level_of_look(SURE, 1)) / 2, 10) + POWER
+    errors = student_quantile(1.0 - (1.0 - SURE) / 4.0, 10) + POWER
     wanted = math.ceil((errors * spread / max(now.value, 1e-3)) ** 2)
     return min(max(wanted, FEWEST_PAIRS), MOST_PAIRS)
 
 
-def planned_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> int:
-    """Pairs of the final A/B, as far as the time allows."""
+def affordable_pairs(search: Search, found: Sequence[Visit]) -> int:
+    """Pairs of the final A/B for which there is time."""
     left = search.budget_s - spent_s(found)
-    affordable = int(left / (2.0 * LATE * max(visit_s(found), 1e-9)))
-    return min(wanted_pairs(search, now), max(affordable, 1))
+    pairs = int(left / (2.0 * max(visit_s(found), 1e-9)))
+    return min(max(pairs, 1), MOST_PAIRS)
 
 
 def checked_gain(
@@ -242,8 +247,8 @@ def checked_gain(
 ) -> Interval:
     """Gain of the final A/B over its loads, in all or of one class of requests, or at one load.
 
-    Student's interval over pairs, wider for each look before this one. The spread of pairs is what
-    they show and what the search's visits showed, each counted by how much it knows.
+    Student's interval over pairs, at a level that all looks share alike. The spread of pairs is
+    what they show and what the search's visits showed, each counted by how much it knows.
     """
     loads = (load,) if load else search.question.loads
     differences = np.array(pair_differences(visits, loads, kind))
@@ -252,8 +257,7 @@ def checked_gain(
     found = [visit for visit in visits if not visit.check]
     known = min(max(len(found) // 2, 2), 12)
     middle, pairs = float(differences.mean()), differences.size
-    look = 1 + sum(size < pairs for size in looks(planned_pairs(search, found, now)))
-    level = level_of_look(SURE, look)
+    level = 1.0 - (1.0 - SURE) / len(looks(search, found, now))
     squares = float(((differences - middle) ** 2).sum())
     before = now.beliefs.spreads.of_pair(len(loads)) ** 2
     spread = math.sqrt((known * before + squares) / (known + pairs - 1))
