@@ -153,7 +153,8 @@ class FtStep(ctypes.Structure):
         *_fields(_I64, "first_slot rows"),
         ("kv", _PTR),
         ("kv_stride", _I64),
-        *_fields(_PTR, "kinds beside"),
+        *_fields(_PTR, "kinds beside kept"),
+        ("kept_stride", _I64),
     ]
 
 

@@ -54,6 +54,8 @@ class CompiledLayers:
         )
         self._store: KVStore | None = None
         self._stores = (_PTR * len(layers))()
+        self._features: FeatureStore | None = None
+        self._kept = (_PTR * len(layers))()
 
     def run(
         self,
@@ -79,13 +81,10 @@ class CompiledLayers:
             step.slots = inputs.slots_T.data_ptr()
         else:
             step.first_slot = inputs.slots_T.start
-        # One call, or one per stretch between the layers whose input is kept for drafters.
-        decoder, at = ctypes.addressof(self._decoder), 0
-        for point in self._points(features):
-            self._run(decoder, ctypes.addressof(step), at, point)
-            if features is not None:
-                features.write(point, inputs.slots_T, x_TD)
-            at = point
+        if features is not None:
+            assert features.slots_SF.dtype == x_TD.dtype, (features.slots_SF.dtype, x_TD.dtype)
+            step.kept, step.kept_stride = self._kept_by(features), features.slot_bytes
+        self._run(self.address, ctypes.addressof(step), 0, self.num_layers)
 
     def plan_rows(self, layouts: Sequence[SpanLayout], store: KVStore) -> "RowsPlan":
         """The rows of these spans as C wants them; x, positions and slots are still to be set."""
@@ -135,12 +134,17 @@ class CompiledLayers:
         own = self._layers[0].attention_norm
         return (norm.eps, norm.weight_D.dtype) == (own.eps, own.weight_D.dtype)
 
-    def _points(self, features: FeatureStore | None) -> Iterator[int]:
-        """Where the run is cut: layers whose input is kept, and the end."""
-        wanted = () if features is None else features.columns.keys()
-        count = len(self._layers)
-        yield from sorted(point for point in wanted if 0 <= point < count)
-        yield count
+    def _kept_by(self, features: FeatureStore) -> int:
+        """Address of pointers to where the layers' inputs are kept; until another store is given."""
+        if features is not self._features:
+            self._features = features
+            row = features.slots_SF.data_ptr()
+            size = features.slots_SF.element_size()
+            self._kept[:] = [
+                None if at is None else row + at.start * size
+                for at in map(features.columns.get, range(self.num_layers))
+            ]
+        return ctypes.addressof(self._kept)
 
 
 @final

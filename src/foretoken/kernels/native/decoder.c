@@ -149,8 +149,19 @@ static void run_layer(const ft_decoder *d, const ft_step *step, const ft_layer *
     add(d, step, layer->down, layer->after_mlp, b->gated, b->normed);
 }
 
+// The residual stream as a layer is given it, to where drafters read it.
+static void keep(const ft_decoder *d, const ft_step *step, char *kept) {
+    const size_t bytes = (size_t)d->hidden * (d->type == FT_BFLOAT16 ? 2 : 4);
+    for (int64_t row = 0; row < step->rows; row++) {
+        const int64_t slot = step->slots ? step->slots[row] : step->first_slot + row;
+        memcpy(kept + slot * step->kept_stride, (const char *)step->x + row * bytes, bytes);
+    }
+}
+
 void ft_decoder_run(const ft_decoder *decoder, const ft_step *step, int32_t first, int32_t end) {
     const buffers b = make_buffers(decoder, step->rows);
-    for (int32_t i = first; i < end; i++)
+    for (int32_t i = first; i < end; i++) {
+        if (step->kept && step->kept[i]) keep(decoder, step, step->kept[i]);
         run_layer(decoder, step, decoder->layers + i, step->kv[i], &b);
+    }
 }

@@ -49,6 +49,8 @@ typedef struct {
     int64_t kv_stride;
     ft_step_kind *kinds;
     void *beside;  // [rows, hidden], of layers with beside_norm; else null
+    char *const *kept;    // where the input of each layer is kept, by slot, or null; or null: of none
+    int64_t kept_stride;  // bytes from a slot to the next
 } ft_step;
 
 // Run layers [first, end).
