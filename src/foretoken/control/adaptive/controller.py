@@ -104,8 +104,19 @@ class AdaptiveControl:
         if not self._planner.operator.enabled:
             return self._nobody(sequences, load)
         made = self._made
-        if made is None or not sequences:
-            return self._make_anew(sequences, load) if sequences else self._plain((), load)
+        if not sequences:
+            return self._plain((), load)
+        if made is None:
+            return self._make_anew(sequences, load)
+        # A first token is on its way to whoever waits for it: computing in Python holds that up.
+        begins = sequences[-1].num_output == 1
+        if begins and len(sequences) <= _FEW:
+            self._steps_left, self._unplanned = 0, self._plain(sequences, load)
+            return self._unplanned
+        if self._is_due(made) and not begins:
+            began = self._clock()
+            self._catch_up(made)
+            self._aside_s += self._clock() - began
         if not self._is_kept(made, len(sequences)) or self._is_unsure(made, sequences):
             return self._make_anew(sequences, load)
         self._steps_left -= 1
@@ -119,7 +130,6 @@ class AdaptiveControl:
             return self._unplanned
         if not self._still_holds(made, sequences, load):
             began = self._clock()
-            self._catch_up(made)
             self._sequences = list(sequences)
             self._planner.carry_over(made, self._sequences, load)
             self._aside_s += self._clock() - began
@@ -144,8 +154,8 @@ class AdaptiveControl:
         return made.plan
 
     def observe(self, plan: DraftPlan, outcomes: Seq[DraftOutcome], stats: StepStats) -> None:
-        """Learn what became of a planned step: not at once where steps are short, since code that
-        runs once in a while is slower than what it works on."""
+        """Note what became of a planned step. It is learnt from when the next is planned: whoever
+        waits for the tokens of this one does not wait for that."""
         made, aside_s, had_drafted = self._made, self._aside_s, self._has_drafted
         self._aside_s, self._has_drafted = 0.0, bool(stats.drafters)
         if made is None:
@@ -162,8 +172,13 @@ class AdaptiveControl:
             self._waiting.append(_PastStep(plan, outcomes, stats, made.missing, aside_s, is_usual))
             # What was missing was read in this step.
             made.missing = Counter()
-            if made.trial or len(self._waiting) * stats.busy_s >= _LEARNS_EVERY_S:
-                self._catch_up(made)
+
+    def _is_due(self, made: MadePlan) -> bool:
+        """Whether to learn now: not from each step where steps are short, since code that runs
+        once in a while is slower than what it works on."""
+        if made.trial:
+            return bool(self._waiting)
+        return len(self._waiting) * self._step_s >= _LEARNS_EVERY_S
 
     def _catch_up(self, made: MadePlan) -> None:
         """Learn from the steps that wait."""

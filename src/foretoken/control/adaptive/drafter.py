@@ -24,6 +24,9 @@ _FADE = 0.99
 """What a step's weight is multiplied by at each later one, in what became of plans."""
 _LEAST_KEPT = 0.1
 """Neither promises nor plans are ever taken to be more than ten times too good or too bad."""
+_LASTS, _LASTS_LEARNT, _LASTS_FORGOTTEN = 512.0, 0.3, 5e-4
+"""Steps for which a drafter goes on once it has begun, as long as nothing else was seen; what each
+time says of the next; and how much of what was seen a step at rest takes back."""
 _WAKES = 32
 """Tokens with features after which a head that rested drafts again."""
 
@@ -71,6 +74,11 @@ class DrafterState:
     hopes: int = 0
     """Steps for which it is still tried as often as one of which nothing is known: as many as it
     was used before."""
+    runs: int = 0
+    """Steps for which it has been drafting."""
+    lasts: float = _LASTS
+    """Steps for which it may be expected to go on once it has begun. What it reads of sequences has
+    to come back in that time: where plans change soon, it does not pay to begin."""
     confidence: KeptRatio = field(default_factory=KeptRatio)
     """Accepted drafts per one that its own chances promised."""
     planned: KeptRatio = field(default_factory=lambda: KeptRatio(_FADE))
@@ -105,8 +113,8 @@ class DrafterState:
         """
         self.since_trial = 0
         self.num_trials += 1
-        most = _SPACING_MOST_WITH_FEATURES if self.facts.reads_features else _SPACING_MOST
-        self.spacing = 0 if surprising else min(max(2 * self.spacing, _SPACING), most)
+        spacing = min(max(2 * self.spacing, _SPACING), self._most_spacing)
+        self.spacing = 0 if surprising else spacing
         if known and not surprising and not self.hopes:
             self.spacing = max(self.spacing, int(lost_steps / _SHARE))
 
@@ -119,10 +127,21 @@ class DrafterState:
             min(self.hopes + 4 * steps, _HOPES_MOST) if paid else max(self.hopes - steps, 0)
         )
         self.since_trial += steps
+        if paid:
+            self.runs += steps
+        elif self.runs:
+            self.lasts += _LASTS_LEARNT * (min(self.runs, _LASTS) - self.lasts)
+            self.runs = 0
+        else:
+            self.lasts += min(_LASTS_FORGOTTEN * steps, 1.0) * (_LASTS - self.lasts)
 
     def put_off(self) -> None:
         """No trial now, whatever would come of it: the drafter cannot pay."""
-        self.since_trial, self.spacing = 0, max(self.spacing, _SPACING_MOST)
+        self.since_trial, self.spacing = 0, max(self.spacing, self._most_spacing)
+
+    @property
+    def _most_spacing(self) -> int:
+        return _SPACING_MOST_WITH_FEATURES if self.facts.reads_features else _SPACING_MOST
 
 
 def _believable(ratio: KeptRatio) -> float:

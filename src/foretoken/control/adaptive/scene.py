@@ -4,6 +4,7 @@ Made of the models' answers for the sequences of one step; asked once for the be
 plan of a trial. Knows neither how the models learn nor what comes of the plan.
 """
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -48,6 +49,8 @@ class DrafterView:
 
     kept: float = 1.0
     """Accepted drafts per one that plans expected so far."""
+    lasts: float = math.inf
+    """Steps for which it may be expected to draft once it has begun."""
 
     @property
     def width(self) -> int:
@@ -186,8 +189,9 @@ class Scene:
         slot_s = max(float(two[most] - one[most]) / most, 0.0)
         depth_s = one - slot_s * np.arange(most + 1)
         depth_s[0] = 0.0
-        # Catching up is paid once and has to come back while the sequence still runs.
+        # Catching up is paid once and has to come back while the sequence still runs and drafts.
         steps_N = np.maximum(self.left_N / (1.0 + survival[:, 0]), 1.0)
+        steps_N = np.minimum(steps_N, view.lasts)
         start_s = RETURNS * view.cost.feeding_each(view.missing_N, self.context) / steps_N
         return DraftOption(
             name=view.name,

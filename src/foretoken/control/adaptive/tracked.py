@@ -137,6 +137,7 @@ def view_of(
         windowed_N=windowed_N,
         tree=facts.tree,
         kept=drafter.kept,
+        lasts=drafter.lasts,
     )
 
 
