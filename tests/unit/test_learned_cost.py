@@ -230,19 +230,28 @@ def test_drafting_begins_at_nothing() -> None:
     assert drafter.drafting(4, 100, 200.0)[:8] == pytest.approx(curve)
 
 
-def test_one_pass_costs_the_same_at_any_length() -> None:
-    prior = [(DraftShape(n, 1, n, 0.0), 1e-3 + 1e-4 * n) for n in (1, 4, 16, 64)]
-    curve = DrafterCost(prior, sd=0.1, one_pass=True).drafting(8, 5, 0.0)
-    assert curve == pytest.approx([0.0] + [1.8e-3] * 5, rel=0.02)
+def one_pass_s(sequences: int, rows: int) -> float:
+    return 1e-3 + 2e-5 * sequences + 1e-4 * rows
+
+
+def one_pass_drafter() -> DrafterCost:
+    shapes = [DraftShape(n, 1, n * k, 0.0) for n in (1, 4, 16, 64) for k in (1, 5)]
+    prior = [(shape, one_pass_s(shape.sequences, shape.rows)) for shape in shapes]
+    return DrafterCost(prior, sd=0.1, one_pass=True)
+
+
+def test_one_pass_costs_the_rows_of_all_its_drafts() -> None:
+    """Drafts of a parallel head come at once, and in a batch each of them takes time."""
+    curve = one_pass_drafter().drafting(8, 5, 0.0)
+    assert curve == pytest.approx([0.0] + [one_pass_s(8, 8 * k) for k in range(1, 6)], rel=0.03)
 
 
 def test_one_pass_is_not_taken_for_several() -> None:
     """A step says how deep its drafts were, which is not how many passes they took."""
-    prior = [(DraftShape(n, 1, n, 0.0), 1e-3 + 1e-4 * n) for n in (1, 4, 16, 64)]
-    drafter = DrafterCost(prior, sd=0.1, one_pass=True)
+    drafter = one_pass_drafter()
     for _ in range(400):
-        drafter.observe(DraftShape(8, 5, 40, 0.0), 1.8e-3)
-    assert drafter.drafting(8, 5, 0.0) == pytest.approx([0.0] + [1.8e-3] * 5, rel=0.02)
+        drafter.observe(DraftShape(8, 5, 40, 0.0), one_pass_s(8, 40))
+    assert drafter.drafting(8, 5, 0.0)[5] == pytest.approx(one_pass_s(8, 40), rel=0.02)
 
 
 def test_a_resting_drafter_slows_down_with_its_target() -> None:

@@ -61,8 +61,9 @@ _REPEATS = 3
 _CACHED_S = 0.02
 """Steps that take less may find their weights in the caches."""
 _PLAIN = StepShape(1, 1, 32)
-_ONE_PASS = 1.25
-"""Drafts of any length take at most so many times what one takes: they come of one pass."""
+_ONE_PASS = 0.25
+"""Share of the time of a first draft that each later one takes at most, where few sequences draft
+and all drafts come of one pass."""
 _FOREIGN_SHARE = 0.02
 """What a drafter of the user's own is taken to cost, in plain steps; it is not run for a trial."""
 
@@ -274,20 +275,23 @@ def _time_drafter(
     # Nodes of a tree are chosen level by level, even where one pass has all logits.
     one_pass = member.proposer.looks_up or (not member.proposer.tree_paths and _is_flat(found))
     if one_pass:
-        found = [(s._replace(passes=1, rows=s.sequences), seconds) for s, seconds in found]
+        found = [(s._replace(passes=1), seconds) for s, seconds in found]
     return DrafterCost(found, sd=TIMED_SD, one_pass=one_pass, machine=target)
 
 
 def _is_flat(found: Sequence[tuple[DraftShape, float]]) -> bool:
-    """Whether long drafts take what short ones take."""
+    """Whether the later drafts of a few sequences take next to nothing: they cost no passes of
+    their own. In a large batch their rows take time in any case."""
     caught_up = [(shape, seconds) for shape, seconds in found if not shape.fed_rows]
-    short = {(s.sequences, s.context): seconds for s, seconds in caught_up if s.passes == 1}
-    ratios = sorted(
-        seconds / short[s.sequences, s.context]
-        for s, seconds in caught_up
-        if s.passes > 2 and (s.sequences, s.context) in short
+    fewest = min((shape.sequences for shape, _ in caught_up), default=0)
+    few = [(shape, seconds) for shape, seconds in caught_up if shape.sequences == fewest]
+    short = {shape.context: seconds for shape, seconds in few if shape.passes == 1}
+    shares = sorted(
+        (seconds / short[shape.context] - 1.0) / (shape.passes - 1)
+        for shape, seconds in few
+        if shape.passes > 1 and shape.context in short
     )
-    return bool(ratios) and ratios[len(ratios) // 2] < _ONE_PASS
+    return bool(shares) and shares[len(shares) // 2] < _ONE_PASS
 
 
 @final

@@ -115,13 +115,16 @@ class Scene:
         return allocate(step, options)
 
     def could_pay(self, option: DraftOption, chance: float) -> bool:
-        """Whether the option would bring anything if each of its drafts had this chance."""
-        hopeful = np.where(
-            option.survival_NK > 0.0, chance ** np.arange(1, 1 + option.survival_NK.shape[1]), 0.0
-        )
-        return self.best([replace(option, survival_NK=hopeful)]).unguarded * self.plain_s > len(
-            self.ids
-        )
+        """Whether the option would bring anything if each of its drafts had this chance: for one of
+        the sequences or for all, each with as many drafts."""
+        slots_K = (option.survival_NK > 0.0).sum(axis=0)
+        depths_K, tokens_K = option.depths_K, chance ** np.arange(1, 1 + len(slots_K))
+        for rows_K in (np.cumsum(slots_K > 0), np.cumsum(slots_K)):
+            accepted_K = np.cumsum(tokens_K * np.diff(rows_K, prepend=0))
+            seconds_K = self.rows_s[rows_K] + option.depth_s[depths_K] + option.slot_s * rows_K
+            if ((1.0 + accepted_K / len(self.ids)) * self.plain_s > seconds_K).any():
+                return True
+        return False
 
     def trial(self, option: DraftOption, indices: Counts, most: int) -> Allocation:
         """These sequences draft up to `most`, whatever is expected of it."""
@@ -184,9 +187,12 @@ class Scene:
             survival[:, : view.width] = self._of_tree(view, view.tree)
         if view.kept != 1.0:
             survival = np.minimum(view.kept * survival, 1.0)
+        # What a slot adds: of one pass, whose rows are all slots, on average up to those of the
+        # whole batch.
+        batch = max(count, 2) if view.cost.one_pass else 2
         one = view.cost.drafting(1, most, self.context)
-        two = view.cost.drafting(2, most, self.context)
-        slot_s = max(float(two[most] - one[most]) / most, 0.0)
+        all_of_it = view.cost.drafting(batch, most, self.context)
+        slot_s = max(float(all_of_it[most] - one[most]) / (most * (batch - 1)), 0.0)
         depth_s = one - slot_s * np.arange(most + 1)
         depth_s[0] = 0.0
         # Catching up is paid once and has to come back while the sequence still runs and drafts.

@@ -59,8 +59,8 @@ class DrafterCost:
     ) -> None:
         """Begin with the seconds of `prior`, each known up to the share `sd`.
 
-        `one_pass` drafters make all their drafts in one forward pass or look them up. `machine`
-        is the target's cost: a drafter that rests grows slower with it.
+        `one_pass` drafters make all their drafts in one forward pass, of as many rows as drafts, or
+        look them up. `machine` is the target's cost: a drafter that rests grows slower with it.
         """
         self._points = list(prior)
         self._learner = Learner(
@@ -101,7 +101,8 @@ class DrafterCost:
         first = self._expected(DraftShape(sequences, 1, sequences, context))
         level = self.level
         if self._one_pass:
-            found = np.full(most + 1, level * first)
+            shapes = (DraftShape(sequences, 1, sequences * k, context) for k in range(most + 1))
+            found = np.array([level * self._expected(shape) for shape in shapes])
         else:
             second = self._expected(DraftShape(sequences, 2, 2 * sequences, context))
             found = self._ramp[: most + 1] * (level * (second - first))
@@ -126,7 +127,7 @@ class DrafterCost:
     def observe(self, shape: DraftShape, seconds: float) -> None:
         """Drafting and feeding of a step took so long."""
         if self._one_pass and shape.passes:
-            shape = shape._replace(passes=1, rows=shape.sequences)
+            shape = shape._replace(passes=1)
         learner = self._learner
         region = shape.rows.bit_length() << 6 | shape.fed_rows.bit_length()
         machine = self._machine

@@ -40,7 +40,7 @@ class SimulatedDrafter:
     call_s: float = 0.0
     """Of drafting in a step, beside the passes."""
     one_pass: bool = False
-    """All drafts of a step come from one pass."""
+    """All drafts of a step come from one pass, of as many rows."""
     looks_up: bool = False
     """It finds drafts in text: no passes, nothing to read before."""
     reads: bool = True
@@ -57,6 +57,8 @@ class SimulatedDrafter:
         seconds = self.call_s
         for depth in range(1 if self.one_pass else max(lengths)):
             rows = sum(length > depth for length in lengths)
+            if self.one_pass and not self.looks_up:
+                rows = sum(lengths)
             seconds += self.passes.seconds(StepShape(rows, rows, context)).seconds
         return seconds
 
