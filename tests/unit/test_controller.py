@@ -1,14 +1,20 @@
 """Adaptive control on a virtual clock: what it promises, where costs and acceptance are known."""
 
 from random import Random
+from typing import Any
 
 import pytest
 
+from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
 from foretoken.control.budget import LivePolicy
 from foretoken.control.floor import FIRST_REST, AcceptanceFloor
+from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.plan import StepLoad
 from foretoken.types import Speculation, StepStats
 from tests.unit.control_fakes import Batch, Running, World, running
+
+
+KNOWN = [(DraftShape(1, 1, 1, 0.0), 0.1)]
 
 
 def batch_of(count: int, chance: float, world: World | None = None) -> tuple[Batch, list[Running]]:
@@ -169,6 +175,59 @@ def test_a_machine_ten_times_as_slow_changes_no_decision() -> None:
     batch.world.scale = 10.0
     batch.run(sequences, 30)
     assert batch.run(sequences, 300) >= 0.95 * before
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_first_token_waits_for_no_plan(others: int) -> None:
+    """In the step after its first token a newcomer's batch is plain, and planned for in the next."""
+    batch, _ = batch_of(1, 0.9)
+    sequences = [running(f"old{i}") for i in range(others + 1)]
+    for one in sequences:
+        one.num_output = 2
+    batch.run(sequences, 100)
+    assert sum(batch.lengths[-1]) > 0
+    sequences = [*sequences[:others], running("new")]
+    batch.run(sequences, 30)
+    first, *later = batch.lengths[-30:]
+    assert sum(first) == 0
+    assert sum(sum(lengths) for lengths in later) > 29
+
+
+def test_what_a_step_taught_is_learnt_when_the_next_is_planned() -> None:
+    """Whoever waits for its tokens does not wait for that."""
+    batch, sequences = batch_of(4, 0.9)
+    batch.run(sequences, 200)
+    planner = batch.control._planner
+    seen = planner.acceptance.seen([s.request.request_id for s in sequences], "draft")
+    observe = batch.control.observe
+    kept: list[float] = []
+
+    def watched(*given: Any) -> None:
+        before = planner.target.steps
+        observe(*given)
+        kept.append(planner.target.steps - before)
+
+    batch.control.observe = watched  # type: ignore[method-assign]
+    batch.run(sequences, 100)
+    assert kept == [0] * 100
+    ids = [s.request.request_id for s in sequences]
+    assert planner.acceptance.seen(ids, "draft") > seen
+
+
+def test_a_drafter_whose_plans_do_not_last_has_to_bring_more_at_once() -> None:
+    """What it reads of sequences comes back in so many steps, or not at all."""
+    state = DrafterState(DrafterFacts(name="draft", most=5), DrafterCost(KNOWN, sd=0.1))
+    at_first = state.lasts
+    for _ in range(20):
+        state.pass_by(4, used=True, tried=False, rested=False)
+        state.pass_by(4, used=False, tried=False, rested=False)
+    assert state.lasts == pytest.approx(4.0, abs=4.0)
+    # It is believed to last again after a while at rest, or it would never be tried for long.
+    state.pass_by(20_000, used=False, tried=False, rested=True)
+    assert state.lasts > 0.9 * at_first
+    trials = state.lasts
+    state.pass_by(1, used=True, tried=True, rested=False)
+    assert state.lasts >= trials
 
 
 def test_the_operator_is_obeyed_at_once() -> None:
