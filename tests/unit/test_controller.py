@@ -13,7 +13,6 @@ from foretoken.control.plan import StepLoad
 from foretoken.types import Speculation, StepStats
 from tests.unit.control_fakes import Batch, Running, World, running
 
-
 KNOWN = [(DraftShape(1, 1, 1, 0.0), 0.1)]
 
 
@@ -179,7 +178,7 @@ def test_a_machine_ten_times_as_slow_changes_no_decision() -> None:
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_first_token_waits_for_no_plan(others: int) -> None:
-    """In the step after its first token a newcomer's batch is plain, and planned for in the next."""
+    """In the step after its first token the batch is plain, and planned for in the next."""
     batch, _ = batch_of(1, 0.9)
     sequences = [running(f"old{i}") for i in range(others + 1)]
     for one in sequences:
@@ -207,7 +206,7 @@ def test_what_a_step_taught_is_learnt_when_the_next_is_planned() -> None:
         observe(*given)
         kept.append(planner.target.steps - before)
 
-    batch.control.observe = watched  # type: ignore[method-assign]
+    batch.control.observe = watched  # type: ignore[method-assign, assignment]
     batch.run(sequences, 100)
     assert kept == [0] * 100
     ids = [s.request.request_id for s in sequences]

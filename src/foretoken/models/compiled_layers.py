@@ -135,7 +135,7 @@ class CompiledLayers:
         return (norm.eps, norm.weight_D.dtype) == (own.eps, own.weight_D.dtype)
 
     def _kept_by(self, features: FeatureStore) -> int:
-        """Address of pointers to where the layers' inputs are kept; until another store is given."""
+        """Address of pointers to where layers' inputs are kept; until another store is given."""
         if features is not self._features:
             self._features = features
             row = features.slots_SF.data_ptr()
