@@ -136,6 +136,22 @@ def test_the_answer_is_a_sentence_and_a_command() -> None:
     assert found.command == "serve off"
 
 
+def test_off_names_only_what_was_tried() -> None:
+    """What was not started has a prior, and no gain to tell."""
+    bad = rehearsed(0.15)
+    search = Search(question=bad.question, budget_s=3600.0)
+    server = SimulatedServer(SimulatedAnswers(bad.case), 2)
+    first = next_visit(search, [])
+    assert first is not None
+    tried = bad.question.settings[-1]
+    visits = [server.visit(one, 0, first.sizes) for one in (OFF, tried)]
+    found = make_answer(search, visits, lambda setting: f"serve {setting.name}")
+    assert (found.verdict, found.candidate) == ("leave_off", OFF.name)
+    count = len(bad.question.settings)
+    assert f"of the 1 that were tried, out of {count}," in found.sentence
+    assert f"the nearest, {tried.name}, is " in found.sentence
+
+
 def test_a_setting_that_does_not_start_is_given_up() -> None:
     found = answer_of(GOOD, ANSWERS, broken="draft_model k=3")
     row = next(row for row in found.settings if row.setting == "draft_model k=3")

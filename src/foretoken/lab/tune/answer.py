@@ -5,7 +5,7 @@ is to leave speculation off.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
@@ -106,7 +106,8 @@ def make_answer(
     )
     return TunedAnswer(
         verdict="use" if proven else "leave_off",
-        sentence=_untried(search, visits) or _sentence(search, now, gain, pairs),
+        sentence=_untried(search, visits)
+        or _sentence(search, now, gain, pairs, {visit.setting.name for visit in visits}),
         command=line(chosen),
         setting=chosen.name,
         candidate=now.chosen.name,
@@ -147,12 +148,17 @@ def _untried(search: Search, visits: Sequence[Visit]) -> str:
     )
 
 
-def _sentence(search: Search, now: SearchState, gain: Interval, pairs: int) -> str:
+def _sentence(
+    search: Search, now: SearchState, gain: Interval, pairs: int, tried: Collection[str]
+) -> str:
     chosen = now.chosen
     if chosen.is_off:
-        nearest = _nearest(now)
-        tried = f"; the nearest, {nearest[0]}, is {nearest[1]:.2f}x" if nearest else ""
-        return f"Leave speculation off: no setting makes answers sooner{tried}."
+        nearest = _nearest(now, tried)
+        found = f"; the nearest, {nearest[0]}, is {nearest[1]:.2f}x" if nearest else ""
+        count = len(search.question.settings)
+        seen = sum(setting.name in tried for setting in search.question.settings)
+        of_all = f" of the {seen} that were tried, out of {count}," if 0 < seen < count else ""
+        return f"Leave speculation off: no setting{of_all} makes answers sooner{found}."
     if not pairs:
         return (
             f"Leave speculation off: {_words(search.question, chosen)} looks best "
@@ -188,14 +194,15 @@ def _words(question: Question, chosen: Setting) -> str:
     return f"{chosen.drafter} with drafts by requests in flight ({by_load})"
 
 
-def _nearest(now: SearchState) -> tuple[str, float] | None:
-    """The setting that is expected to lose least."""
-    question = now.beliefs.question
-    if not question.settings:
+def _nearest(now: SearchState, tried: Collection[str]) -> tuple[str, float] | None:
+    """Of the settings that were tried the one that is expected to lose least."""
+    values_S = now.beliefs.mean_SL.mean(axis=1).tolist()
+    pairs = zip(now.beliefs.question.settings, values_S, strict=True)
+    found = [(value, setting.name) for setting, value in pairs if setting.name in tried]
+    if not found:
         return None
-    values = now.beliefs.mean_SL.mean(axis=1)
-    place = int(values.argmax())
-    return question.settings[place].name, float(np.exp(values[place]))
+    value, name = max(found)
+    return name, math.exp(value)
 
 
 def _cut(visits: Sequence[Visit]) -> tuple[str, ...]:
