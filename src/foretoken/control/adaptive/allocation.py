@@ -160,7 +160,11 @@ def _with(
     unguarded = 0.0
     order_by_depth: dict[int, Counts] = {}
     levels_NK = _levels(options, chosen, owner_N)
-    for depth in range(1, (most if levels_NK is None else int(levels_NK.max())) + 1):
+    deepest = most if levels_NK is None else int(levels_NK.max())
+    passes_K = sum(options[i].depth_s[: deepest + 1] for i in chosen)
+    if levels_NK is None:
+        deepest = _worth_looking_at(step, survival_NK, np.diff(passes_K))
+    for depth in range(1, deepest + 1):
         slots = survival_NK[:, :depth]
         if levels_NK is not None:
             slots = np.where(levels_NK <= depth, survival_NK, 0.0)
@@ -174,9 +178,8 @@ def _with(
         order, taken = order[:size], taken[:size]
         order_by_depth[depth] = order
         sequences = order % count
-        passes_s = sum(options[i].depth_s[depth] for i in chosen)
         starts = np.where(order < count, start_N[sequences], 0.0)
-        seconds = step.rows_s[1 : size + 1] + passes_s + slot_s * np.arange(1, size + 1)
+        seconds = step.rows_s[1 : size + 1] + passes_K[depth] + slot_s * np.arange(1, size + 1)
         seconds += np.cumsum(starts)
         rates = (count + np.cumsum(taken)) / seconds
         unguarded = max(unguarded, float(rates.max()))
@@ -202,6 +205,22 @@ def _with(
         drafts_N=drafts_N, drafter_N=drafter_N, seconds=tokens / found, tokens=tokens,
         unguarded=unguarded, depth=depth, slots=order_by_depth[depth][:size],
     )  # fmt: skip
+
+
+def _worth_looking_at(step: StepOptions, survival_NK: Floats, pass_s: Floats) -> int:
+    """The depth beyond which no draft of a chain can be worth the passes it needs.
+
+    From there on all sequences together are expected to get fewer tokens of a pass than plain
+    steps bring in its time, and each sequence less than that pass takes of its own. Whatever plan
+    goes deeper, one that does not is at least as fast and breaks no bound that it keeps.
+    """
+    count = len(step.bound_s)
+    least_K = np.minimum.accumulate(pass_s[::-1])[::-1]
+    brings = (survival_NK.sum(axis=0) <= least_K * (count / step.plain_s)) & (
+        (survival_NK * step.token_s[:, None]).max(axis=0) <= least_K
+    )
+    deeper = np.flatnonzero(~brings)
+    return max(int(deeper[-1]) + 1 if len(deeper) else 0, 1)
 
 
 def _levels(options: Seq[DraftOption], chosen: tuple[int, ...], owner_N: Counts) -> Counts | None:
