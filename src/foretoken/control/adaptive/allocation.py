@@ -161,7 +161,7 @@ def _with(
     order_by_depth: dict[int, Counts] = {}
     levels_NK = _levels(options, chosen, owner_N)
     deepest = most if levels_NK is None else int(levels_NK.max())
-    passes_K = sum(options[i].depth_s[: deepest + 1] for i in chosen)
+    passes_K = np.sum([options[i].depth_s[: deepest + 1] for i in chosen], axis=0)
     if levels_NK is None:
         deepest = _worth_looking_at(step, survival_NK, np.diff(passes_K))
     for depth in range(1, deepest + 1):
