@@ -62,9 +62,9 @@ def sizes(blocks: int, requests: int) -> tuple[str, ...]:
 
 
 def ratio(found: Mapping[str, Any]) -> str:
-    """`1.42x (1.35 to 1.50)`: a gain with its interval, or without one for too few starts."""
+    """`1.42x (1.35 to 1.50)`: a gain with its interval, which too few starts do not have."""
     if found["low"] is None or found["high"] is None:
-        return f"{found['estimate']:.2f}x (too few starts for an interval)"
+        return f"{found['estimate']:.2f}x (no interval)"
     return f"{found['estimate']:.2f}x ({found['low']:.2f} to {found['high']:.2f})"
 
 
@@ -76,6 +76,18 @@ def above(found: Mapping[str, Any], limit: float = 1.0) -> bool:
 def below(found: Mapping[str, Any], limit: float = 1.0) -> bool:
     """Whether all of an interval is below a limit."""
     return found["high"] is not None and found["high"] < limit
+
+
+def sorted_out(gains: Mapping[str, Mapping[str, Any]]) -> str:
+    """`pays at 0 and 0.4, loses at 1, is open at 0.8`: where whole intervals are above or below 1.
+
+    The names are what stands behind "at".
+    """
+    wins = [name for name, gain in gains.items() if above(gain)]
+    loses = [name for name, gain in gains.items() if below(gain)]
+    rest = [name for name in gains if name not in wins + loses]
+    told = (("pays", wins), ("loses", loses), ("is open", rest))
+    return ", ".join(f"{word} at {listed(names)}" for word, names in told if names)
 
 
 def listed(words: Sequence[str]) -> str:

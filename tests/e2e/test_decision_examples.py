@@ -16,6 +16,15 @@ from tests.shown import complaints
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "decisions"
 SHARED = "commands"
+MEASURED_OFTEN = ("is_it_1_3x",)
+MEASURED = (
+    "at_which_load_does_it_stop",
+    "does_it_pay_at_temperature",
+    "does_it_pay_for_50_tokens",
+    "what_does_quantization_cost",
+    "which_method",
+    "whose_is_the_slow_tail",
+)
 PLANNED = (
     "disable_above_16_requests",
     "does_it_fit",
@@ -25,7 +34,7 @@ PLANNED = (
 
 
 def last_line(name: str, folder: Path, *words: str) -> str:
-    """What an example ends in, run from a folder in its short form; it must read well."""
+    """What an example ends in, run from a folder in its short form; it must end well."""
     done = subprocess.run(
         [sys.executable, str(FOLDER / f"{name}.py"), "--quick", *words],
         capture_output=True,
@@ -57,7 +66,7 @@ def example(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_every_example_is_tested_and_listed() -> None:
     names = {path.stem for path in FOLDER.glob("*.py")} - {SHARED}
-    assert names == set(PLANNED)
+    assert names == {*MEASURED_OFTEN, *MEASURED, *PLANNED}
     listed = re.findall(
         r"`python examples/decisions/(\w+)\.py`", (FOLDER / "README.md").read_text()
     )
@@ -65,8 +74,14 @@ def test_every_example_is_tested_and_listed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("name", (*PLANNED, *MEASURED_OFTEN))
 def test_it_ends_in_a_sentence(name: str, tmp_path: Path) -> None:
+    assert_sentence(last_line(name, tmp_path))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MEASURED)
+def test_what_starts_many_servers_ends_in_a_sentence(name: str, tmp_path: Path) -> None:
     assert_sentence(last_line(name, tmp_path))
 
 
@@ -90,7 +105,11 @@ def test_the_cut_off_is_judged_by_the_best_length(
 
 @pytest.mark.parametrize(
     ("least", "most", "said"),
-    [(1.0, 1.9, "for 2 s is enough"), (1.5, 2.5, "may be enough"), (2.1, 3.0, "is not enough")],
+    [
+        (1.0, 1.9, "for 2 s is enough"),
+        (1.5, 2.5, "may be enough"),
+        (2.1, 3.0, "is not enough"),
+    ],
 )
 def test_two_seconds_are_promised_by_the_whole_interval(
     least: float, most: float, said: str, monkeypatch: pytest.MonkeyPatch
@@ -101,18 +120,29 @@ def test_two_seconds_are_promised_by_the_whole_interval(
         return moves.Times(plain_s, 2.0, least, most, "a draft, k = 3")
 
     line = moves.answer(
-        {"as it is": times(4.1), "not quantized": times(7.0), "int4 weights": times(2.9)}, 2.0
+        {
+            "as it is": times(4.1),
+            "not quantized": times(7.0),
+            "int4 weights": times(2.9),
+        },
+        2.0,
     )
     assert_sentence(line)
     assert said in line
     assert "saved 2.9 s already" in line and "int4 weights 1.2 s, none of which" in line
 
 
-def test_a_gain_without_an_interval_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gain_without_an_interval_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shared = example(SHARED, monkeypatch)
     lucky = {"estimate": 2.0, "low": None, "high": None}
     assert not shared.above(lucky) and not shared.below(lucky)
-    assert shared.ratio(lucky) == "2.00x (too few starts for an interval)"
+    assert shared.ratio(lucky) == "2.00x (no interval)"
     sure = {"estimate": 1.2, "low": 1.1, "high": 1.3}
     assert shared.above(sure) and not shared.above(sure, 1.2) and shared.below(sure, 1.4)
+    told = shared.sorted_out({"1": sure, "4": lucky, "8": {**sure, "high": 1.0, "low": 0.8}})
+    assert told == "pays at 1, is open at 4 and 8"
+    told = shared.sorted_out({"8": {"estimate": 0.9, "low": 0.8, "high": 0.99}})
+    assert told == "loses at 8"
     assert shared.ratio(sure) == "1.20x (1.10 to 1.30)"

@@ -1,0 +1,72 @@
+"""The median wins and the P99 loses: is it the mix of requests, or one class of its own?
+
+Six requests of ten edit code at temperature 0.1, where drafts are mostly right; four write freely
+at 1.0. Both classes run together, then each alone.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from commands import OFF, ON, QUICK, lab, listed, new_folder, ratio, sizes
+
+from foretoken.training.python_text.heldout import edit_prompts, heldout_prompts
+
+
+def main() -> None:
+    """An A/B of the mix with `--diagnose`, and which class is to blame."""
+    out = new_folder("whose_is_the_slow_tail")
+    out.mkdir(parents=True)
+    mix = write_mix(out / "mix.jsonl")
+    found = lab("ab", "--diagnose", "--workload", mix, "--load", "closed:4", *sizes(4, 60),
+                "--out", out / "ab", "--baseline", OFF, "--candidate", ON)  # fmt: skip
+    gains = {one["metric"]: one["ratio"] for one in found["gains"]}
+    enough = {one["metric"]: one["enough"] for one in found["gains"]}
+    tail = "tpot_p99" if enough["tpot_p99"] else "tpot_p95"
+    few = "" if enough[tail] else ", of too few requests to prove anything"
+    alone = [f"{one['value']} {ratio(median(one))}" for one in found["diagnosis"]]
+    print(
+        f"\nIn the mix the median gains {ratio(gains['tpot_p50'])} and the {tail[-3:].upper()} "
+        f"{ratio(gains[tail])}{few}; run alone, {listed(alone)}: {blame(out / 'ab')}."
+    )
+
+
+def median(own: dict[str, Any]) -> dict[str, Any]:
+    """The gain in median time per token of one class."""
+    found: dict[str, Any] = next(
+        one["ratio"] for one in own["gains"] if one["metric"] == "tpot_p50"
+    )
+    return found
+
+
+def write_mix(path: Path) -> Path:
+    """Requests of both classes, six to four, in turns."""
+    fives = 4 if QUICK else 16
+    edits = [request(one.text, 0.1, "edits") for one in edit_prompts(3 * fives)]
+    free = [request(one.text, 1.0, "creative") for one in heldout_prompts(2 * fives)]
+    mix = [one for i in range(fives) for one in (*edits[3 * i :][:3], *free[2 * i :][:2])]
+    path.write_text("\n".join(mix) + "\n", "utf-8")
+    return path
+
+
+def request(prompt: str, temperature: float, category: str) -> str:
+    """A line of a workload."""
+    row = {
+        "prompt": prompt,
+        "temperature": temperature,
+        "category": category,
+        "max_tokens": 48,
+    }
+    return json.dumps(row)
+
+
+def blame(run: Path) -> str:
+    """What `lab decide` says of classes."""
+    found = lab("decide", run, allowed=(0, 1, 4))
+    rules: dict[str, Any] = {one["rule"]: one["result"] for one in found["decisions"][0]["rules"]}
+    judged = rules["homogeneous"]
+    return f"{judged['says']}" + (f"; {judged['advice']}" if judged["advice"] else "")
+
+
+if __name__ == "__main__":
+    main()
