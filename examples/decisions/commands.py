@@ -15,9 +15,8 @@ from typing import Any
 QUICK = "--quick" in sys.argv[1:]
 """One start of each server and few requests: shows that it runs, and proves nothing."""
 SERVE = "foretoken serve demo --port {port} --per-request-spec-decode-metrics detailed"
-DRAFTS = '{"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 4}'
 OFF = f"{SERVE} --speculative-config none"
-ON = f"{SERVE} --no-adaptive-speculation --speculative-config '{DRAFTS}'"
+ON = f"{SERVE} --no-adaptive-speculation --spec-model demo-draft --spec-tokens 4"
 """Four drafts in every step, whatever comes of them; the server's own control would stop."""
 
 

@@ -12,10 +12,7 @@ from commands import OFF, ON, QUICK, lab, new_folder, ratio, sizes
 ROUNDED = {
     "int8 target": (f"{OFF} -q int8", f"{ON} -q int8"),
     "int4 target": (f"{OFF} -q int4", f"{ON} -q int4"),
-    "int8 draft": (
-        OFF,
-        ON.replace('"demo-draft"', '"demo-draft", "quantization": "int8"'),
-    ),
+    "int8 draft": (OFF, f"{ON} --speculative-config.quantization int8"),
 }
 
 
