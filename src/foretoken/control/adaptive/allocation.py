@@ -220,7 +220,7 @@ def _worth_looking_at(step: StepOptions, survival_NK: Floats, pass_s: Floats) ->
         (survival_NK * step.token_s[:, None]).max(axis=0) <= least_K
     )
     deeper = np.flatnonzero(~brings)
-    return max(int(deeper[-1]) + 1 if len(deeper) else 0, 1)
+    return int(deeper[-1]) + 1 if len(deeper) else 1
 
 
 def _levels(options: Seq[DraftOption], chosen: tuple[int, ...], owner_N: Counts) -> Counts | None:

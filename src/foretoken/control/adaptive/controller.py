@@ -43,8 +43,8 @@ _DECIDING_OF_GAIN, _DECIDING_MOST = 0.25, 0.03
 """The same where those have ended that all others were held back for: a part of what these may
 gain, and no more than so much."""
 _FEW = 2
-"""Sequences up to which one that is new is planned for at once: what one accepts tells little of
-the next, and what is lost meanwhile is lost for all."""
+"""Sequences up to which one that is new is planned for as soon as its first token is out: what one
+accepts tells little of the next, and what is lost meanwhile is lost for all."""
 _MUCH, _TOO_MUCH = 1.5, 4.0
 """Times as many sequences as planned for, or that part of them, from which on the plan is made
 again: when that costs no more than its share, or at once."""
@@ -57,7 +57,7 @@ _LEARNS_EVERY_S = 0.016
 _APART = 512
 """Steps that are learnt from one by one."""
 _TOGETHER = 16
-"""Steps whose times are learnt together, those of a shape by their median."""
+"""Steps whose times are learnt together, those of a shape by their mean."""
 
 
 class _PastStep(NamedTuple):

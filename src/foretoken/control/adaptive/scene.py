@@ -118,10 +118,11 @@ class Scene:
         """Whether the option would bring anything if each of its drafts had this chance: for one of
         the sequences or for all, each with as many drafts."""
         slots_K = (option.survival_NK > 0.0).sum(axis=0)
-        depths_K, tokens_K = option.depths_K, chance ** np.arange(1, 1 + len(slots_K))
+        passes_K = np.maximum.accumulate(option.depths_K)
+        tokens_K = chance ** np.arange(1, 1 + len(slots_K))
         for rows_K in (np.cumsum(slots_K > 0), np.cumsum(slots_K)):
             accepted_K = np.cumsum(tokens_K * np.diff(rows_K, prepend=0))
-            seconds_K = self.rows_s[rows_K] + option.depth_s[depths_K] + option.slot_s * rows_K
+            seconds_K = self.rows_s[rows_K] + option.depth_s[passes_K] + option.slot_s * rows_K
             if ((1.0 + accepted_K / len(self.ids)) * self.plain_s > seconds_K).any():
                 return True
         return False
