@@ -94,9 +94,14 @@ def without_start(drawn: SimulatedAb) -> SimulatedAb:
     return drawn.only(drawn.places_N >= cut) if cut else drawn
 
 
+def unseen_of(law: AbLaw) -> float:
+    """Scatter of gains that a run of this law cannot show: that of starts, where each is one."""
+    return RESTART_SD * math.sqrt(2) if law.one_start else 0.0
+
+
 def summarize(drawn: SimulatedAb, law: AbLaw, look: int = 1) -> AbSummary:
     """An A/B in which everything but time is in order."""
-    unseen = RESTART_SD * math.sqrt(2) if law.one_start else 0.0
+    unseen = unseen_of(law)
     settled = without_start(drawn)
     requests = drawn.blocks_N.size
     gains = tuple(time_gain(m, settled.samples(m.split("_")[0]), unseen) for m in METRICS)
@@ -170,9 +175,7 @@ def measure_coverage(
     law, times = rehearsal.law, metric.split("_")[0]
     q = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "mean": None}[metric.split("_")[1]]
     truth = true_ratio(law, times, q)
-    unseen = unseen_sd
-    if unseen is None:
-        unseen = RESTART_SD * math.sqrt(2) if law.one_start else 0.0
+    unseen = unseen_of(law) if unseen_sd is None else unseen_sd
     held, widths, biases = 0, [], []
     for drawn in _experiments(rehearsal, experiments):
         ratio = time_gain(metric, cut(drawn).samples(times), unseen).ratio

@@ -33,20 +33,14 @@ async def _look(sides: Sides, case: Case) -> Look:
         "tools": [{"type": "function", "function": _FUNCTION}],
         "tool_choice": {"type": "function", "function": {"name": name}},
     }
-    whole = await sides.arm.ask(body, chat=True)
-    missing = unanswered(whole)
-    if missing is not None:
-        return missing
-    broken = judge(whole, name)
-    if broken is not None:
-        return broken
-    streamed = await sides.arm.ask(body, chat=True, stream=True)
-    missing = unanswered(streamed)
-    if missing is not None:
-        return missing
-    broken = judge(streamed, name)
-    if broken is not None:
-        return broken
+    replies = []
+    for stream in (False, True):
+        reply = await sides.arm.ask(body, chat=True, stream=stream)
+        found = unanswered(reply) or judge(reply, name)
+        if found is not None:
+            return found
+        replies.append(reply)
+    whole, streamed = replies
     if whole.calls != streamed.calls:
         return Look(sort="differs", why="another call in the stream than in the whole answer")
     return FINE
