@@ -51,7 +51,7 @@ def show_percent(value: Interval | None) -> str:
     return f"{value.estimate:.0%} ({value.low:.0%}-{value.high:.0%})"
 
 
-def show_break_even(value: Interval | None) -> str:
+def show_break_even_rate(value: Interval | None) -> str:
     """The acceptance rate that breaks even, if there is one."""
     if value is not None and value.estimate > 1:
         return f"no rate would pay ({value.estimate:.0%})"
@@ -172,7 +172,7 @@ def cells_table(
         rate = arm.all_drafts.rate if arm.all_drafts else None
         table.add_row(
             *(values[row] for values in places.values()), *verdicts[row : row + 1],
-            size, show_percent(rate) + few, show_break_even(break_even_of(summary)),
+            size, show_percent(rate) + few, show_break_even_rate(break_even_of(summary)),
             show_gain(middle), show_gain(summary.gain("tpot_p99")),
         )  # fmt: skip
     return table

@@ -274,17 +274,9 @@ def pair_differences(visits: Sequence[Visit], loads: Sequence[int], kind: str = 
         if len(sides) < 2:
             continue
         logs = [
-            math.log(_pace(sides[True], load, kind) / _pace(sides[False], load, kind))
-            for load in loads
+            math.log(sides[True].pace(load, kind) / sides[False].pace(load, kind)) for load in loads
         ]
         known = [value for value in logs if math.isfinite(value)]
         if known:
             found.append(sum(known) / len(known))
     return found
-
-
-def _pace(visit: Visit, load: int, kind: str) -> float:
-    if not kind:
-        return visit.pace(load)
-    return next((seen.kinds.get(kind, math.nan) for seen in visit.loads if seen.load == load),
-                math.nan)  # fmt: skip

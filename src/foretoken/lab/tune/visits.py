@@ -66,9 +66,12 @@ class Visit:
     most_tokens: int = 0
     """Answers were cut at so many tokens, for time; 0: they were as long as the workload has it."""
 
-    def pace(self, load: int) -> float:
-        """Seconds per token at a load; NaN where it was not seen."""
-        return next((seen.pace_s for seen in self.loads if seen.load == load), math.nan)
+    def pace(self, load: int, kind: str = "") -> float:
+        """Seconds per token at a load, of all requests or of one class; NaN where none was seen."""
+        seen = next((seen for seen in self.loads if seen.load == load), None)
+        if seen is None:
+            return math.nan
+        return seen.kinds.get(kind, math.nan) if kind else seen.pace_s
 
 
 class ServerUnderTest(Protocol):
