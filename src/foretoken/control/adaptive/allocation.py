@@ -149,11 +149,7 @@ def _with(
     if len(step.bound_s) == 1 and len(chosen) == 1 and options[chosen[0]].levels_K is None:
         return _alone(step, options[chosen[0]], chosen[0])
     owner_N = _owners(step, options, chosen, rate)
-    survival_NK = options[chosen[0]].survival_NK
-    start_N = options[chosen[0]].start_s
-    for place, index in enumerate(chosen[1:], 1):
-        survival_NK = np.where((owner_N == place)[:, None], options[index].survival_NK, survival_NK)
-        start_N = np.where(owner_N == place, options[index].start_s, start_N)
+    survival_NK, start_N = _of_owners(options, chosen, owner_N)
     slot_s = sum(options[i].slot_s for i in chosen) / len(chosen)
     count, most = survival_NK.shape
     best: tuple[float, int, int] | None = None
@@ -205,6 +201,18 @@ def _with(
         drafts_N=drafts_N, drafter_N=drafter_N, seconds=tokens / found, tokens=tokens,
         unguarded=unguarded, depth=depth, slots=order_by_depth[depth][:size],
     )  # fmt: skip
+
+
+def _of_owners(
+    options: Seq[DraftOption], chosen: tuple[int, ...], owner_N: Counts
+) -> tuple[Floats, Floats]:
+    """Of each sequence the chances [N, K] and the share in catching up [N] with its drafter."""
+    survival_NK, start_N = options[chosen[0]].survival_NK, options[chosen[0]].start_s
+    for place, index in enumerate(chosen[1:], 1):
+        owned_N = owner_N == place
+        survival_NK = np.where(owned_N[:, None], options[index].survival_NK, survival_NK)
+        start_N = np.where(owned_N, options[index].start_s, start_N)
+    return survival_NK, start_N
 
 
 def _worth_looking_at(step: StepOptions, survival_NK: Floats, pass_s: Floats) -> int:
