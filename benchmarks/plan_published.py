@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.control.acceptance import ConstantAcceptance
-from foretoken.lab.plan.predict import StepCosts, gain_range, step_models
+from foretoken.lab.plan.predict import StepCosts, gain_range, mean_cost, step_models
 from foretoken.lab.plan.priors.acceptance import prior_without
 from foretoken.lab.plan.priors.assumed import assume_acceptance, drafting_of
 from foretoken.lab.plan.priors.engine_costs import ENGINE_COSTS
@@ -181,7 +181,8 @@ def predict_point(point: Point) -> Prediction:
     target, drafter = step_models(setup)
     context = setup.settings.context - setup.settings.output_tokens / 2
     steps = StepCosts(target=target, drafter=drafter, context=context)
-    cost = steps.verify(point.requests, point.rows) + setup.k * steps.draft(point.requests)
+    verify = steps.verify(point.requests, point.rows)
+    cost = mean_cost(own, verify, steps.draft(point.requests, setup.k), setup.k)
     gains = gain_range(own, setup.k, cost)
     return Prediction(
         point=point,

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from foretoken.lab.decide.ship_policy import RULE_KINDS
-from foretoken.lab.lint.checks import LAUNCH_CHECKS, TRAFFIC_CHECKS
+from foretoken.lab.lint.checks import DEVICE_CHECKS, LAUNCH_CHECKS, TRAFFIC_CHECKS
 from foretoken.lab.plan.planner import CHECKS
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "deciding-why.md"
@@ -17,6 +17,6 @@ def test_the_document_lists_every_check_once() -> None:
     written = Counter(name for row in rows for name in row.split(", "))
     names = [f"plan: {check.name}" for check in CHECKS]
     names += [f"lint: {check.name}" for check in LAUNCH_CHECKS]
-    names += [f"lint: {name}" for name in TRAFFIC_CHECKS]
+    names += [f"lint: {name}" for name in (*TRAFFIC_CHECKS, *DEVICE_CHECKS)]
     names += [f"policy: {name}" for name in RULE_KINDS]
     assert written == Counter(names)

@@ -70,10 +70,13 @@ def planned(question: PlanSettings) -> SpeculationPlan:
         raise
 
 
-def page(plan: SpeculationPlan, *, everything: bool = False) -> str:
+def page(
+    plan: SpeculationPlan, *, everything: bool = False, width: int = 200, terminal: bool = False
+) -> str:
     """What is printed."""
     text = io.StringIO()
-    print_plan(Console(file=text, width=200), plan, None, everything=everything)
+    console = Console(file=text, width=width, force_terminal=terminal, color_system=None)
+    print_plan(console, plan, None, everything=everything)
     return text.getvalue()
 
 
@@ -156,6 +159,52 @@ def test_a_page_is_a_page_and_no_memory_is_negative(question: PlanSettings) -> N
     document = plan_document(plan, None)
     assert document["exit_code"] == plan.verdict.exit_code
     assert json.loads(json.dumps(document))["verdict"]["word"] == plan.verdict.word
+
+
+@given(asked())
+@settings(max_examples=40, deadline=None)
+def test_a_terminal_of_80_columns_cuts_nothing(question: PlanSettings) -> None:
+    plan = planned(question)
+    narrow = page(plan, width=80, terminal=True)
+    said, _, _ = narrow.partition("\nserve it with")
+    assert "\u2026" not in narrow, "a cell is cut"
+    assert max(map(len, said.splitlines())) <= 80
+    # Every cell of the wide page stands whole on the narrow one.
+    numbers = re.compile(r"\d+\.\d\dx k\d+|[\d,]+ \([\d,]+\)|[\d.]+ m?s, [\d.]+ m?s")
+    wide = page(plan)
+    assert sorted(numbers.findall(narrow)) == sorted(numbers.findall(wide))
+    assert "\u2026" not in page(plan, width=80, everything=True)
+
+
+def test_json_says_what_fits() -> None:
+    plan = build_plan(PlanSettings(target="llama-3.1-70b", draft="llama-3.2-1b", count=4))
+    fits = plan_document(plan, None)["what_fits"]
+    rows = {(row["quantization"], row["count"]): row for row in fits["rows"]}
+    own = rows[plan.setup.quantization.name, 4]
+    assert (own["plain"], own["speculating"]) == (plan.plain.requests, plan.speculating.requests)
+    assert rows["bf16", 1]["speculating"] == 0 < rows["bf16", 8]["speculating"]
+    assert fits["context"] == 4096 and fits["device"] == "h100-sxm"
+    assert 0 < fits["most_context"]["speculating"] < fits["most_context"]["plain"]
+    shown = page(plan)
+    for row in fits["rows"]:
+        assert not row["speculating"] or f"{row['speculating']:,} ({row['plain']:,})" in shown
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "eagle3"])
+def test_break_even_pays_for_the_look_ups_that_find_nothing(method: str) -> None:
+    """A thousand steps at the rate that breaks even take as long as plain ones do."""
+    plan = build_plan(PlanSettings(target="gpt-oss-120b", method=method, device="h200", count=2))
+    load, k = plan.prediction.at(8), plan.setup.k
+    hits = plan.prediction.acceptance.hits
+    assert (hits < 1.0) == (method != "eagle3")
+    with_drafts = 1000 * hits
+    seconds = with_drafts * load.verify_cost + (1000 - with_drafts) + 1000 * k * load.draft_cost
+    tokens = 1000 + with_drafts * k * load.break_even_rate
+    assert tokens == pytest.approx(seconds)
+    expected, limit = plan.prediction.rates(8, k)
+    assert limit == pytest.approx(load.break_even_rate)
+    assert (expected > limit) == (load.middle > 1.0)
+    assert f"breaks even at {plan.prediction.rates(8, plan.schedule.usual_k)[1]:.0%}" in page(plan)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from foretoken.lab.lint.launches import Launch, LaunchCheck, LintSource
 from foretoken.lab.lint.names import NAME_CHECKS
 from foretoken.lab.lint.other_servers import OTHER_CHECKS, speculates
 from foretoken.lab.lint.read.python import PYTHON_CHECK
+from foretoken.lab.lint.shares import SHARE_CHECK
 from foretoken.lab.lint.traffic import METRIC_CHECK, REFUSED_CHECK, check_metrics, check_requests
 from foretoken.lab.lint.translate import repaired, translated
 from foretoken.lab.lint.vllm import VLLM_CHECKS
@@ -19,12 +20,15 @@ from foretoken.lab.lint.write import written
 
 MEANING_CHECKS = (*VLLM_CHECKS, *OTHER_CHECKS)
 LAUNCH_CHECKS = (*NAME_CHECKS, *MEANING_CHECKS)
+DEVICE_CHECKS = (SHARE_CHECK,)
+"""Checks of a launch that need a device."""
 TRAFFIC_CHECKS = (REFUSED_CHECK, METRIC_CHECK, PYTHON_CHECK)
 """Checks that look at requests, dashboards and scripts."""
 NAMES = (
     *(check.name for check in LAUNCH_CHECKS),
     *TRAFFIC_CHECKS,
     *PAIR_CHECKS,
+    *DEVICE_CHECKS,
 )
 
 _LEFT_OUT = ("leave it out", "left out")

@@ -18,11 +18,12 @@ from foretoken.lab.lint.launches import (
     LaunchPart,
     number,
 )
+from foretoken.lab.lint.shares import SHARES, check_share
 from foretoken.lab.lint.write import written
 from foretoken.lab.plan.bits import QUANTIZATIONS
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import ENGINES as PLANNED
-from foretoken.lab.plan.setup import PlanSettings, planned_methods
+from foretoken.lab.plan.setup import PlanSettings, planned_methods, resolve_setup
 from foretoken.lab.plan.sizes import known_models
 
 ROUNDED_AT_LOAD = ("fp8", "int8_per_channel_weight_only")
@@ -44,8 +45,10 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
     why = f"the planner does not know {launch.model or 'the model'} with {_drafting(launch)[0]}"
     found: tuple[Finding, ...] | None = None
     try:
-        settings = _settings(launch, machine)
-        found = None if settings is None else build_plan(settings).findings
+        settings = planned_settings(launch, machine)
+        if settings is not None:
+            found = build_plan(settings).findings
+            yield from check_share(launch, resolve_setup(settings)) if machine.device else ()
     except (ConfigError, ModelError) as error:  # numbers that other checks have named
         if machine.device and error.given == machine.device:
             raise
@@ -59,7 +62,7 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
             yield finding
 
 
-def _settings(launch: Launch, machine: Machine) -> PlanSettings | None:
+def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
     """The launch as settings of a plan; None where the planner does not know the models."""
     method, draft = _drafting(launch)
     if launch.model is None or not _is_known(launch.model) or method not in planned_methods():
@@ -76,7 +79,7 @@ def _settings(launch: Launch, machine: Machine) -> PlanSettings | None:
         count=max(machine.count, ranks),
         tensor_parallel_size=ranks,
         draft_tensor_parallel_size=number(speculation.get("draft_tensor_parallel_size")) or 0,
-        num_speculative_tokens=number(speculation.get("num_speculative_tokens")) or 0,
+        num_speculative_tokens=_drafts(launch),
         peak_concurrency=1,
     )
     return _with_options(settings, launch)
@@ -94,13 +97,33 @@ def _drafting(launch: Launch) -> tuple[str, object]:
     return str(ours or ("draft_model" if draft else "ngram")), draft
 
 
+def _drafts(launch: Launch) -> int:
+    """Drafts per verification; 0: not said, or more than a plan takes."""
+    speculation, options = launch.speculation or {}, launch.options
+    verified = number(options.get("speculative-num-draft-tokens"))  # the last token is among them
+    said = (
+        number(speculation.get("num_speculative_tokens")),
+        number(speculation.get("max_draft_len")),
+        verified - 1 if verified else None,
+        number(options.get("speculative-num-steps")),
+    )
+    return min(max(next((count for count in said if count), 0), 0), 128)
+
+
+_LENGTHS = ("max-model-len", "context-length", "max-seq-len")
+"""How engines call the longest a request may be."""
+
+
 def _with_options(settings: PlanSettings, launch: Launch) -> PlanSettings:
     options = launch.options
-    length = number(options.get("max-model-len"))
+    length = next((found for name in _LENGTHS if (found := number(options.get(name)))), None)
     if length:
         settings = replace(settings, context=length)
     share = options.get("gpu-memory-utilization")
-    if isinstance(share, str) and share.replace(".", "", 1).isdigit():
+    if launch.engine in SHARES:
+        # They load what they can, and set the share apart by rules of their own.
+        settings = replace(settings, utilization=1.0)
+    elif isinstance(share, str) and share.replace(".", "", 1).isdigit():
         settings = replace(settings, utilization=min(1.0, float(share)))
     quantization = str(options.get("quantization", "")).lower().split("_per_")[0]
     if quantization in QUANTIZATIONS:

@@ -17,14 +17,15 @@ from foretoken.lab.plan.priors.assumed import AssumedAcceptance, assume_acceptan
 from foretoken.lab.plan.roofline import Placement, roofline
 from foretoken.lab.plan.setup import Setup
 from foretoken.lab.plan.sizes import PlanModel
-from foretoken.lab.plan.speedup import MOST_K, best_k, break_even_rate
+from foretoken.lab.plan.speedup import MOST_K, best_k
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Requests in flight that are looked at beside the usual number and the peak."""
 COST_SPREAD = 0.15
 """Standard deviation of the logarithm of what steps cost, around what the roofline says."""
 LOOKUP_COST = 0.01
-"""Seconds of a look-up per draft, in plain steps: an assumption."""
+"""Seconds of a look-up in plain steps: an assumption. It is one search however long the draft is,
+and is paid in the steps that find none too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class LoadPrediction:
     draft_cost: float
     """c: seconds per draft over a plain step."""
     break_even_rate: float
-    """Accepted over drafted tokens at which speculation costs nothing and gains nothing."""
+    """Accepted over drafted tokens at which speculation costs nothing and gains nothing: what
+    look-ups that find nothing cost has to be won back by those that do."""
     low: float
     middle: float
     high: float
@@ -59,7 +61,8 @@ class LoadPrediction:
     """The k with the highest speed-up at the middle of the acceptance, and its speed-up with
     the ends of its interval; 0 and 1 where no k pays."""
     costs: tuple[float, ...]
-    """Seconds of a step with k drafts over a plain one, by k from 0 to MOST_K."""
+    """Seconds of a step of k drafts over a plain one, by k from 0 to MOST_K; the mean of the steps
+    that find a draft and of those that find none."""
     gains: tuple[GainRange, ...]
     """Speed-up by k from 0 to MOST_K."""
 
@@ -68,7 +71,7 @@ class LoadPrediction:
         return self.gains[min(k, MOST_K)]
 
     def cost(self, k: int) -> float:
-        """What a step with k drafts costs, in plain ones; k at most MOST_K."""
+        """What a step of k drafts costs on average, in plain ones; k at most MOST_K."""
         return self.costs[min(k, MOST_K)]
 
 
@@ -91,6 +94,13 @@ class PlannedSpeed:
     def at(self, requests: int) -> LoadPrediction:
         """The prediction at the load nearest to `requests`."""
         return min(self.loads, key=lambda load: abs(math.log(load.requests / requests)))
+
+    def rates(self, requests: int, k: int) -> tuple[float, float]:
+        """Accepted over drafted tokens with k drafts, at most MOST_K, at the load nearest to
+        `requests`: what is expected, and what breaks even."""
+        own = self.acceptance
+        expected = (own.length(own.middle, k) - 1.0) / (own.hits * k) if k else 0.0
+        return min(1.0, expected), _break_even(own, self.at(requests).cost(k), k)
 
 
 def predict(setup: Setup, prior: AcceptancePrior | None = None) -> PlannedSpeed:
@@ -136,10 +146,10 @@ class StepCosts:
         """V: a step over so many rows per request."""
         return self._seconds(self.target, requests * rows_each, requests) / self.plain_s(requests)
 
-    def draft(self, requests: int) -> float:
-        """c: one draft for every request."""
+    def draft(self, requests: int, k: int) -> float:
+        """c: one draft of k for every request."""
         if self.drafter is None:
-            return LOOKUP_COST
+            return LOOKUP_COST / max(1, k)
         return self._seconds(self.drafter, requests, requests) / self.plain_s(requests)
 
     def _seconds(self, model: CostModel, rows: int, requests: int) -> float:
@@ -191,12 +201,18 @@ def _one_matrix(model: PlanModel) -> PlanModel:
     )  # fmt: skip
 
 
+def mean_cost(own: AssumedAcceptance, verify: float, draft: float, k: int) -> float:
+    """Seconds of a step over a plain one: V where there is a draft to verify, 1 where none was
+    found, and the drafting in all of them."""
+    return speculative_step(1.0 + own.hits * (verify - 1.0), draft, k)
+
+
 def gain_range(own: AssumedAcceptance, k: int, cost: float) -> GainRange:
-    """The speed-up of k drafts whose steps cost `cost` plain ones, with what is not known of the
-    acceptance and of the cost."""
+    """The speed-up of k drafts whose steps cost `cost` plain ones on average, with what is not
+    known of the acceptance and of the cost."""
     if k == 0:
         return GainRange(1.0, 1.0, 1.0)
-    low, middle, high = (gain_of(own, alpha, k, cost) for alpha in (own.low, own.middle, own.high))
+    low, middle, high = (own.length(alpha, k) / cost for alpha in (own.low, own.middle, own.high))
     doubt = EIGHTY * COST_SPREAD * own.hits
     return GainRange(
         middle * math.exp(-math.hypot(math.log(middle / low), doubt)),
@@ -205,26 +221,27 @@ def gain_range(own: AssumedAcceptance, k: int, cost: float) -> GainRange:
     )
 
 
-def gain_of(own: AssumedAcceptance, alpha: float, k: int, cost: float) -> float:
-    """Speed-up of k drafts of such a chance in the steps that have any, which then cost `cost`
-    plain ones."""
-    return own.length(alpha, k) / (1.0 + own.hits * (cost - 1.0))
+def _break_even(own: AssumedAcceptance, cost: float, k: int) -> float:
+    """Accepted over drafted tokens at which a step of such a mean cost gains nothing."""
+    return max(0.0, cost - 1.0) / (own.hits * k) if k and own.hits else 0.0
 
 
 def _at_load(k: int, own: AssumedAcceptance, steps: StepCosts, requests: int) -> LoadPrediction:
-    draft = steps.draft(requests)
+    draft = [steps.draft(requests, n) for n in range(MOST_K + 1)]
     verify = [1.0] + [steps.verify(requests, n + 1) for n in range(1, MOST_K + 1)]
-    costs = tuple(speculative_step(verify[n], draft, n) for n in range(MOST_K + 1))
-    best = best_k(lambda n: gain_of(own, own.middle, n, costs[n]))
+    costs = tuple(mean_cost(own, verify[n], draft[n], n) for n in range(MOST_K + 1))
+    best = best_k(lambda n: own.length(own.middle, n) / costs[n])
     asked = verify[k] if k <= MOST_K else steps.verify(requests, k + 1)
     gains = tuple(gain_range(own, n, costs[n]) for n in range(MOST_K + 1))
-    given = gain_range(own, k, speculative_step(asked, draft, k))
+    each = steps.draft(requests, k)
+    cost = mean_cost(own, asked, each, k)
+    given = gain_range(own, k, cost)
     return LoadPrediction(
         requests=requests,
         plain_step_s=steps.plain_s(requests),
         verify_cost=asked,
-        draft_cost=draft,
-        break_even_rate=break_even_rate(asked, draft, k),
+        draft_cost=each,
+        break_even_rate=_break_even(own, cost, k),
         low=given.low,
         middle=given.middle,
         high=given.high,

@@ -117,15 +117,14 @@ def _draft_length(context: PlanContext) -> Iterator[Finding]:
     load = prediction.at(setup.settings.concurrency)
     if setup.method == "none":
         return
-    middle = ConstantAcceptance(prediction.acceptance.middle)
+    short, long = (prediction.rates(load.requests, k)[0] for k in (1, 8))
     yield Finding(
         check="draft_length",
         level="ok" if load.best_k == setup.k else "note",
         message=f"k = {setup.k} to start with; the predicted best at {load.requests} in flight is "
         f"k = {load.best_k} ({load.best:.2f}x). The same draft has an acceptance rate of "
-        f"{middle.rate(1):.0%} at k = 1 and "
-        f"{middle.rate(8):.0%} at k = 8, so the rate alone does "
-        "not say whether to lower or to raise it",
+        f"{short:.0%} at k = 1 and {long:.0%} at k = 8, so the rate alone does not say whether to "
+        "lower or to raise it",
         where="num_speculative_tokens",
         remedy="--measured with verify cost, draft cost and acceptance length names the next step",
     )

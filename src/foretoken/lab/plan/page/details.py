@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from rich import box
 from rich.console import RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -10,6 +9,7 @@ from rich.text import Text
 
 from foretoken.lab.plan.memory_plan import MemoryPlan
 from foretoken.lab.plan.page.document import assumptions
+from foretoken.lab.plan.page.tables import make_table
 from foretoken.lab.plan.planner import SpeculationPlan
 
 _FEWEST_OF_NOMINAL = 500_000_000
@@ -34,15 +34,6 @@ def details(plan: SpeculationPlan) -> Iterator[RenderableType]:
 def _differences(plan: SpeculationPlan) -> list[str]:
     """Each thing that a row of size times bytes leaves out, once."""
     return list(dict.fromkeys(line.differs for line in plan.nominal))
-
-
-def make_table(title: str, *columns: str, left: int = 1) -> Table:
-    """An empty table whose first columns are aligned left."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for index, name in enumerate(columns):
-        first = index < left
-        table.add_column(name, justify="left" if first else "right", no_wrap=first and left == 1)
-    return table
 
 
 def gigabytes(count: float) -> str:

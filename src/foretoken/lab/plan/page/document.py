@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from foretoken.lab.plain import to_plain
+from foretoken.lab.plan.page.fitting import most_context, what_fits
 from foretoken.lab.plan.planner import SpeculationPlan
 from foretoken.lab.plan.roofline import (
     BANDWIDTH_SHARE,
@@ -22,9 +23,26 @@ def plan_document(plan: SpeculationPlan, step: NextStep | None) -> dict[str, Any
         **to_plain(plan),
         "exit_code": plan.verdict.exit_code,
         "nominal": [{**asdict(row), "differs": row.differs} for row in plan.nominal],
+        "what_fits": _what_fits(plan),
         "next_step": asdict(step) if step else None,
     }
     return content
+
+
+def _what_fits(plan: SpeculationPlan) -> dict[str, Any]:
+    """Requests at once on other numbers of devices and with other weights, and how long those that
+    are usually in flight may be as asked."""
+    setup, memory = plan.setup, plan.speculating
+    return {
+        "device": setup.device.name,
+        "context": setup.settings.context,
+        "rows": [asdict(row) for row in what_fits(setup)],
+        "most_context": {
+            "requests": setup.settings.concurrency,
+            "plain": most_context(setup, plan.plain.tokens, 0),
+            "speculating": most_context(setup, memory.tokens, memory.lookahead),
+        },
+    }
 
 
 def assumptions(plan: SpeculationPlan) -> list[str]:

@@ -7,14 +7,17 @@ from rich.table import Table
 from rich.text import Text
 
 from foretoken.lab.plan.latency import show_seconds
-from foretoken.lab.plan.page.details import STYLES, details, gigabytes, make_table
+from foretoken.lab.plan.page.details import STYLES, details, gigabytes
 from foretoken.lab.plan.page.fitting import most_context, what_fits
+from foretoken.lab.plan.page.tables import make_table, tables
 from foretoken.lab.plan.planner import SpeculationPlan
 from foretoken.lab.plan.predict import LoadPrediction, PlannedSpeed
+from foretoken.lab.plan.priors.assumed import AssumedAcceptance
 from foretoken.lab.plan.speedup import NextStep
 from foretoken.lab.plan.verdict import WORDS
 
-_SHOWN_LOADS = (1, 4, 16, 64, 256)
+_SHOWN_LOADS = (1, 64, 256, 16, 4)
+_MOST_LOADS = 5
 _MOST_WARNINGS = 4
 _CLEARLY = 1.05
 _COLORS = {"use": "bold green", "measure": "bold yellow", "leave_off": "bold red", "plain": "bold"}
@@ -23,24 +26,34 @@ _COLORS = {"use": "bold green", "measure": "bold yellow", "leave_off": "bold red
 def print_plan(
     console: Console, plan: SpeculationPlan, step: NextStep | None, *, everything: bool = False
 ) -> None:
-    """One page; with `everything` the tables behind it too."""
-    for part in _parts(plan, step):
-        console.print(part, soft_wrap=isinstance(part, Text))
+    """One page; with `everything` the tables behind it too.
+
+    A terminal breaks sentences between words; in a file a sentence stays one line. A command stays
+    as it has to be typed.
+    """
+    for part in _parts(plan, step, console.width):
+        _print(console, part)
+    for command in _command(plan):
+        console.print(command, soft_wrap=True)
     if everything:
         for part in details(plan):
-            console.print(part, soft_wrap=isinstance(part, Text))
+            _print(console, part)
     else:
         console.print(Text("\nEvery check, cost and assumption: --details", style="dim"))
 
 
-def _parts(plan: SpeculationPlan, step: NextStep | None) -> Iterator[RenderableType]:
+def _print(console: Console, part: RenderableType) -> None:
+    console.print(part, soft_wrap=isinstance(part, Text) and not console.is_terminal)
+
+
+def _parts(plan: SpeculationPlan, step: NextStep | None, width: int) -> Iterator[RenderableType]:
     verdict, setup = plan.verdict, plan.setup
     yield Text.assemble((WORDS[verdict.word], _COLORS[verdict.word]), f": {verdict.reason}")
     yield Text(_asked(plan), style="dim")
     if step is not None:
         yield Text(f"Next step by what was measured: {step.action}. {step.reason}", style="bold")
     if setup.method != "none":
-        yield _by_load(plan)
+        yield from _by_load(plan, width)
         yield Text(
             f"Chosen, by requests in flight: {plan.schedule.words}. In brackets: what would "
             "have to be trained or found, or cannot be used.",
@@ -51,12 +64,11 @@ def _parts(plan: SpeculationPlan, step: NextStep | None) -> Iterator[RenderableT
                 yield Text(f"{one.draft}: {one.problem}", style="yellow")
         yield Text(_acceptance(plan), style="dim")
         yield from _instead(plan)
-    yield _by_workload(plan)
+    yield from _by_workload(plan, width)
     yield _times(plan)
-    yield _fits(plan)
+    yield from _fits(plan, width)
     yield Text(_memory(plan), style="dim")
     yield from _warnings(plan)
-    yield from _command(plan)
 
 
 def _asked(plan: SpeculationPlan) -> str:
@@ -75,7 +87,7 @@ def _asked(plan: SpeculationPlan) -> str:
     )
 
 
-def _columns(plan: SpeculationPlan) -> list[tuple[str, PlannedSpeed, bool]]:
+def _drafters(plan: SpeculationPlan) -> list[tuple[str, PlannedSpeed, bool]]:
     """Name, prediction, and whether it can be had as things stand."""
     named = [(one.draft.split("/")[-1], one.prediction, not one.problem) for one in plan.drafts]
     others = [
@@ -87,26 +99,25 @@ def _columns(plan: SpeculationPlan) -> list[tuple[str, PlannedSpeed, bool]]:
     return named + asked + [one for one in others if one not in asked]
 
 
-def _by_load(plan: SpeculationPlan) -> Table:
+def _by_load(plan: SpeculationPlan, width: int) -> Iterator[Table]:
     settings = plan.setup.settings
-    shown = sorted({*_SHOWN_LOADS, settings.concurrency, settings.peak_concurrency})
-    columns = _columns(plan)
-    table = make_table(
-        "Speed-up and drafts per step (k) by requests in flight", "in flight",
-        *(name if there else f"({name})" for name, _, there in columns), left=1,
-    )  # fmt: skip
-    for requests in shown:
-        mark = {settings.concurrency: " usual", settings.peak_concurrency: " peak"}
-        cells = [_cell(prediction.at(requests)) for _, prediction, _ in columns]
-        table.add_row(f"{requests}{mark.get(requests, '')}", *cells)
-    return table
+    mark = {settings.peak_concurrency: " peak", settings.concurrency: " usual"}
+    shown = list(dict.fromkeys((*mark, *_SHOWN_LOADS)))
+    loads = sorted(shown[:_MOST_LOADS])
+    rows = [
+        [name if there else f"({name})", *(_cell(prediction.at(load)) for load in loads)]
+        for name, prediction, there in _drafters(plan)
+    ]
+    header = ["", *(f"{load}{mark.get(load, '')}" for load in loads)]
+    title = "Speed-up and drafts per step (k) by requests in flight"
+    return tables(title, header, rows, width)
 
 
 def _cell(load: LoadPrediction) -> str:
     if not load.best_k:
         return "[dim]off[/]"
     style = "green" if load.best_low > 1.0 else "yellow"
-    return f"[{style}]{load.best:.2f}x[/] k {load.best_k}"
+    return f"[{style}]{load.best:.2f}x[/] k{load.best_k}"
 
 
 def _acceptance(plan: SpeculationPlan) -> str:
@@ -114,11 +125,21 @@ def _acceptance(plan: SpeculationPlan) -> str:
     usual = plan.prediction.at(plan.setup.settings.concurrency)
     k = plan.schedule.usual_k or plan.setup.k
     gain = usual.gain(k)
+    expected, limit = plan.prediction.rates(usual.requests, k)
     return (
-        f"A draft is taken to be accepted with {own.middle:.2f} ({own.low:.2f} to {own.high:.2f}), "
+        f"A draft is taken to be accepted with {own.middle:.2f} ({own.low:.2f} to {own.high:.2f})"
+        f"{' over all steps' if own.over_all_steps and own.hits < 1.0 else ''}, "
         f"{own.source}. At k = {k} that is {gain.middle:.2f}x, {gain.low:.2f} to {gain.high:.2f} "
-        f"in 80 of 100 cases; it breaks even at an acceptance rate of {_break_even(usual, k):.0%}."
+        f"in 80 of 100 cases. Of the drafted tokens {expected:.0%} should then be accepted, and it "
+        f"breaks even at {limit:.0%}{_found(own)}."
     )
+
+
+def _found(own: AssumedAcceptance) -> str:
+    """What look-ups cost where they find nothing."""
+    if own.hits >= 1.0:
+        return ""
+    return f", with the look-ups paid that find nothing: {1.0 - own.hits:.0%} of the steps"
 
 
 def _instead(plan: SpeculationPlan) -> Iterator[Text]:
@@ -137,25 +158,21 @@ def _instead(plan: SpeculationPlan) -> Iterator[Text]:
     )
 
 
-def _break_even(load: LoadPrediction, k: int) -> float:
-    return max(0.0, (load.cost(k) - 1.0) / k) if k else 0.0
-
-
-def _by_workload(plan: SpeculationPlan) -> Table:
+def _by_workload(plan: SpeculationPlan, width: int) -> Iterator[Table]:
     requests = plan.setup.settings.concurrency
-    names = [outlook.method for outlook in plan.outlooks]
-    table = make_table(f"By work, {requests} in flight", "", *names)
+    rows = []
     for row in plan.workloads:
         cells = [_cell(outlook.prediction.at(requests)) for outlook in row.outlooks]
         asked = row.workload == plan.setup.settings.workload
-        table.add_row(f"[bold]{row.workload}[/]" if asked else row.workload, *cells)
-    return table
+        rows.append([f"[bold]{row.workload}[/]" if asked else row.workload, *cells])
+    header = ["", *(outlook.method for outlook in plan.outlooks)]
+    return tables(f"By work, {requests} in flight", header, rows, width)
 
 
 def _times(plan: SpeculationPlan) -> Table:
     table = make_table(
-        "Times, without and with", "in flight", "k", "first token", "", "each further token", "",
-        "whole answer", "",
+        "Times without and with drafts", "in flight", "k", "first token", "each further token",
+        "whole answer",
     )  # fmt: skip
     for times in plan.latencies:
         pairs = (
@@ -163,27 +180,26 @@ def _times(plan: SpeculationPlan) -> Table:
             (times.tpot_plain_s, times.tpot_s),
             (times.end_to_end_plain_s, times.end_to_end_s),
         )
-        cells = [show_seconds(value) for pair in pairs for value in pair]
+        cells = [f"{show_seconds(plain)}, {show_seconds(drafted)}" for plain, drafted in pairs]
         table.add_row(f"{times.requests}", f"{times.k}" if times.k else "off", *cells)
     return table
 
 
-def _fits(plan: SpeculationPlan) -> Table:
+def _fits(plan: SpeculationPlan, width: int) -> Iterator[Table]:
     setup = plan.setup
     rows = list(what_fits(setup))
     counts = sorted({row.count for row in rows})
-    table = make_table(
-        f"What fits: requests of {setup.settings.context:,} tokens at once, with drafter (without)",
-        "target", *(f"{count} x {setup.device.name}" for count in counts),
-    )  # fmt: skip
+    lines = []
     for name in dict.fromkeys(row.quantization for row in rows):
         found = {row.count: row for row in rows if row.quantization == name}
         cells = [
             _places(found[count].speculating, found[count].plain) if count in found else "-"
             for count in counts
         ]
-        table.add_row(name, *cells)
-    return table
+        lines.append([name, *cells])
+    title = f"What fits: requests of {setup.settings.context:,} tokens, with drafter (without)"
+    header = ["target", *(f"{count} x {setup.device.name}" for count in counts)]
+    return tables(title, header, lines, width)
 
 
 def _places(speculating: int, plain: int) -> str:

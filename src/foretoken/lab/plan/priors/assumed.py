@@ -59,7 +59,8 @@ def assume_acceptance(setup: Setup, prior: AcceptancePrior | None = None) -> Ass
     if knows(setup.method):
         expected = (prior or prior_without()).expect(drafting_of(setup))
         return AssumedAcceptance(
-            low=expected.low, middle=expected.middle, high=expected.high, hits=hits,
+            low=expected.low, middle=expected.middle, high=expected.high,
+            hits=max(hits, expected.middle),  # a step that accepts a draft has found one
             over_all_steps=True,
             source=f"published for {setup.method} on {settings.workload} at temperature "
             f"{settings.temperature:g}: {', '.join(expected.sources[:3]) or 'nothing comparable'}",
