@@ -7,24 +7,33 @@
 # make test-pythons   make test with each of PYTHONS, in an environment of its own (5 GB where
 #                  PyTorch's default is a CUDA build)
 # make test-aarch64   the kernels, compiled for aarch64, in an emulator
+# make bench-peers-prepare   for the next: models of a billion parameters, other engines in
+#                  environments of their own, conversions, the search for everyone's best settings
+#                  (25 GB below MODELS and ENVIRONMENTS; an hour or two, once; goes on if ended)
+# make bench-peers   ours against the other engines, row by row with its goal (under an hour; goes
+#                  on if ended); close everything else first
 # make dist        sdist and wheel into dist/, checked as a package index and a user would
 # make docs        write the generated documents again
 #
 # Variables: PYTHON (python3), VENV (.venv), ARGS (passed on to the demo or to pytest), TORCH_INDEX
 # (the package index for PyTorch alone; `auto`: the one of CPU builds where Linux has no NVIDIA
-# device and pip is configured for no other; empty: pip's own).
+# device and pip is configured for no other; empty: pip's own). MODELS and ENVIRONMENTS are where
+# bench-peers keeps its files; ARGS goes to its script, such as ARGS=--quick.
 
 PYTHON ?= python3
 PYTHONS ?= python3.12 python3.13
 VENV ?= .venv
 TORCH_INDEX ?= auto
 ARGS ?=
+BENCH := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/foretoken/bench-peers
+MODELS ?= $(BENCH)/models
+ENVIRONMENTS ?= $(BENCH)/environments
 
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet -c constraints.txt
 
 .PHONY: demo test test-without-kernels test-full test-pythons test-aarch64 test-speculators check \
-  dist docs format clean
+  bench-peers bench-peers-prepare dist docs format clean
 
 demo: $(VENV)/.installed
 	$(RUN) -m foretoken demo $(ARGS)
@@ -72,6 +81,15 @@ check: $(VENV)/.installed-dev
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
 	$(RUN) scripts/fuzz_kernels.py 20
+
+PEERS = $(RUN) benchmarks/peers.py --models $(MODELS) --environments $(ENVIRONMENTS)
+
+bench-peers-prepare: $(VENV)/.installed-dev
+	index=$(if $(filter auto,$(TORCH_INDEX)),$$($(RUN) scripts/torch_index.py),$(TORCH_INDEX)) && \
+	  $(PEERS) --prepare $${index:+--torch-index $$index} $(ARGS)
+
+bench-peers: $(VENV)/.installed-dev
+	$(PEERS) $(ARGS)
 
 # The tools of a release, apart from those of the tests.
 DIST := .venv-dist

@@ -1,11 +1,12 @@
 """One measurement of one engine: which prompts, for how many tokens, and whether it wrote right.
 
-Decoding is timed as the time of all tokens less the time of one.
+Decoding is timed from the first token to the last.
 """
 
 from dataclasses import dataclass
 
 from peer_cases import Case
+from peer_floor import Limits
 from peer_setup import Worker
 from prompts import CyclePrompts
 
@@ -34,8 +35,8 @@ class Timing:
     prefill_s: float
     right: bool
     """Whether every token was the one that the model must write."""
-    read_gb_per_s: float
-    """What memory gave right before."""
+    limits: Limits
+    """Of the machine at that moment."""
 
 
 def groups(case: Case, asking: Asking) -> list[tuple[list[list[int]], int]]:
@@ -48,36 +49,36 @@ def groups(case: Case, asking: Asking) -> list[tuple[list[list[int]], int]]:
             ids = prompts.ids[(first + n) % len(prompts.ids)]
             filling = (ids * (case.prompt_tokens // len(ids) + 1))[: case.prompt_tokens - len(ids)]
             whole = [*filling, *ids]
-            cut = asking.shortened and case.prompts == "fresh" and not case.prefill
+            cut = asking.shortened and case.may_be_cut
             group.append(whole[-TAIL:] if cut else whole)
         found.append((group, first))
     return found
 
 
 def measure(
-    worker: Worker, case: Case, asking: Asking, read_gb_per_s: float, k: int | None = None
+    worker: Worker, case: Case, asking: Asking, limits: Limits, k: int | None = None
 ) -> Timing:
-    """All prompts once, for all tokens and for one.
+    """All prompts once.
 
     llama.cpp keeps back the end of a stream whose bytes are no text: half of it has to come.
 
     Raises:
         WorkerEnded: it stopped.
     """
-    long_s, short_s, right = 0.0, 0.0, True
+    total_s, first_s, right = 0.0, 0.0, True
     for group, first in groups(case, asking):
         answer = worker.ask(group, asking.tokens, k)
-        long_s += answer.seconds
-        short_s += worker.ask(group, 1, k).seconds
+        total_s += answer.seconds
+        first_s += answer.first_s
         for n, ids in enumerate(answer.token_ids):
             answers = asking.prompts.answers
             expected = answers[(first + n) % len(answers)][: asking.tokens]
             least = asking.tokens // 2 if worker.engine == "llama-cpp" else asking.tokens
             right = right and len(ids) >= least and ids == expected[: len(ids)]
     return Timing(
-        decode_s=long_s - short_s,
-        total_s=long_s,
-        prefill_s=short_s / asking.count,
+        decode_s=total_s - first_s,
+        total_s=total_s,
+        prefill_s=first_s / asking.count,
         right=right,
-        read_gb_per_s=read_gb_per_s,
+        limits=limits,
     )

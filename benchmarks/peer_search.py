@@ -8,10 +8,10 @@ lucky moment does not decide. A setting that writes a wrong text or does not sta
 import statistics
 from contextlib import ExitStack
 
-from bandwidth import ReadProbe
 from common import in_turn
 from peer_asking import Asking, Timing, measure
-from peer_cases import FLEXIBLE, ONCE, Axes, Case, Setting, axes, describe
+from peer_cases import FLEXIBLE, Axes, Case, Setting, axes, describe, taken_over
+from peer_floor import Limits, LimitsProbe
 from peer_load import Loader
 from peer_settings import Trial
 from peer_setup import Worker, WorkerEnded
@@ -22,11 +22,15 @@ CLOSE = 0.85
 """Of the best speed: what a lucky moment might hide."""
 
 
+class NothingWorks(Exception):
+    """An engine has no setting in which it does a case."""
+
+
 class Search:
     """The search of one engine for one case."""
 
     def __init__(
-        self, engine: str, case: Case, asking: Asking, loader: Loader, probe: ReadProbe
+        self, engine: str, case: Case, asking: Asking, loader: Loader, probe: LimitsProbe
     ) -> None:
         """Nothing is loaded yet."""
         self._engine, self._case, self._asking = engine, case, asking
@@ -40,9 +44,9 @@ class Search:
         """The fastest setting; what is searched once is taken from `known` where it is there.
 
         Raises:
-            SystemExit: no setting works.
+            NothingWorks: an engine that starts in no setting, or writes wrong texts in all.
         """
-        taken = {name: known[name] for name in ONCE if name in self._axes and name in known}
+        taken = taken_over(self._case, self._axes, known)
         best = {name: taken.get(name, values[0]) for name, values in self._axes.items()}
         try:
             self._try(best)
@@ -64,10 +68,11 @@ class Search:
 
     def _try(self, setting: Setting) -> None:
         """Measure once, in the engine that is loaded if it can do that."""
-        read = self._probe.gb_per_s()
+        limits = self._probe.now()
+        read = limits.read_bytes_per_s / 1e9
         try:
             worker = self._ready(setting)
-            timing = self._ask(worker, setting, read)
+            timing = self._ask(worker, setting, limits)
             speed, note = self._speed(timing), "" if timing.right else "wrong text"
         except WorkerEnded as error:
             self._drop()
@@ -85,9 +90,9 @@ class Search:
         count = self._asking.count * self._case.batch
         return (self._asking.tokens - 1) * count / timing.decode_s
 
-    def _ask(self, worker: Worker, setting: Setting, read_gb_per_s: float) -> Timing:
+    def _ask(self, worker: Worker, setting: Setting, limits: Limits) -> Timing:
         k = int(setting["k"]) if "k" in setting and self._engine in FLEXIBLE else None
-        return measure(worker, self._case, self._asking, read_gb_per_s, k)
+        return measure(worker, self._case, self._asking, limits, k)
 
     def _ready(self, setting: Setting) -> Worker:
         """An engine that can do `setting`, asked once already."""
@@ -110,7 +115,7 @@ class Search:
         """The better one of the two best, in turns where one trial each could not tell."""
         able = sorted((t for t in self.tried if t.tokens_per_s), key=lambda t: -t.tokens_per_s)
         if not able:
-            raise SystemExit(f"{self._engine} works in no setting; PEERS_VERBOSE=1 shows why")
+            raise NothingWorks(f"{self._engine} works in no setting; PEERS_VERBOSE=1 shows why")
         if len(able) == 1 or able[1].tokens_per_s < CLOSE * able[0].tokens_per_s:
             return able[0].setting
         speeds: list[list[float]] = [[], []]
@@ -123,7 +128,7 @@ class Search:
             for turn in range(FINAL_TURNS):
                 for place in in_turn((0, 1), turn):
                     setting, worker = pair[place]
-                    timing = self._ask(worker, setting, self._probe.gb_per_s())
+                    timing = self._ask(worker, setting, self._probe.now())
                     speeds[place].append(self._speed(timing))
         medians = [statistics.median(found) for found in speeds]
         return pair[medians.index(max(medians))][0]

@@ -35,6 +35,11 @@ class Found:
     when: str
     tried: list[Trial]
 
+    @property
+    def speed(self) -> float:
+        """The fastest trial's, as the search counts: tokens/s, or first tokens/s; 0 if none."""
+        return max((trial.tokens_per_s for trial in self.tried), default=0.0)
+
 
 class SettingsFile:
     """Searches that were made on one machine with one set of models."""

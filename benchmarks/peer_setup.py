@@ -45,6 +45,8 @@ class Answer:
     """One generation of a worker."""
 
     seconds: float
+    first_s: float
+    """Up to the first token of the prompt that got its own last."""
     token_ids: list[list[int]]
     """One list for every prompt."""
 
@@ -54,11 +56,15 @@ def python_of(environment: Path) -> Path:
     return environment / "bin" / "python"
 
 
+def is_installed(peer: str, folder: Path) -> bool:
+    """Whether `install` has come to its end."""
+    return (folder / f"venv-{peer}" / ".installed").exists()
+
+
 def install(peer: str, folder: Path, torch_index: str | None) -> Path:
     """The environment of `peer` below `folder`, made and filled if it is not there."""
     environment = folder / f"venv-{peer}"
-    done = environment / ".installed"
-    if done.exists():
+    if is_installed(peer, folder):
         return environment
     print(f"installing {peer} (once)", flush=True)
     venv.create(environment, with_pip=True)
@@ -71,7 +77,7 @@ def install(peer: str, folder: Path, torch_index: str | None) -> Path:
     subprocess.run([*pip, "uninstall", "-q", "-y", *UNWANTED], check=True, capture_output=True)
     if peer == "llama-cpp":
         build_llama_cpp(environment)
-    done.touch()
+    (environment / ".installed").touch()
     return environment
 
 

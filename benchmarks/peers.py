@@ -1,233 +1,246 @@
 """Foretoken against other engines at their best, on the same models, prompts and weights, in turns.
 
-    python benchmarks/peers.py --peer openvino llama-cpp --models MODELS --environments FOLDER
+    python benchmarks/peers.py --models MODELS --environments FOLDER --prepare
+    python benchmarks/peers.py --models MODELS --environments FOLDER
 
-MODELS is what make_models.py wrote. Each peer is installed into its own virtual environment below
---environments. First every engine, ours too, is tuned for every case: the number of drafts, the
-draft's precision, threads, and what else it has to set (`peer_cases.py`). What was found is kept
-in --settings and used again on the same machine with the same versions; --search looks again.
+`make bench-peers-prepare` and `make bench-peers` are these two. The first makes the models,
+installs each peer into a virtual environment of its own, converts, and tunes every engine for every
+case, ours too (`peer_search.py`); what was found is kept and used again on the same machine with
+the same versions. The second prints the table of `peer_table.py`: each row with its mode, its goal,
+who met it and by how much it was missed.
 
-Then all of them stay loaded and are asked in turns, one request at a time: 128-token prompts,
-greedy, batch 1. Decode tokens/s is (n - 1) / (time of n tokens - time of 1 token); ratios are ours
-/ the peer's, so above 1 is faster. Where a peer's best draft has another precision than ours, we
-are measured with the peer's precision too. Beside each figure stands what memory gave to plain
-reading in the same minute, and every text is compared with the one that the models must write.
+All engines of a row stay loaded and take turns; ratios are of medians over turns, with 95 % of
+their bootstrap. Beside each figure stands what memory gave to plain reading right then. A part that
+has been measured is kept until the whole table is, so that an ended run goes on where it was.
+A peer that cannot be installed is named and left out.
 """
 
 import argparse
 import json
-import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bandwidth import ReadProbe
-from common import Goal, Ratio, announce, at_least, finish, in_turn, make_parser, ratio_of_medians
-from peer_asking import Asking, Timing, measure
-from peer_cases import CASES, OURS, STANDARD, Case, Setting, describe
+from common import ROOT, Ratio, announce, finish, make_parser, ratio_of_medians
+from peer_cases import CASES, OURS, OURS_8, describe
+from peer_compare import (
+    CaseResult,
+    Tuner,
+    asking_for,
+    choose_arms,
+    compare,
+    measured,
+    searching_for,
+)
+from peer_floor import LimitsProbe
+from peer_kept import Kept
 from peer_load import Loader
-from peer_search import Search
+from peer_servers import SERVING, serve_and_measure, server_arms
 from peer_settings import Found, SettingsFile
 from peer_setup import PEERS
-from prompts import load_prompts
+from peer_starts import PAIRS, starts
+from peer_table import (
+    ALLOWED_S,
+    DECODE,
+    FIRST,
+    ROWS,
+    SIXTEEN,
+    WEIGHT_ONLY,
+    Measured,
+    Row,
+    RowResult,
+    goals,
+    judge,
+    lines,
+)
+from peer_vllm_int8 import write_int8
 
-PAUSE_S = 0.5
-TOKENS = 128
-SEARCH_TOKENS = 50
-"""One round of a cycle: every place at which a draft is wrong counts once."""
+from foretoken.shape.model import ModelShape
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
-    """One engine in one setting."""
-
-    engine: str
-    setting: Setting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmResult:
-    """Medians over turns."""
-
-    engine: str
-    setting: Setting
-    versions: dict[str, str]
-    decode_tokens_per_s: float
-    end_to_end_tokens_per_s: float
-    prefill_s: float
-    read_gb_per_s: float
-    """What memory gave right before this arm's turns."""
-    right: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """How many times as fast as a peer we are."""
-
-    decode: Ratio
-    end_to_end: Ratio
-    prefill: Ratio
+STANDARD = ("openvino", "llama-cpp", "vllm")
+TURNS = 7
+TURN_EXTRA_S = 1.5
+"""Of one arm's turn: the pause, and measuring the machine before and after."""
+LOAD_S = {"vllm": 60.0}
+OTHER_LOAD_S = 8.0
+START_S = 6.0
+SERVER_TURN_S = 30.0
+LOOP_S = 90.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseResult:
-    """One case: arms by name, and our arms over each peer's, `ours / peer`."""
+class Table:
+    """The parts of the table, with the options of the command line."""
 
-    arms: dict[str, ArmResult]
-    speeds: dict[str, Comparison]
-
-
-class Bench:
-    """Searches and comparisons with the options of the command line."""
-
-    def __init__(self, arguments: argparse.Namespace, machine: Mapping[str, Any]) -> None:
-        """Read the file of settings."""
-        self._arguments = arguments
+    def __init__(self, arguments: argparse.Namespace, where: Mapping[str, Any]) -> None:
+        """Find out which engines there are, and read what was kept."""
+        self._given = arguments
+        self._models: Path = arguments.models
         self._loader = Loader(arguments.models, arguments.environments, arguments.torch_index)
-        self._probe = ReadProbe(2)
-        self._file = SettingsFile(arguments.settings, dict(machine))
-        self._engines = (OURS, *arguments.peer)
-        self._versions = {engine: self._loader.versions(engine) for engine in self._engines}
-        if arguments.search:
-            self._file.forget(self._engines, arguments.cases)
+        self._probe = LimitsProbe(2)
+        self._shape = ModelShape.from_config(arguments.models / "cycle-target")
+        wanted = (OURS, OURS_8, *arguments.peer)
+        self.absent = {e: why for e in wanted if (why := self._loader.absent(e)) is not None}
+        self._engines = [engine for engine in wanted if engine not in self.absent]
+        self._file = SettingsFile(arguments.settings, machine_of(where, arguments.models))
+        self._tuner = Tuner(self._engines, self._loader, self._file, self._probe)
 
-    def tuned(self, engine: str, name: str) -> Setting:
-        """The best setting of an engine for a case, searched if it is not known."""
-        versions, case = self._versions[engine], CASES[name]
-        known = self._file.get(engine, name, versions)
-        if known is not None:
-            return known.best
-        print(f"{name}: searching the best setting of {engine}", flush=True)
-        search = Search(engine, case, self._asking(case, searching=True), self._loader, self._probe)
-        best = search.run(self._file.of_kind(engine, case.kind, versions))
-        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        found = Found(best=best, versions=versions, tokens=self._arguments.search_tokens, when=when,
-                      tried=search.tried)  # fmt: skip
-        self._file.put(engine, name, found)
-        return best
+    def versions(self) -> dict[str, dict[str, str]]:
+        """Of every engine that takes part."""
+        return {engine: self._loader.versions(engine) for engine in self._engines}
 
-    def arms(self, name: str) -> dict[str, Arm]:
-        """Every engine of a case at its best, and ours at the draft precision of each peer's."""
+    def tune(self, name: str) -> dict[tuple[str, str], Found]:
+        """Best settings of all engines for a case, searched where they are not known."""
         case = CASES[name]
-        ours = self.tuned(OURS, name)
-        found = {OURS: Arm(engine=OURS, setting=ours)}
-        for peer in self._arguments.peer:
-            if peer not in case.goals:
-                continue
-            theirs = self.tuned(peer, name)
-            found[peer] = Arm(engine=peer, setting=theirs)
-            precision = theirs.get("draft", "16 bit")
-            if case.draft and precision != ours["draft"]:
-                alike = Arm(engine=OURS, setting={**ours, "draft": precision})
-                found[f"{OURS}, draft {precision}"] = alike
+        asking = searching_for(case, self._models, self._given.search_tokens)
+        return {(engine, name): self._tuner.tune(engine, name, asking)
+                for engine in self._engines if engine in case.engines}  # fmt: skip
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Search again what is known."""
+        self._file.forget(self._engines, names)
+
+    def seconds(self, part: str) -> float:
+        """About how long a part takes, from what searches have measured."""
+        turns, loads = self._given.repeats, len(self._engines) * START_S
+        if part == "start-up":
+            return len(PAIRS) * (turns + 1) * loads
+        if part == "loop":
+            return len(PAIRS) * LOOP_S * turns / TURNS
+        if part.startswith("server"):
+            served = [e for e in self._engines if e in (OURS, *SERVING)]
+            return turns * len(served) * SERVER_TURN_S + LOAD_S["vllm"]
+        total = 0.0
+        for name in cases_of(part):
+            for engine in self._engines:
+                found = self._tuner.found(engine, name) if engine in CASES[name].engines else None
+                load = LOAD_S.get(engine, OTHER_LOAD_S)
+                total += load + turns * (TURN_EXTRA_S + expected_s(name, found))
+        return total
+
+    def run(self, part: str, rows: Sequence[Row]) -> list[RowResult]:
+        """Measure a part and judge its rows."""
+        if part == "start-up":
+            return [self._start(row) for row in rows]
+        if part == "loop":
+            return [self._loop(row) for row in rows]
+        if part.startswith("server"):
+            return self._serve(part, rows)
+        return self._cases(part, rows)
+
+    def _cases(self, part: str, rows: Sequence[Row]) -> list[RowResult]:
+        names = cases_of(part)
+        found = {key: one for name in names for key, one in self.tune(name).items()}
+        chosen = choose_arms(names, found)
+        case = CASES[names[0]].work
+        asking = asking_for(case, self._models, prompts=self._given.prompts,
+                            tokens=self._given.tokens)  # fmt: skip
+        result = compare(case, chosen, asking, self._loader, self._probe, self._given.repeats)
+        judged = []
+        for row in rows:
+            own = measured(case, result, row.metric, asking, self._shape)
+            judged.append(judge(row, own, note=self._note(row, result.missing)))
+        self._show_versions(result)
+        return judged
+
+    def _serve(self, part: str, rows: Sequence[Row]) -> list[RowResult]:
+        arms, missing = server_arms(part, self._models, self._loader, self._given.peer)
+        if rows[0].ours not in arms:
+            return [judge(row, {}, note=missing[row.ours]) for row in rows]
+        logs = self._given.environments / "logs"
+        tokens = {"tokens": 8} if self._given.quick else {}
+        found, failed = serve_and_measure(
+            arms, self._models, logs, self._probe, turns=self._given.repeats, **tokens
+        )
+        notes = {**missing, **failed}
+        return [judge(row, found[int(row.metric)], note=self._note(row, notes)) for row in rows]
+
+    def _start(self, row: Row) -> RowResult:
+        name = PAIRS[row.metric]
+        settings = {
+            engine: one.best
+            for (engine, _), one in self.tune(name).items()
+            if one.best and engine in (OURS, "openvino", "llama-cpp")
+        }
+        found, missing = starts(
+            self._loader, settings, row.metric, self._models, self._given.repeats
+        )
+        ours = found.get(row.ours)
+        own = ratio_to_allowed(ours) if ours else None
+        return judge(row, found, own=own, note=self._note(row, missing))
+
+    def _loop(self, row: Row) -> RowResult:
+        command = [sys.executable, str(ROOT / "benchmarks" / "loop.py"), "--parts", "overhead"]
+        command += ["--models", str(self._models), "--weights", row.metric, "--threads", "2"]
+        command += ["--quick"] if self._given.quick else ["--repeats", str(self._given.repeats)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            return judge(row, {}, note=f"loop.py failed: {done.stderr[-300:]}")
+        document = json.loads(done.stdout.strip().splitlines()[-1])
+        found = document["results"]["overhead"]
+        read = self._probe.now().read_bytes_per_s / 1e9
+        ours = Measured(
+            seconds=(),
+            shown=found["speedup"]["value"],
+            unit="x",
+            read_gb_per_s=read,
+            note=f"AL {found['acceptance_length']:.2f}, V {found['verification']['value']:.2f}, "
+            f"c {found['draft']['value']:.3f}, AL / (V + k c) {found['predicted']:.2f}",
+            right=found["same"],
+        )
+        return judge(row, {row.ours: ours}, own=Ratio(**found["efficiency"]))
+
+    def _note(self, row: Row, missing: Mapping[str, str]) -> str:
+        """Who is not in a row that could be, and why."""
+        everyone = {**self.absent, **missing}
+        other = OURS if row.ours == OURS_8 else OURS_8
+        return "; ".join(f"{name}: {why}" for name, why in everyone.items() if name != other)
+
+    def _show_versions(self, result: CaseResult) -> None:
+        for name, versions in result.versions.items():
+            text = ", ".join(f"{package} {version}" for package, version in versions.items())
+            print(f"    {name}: {text}")
+
+
+def rows_of(part: str) -> list[Row]:
+    """The table's rows of a part; of another case one row without a goal."""
+    found = parts_of(ROWS).get(part)
+    if found is not None:
         return found
-
-    def compare(self, case: Case, arms: Mapping[str, Arm]) -> CaseResult:
-        """Load all arms of a case and ask them in turns."""
-        asking = self._asking(case, searching=False)
-        timings: dict[str, list[Timing]] = {arm: [] for arm in arms}
-        with ExitStack() as stack:
-            workers = {
-                name: stack.enter_context(self._loader.load(arm.engine, case, arm.setting))
-                for name, arm in arms.items()
-            }
-            for worker in workers.values():
-                measure(worker, case, replace(asking, count=1, tokens=8), 0.0)
-            for turn in range(self._arguments.repeats):
-                for arm in in_turn(list(arms), turn):
-                    time.sleep(PAUSE_S)
-                    read = self._probe.gb_per_s()
-                    timings[arm].append(measure(workers[arm], case, asking, read))
-            versions = {arm: worker.versions for arm, worker in workers.items()}
-        count = self._arguments.prompts * case.batch
-        return CaseResult(
-            arms={
-                name: summed_up(arm, timings[name], versions[name], count, self._arguments.tokens)
-                for name, arm in arms.items()
-            },
-            speeds={
-                f"{mine} / {peer}": compared(timings[mine], timings[peer])
-                for mine, peer in pairs(arms)
-            },
-        )
-
-    def _asking(self, case: Case, *, searching: bool) -> Asking:
-        """How engines are asked; a prompt is cut only where nothing depends on it."""
-        prompts = load_prompts(self._arguments.models, case.prompts)
-        if searching:
-            tokens = self._arguments.search_tokens
-            return Asking(prompts=prompts, count=1, tokens=tokens, shortened=True)
-        return Asking(prompts=prompts, count=self._arguments.prompts, tokens=self._arguments.tokens)
+    case = CASES[part]
+    mode = SIXTEEN if case.weights == "16 bit" else WEIGHT_ONLY
+    metric = FIRST if case.prefill else DECODE
+    return [Row(name=part, part=part, metric=metric, mode=mode, wanted=None)]
 
 
-def pairs(arms: Mapping[str, Arm]) -> list[tuple[str, str]]:
-    """(our arm, peer): each peer with our best, and with ours at its draft's precision."""
-    found = []
-    for peer, arm in arms.items():
-        if arm.engine == OURS:
-            continue
-        alike = f"{OURS}, draft {arm.setting.get('draft', '16 bit')}"
-        found += [(mine, peer) for mine in (OURS, alike) if mine in arms]
+def cases_of(part: str) -> list[str]:
+    """Cases of a part: the one it is named after, and those of equal work."""
+    return [name for name, case in CASES.items() if case.work == CASES[part].work]
+
+
+def parts_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by the part that is run for them; cases of equal work are one part."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        part = cases_of(row.part)[0] if row.part in CASES else row.part
+        found.setdefault(part, []).append(row)
     return found
 
 
-def summed_up(
-    arm: Arm, timings: Sequence[Timing], versions: dict[str, str], count: int, tokens: int
-) -> ArmResult:
-    """Medians of an arm that wrote `count` texts of `tokens` each turn."""
-    return ArmResult(
-        engine=arm.engine,
-        setting=arm.setting,
-        versions=versions,
-        decode_tokens_per_s=(tokens - 1) * count / statistics.median(t.decode_s for t in timings),
-        end_to_end_tokens_per_s=tokens * count / statistics.median(t.total_s for t in timings),
-        prefill_s=statistics.median(t.prefill_s for t in timings),
-        read_gb_per_s=statistics.median(t.read_gb_per_s for t in timings),
-        right=all(t.right for t in timings),
-    )
+def expected_s(name: str, found: Found | None) -> float:
+    """Seconds of one turn of a case, from the speed that a search has measured; 0 if unknown."""
+    if found is None or not found.speed:
+        return 0.0
+    if CASES[name].prefill:
+        return 1.0 / found.speed
+    return CASES[name].tokens / found.speed
 
 
-def compared(ours: Sequence[Timing], peer: Sequence[Timing]) -> Comparison:
-    """The peer's times over ours."""
-    return Comparison(
-        decode=ratio_of_medians([t.decode_s for t in peer], [t.decode_s for t in ours]),
-        end_to_end=ratio_of_medians([t.total_s for t in peer], [t.total_s for t in ours]),
-        prefill=ratio_of_medians([t.prefill_s for t in peer], [t.prefill_s for t in ours]),
-    )
-
-
-def show(name: str, result: CaseResult) -> None:
-    """One case as a small table."""
-    print(f"\n{name}")
-    print(f"  {'':24}{'decode':>8}{'whole':>8}  {'prefill':>9}  {'read':>9}  text   setting")
-    for title, arm in result.arms.items():
-        print(
-            f"  {title:24}{arm.decode_tokens_per_s:8.1f}{arm.end_to_end_tokens_per_s:8.1f}  "
-            f"{arm.prefill_s:7.3f} s  {arm.read_gb_per_s:4.1f} GB/s  "
-            f"{'right' if arm.right else 'WRONG'}  {describe(arm.setting)}"
-        )
-    for pair, speed in result.speeds.items():
-        print(f"  {pair}: decode {speed.decode}; whole {speed.end_to_end}; "
-              f"first token {speed.prefill}")  # fmt: skip
-    print(flush=True)
-
-
-def goals(results: Mapping[str, CaseResult]) -> list[Goal]:
-    """The wanted ratio of the bests, case by case."""
-    found = []
-    for name, result in results.items():
-        case = CASES[name]
-        for peer, wanted in case.goals.items():
-            speed = result.speeds.get(f"{OURS} / {peer}")
-            if speed is not None:
-                what, ratio = (
-                    ("first token", speed.prefill) if case.prefill else ("decode", speed.decode)
-                )
-                found.append(at_least(f"{name}, {what}, ours / {peer}", ratio.value, wanted))
-    return found
+def ratio_to_allowed(ours: Measured) -> Ratio:
+    """The second that is allowed over those that were taken."""
+    return ratio_of_medians([ALLOWED_S] * len(ours.seconds), ours.seconds)
 
 
 def machine_of(where: Mapping[str, Any], models: Path) -> dict[str, Any]:
@@ -240,48 +253,111 @@ def machine_of(where: Mapping[str, Any], models: Path) -> dict[str, Any]:
 def make_arguments() -> argparse.ArgumentParser:
     """The command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("--peer", nargs="+", choices=PEERS, required=True)
-    parser.add_argument("--models", type=Path, required=True, help="what make_models.py wrote")
+    parts = tuple(parts_of(ROWS))
+    parser.add_argument("--models", type=Path, required=True, help="made by --prepare if missing")
     parser.add_argument("--environments", type=Path, required=True, help="where venvs go")
+    parser.add_argument("--prepare", action="store_true", help="install, convert, tune, then stop")
+    parser.add_argument("--no-search", action="store_true", help="with --prepare: tune nothing")
+    parser.add_argument("--peer", nargs="+", choices=PEERS, default=list(STANDARD))
+    parser.add_argument("--parts", nargs="+", choices=[*parts, *CASES], default=list(parts),
+                        help="of the table, or other cases; default: the table")  # fmt: skip
+    parser.add_argument("--again", action="store_true", help="measure kept parts again, too")
     parser.add_argument("--torch-index", help="package index of a CPU build of PyTorch")
-    parser.add_argument("--prepare", action="store_true", help="install and convert, then stop")
-    parser.add_argument("--cases", nargs="+", choices=CASES, help="default: the first six")
-    parser.add_argument("--prompts", type=int, default=1, help="per repeat; default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="default: %(default)s")
+    parser.add_argument("--prompts", type=int, default=1, help="per turn; default: %(default)s")
+    parser.add_argument("--tokens", type=int, help="at most; default: what each case says")
     parser.add_argument("--settings", type=Path, help="default: MODELS/peer-settings.json")
     parser.add_argument("--search", action="store_true", help="search what is known already, too")
-    parser.add_argument("--only-search", action="store_true", help="search, compare nothing")
-    parser.add_argument("--search-tokens", type=int, default=SEARCH_TOKENS,
+    parser.add_argument("--search-tokens", type=int, default=50,
                         help="each setting is tried with; default: %(default)s")  # fmt: skip
+    parser.set_defaults(repeats=TURNS)
     return parser
 
 
-def main() -> None:
-    """Prepare, search, compare every case, report."""
-    parser = make_arguments()
-    arguments = parser.parse_args()
-    quick = "-quick" if arguments.quick else ""
-    arguments.settings = arguments.settings or arguments.models / f"peer-settings{quick}.json"
-    if arguments.quick:
-        arguments.repeats, arguments.tokens, arguments.search_tokens = 2, 24, 8
-    arguments.cases = cases = arguments.cases or STANDARD
-    loader = Loader(arguments.models, arguments.environments, arguments.torch_index)
-    for peer in arguments.peer:
-        loader.prepare(peer, [CASES[name] for name in cases if peer in CASES[name].goals])
-    if arguments.prepare:
+def make_models(folder: Path) -> None:
+    """The cycle models, unless they are there."""
+    if (folder / "prompts.json").is_file() and (folder / "cycle-draft-80").is_dir():
         return
-    where = announce(arguments)
-    bench = Bench(arguments, machine_of(where, arguments.models))
-    results = {}
-    for name in cases:
-        arms = bench.arms(name)
-        if not arguments.only_search:
-            results[name] = bench.compare(CASES[name], arms)
-            show(name, results[name])
+    print(f"making models of a billion parameters in {folder} (once)", flush=True)
+    script = str(ROOT / "benchmarks" / "make_models.py")
+    subprocess.run([sys.executable, script, str(folder), "--only", "cycle"], check=True)
+
+
+def prepare(given: argparse.Namespace) -> None:
+    """All that is done once: models, environments, converted files."""
+    make_models(given.models)
+    loader = Loader(given.models, given.environments, given.torch_index)
+    names = [name for part in given.parts for name in (cases_of(part) if part in CASES else ())]
+    names += PAIRS.values() if "start-up" in given.parts else ()
+    for engine in (OURS_8, *given.peer):
+        wanted = [CASES[name] for name in dict.fromkeys(names) if engine in CASES[name].engines]
+        why = loader.prepare(engine, wanted)
+        print(f"{engine}: {'left out, ' + why if why else 'ready'}", flush=True)
+    if "vllm" in given.peer and "server, int8" in given.parts:
+        write_int8(given.models / "cycle-target")
+
+
+def search(given: argparse.Namespace, table: Table) -> None:
+    """Tune every engine for every case that will be run, unless it is known."""
+    names = [name for part in given.parts for name in (cases_of(part) if part in CASES else ())]
+    names += PAIRS.values() if "start-up" in given.parts else ()
+    names = list(dict.fromkeys(names))
+    if given.search:
+        table.forget(names)
+    for name in names:
+        for (engine, _), found in table.tune(name).items():
+            print(f"{name}, {engine}: {describe(found.best) or 'nothing works'}", flush=True)
+
+
+def run_table(given: argparse.Namespace, table: Table, where: Mapping[str, Any]) -> None:
+    """Every part, kept ones from the file; then the verdicts and one line of JSON."""
+    key = {"git": where["git"], "cpu": where["cpu"], "versions": table.versions(),
+           "quick": given.quick, "repeats": given.repeats, "tokens": given.tokens,
+           "prompts": given.prompts}  # fmt: skip
+    quick = "-quick" if given.quick else ""
+    kept = Kept(given.models / f"peer-table{quick}.json", key)
+    known = {} if given.again else {p: rows for p in given.parts if (rows := kept.rows(p))}
+    left = [part for part in given.parts if part not in known]
+    minutes = sum(table.seconds(part) for part in left) / 60
+    print(f"{len(left)} of {len(given.parts)} parts to measure, about {minutes:.0f} minutes")
+    for engine, why in table.absent.items():
+        print(f"left out: {engine}: {why}")
+    results: list[RowResult] = []
+    for part in given.parts:
+        found = known.get(part)
+        if found is None:
+            print(f"\n== {part}, about {table.seconds(part) / 60:.0f} minutes", flush=True)
+            began = time.monotonic()
+            found = table.run(part, rows_of(part))
+            kept.put(part, found)
+            print(f"({time.monotonic() - began:.0f} s)")
         else:
-            for arm in arms:
-                print(f"{name}, {arm}: {describe(arms[arm].setting)}", flush=True)
-    finish("peers", where, arguments, results, goals(results))
+            print(f"\n== {part}, kept from {kept.when(part)}")
+        for row in found:
+            print("\n".join(lines(row)), flush=True)
+        results += found
+    print()
+    finish("peers", where, given, {"rows": results, "left_out": table.absent}, goals(results))
+    if set(given.parts) >= set(parts_of(ROWS)):
+        kept.remove()
+
+
+def main() -> None:
+    """Prepare or measure."""
+    given = make_arguments().parse_args()
+    quick = "-quick" if given.quick else ""
+    given.settings = given.settings or given.models / f"peer-settings{quick}.json"
+    if given.quick:
+        given.repeats, given.tokens, given.search_tokens = 2, 24, 8
+    if given.prepare:
+        prepare(given)
+        if given.no_search:
+            return
+    where = announce(given)
+    table = Table(given, where)
+    if given.prepare:
+        search(given, table)
+    else:
+        run_table(given, table, where)
 
 
 if __name__ == "__main__":

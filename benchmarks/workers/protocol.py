@@ -2,8 +2,8 @@
 
 One JSON document per line. The worker is given a Job as its only argument, answers with its
 versions once loaded, then answers every {"prompts": lists of ids, "tokens": n, "k": drafts or null}
-with the seconds it took and the new ids of each. Uses the standard library only. Whatever the
-engine prints goes to standard error.
+with the seconds it took, those up to the last prompt's first token, and the new ids of each. Uses
+the standard library only. Whatever the engine prints goes to standard error.
 """
 
 import json
@@ -14,8 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-Generate = Callable[[list[list[int]], int, int], list[list[int]]]
-"""(prompts, new tokens, drafts at a time) -> the new greedy ids of each prompt."""
+
+@dataclass(frozen=True)
+class Generated:
+    """What an engine wrote."""
+
+    ids: list[list[int]]
+    """New greedy ids of each prompt."""
+    first_s: float
+    """From the call to the first token of the prompt that got its own last."""
+
+
+Generate = Callable[[list[list[int]], int, int], Generated]
+"""Of prompts, so many new tokens, so many drafts at a time."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +64,17 @@ class Loaded:
     generate: Generate
 
 
-def one_by_one(generate: Callable[[list[int], int, int], list[int]]) -> Generate:
-    """`Loaded.generate` of an engine that takes a prompt at a time."""
-    return lambda prompts, tokens, k: [generate(prompt, tokens, k) for prompt in prompts]
+def one_by_one(
+    generate: Callable[[list[int], int, int], tuple[list[int], float]],
+) -> Generate:
+    """`Loaded.generate` of an engine that takes a prompt at a time, and there is only one."""
+
+    def generate_one(prompts: list[list[int]], tokens: int, k: int) -> Generated:
+        [prompt] = prompts
+        ids, first_s = generate(prompt, tokens, k)
+        return Generated([ids], first_s)
+
+    return generate_one
 
 
 def serve(load: Callable[[Job], Loaded]) -> None:
@@ -73,5 +92,6 @@ def serve(load: Callable[[Job], Loaded]) -> None:
         began = time.perf_counter()
         found = loaded.generate(request["prompts"], request["tokens"], k)
         seconds = time.perf_counter() - began
-        ids = [[int(i) for i in one] for one in found]
-        print(json.dumps({"seconds": seconds, "token_ids": ids}), file=answers)
+        ids = [[int(i) for i in one] for one in found.ids]
+        answer = {"seconds": seconds, "first_s": found.first_s, "token_ids": ids}
+        print(json.dumps(answer), file=answers)

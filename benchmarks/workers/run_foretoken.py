@@ -1,7 +1,7 @@
 """Foretoken as a worker of `peers.py`."""
 
 import torch
-from protocol import Job, Loaded, serve
+from protocol import Generated, Job, Loaded, serve
 
 from foretoken import LLM, SamplingParams, __version__
 
@@ -15,6 +15,9 @@ def load(job: Job) -> Loaded:
     if job.draft:
         scheme = SCHEMES[job.setting["draft"]]
         speculative |= {"model": job.draft, "quantization": scheme}
+    # Named only where it is asked for: other versions have no such mode.
+    activations = job.setting.get("activations")
+    mode = {"activations": activations} if activations else {}
     llm = LLM(
         job.target,
         dtype="bfloat16",
@@ -24,9 +27,10 @@ def load(job: Job) -> Loaded:
         enable_prefix_caching=False,
         speculative_config=speculative if job.method else None,
         adaptive_speculation=False,
+        **mode,
     )
 
-    def generate(prompts: list[list[int]], tokens: int, k: int) -> list[list[int]]:
+    def generate(prompts: list[list[int]], tokens: int, k: int) -> Generated:
         params = SamplingParams(
             temperature=0.0,
             max_tokens=tokens,
@@ -36,7 +40,9 @@ def load(job: Job) -> Loaded:
         )
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
         results = llm.generate(asked, params, use_tqdm=False)
-        return [list(result.outputs[0].token_ids) for result in results]
+        outputs = [result.outputs[0] for result in results]
+        first_s = max(output.metrics.first_token_s for output in outputs if output.metrics)
+        return Generated([list(output.token_ids) for output in outputs], first_s)
 
     return Loaded({"foretoken": __version__, "torch": torch.__version__}, generate)
 

@@ -4,12 +4,31 @@ Models are folders that `peers.py` has converted. Its prefix cache is turned off
 prompt would skip its prefill. What the setting leaves at "default" its CPU plugin decides.
 """
 
+import time
 from typing import Any
 
 import numpy as np
 import openvino
 import openvino_genai as genai
 from protocol import Job, Loaded, one_by_one, serve
+
+
+class FirstToken(genai.StreamerBase):
+    """Sees tokens as they come and keeps the moment of the first."""
+
+    def __init__(self) -> None:
+        """None came yet."""
+        super().__init__()
+        self.at_s: float | None = None
+
+    def write(self, token: object) -> genai.StreamingStatus:
+        """One token, or those of a verification."""
+        if self.at_s is None:
+            self.at_s = time.perf_counter()
+        return genai.StreamingStatus.RUNNING
+
+    def end(self) -> None:
+        """Nothing is kept back."""
 
 
 def _scheduler(job: Job) -> genai.SchedulerConfig:
@@ -47,7 +66,7 @@ def load(job: Job) -> Loaded:
         settings["prompt_lookup"] = True
     pipeline = genai.LLMPipeline(job.target, "CPU", **settings)
 
-    def generate(prompt: list[int], tokens: int, k: int) -> list[int]:
+    def generate(prompt: list[int], tokens: int, k: int) -> tuple[list[int], float]:
         config = genai.GenerationConfig()
         config.max_new_tokens = tokens
         config.do_sample = False
@@ -58,7 +77,9 @@ def load(job: Job) -> Loaded:
         if job.method == "ngram":
             config.max_ngram_size = 3
         ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
-        return list(pipeline.generate(ids, config).tokens[0])
+        first, began = FirstToken(), time.perf_counter()
+        found = list(pipeline.generate(ids, config, first).tokens[0])
+        return found, (first.at_s or time.perf_counter()) - began
 
     versions = {"openvino": openvino.__version__, "openvino_genai": genai.__version__}
     return Loaded(versions, one_by_one(generate))

@@ -2,7 +2,7 @@
 
 import torch
 import vllm
-from protocol import Job, Loaded, serve
+from protocol import Generated, Job, Loaded, serve
 from vllm import LLM, SamplingParams
 
 
@@ -23,17 +23,19 @@ def load(job: Job) -> Loaded:
         max_num_seqs=job.batch,
         enforce_eager=job.setting["eager"] == "on",
         enable_prefix_caching=False,
+        disable_log_stats=False,  # It tells when first tokens came.
         speculative_config=speculative if job.method else None,
     )
 
-    def generate(prompts: list[list[int]], tokens: int, k: int) -> list[list[int]]:
+    def generate(prompts: list[list[int]], tokens: int, k: int) -> Generated:
         assert k == job.k, (k, job.k)
         params = SamplingParams(
             temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
         )
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
         results = llm.generate(asked, params, use_tqdm=False)
-        return [list(result.outputs[0].token_ids) for result in results]
+        first_s = max(result.metrics.first_token_latency for result in results)
+        return Generated([list(result.outputs[0].token_ids) for result in results], first_s)
 
     return Loaded({"vllm": vllm.__version__, "torch": torch.__version__}, generate)
 
