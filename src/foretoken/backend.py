@@ -15,6 +15,9 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
+from foretoken.control.adaptive.allocation import Search, allocate
+from foretoken.kernels.allocating import AllocationKernel
+from foretoken.kernels.build import library_path
 from foretoken.kernels.library import Library, find_library
 from foretoken.kernels.linear import TYPES, pack_float
 from foretoken.kernels.threads import StepThreads
@@ -250,3 +253,12 @@ def backend_for(device: torch.device) -> Backend:
     if device.type == "cuda" and has_triton():
         return TritonIntegers(device)
     return PlainTorch(device)
+
+
+def plan_search() -> Search:
+    """What finds the best plan of a step, for one thread.
+
+    It runs on the host whatever the device is; nothing is compiled for it alone.
+    """
+    library = find_library() if library_path().is_file() else None
+    return allocate if library is None else AllocationKernel(library)

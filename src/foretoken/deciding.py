@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from foretoken.backend import plan_search
 from foretoken.config import ResolvedConfig, SpeculativeConfig
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
@@ -145,7 +146,8 @@ def _control(parts: FoundParts, budget: RequestBudget, costs: EngineCosts) -> Ad
     ]
     usual = _usual_acceptance(parts.config.user.speculative_config)
     acceptance = LearnedAcceptance({name: usual.get(name, _USUAL_CHANCE) for name in members})
-    return AdaptiveControl(Planner(budget, facts, costs.target, costs.drafters, acceptance))
+    search = plan_search()
+    return AdaptiveControl(Planner(budget, facts, costs.target, costs.drafters, acceptance, search))
 
 
 def _usual_acceptance(speculative: SpeculativeConfig | None) -> dict[str, float]:

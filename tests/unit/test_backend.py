@@ -15,7 +15,11 @@ from foretoken.backend import (
     PlainTorch,
     TritonIntegers,
     backend_for,
+    plan_search,
 )
+from foretoken.control.adaptive.allocation import allocate
+from foretoken.kernels.allocating import AllocationKernel
+from foretoken.kernels.library import find_library
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import KernelLinear, PlainLinear
 from foretoken.quant import IntWeights, round_weights, scheme_of
@@ -131,3 +135,12 @@ def test_a_gpu_says_that_it_multiplies_integers_out(monkeypatch: pytest.MonkeyPa
     found = PlainTorch(torch.device("cuda")).linear(spec)
     assert told == [True]
     torch.testing.assert_close(found(x_TK), PlainTorch(CPU).linear(spec)(x_TK))
+
+
+def test_plans_are_searched_for_in_c_where_there_are_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if find_library() is not None:
+        assert isinstance(plan_search(), AllocationKernel)
+    monkeypatch.setattr(backends_module, "find_library", lambda: None)
+    assert plan_search() is allocate

@@ -12,7 +12,8 @@ from itertools import takewhile
 from struct import Struct
 from typing import Any, Final
 
-_I32, _I64, _F32, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_I32, _I64, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+_F32, _F64 = ctypes.c_float, ctypes.c_double
 _BYTES = ctypes.c_char_p
 
 DRAW_ROW: Final = Struct("=Qfffi")
@@ -239,6 +240,25 @@ class FtHeadCall(ctypes.Structure):
     ]
 
 
+class FtDraftOption(ctypes.Structure):
+    """What one drafter could do in a step (allocate.h)."""
+
+    _fields_ = [*_fields(_PTR, "survival depth_s start_s levels"), ("slot_s", _F64)]
+
+
+class FtAllocateCall(ctypes.Structure):
+    """A step, what drafters could do in it, and the best plan (allocate.h)."""
+
+    _fields_ = [
+        *_fields(_PTR, "rows_s bound_s token_s options"),
+        *_fields(_I64, "rows sequences drafts num_options"),
+        *_fields(_F64, "plain_s margin"),
+        *_fields(_PTR, "slots counts drafter"),
+        *_fields(_I64, "num_slots depth"),
+        *_fields(_F64, "seconds tokens unguarded"),
+    ]
+
+
 STRUCTURES: Final = (
     FtLinear,
     FtLinearRows,
@@ -260,6 +280,8 @@ STRUCTURES: Final = (
     FtMedusaBlock,
     FtMedusa,
     FtHeadCall,
+    FtDraftOption,
+    FtAllocateCall,
 )
 SIZES: Final = {
     **{re.sub("(?=[A-Z])", "_", s.__name__)[1:].lower(): ctypes.sizeof(s) for s in STRUCTURES},

@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from foretoken.control.adaptive.allocation import Allocation, DraftOption
+from foretoken.control.adaptive.allocation import Allocation, DraftOption, Search, allocate
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
 from foretoken.control.adaptive.exploring import Account, Trial, is_known, pick_trial, surprises
 from foretoken.control.adaptive.guard import Ledger
@@ -89,6 +89,7 @@ class Planner:
         target: LearnedCost,
         costs: Mapping[str, DrafterCost],
         acceptance: LearnedAcceptance,
+        search: Search = allocate,
     ) -> None:
         """Nothing learnt yet beside what the models know.
 
@@ -98,15 +99,15 @@ class Planner:
             target: seconds of the target's steps.
             costs: seconds of each drafter, by name.
             acceptance: of their drafts.
+            search: finds the best plan of a step.
         """
         self.target, self.acceptance = target, acceptance
         self.account, self.ledger, self.lengths = Account(len(drafters)), Ledger(), OutputLengths()
         self.drafters = {d.name: DrafterState(d, costs[d.name]) for d in drafters}
         self.forgone_tokens = 0.0
         """Tokens that were not written so that nobody is made slower."""
-        self._caps = caps
-        floors = {d.name: d.floor for d in drafters}
-        self._floors = {name: floor for name, floor in floors.items() if floor is not None}
+        self._caps, self._search = caps, search
+        self._floors = {d.name: d.floor for d in drafters if d.floor is not None}
         self._requests: dict[str, TrackedRequest] = {}
 
     @property
@@ -255,11 +256,10 @@ class Planner:
                 length = 0
         if drafts:
             drafts = min(drafts, self._caps.wanted(request)[0])
-        gained_s = self.ledger.gained(request.request_id)
         if not length:
             name, tree = "", None
         held = PlannedDrafts(length, name, max(drafts, length), surplus, tree)
-        made.join(request.request_id, held, missing, gained_s)
+        made.join(request.request_id, held, missing, self.ledger.gained(request.request_id))
 
     def _choose(
         self, scene: Scene, passing: list[DrafterView], views: list[DrafterView], *, alone: bool
@@ -391,6 +391,7 @@ class Planner:
             prompt_s=prompt_s,
             rows_s=plain_s + more_s,
             acceptance=self.acceptance,
+            search=self._search,
         )
 
     def _resting(self, used: Collection[str]) -> frozenset[str]:

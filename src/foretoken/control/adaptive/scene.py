@@ -17,6 +17,7 @@ from foretoken.control.adaptive.allocation import (
     Allocation,
     Counts,
     DraftOption,
+    Search,
     StepOptions,
     allocate,
 )
@@ -85,6 +86,7 @@ class Scene:
     rows_s: Floats
     """Seconds of the target's step with 0, 1, ... more rows, those of prompts aside."""
     acceptance: LearnedAcceptance
+    search: Search = allocate
 
     def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
         """What these drafters could do; those that may draft for nobody are left out."""
@@ -112,7 +114,7 @@ class Scene:
             bound_s=self.bound_s,
             token_s=self.token_s,
         )
-        return allocate(step, options)
+        return self.search(step, options)
 
     def could_pay(self, option: DraftOption, chance: float) -> bool:
         """Whether the option would bring anything if each of its drafts had this chance: for one of

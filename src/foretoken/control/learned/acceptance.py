@@ -194,12 +194,12 @@ class LearnedAcceptance(AcceptanceModel):
     def rises(self, request_ids: Sequence[str], drafter: str) -> list[float]:
         """How much the trials of each one's class speak for better chances than it had, in nats."""
         owner = self._owner(drafter)
-        return [self._class(owner, request_id).rise for request_id in request_ids]
+        return [one.rise for one in self._classes(owner, request_ids)]
 
     def seen(self, request_ids: Sequence[str], drafter: str) -> int:
         """Drafts that are known of that of their classes of which fewest are."""
         owner = self._owner(drafter)
-        return min(self._class(owner, request_id).num_seen for request_id in request_ids)
+        return min(one.num_seen for one in self._classes(owner, request_ids))
 
     def fade(self, request_ids: Sequence[str], drafter: str, steps: int) -> None:
         """These requests had no draft of it for so many steps: what they showed grows old."""
@@ -263,6 +263,20 @@ class LearnedAcceptance(AcceptanceModel):
         owner.classes[key] = found  # the classes used last stand last
         return found
 
+    def _classes(
+        self, owner: DrafterAcceptance, request_ids: Sequence[str]
+    ) -> list[AcceptanceClass]:
+        """The class of each; of those that share one it is looked up once."""
+        known: dict[str, AcceptanceClass] = {}
+        found = []
+        for request_id in request_ids:
+            key = self._class_keys.get(request_id, "")
+            one = known.get(key)
+            if one is None:
+                one = known[key] = self._class(owner, request_id)
+            found.append(one)
+        return found
+
     def _forget_class(self, owner: DrafterAcceptance) -> None:
         for key, one in owner.classes.items():
             if not one.members:
@@ -283,7 +297,7 @@ class LearnedAcceptance(AcceptanceModel):
 
     def _refreshed(self, one: AcceptanceClass) -> int:
         """The class's row, its chances up to date."""
-        if one.new * _STALE >= sum(one.trials):
+        if one.new and one.new * _STALE >= sum(one.trials):
             chances = array("d", self._class_chances(one))
             self._rows.cells[one.row : one.row + BUCKETS] = chances
             one.new = 0.0

@@ -1,5 +1,6 @@
 // The size of every structure that callers fill in, by name: Python compares them with its own when it
 // loads the library (kernels/structures.py), since neither compiler sees the other side.
+#include "allocate.h"
 #include "decoder.h"
 #include "heads.h"
 #include "reject.h"
@@ -38,5 +39,7 @@ const ft_size ft_sizes[] = {
     SIZE(ft_medusa_block),
     SIZE(ft_medusa),
     SIZE(ft_head_call),
+    SIZE(ft_draft_option),
+    SIZE(ft_allocate_call),
     {NULL, 0},
 };
