@@ -29,6 +29,7 @@ from foretoken.lab.measure.experiment import (
     WorkloadConfig,
     load_settings,
 )
+from foretoken.lab.measure.loops import run_to_end
 from foretoken.lab.measure.segments import Segment
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Load
@@ -260,14 +261,49 @@ async def _connect(url: str, tmp_path: Path) -> None:
         pass
 
 
-def test_sigterm_stops_the_servers_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sigint", [signal.SIG_IGN, signal.default_int_handler])
+def test_sigterm_ends_a_run_at_an_await(sigint: signal.Handlers) -> None:
+    """Not wherever it comes: around a fork an exception is lost, and so the server was kept."""
+    seen: list[str] = []
+
+    async def run() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            seen.append("went on")
+            await asyncio.sleep(60.0)
+        finally:
+            await asyncio.sleep(0.0)
+            seen.append("stopped")
+
+    def before(number: int, frame: object) -> None:
+        seen.append("as before")
+
+    old = signal.signal(signal.SIGINT, sigint), signal.signal(signal.SIGTERM, before)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_to_end(run())
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, old[0])
+        signal.signal(signal.SIGTERM, old[1])
+    assert seen == ["went on", "stopped", "as before"]
+
+
+@pytest.mark.parametrize("sigint", [signal.SIG_DFL, signal.SIG_IGN])
+def test_sigterm_stops_the_servers_too(tmp_path: Path, sigint: signal.Handlers) -> None:
+    """Also where a shell had SIGINT ignored, as of what a script starts in the background."""
     prompts, pid_file = tmp_path / "prompts.txt", tmp_path / "pid"
     prompts.write_text("hello there\n" * 200)
     mock = f"{sys.executable} -m foretoken lab mock --port {{port}} --step-ms 20"
     server = f"sh -c 'echo $$ > {pid_file}; exec {mock}'"
     files = ["--workload", str(prompts), "--out", str(tmp_path / "out"), "--requests", "200"]
     command = [sys.executable, "-m", "foretoken", "lab", "bench", "--server", server, *files]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, sigint),
+    ) as run:
         while not (pid_file.exists() and pid_file.read_text()):
             assert run.poll() is None, run.returncode
             time.sleep(0.001)

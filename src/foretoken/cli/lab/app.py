@@ -5,7 +5,6 @@ SIGTERM ends a run as Ctrl-C does, so that servers which it started end too.
 
 import signal
 import threading
-from types import FrameType
 
 import typer
 
@@ -42,15 +41,7 @@ lab_app = typer.Typer(
 def main() -> None:
     """Plan, measure and decide whether to speculate, for any OpenAI-style server."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _as_interrupt)
-
-
-def _as_interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM like SIGINT, which asyncio turns into a cancellation at an await."""
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):
-        handler = signal.default_int_handler
-    handler(number, frame)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 lab_app.command(epilog=PLAN_EPILOG)(plan)

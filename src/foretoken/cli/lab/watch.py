@@ -1,6 +1,5 @@
 """`foretoken lab watch`: a running server, drawn on a terminal, as lines elsewhere."""
 
-import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +40,7 @@ def watch(
     no rule fired; 1: one did; 2: wrong settings; 5: no metrics at the start.
     """
     from foretoken.cli.lab.run_tables import console
+    from foretoken.lab.measure.loops import run_to_end
     from foretoken.lab.measure.watch import WatchConfig
     from foretoken.lab.measure.watch import watch as follow
 
@@ -56,7 +56,7 @@ def watch(
 
     with _write_lines() if as_json else _view(console(), targets) as show:
         try:
-            asyncio.run(follow(config, note))
+            run_to_end(follow(config, note))
         except KeyboardInterrupt:
             pass
     if fired and not as_json:

@@ -4,7 +4,6 @@ Speculation off is a server of its own, or, where the server knows it, a field o
 folder gets audit.json and the servers' logs.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from foretoken.lab.audit.turns import Turns
 from foretoken.lab.http.client import EXTRAS, Client
 from foretoken.lab.measure.bench import load_items
 from foretoken.lab.measure.experiment import ArmConfig, WorkloadConfig
+from foretoken.lab.measure.loops import run_to_end
 from foretoken.lab.measure.lossless import promises_seeds
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.records.run_files import describe_client, make_folder, write_json
@@ -76,7 +76,7 @@ def run_audit(config: AuditConfig, out: Path, follow: AuditFollower | None = Non
     """
     texts = texts_of(config.workload)
     make_folder(out)
-    found = asyncio.run(_run(config, texts, out, follow))
+    found = run_to_end(_run(config, texts, out, follow))
     value = {"kind": "audit", "schema": 1, "config": asdict(config), "found": asdict(found),
              "environment": describe_client()}  # fmt: skip
     write_json(out / RESULT, value)

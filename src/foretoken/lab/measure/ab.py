@@ -4,7 +4,6 @@ Each block starts both servers anew where the lab has their commands, since star
 differ more than most effects that are looked for. Gains are above 1 where the candidate is better.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from foretoken.lab.measure.bench import (
     silent,
 )
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig, RunConfig
+from foretoken.lab.measure.loops import run_to_end
 from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd, busy_share
 from foretoken.lab.measure.workload import Item
 from foretoken.lab.records.results import AbSummary
@@ -74,7 +74,7 @@ def run_ab(
     folder = RunFolder(out, config, resume=resume)
     summary = None
     try:
-        asyncio.run(measure_blocks(plan_ab(config, items), folder, watch))
+        run_to_end(measure_blocks(plan_ab(config, items), folder, watch))
         summary = summarize_ab(config, out, folder.finished, notes)
     finally:
         folder.close()

@@ -4,7 +4,6 @@
 given order, and leaves out what a resumed run has finished.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from foretoken.lab.analysis.summary import ArmData, summarize_arm
 from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.http.timed import now
 from foretoken.lab.measure.experiment import ArmConfig, RunConfig, Sizes, WorkloadConfig
+from foretoken.lab.measure.loops import run_to_end
 from foretoken.lab.measure.segments import RunFolder, Segment, SegmentEnd, busy_share, measure
 from foretoken.lab.measure.traces import load_workload
 from foretoken.lab.measure.workload import Item, Load, only, take, with_settings, with_temperatures
@@ -107,7 +107,7 @@ def run_bench(
     segments = plan_run(config, items)
     folder = RunFolder(out, config, resume=resume)
     try:
-        asyncio.run(measure_blocks(segments, folder, watch))
+        run_to_end(measure_blocks(segments, folder, watch))
     finally:
         folder.close()
         if folder.finished:

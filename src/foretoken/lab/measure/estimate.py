@@ -5,7 +5,6 @@ it will be for every block, and one that is to be restarted is restarted, so a c
 work is found here.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from foretoken.errors import ConfigError, EndpointError
 from foretoken.lab.http.timed import now
 from foretoken.lab.measure.driving import LoadRun, drive
 from foretoken.lab.measure.experiment import AbConfig, ArmConfig, Sizes
+from foretoken.lab.measure.loops import run_to_end
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Item, Load
 from foretoken.lab.records.results import RequestRecord
@@ -37,7 +37,7 @@ def probe(config: AbConfig, items: Sequence[Item], logs: Path) -> dict[str, Pace
         EndpointError: a server does not start, or does not answer.
     """
     arms = (config.baseline, config.candidate)
-    return {arm.name: asyncio.run(_pace(arm, items[0], logs)) for arm in arms}
+    return {arm.name: run_to_end(_pace(arm, items[0], logs)) for arm in arms}
 
 
 async def _pace(arm: ArmConfig, item: Item, logs: Path) -> Pace:

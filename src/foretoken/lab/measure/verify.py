@@ -3,7 +3,6 @@
 The folder gets verify.json, replaced whole after every check, and the servers' logs.
 """
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from foretoken.errors import ConfigError
 from foretoken.lab.measure.bench import load_items
 from foretoken.lab.measure.experiment import ArmConfig, WorkloadConfig
+from foretoken.lab.measure.loops import run_to_end
 from foretoken.lab.measure.lossless import KINDS, Verified, VerifyFollower, VerifyPlan, verify
 from foretoken.lab.measure.segments import TAKEN, require_same_settings
 from foretoken.lab.measure.servers import serving
@@ -68,7 +68,7 @@ def run_verify(
 
     if len(done.texts) == len(KINDS) and len(done.distributions) == len(config.plan.parameters):
         return done
-    return asyncio.run(_run(config, prompts, out, done, replace(told, checked=checked)))
+    return run_to_end(_run(config, prompts, out, done, replace(told, checked=checked)))
 
 
 async def _run(

@@ -6,7 +6,6 @@ the first visit finds where to cut them, for all visits alike. A setting with wh
 not start, or fails requests, is told as a problem; plain decoding has to work.
 """
 
-import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from foretoken.lab.http.client import Client
 from foretoken.lab.http.timed import now
 from foretoken.lab.measure.driving import LoadRun, drive
 from foretoken.lab.measure.experiment import ArmConfig
+from foretoken.lab.measure.loops import run_to_end
 from foretoken.lab.measure.servers import serving
 from foretoken.lab.measure.workload import Item, Load, take
 from foretoken.lab.records.results import RequestRecord
@@ -74,7 +74,7 @@ class StartedServer:
         """
         began = now()
         try:
-            visit = asyncio.run(self._visit(setting, turn, sizes))
+            visit = run_to_end(self._visit(setting, turn, sizes))
         except EndpointError as error:
             if setting.is_off:
                 raise
