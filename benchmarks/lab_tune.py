@@ -1,17 +1,21 @@
 """Does `lab tune` find the best setting? Simulated servers whose best setting is known.
 
-    python benchmarks/lab_tune.py --seeds 20
+    python benchmarks/lab_tune.py --seeds 20 --out searches.jsonl
 
 Sixteen servers (`foretoken.lab.tune.rehearsal`), each searched from nothing with as many seeds of
 luck. Asked for: at least 97 % of the best speed in the median and 95 % in 95 of 100 searches, each
 within its 60 minutes, and in at most one of 100 a setting that is truly slower than no speculation.
-Nothing is timed: any machine gives the same numbers.
+Nothing is timed: any machine gives the same numbers. With `--out` every search is a line of that
+file as it ends, and those that are there are not run again.
 """
 
 import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 
+from foretoken.lab.plain import from_plain
+from foretoken.lab.records.run_files import LineWriter, read_lines
 from foretoken.lab.tune.rehearsal import Rehearsed, play, rehearsed_cases, summarize
 from foretoken.lab.tune.simulated import SimulatedAnswers
 
@@ -30,12 +34,24 @@ def row(name: str, found: list[Rehearsed]) -> str:
     )
 
 
+def known_searches(path: Path) -> dict[tuple[str, int, float], Rehearsed]:
+    """What the file has, by server, seed and minutes."""
+    rows = [row for _, row in read_lines(path)]
+    found = [from_plain(Rehearsed, row["found"], str(path)) for row in rows]
+    return {
+        (one.case, row["seed"], row["budget"]): one for row, one in zip(rows, found, strict=True)
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--cases", nargs="+", type=int, default=[], help="numbers, from 0")
+    parser.add_argument("--out", type=Path, help="the file of searches to go on with")
     given = parser.parse_args()
+    known = known_searches(given.out) if given.out else {}
+    kept = LineWriter(given.out) if given.out else None
     print("| server | best | gain | emitted | median of the best | at 95 % | slower | minutes |")
     print("|---|---|---|---|---|---|---|---|")
     every: list[Rehearsed] = []
@@ -43,7 +59,14 @@ def main() -> None:
         if given.cases and number not in given.cases:
             continue
         answers = SimulatedAnswers(case.case)
-        found = [play(case, answers, seed, minutes=given.minutes) for seed in range(given.seeds)]
+        found = []
+        for seed in range(given.seeds):
+            key = (case.case.name, seed, given.minutes)
+            if key not in known:
+                known[key] = play(case, answers, seed, minutes=given.minutes)
+                if kept is not None:
+                    kept.write({"seed": seed, "budget": given.minutes, "found": known[key]})
+            found.append(known[key])
         print(row(case.case.name, found), flush=True)
         every += found
     said = summarize(every)

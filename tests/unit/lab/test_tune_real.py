@@ -5,7 +5,7 @@ import math
 import pytest
 
 from foretoken.lab.tune.real import LEAST_TOKENS, fitting, time_to_ask
-from foretoken.lab.tune.visits import LoadSeen
+from foretoken.lab.tune.visits import Answered, LoadSeen, summarize_load
 
 SIZES = ((1, 8), (8, 16))
 
@@ -27,6 +27,16 @@ def test_a_slow_one_for_what_fits() -> None:
     assert most == pytest.approx(60.0 / (8 / 10 + 16 / 20), abs=1)
     assert fitting(1.0, 256, SIZES, seen(0.1, 0.2)) == LEAST_TOKENS
     assert fitting(1.0, LEAST_TOKENS, SIZES, seen(0.1, 0.2)) == 0
+
+
+def test_one_standstill_does_not_cut_all_answers() -> None:
+    usual, stood = Answered("", 2.0, 16), Answered("", 300.0, 16)
+    alone = summarize_load(1, [usual, stood, usual])
+    at_once = summarize_load(4, [usual] * 4)
+    quiet = fitting(60.0, 256, SIZES, (summarize_load(1, [usual] * 3), at_once))
+    assert fitting(60.0, 256, SIZES, (alone, at_once)) > 0.6 * quiet > LEAST_TOKENS
+    # All of those that were in flight stood still.
+    assert fitting(60.0, 256, SIZES, seen(0.1, 40.0)) == fitting(60.0, 256, SIZES, seen(0.1, 0.4))
 
 
 def test_of_a_server_that_answered_nothing_nothing_is_known() -> None:

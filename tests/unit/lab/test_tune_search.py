@@ -18,7 +18,7 @@ from foretoken.lab.tune.run import run_search
 from foretoken.lab.tune.search import Search, next_visit
 from foretoken.lab.tune.settings import OFF, Setting
 from foretoken.lab.tune.simulated import SimulatedAnswers, SimulatedCase, SimulatedServer
-from foretoken.lab.tune.visits import LoadSeen, Visit
+from foretoken.lab.tune.visits import LoadSeen, ServerUnderTest, Visit
 
 MACHINE = SimulatedMachine(
     target=LineCost(0.010, 0.0008),
@@ -58,6 +58,36 @@ def test_less_time_is_kept_as_well() -> None:
     found = play(GOOD, ANSWERS, 1, minutes=8.0)
     assert found.minutes <= 8.0
     assert found.emitted.is_off or found.true_gain > 1.0
+
+
+class _StandsStill:
+    """A server during one of whose visits the machine stands still for a quarter of an hour."""
+
+    def __init__(self, server: SimulatedServer, visit: int) -> None:
+        self.server, self.left = server, visit
+
+    def visit(self, setting: Setting, turn: int, sizes: Sequence[tuple[int, int]]) -> Visit:
+        seen = self.server.visit(setting, turn, sizes)
+        self.left -= 1
+        if self.left:
+            return seen
+        slow = replace(seen.loads[0], seconds=seen.loads[0].seconds + 900.0)
+        return replace(seen, loads=(slow, *seen.loads[1:]), seconds=seen.seconds + 900.0)
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 5])
+def test_one_standstill_does_not_end_a_search(place: int) -> None:
+    search = Search(question=GOOD.question, budget_s=3600.0)
+    server, undisturbed = (
+        _StandsStill(SimulatedServer(ANSWERS, 2), place),
+        SimulatedServer(ANSWERS, 2),
+    )
+    visits, others = visited(search, server), visited(search, undisturbed)
+    found = make_answer(search, visits, lambda setting: setting.name)
+    assert found.verdict == "use", found.sentence
+    assert found.minutes <= 60.0
+    # And it is asked as much as ever.
+    assert [one.requests for one in visits[-1].loads] == [one.requests for one in others[-1].loads]
 
 
 class _Killed(Exception):
@@ -107,6 +137,15 @@ def test_a_killed_search_goes_on_from_its_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="as the run had it"):
         Journal(cut, other, resume=True)
     Journal(cut, replace(search, budget_s=9.0), resume=True).close()
+
+
+def visited(search: Search, server: ServerUnderTest) -> list[Visit]:
+    """A whole search."""
+    visits: list[Visit] = []
+    while (wanted := next_visit(search, visits)) is not None:
+        seen = server.visit(wanted.setting, wanted.turn, wanted.sizes)
+        visits.append(replace(seen, check=wanted.check))
+    return visits
 
 
 def answer_of(case: RehearsedCase, answers: SimulatedAnswers, seed: int = 2, broken: str = ""):  # type: ignore[no-untyped-def]

@@ -139,7 +139,7 @@ def _untried(search: Search, visits: Sequence[Visit]) -> str:
     """What is said where the time was up before a setting was tried; empty where one was."""
     if any(not visit.setting.is_off for visit in visits) or not search.question.settings:
         return ""
-    each_s = visit_s(visits)
+    each_s = visit_s(search, visits)
     starts = len(search.question.settings) + 2 * FEWEST_PAIRS + 2
     return (
         f"Leave speculation off for now: one visit of this server takes {each_s / 60:.1f} minutes, "

@@ -54,9 +54,16 @@ class Spreads:
     """From one request to the next, of what a drafter gains on it: a turn of few requests may suit
     one drafter and not another, whatever the length."""
 
-    def of_pair(self, loads: int) -> float:
-        """Standard deviation of the mean logarithm of a gain, from one start of each side."""
-        return math.sqrt(2.0 * (self.start**2 + self.noise**2 / loads))
+    def of_pair(self, requests: Sequence[int]) -> float:
+        """Standard deviation of the mean logarithm of a gain, from one start of each side.
+
+        `requests` is how many were asked at each load. Both sides are asked the same, so what suits
+        the drafter differs from pair to pair.
+        """
+        few_L = 1.0 / np.sqrt(np.array(requests, np.float64))
+        alike = np.where(np.eye(few_L.size), 1.0, SUITS_BOTH)
+        suits = self.suits**2 * float(few_L @ alike @ few_L) / few_L.size**2
+        return math.sqrt(2.0 * (self.start**2 + self.noise**2 / few_L.size) + suits)
 
 
 @final

@@ -28,6 +28,8 @@ from foretoken.lab.tune.visits import Answered, LoadSeen, Visit, summarize_load
 MOST_FAILED = 0.05
 """Share of requests that may fail before a setting is given up."""
 WARM_UP = 4
+ALONE = 3
+"""Short requests one after the other that a search begins with, of which one may stand still."""
 LONG = 4.0
 """Prompts are told apart by length where the longest tenth are so many times the shortest."""
 
@@ -90,8 +92,8 @@ class StartedServer:
             async with serving(arm, self._out / "logs" / f"{name}.log") as client:
                 warm = await self._ask(client, (setting, turn, WARM_UP, WARM_UP), began, None)
                 if self._most_tokens is None:
-                    alone = await self._ask(client, (setting, turn, 1, 1), began, None)
                     left_s = time_to_ask(self._budget_s, now() - began)
+                    alone = await self._ask(client, (setting, turn, 1, ALONE), began, None)
                     longest = max(item.max_tokens for item in self._items)
                     self._most_tokens = fitting(left_s, longest, sizes, (alone, warm))
                 start_s = now() - began
@@ -176,14 +178,15 @@ def fitting(
     """Where answers have to be cut for `sizes` (load, requests) to take `left_s`; 0: nowhere.
 
     `seen` is how fast the server answered one request alone, and several at once; more at once
-    are taken to be answered no faster in all.
+    are taken to be answered no faster in all. Several are no slower in all than one: where they
+    were, the machine stood still.
     """
     rates = [one.load / one.pace_s for one in seen if one.pace_s > 0.0]
     if not rates:
         return 0
-    most = max(one.load for one in seen)
+    most, more = max(one.load for one in seen), max(rates) - rates[0]
     each_s = sum(
-        requests / (rates[0] + (rates[-1] - rates[0]) * (min(load, most) - 1) / max(most - 1, 1))
+        requests / (rates[0] + more * (min(load, most) - 1) / max(most - 1, 1))
         for load, requests in sizes
     )
     fit = left_s / each_s

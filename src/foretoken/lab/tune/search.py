@@ -10,6 +10,7 @@ within the budget.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import mean, median_low
 from typing import NamedTuple, final
 
 import numpy as np
@@ -19,14 +20,15 @@ from foretoken.lab.stats.repeats import in_turn
 from foretoken.lab.tune.beliefs import Beliefs, believe
 from foretoken.lab.tune.choosing import best_setting, best_values, value_of, worth_measuring
 from foretoken.lab.tune.settings import OFF, Question, Setting
-from foretoken.lab.tune.visits import Visit
+from foretoken.lab.tune.visits import OUTLIER, Visit
 
 GOOD_ENOUGH = 0.002
 """Of the mean logarithm of the gain: what further turns may still be expected to bring when they
 end, and what dropping settings may cost."""
-SURE = 0.95
-"""Level of the final A/B's interval over all its looks together: a setting that is as fast as none
-passes its low end once in forty times at the most."""
+SURE, SURE_EARLY = 0.95, 0.99
+"""Level of the final A/B's interval over all its looks together, and that of the first where there
+are two: a setting that is as fast as none passes its low end once in forty times at the most. What
+is decided early is clear, so most of the error is left to the last look, where gains are small."""
 FAR_APART = 1.5
 """Times as many pairs as at the first look, below which a second one is not worth its price."""
 FEWEST_PAIRS, MOST_PAIRS = 4, 40
@@ -105,7 +107,7 @@ def stand(search: Search, found: Sequence[Visit]) -> SearchState:
     everything = np.ones(len(question.settings), np.bool_)
     own = value_of(question, draws, chosen)
     missing = float((best_values(question, draws, everything) - own).mean())
-    visits_left = (search.budget_s - spent_s(found)) / max(visit_s(found), 1e-9)
+    visits_left = (search.budget_s - spent_s(found)) / max(visit_s(search, found), 1e-9)
     kept = worth_measuring(question, draws, GOOD_ENOUGH, at_most=max(int(visits_left / 3), 2))
     return SearchState(
         chosen=chosen,
@@ -135,21 +137,30 @@ def _choose(question: Question, beliefs: Beliefs, draws: Floats) -> Setting:
 
 
 def is_over_time(search: Search, found: Sequence[Visit], now: SearchState) -> bool:
-    """Whether another visit of the search would take the time that the final A/B needs."""
-    visit = LATE * visit_s(found)
-    pairs = wanted_pairs(search, now) if not now.chosen.is_off else FEWEST_PAIRS
-    reserve = min(2 * pairs * visit, CHECK_SHARE * search.budget_s)
+    """Whether another visit of the search would take the time that the final A/B needs.
+
+    One visit alone may have stood still; a second tells, so it only has to fit.
+    """
+    visit = LATE * visit_s(search, found)
+    pairs = wanted_pairs(search, found, now) if not now.chosen.is_off else FEWEST_PAIRS
+    reserve = min(2 * pairs * visit, CHECK_SHARE * search.budget_s) if len(found) > 1 else 0.0
     return spent_s(found) + visit + reserve > search.budget_s
 
 
-def visit_s(visits: Sequence[Visit]) -> float:
-    """Seconds that a visit is expected to take."""
-    usual = [visit.seconds for visit in visits if visit.turn > 0 and not visit.problem]
-    if usual:
-        return float(np.mean(usual))
-    first = visits[0]
+def visit_s(search: Search, visits: Sequence[Visit]) -> float:
+    """Seconds that a visit is expected to take; one that stood still says nothing about that."""
+    first, last = visits[0], visits[-1]
     # The first visit asked little; those that follow ask as much as suits their start.
-    return 1.5 * first.seconds
+    more = sum(
+        (requests - seen.requests) * seen.seconds / max(seen.requests, 1)
+        for seen, (_, requests) in zip(
+            first.loads, sizes(search, visits, last.turn + 1), strict=True
+        )
+    )
+    found = [first.seconds + more]
+    found += [visit.seconds for visit in visits if visit.turn > 0 and not visit.problem]
+    most = OUTLIER * median_low(found)
+    return mean(min(seconds, most) for seconds in found[1:] or found)
 
 
 def _next_of_turn(search: Search, found: Sequence[Visit], now: SearchState) -> NextVisit | None:
@@ -162,7 +173,7 @@ def _next_of_turn(search: Search, found: Sequence[Visit], now: SearchState) -> N
         seen = {visit.setting for visit in found if visit.turn == one}
         left = [setting for setting in in_turn(members, one - 1) if setting not in seen]
         if left:
-            return NextVisit(left[0], one, sizes(search, found))
+            return NextVisit(left[0], one, sizes(search, found, one))
     return None
 
 
@@ -174,22 +185,32 @@ def _coarse_first(setting: Setting) -> tuple[int, str]:
     return (order.index(length) if length in order else len(order), setting.name)
 
 
-def sizes(search: Search, found: Sequence[Visit]) -> tuple[tuple[int, int], ...]:
+def sizes(search: Search, found: Sequence[Visit], turn: int) -> tuple[tuple[int, int], ...]:
     """Requests at each load: half as long in all as a start takes, within bounds of the budget.
 
     Starts differ by more than what is left of the requests' differences then. Powers of two, so
-    that one turn is asked what another was.
+    that one turn is asked what another was. All visits of a turn are asked the same: what is known
+    of the pace is from the turns before.
     """
-    first = found[0]
-    wanted_s = min(max(first.start_s / 2.0, search.budget_s / 120), search.budget_s / 30)
-    each_s = wanted_s / len(first.loads)
+    plain = [visit for visit in found if visit.setting.is_off and visit.turn < turn]
+    start_s = _undisturbed([visit.start_s for visit in plain])
+    wanted_s = min(max(start_s / 2.0, search.budget_s / 120), search.budget_s / 30)
+    each_s = wanted_s / len(plain[0].loads)
     chosen = []
-    for seen in first.loads:
+    for place, seen in enumerate(plain[0].loads):
         least = max(2 * seen.load, FEWEST_REQUESTS)
-        affordable = seen.requests * each_s / max(seen.seconds, 1e-9)
-        doublings = max(0, min(int(math.log2(max(affordable / least, 1.0))), 3))
-        chosen.append((seen.load, least * 2**doublings))
+        request_s = _undisturbed(
+            [visit.loads[place].seconds / max(visit.loads[place].requests, 1) for visit in plain]
+        )
+        doublings = int(math.log2(max(each_s / max(request_s, 1e-9) / least, 1.0)))
+        chosen.append((seen.load, least * 2 ** min(doublings, 3)))
     return tuple(chosen)
+
+
+def _undisturbed(seconds: Sequence[float]) -> float:
+    """What the first visit took; where it stood still meanwhile, the least that another did."""
+    least = min(seconds)
+    return seconds[0] if seconds[0] <= OUTLIER * least else least
 
 
 def _next_check(
@@ -210,9 +231,11 @@ def _next_check(
         seen = {visit.setting for visit in checks if visit.turn == first + number}
         for setting in in_turn((OFF, now.chosen), number):
             if setting not in seen:
-                over = spent_s([*found, *checks]) + LATE * visit_s(found) > search.budget_s
-                size = sizes(search, found)
-                return None if over else NextVisit(setting, first + number, size, check=True)
+                visit = LATE * visit_s(search, found)
+                if spent_s([*found, *checks]) + visit > search.budget_s:
+                    return None
+                size = sizes(search, found, first)
+                return NextVisit(setting, first + number, size, check=True)
     return None
 
 
@@ -223,14 +246,15 @@ def looks(search: Search, found: Sequence[Visit], now: SearchState) -> tuple[int
     a wider interval at all of them, so where the two are close there is only the last.
     """
     affordable = affordable_pairs(search, found)
-    first = min(wanted_pairs(search, now), affordable)
+    first = min(wanted_pairs(search, found, now), affordable)
     return (first, affordable) if affordable > FAR_APART * first else (affordable,)
 
 
-def wanted_pairs(search: Search, now: SearchState) -> int:
+def wanted_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> int:
     """Pairs that show the expected gain, had they the time."""
-    spread = now.beliefs.spreads.of_pair(len(search.question.loads))
-    errors = student_quantile(1.0 - (1.0 - SURE) / 4.0, 10) + POWER
+    asked = [requests for _, requests in sizes(search, found, found[-1].turn + 1)]
+    spread = now.beliefs.spreads.of_pair(asked)
+    errors = student_quantile((1.0 + SURE_EARLY) / 2.0, 10) + POWER
     wanted = math.ceil((errors * spread / max(now.value, 1e-3)) ** 2)
     return min(max(wanted, FEWEST_PAIRS), MOST_PAIRS)
 
@@ -238,7 +262,7 @@ def wanted_pairs(search: Search, now: SearchState) -> int:
 def affordable_pairs(search: Search, found: Sequence[Visit]) -> int:
     """Pairs of the final A/B for which there is time."""
     left = search.budget_s - spent_s(found)
-    pairs = int(left / (2.0 * max(visit_s(found), 1e-9)))
+    pairs = int(left / (2.0 * max(visit_s(search, found), 1e-9)))
     return min(max(pairs, 1), MOST_PAIRS)
 
 
@@ -247,8 +271,8 @@ def checked_gain(
 ) -> Interval:
     """Gain of the final A/B over its loads, in all or of one class of requests, or at one load.
 
-    Student's interval over pairs, at a level that all looks share alike. The spread of pairs is
-    what they show and what the search's visits showed, each counted by how much it knows.
+    Student's interval over pairs, at the level of their look. The spread of pairs is what they show
+    and what the search's visits showed, each counted by how much it knows.
     """
     loads = (load,) if load else search.question.loads
     differences = np.array(pair_differences(visits, loads, kind))
@@ -257,12 +281,20 @@ def checked_gain(
     found = [visit for visit in visits if not visit.check]
     known = min(max(len(found) // 2, 2), 12)
     middle, pairs = float(differences.mean()), differences.size
-    level = 1.0 - (1.0 - SURE) / len(looks(search, found, now))
+    level = level_after(pairs, looks(search, found, now))
     squares = float(((differences - middle) ** 2).sum())
-    before = now.beliefs.spreads.of_pair(len(loads)) ** 2
+    asked = sizes(search, found, found[-1].turn + 1)
+    before = now.beliefs.spreads.of_pair([n for load, n in asked if load in loads]) ** 2
     spread = math.sqrt((known * before + squares) / (known + pairs - 1))
     half = student_quantile((1 + level) / 2, known + pairs - 1) * spread / math.sqrt(pairs)
     return Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half), level)
+
+
+def level_after(pairs: int, sizes_of_looks: Sequence[int]) -> float:
+    """Level of the interval after so many pairs: an early look's, or what that leaves."""
+    if len(sizes_of_looks) == 1:
+        return SURE
+    return SURE_EARLY if pairs == sizes_of_looks[0] else SURE + (1.0 - SURE_EARLY)
 
 
 def pair_differences(visits: Sequence[Visit], loads: Sequence[int], kind: str = "") -> list[float]:

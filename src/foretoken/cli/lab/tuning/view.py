@@ -68,15 +68,16 @@ class TuningView:
         self._visits.append(visit)
         self._bar.update(self._task, completed=self._spent)
         if len(self._visits) == 1:
-            fit = int(self._search.budget_s / visit_s(self._visits))
+            visit_takes = visit_s(self._search, self._visits)
+            fit = int(self._search.budget_s / visit_takes)
             if visit.most_tokens:
                 self._print(
                     f"answers are cut at {visit.most_tokens} tokens: longer ones would leave too "
                     "few visits"
                 )
-            asked = ", ".join(f"{n} at {load}" for load, n in sizes(self._search, self._visits))
+            asked = ", ".join(f"{n} at {load}" for load, n in sizes(self._search, self._visits, 1))
             self._print(
-                f"a start takes {visit.start_s:.0f} s, a visit about {visit_s(self._visits):.0f} s "
+                f"a start takes {visit.start_s:.0f} s, a visit about {visit_takes:.0f} s "
                 f"({asked} in flight): time for {fit} visits"
             )
             return
