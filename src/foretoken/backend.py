@@ -19,7 +19,7 @@ from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.kernels.allocating import AllocationKernel
 from foretoken.kernels.build import library_path
 from foretoken.kernels.library import Library, find_library
-from foretoken.kernels.linear import TYPES, pack_float
+from foretoken.kernels.linear import TYPES, Packed, pack_float
 from foretoken.kernels.threads import StepThreads
 from foretoken.kernels.triton_found import has_triton, say_which
 from foretoken.ops.attention import Attention, Geometry, torch_attention
@@ -63,6 +63,9 @@ class LinearSpec:
     rounded below 8 bits."""
     quantization: str | None = None
     """A name of `config.quantization`: how floats are rounded; None: they stay."""
+    packed: Packed | None = None
+    """The weights as `CpuKernels` packed them in an earlier load; `weights` has their shape then,
+    and no contents."""
     probe: RowProbe | None = None
     """Measures which numbers of rows give the same bits, where that has to be measured. None: no
     promise about bits is needed."""
@@ -91,6 +94,8 @@ class LinearSpec:
 class Backend(ABC):
     """What computes on one device. Where a kernel is None, PyTorch's operations do the same."""
 
+    library: Library | None = None
+    """The C kernels, where layers' weights are packed for them."""
     holds_integers: bool
     """Whether integer weights stay integers; else they are multiplied out when they are loaded."""
     why_not_int8: str | None
@@ -175,6 +180,7 @@ class CpuKernels(Backend):
 
     def __init__(self, library: Library, device: torch.device) -> None:
         """Bind the functions of `library`."""
+        self.library: Library | None = library
         self._library, self._plain = library, PlainTorch(device)
         self._rows = RowKernels(library)
         self.draw, self.reject = DrawKernel(library), RejectKernel(library)
@@ -186,7 +192,9 @@ class CpuKernels(Backend):
         library, spec = self._library, spec.settled()
         weights, scheme = spec.weights, spec.scheme
         library.use_threads(torch.get_num_threads())
-        if isinstance(weights, IntWeights):
+        if spec.packed is not None:
+            packed = spec.packed
+        elif isinstance(weights, IntWeights):
             packed = pack_integers(library, weights)
         elif scheme is not None:
             packed = pack_rounded(library, weights, scheme)

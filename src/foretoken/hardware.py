@@ -60,6 +60,15 @@ def usable_cores() -> int:
     return max(1, cores)
 
 
+def user_caches() -> Path:
+    """Where this user's processes keep what can be made again: below XDG_CACHE_HOME, or .cache of
+    the home folder."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification wants relative paths to be ignored.
+    base = Path(given) if given and Path(given).is_absolute() else Path("~/.cache").expanduser()
+    return base / "foretoken"
+
+
 def anonymous_memory(process: int | str = "self") -> int | None:
     """Bytes of memory of its own that a process has; None: this system does not say."""
     status = Path(f"/proc/{process}/status")

@@ -15,7 +15,6 @@ from foretoken.control.learned.cost_file import (
     CostKey,
     SavedCosts,
     cache_folder,
-    still_true,
 )
 
 KEY = CostKey(
@@ -153,17 +152,6 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     assert not file.write(saved([(StepShape(1), 1.0)]))
     assert file.read() is None
     file.drop()
-
-
-@pytest.mark.parametrize(
-    ("times", "true"), [(1.0, True), (1.2, True), (0.85, True), (1.4, False), (0.5, False)]
-)
-def test_costs_of_another_machine_are_dropped(times: float, true: bool) -> None:
-    given = [(shape, seconds_of(shape)) for shape in SHAPES]
-    machine = FakeMachine(times)
-    assert still_true(given, machine.measure) is true
-    assert len(set(machine.runs)) <= 10
-    assert not still_true([], machine.measure)
 
 
 def test_the_folder_is_that_of_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 from foretoken.backend import Backend, LinearSpec
+from foretoken.kernels.linear import Packed
 from foretoken.layers.attention import AttentionBlock, HeadNorms
 from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
 from foretoken.models.base import LoadOptions
-from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.compiled_layers import compile_layers
 from foretoken.models.decoder import Decoder
+from foretoken.models.packed_load import PackedLayers, WeightSource
 from foretoken.models.rollout import RolloutParts, compile_rollout
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
@@ -59,11 +60,13 @@ class Builder:
 
     shape: ModelShape
     family: ModelFamily
-    checkpoint: Checkpoint
+    checkpoint: WeightSource
     options: LoadOptions
     backend: Backend
     probe: RowProbe | None
     """None: rows need not keep their bits."""
+    packed: PackedLayers | None = None
+    """Where layers may be ready, and who wants to know of those that are made."""
     held: Counter[str] = field(default_factory=Counter)
     """How the matrices made so far are kept, and how many are."""
 
@@ -79,8 +82,9 @@ class Builder:
 
         Parts that are quantized differently run side by side.
         """
-        joined, made, at = join_rows(parts), [], 0
-        for weights in joined:
+        joined = self._joined(parts)
+        made, at = list[Linear](), 0
+        for weights, packed in joined:
             rows = weights.shape[0]
             linear = self.backend.linear(
                 LinearSpec(
@@ -88,6 +92,7 @@ class Builder:
                     dtype=self.options.dtype,
                     bias_N=None if bias_N is None else bias_N[at : at + rows],
                     adds_residual=adds_residual and len(joined) == 1,
+                    packed=packed,
                     is_head=is_head,
                     quantization=self.options.quantization,
                     probe=self.probe,
@@ -96,7 +101,18 @@ class Builder:
             made.append(linear)
             at += rows
             self.held[linear.kept] += 1
+        if self.packed is not None:
+            self.packed.made(made)
         return made[0] if len(made) == 1 else JoinedLinear(made)
+
+    def _joined(self, parts: Sequence[Weights]) -> list[tuple[Weights, Packed | None]]:
+        """As few matrices as the parts give, each as it was packed before, if it was."""
+        ready = None if self.packed is None else self.packed.ready()
+        joined = join_rows(parts)
+        if ready is None:
+            return [(weights, None) for weights in joined]
+        rows = [packed.outputs for packed in ready]
+        return list(zip(split_rows(joined[0], rows), ready, strict=True))
 
     def norm(self, name: str, width: int) -> RMSNorm:
         """An RMS norm; with an offset its weights are kept in float32."""

@@ -81,10 +81,21 @@ def open_files(folder: Path, dtype: torch.dtype = torch.float32) -> dict[Path, W
     """
     if folder.suffix == ".gguf":
         return {folder: GgufFile(folder, dtype)}
+    return {path: _open(path) for path in weight_files(folder)}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The paths of those files.
+
+    Raises:
+        CheckpointError: there are none, or a shard is missing.
+    """
+    if folder.suffix == ".gguf":
+        return [folder]
     for name in (_SAFETENSORS, _PICKLED):
         paths = _shards(folder, name)
         if paths:
-            return {path: _open(path) for path in paths}
+            return paths
     allowed = f"{_SAFETENSORS} or {_PICKLED}, whole or with an index of shards; or a GGUF file"
     raise CheckpointError("weights", str(folder), allowed)
 

@@ -10,9 +10,12 @@ from foretoken.backend import backend_for
 from foretoken.config.quantization import QUANTIZATIONS
 from foretoken.errors import ConfigError
 from foretoken.hardware import lean_heap
+from foretoken.kernels.linear import TYPES
 from foretoken.models.base import LoadOptions, Model
 from foretoken.models.builder import Builder
-from foretoken.models.checkpoint import Checkpoint
+from foretoken.models.checkpoint import Checkpoint, weight_files
+from foretoken.models.packed_cache import PackedCache
+from foretoken.models.packed_load import PackedLayers, Recorded, Replayed, WeightSource
 from foretoken.models.through_transformers import load_with_transformers
 from foretoken.ops.linear import RowProbe
 from foretoken.quant.formats import format_of
@@ -35,15 +38,41 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
     with lean_heap():
         if not shape.is_own:
             return load_with_transformers(folder, shape, options)
+        cache = _packed_cache(folder, shape, options)
+        file = None if cache is None else cache.find()
+        if file is not None:
+            replayed = Replayed(file)
+            return layer_builder(replayed, shape, options, replayed).model()
+        writing = None if cache is None else cache.begin()
         stored = None if shape.stored is None else format_of(shape.stored, folder)
         with Checkpoint(
             folder, dtype=options.dtype, device=options.device, stored=stored
         ) as checkpoint:
             forget_gguf()
-            return layer_builder(checkpoint, shape, options).model()
+            if writing is None:
+                return layer_builder(checkpoint, shape, options).model()
+            with writing:
+                recorded = Recorded(checkpoint, writing.writer)
+                model = layer_builder(recorded, shape, options, recorded).model()
+                if recorded.is_complete:
+                    writing.keep(recorded.about())
+                return model
 
 
-def layer_builder(checkpoint: Checkpoint, shape: ModelShape, options: LoadOptions) -> Builder:
+def _packed_cache(folder: Path, shape: ModelShape, options: LoadOptions) -> PackedCache | None:
+    """Where packed weights of this load would be; None: they are not packed, or by others."""
+    library = backend_for(options.device).library
+    if library is None or options.dtype not in TYPES:
+        return None
+    return PackedCache.of(weight_files(folder), shape, options, library)
+
+
+def layer_builder(
+    checkpoint: WeightSource,
+    shape: ModelShape,
+    options: LoadOptions,
+    packed: PackedLayers | None = None,
+) -> Builder:
     """What `load_model` builds a model with, for whoever takes its layers one by one."""
     family = find_family(shape.model_type)
     assert family is not None, f"{shape.model_type} has no record"
@@ -54,6 +83,7 @@ def layer_builder(checkpoint: Checkpoint, shape: ModelShape, options: LoadOption
         options=options,
         backend=backend_for(options.device),
         probe=RowProbe() if options.batch_invariant else None,
+        packed=packed,
     )
 
 

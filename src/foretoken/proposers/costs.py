@@ -30,7 +30,7 @@ from foretoken.control.learned.calibration import (
     step_shapes,
 )
 from foretoken.control.learned.cost import LearnedCost
-from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts, still_true
+from foretoken.control.learned.cost_file import CostFile, CostKey, SavedCosts
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.learned.keeping import CostKeeper
 from foretoken.errors import ConfigError
@@ -124,8 +124,10 @@ def seconds_for_timing() -> float:
 def find_costs(
     parts: Timed, *, folder: Path | None = None, most_seconds: float = MOST_SECONDS
 ) -> EngineCosts:
-    """EngineCosts of a fresh engine: from the file if they are still true, else timed now and kept.
+    """EngineCosts of a fresh engine: from the file if there is one, else timed now and kept.
 
+    A file is not timed against the machine first: no start waits for that, and the first steps show
+    how fast the machine is today (`LearnedCost.level`).
     Without time (`most_seconds` 0) and file they are what the data sheet of a usual machine says.
     """
     began = time.perf_counter()
@@ -134,9 +136,7 @@ def find_costs(
     with parts.threads, torch.inference_mode():
         kept = None if saved is None else _restored(saved, file)
         if kept is not None and kept.drafters.keys() == parts.members.keys():
-            if still_true(kept.timed, StepTimer(parts).measure):
-                return kept
-            logger.info("steps take other times than when their costs were kept: timed again")
+            return kept
         costs = _measured(parts, file, most_seconds)
     if costs.timed:
         costs.file.write(costs.known())

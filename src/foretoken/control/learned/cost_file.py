@@ -9,28 +9,22 @@ import hashlib
 import json
 import logging
 import math
-import os
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.calibration import calibrate
+from foretoken.hardware import user_caches
 
 logger = logging.getLogger("foretoken")
 
 _FORMAT = 2
-_MOST_OFF = math.log(1.25)
-"""A machine that is farther from what it was keeps nothing."""
 _LEFT_S = 60.0
 """Age from which on a file that was not renamed belongs to a process that was killed."""
-_CHECKED, _MOST_CHECK_S = 6, 1.0
-"""How many shapes are timed again before a file is believed, and the longest that this may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,28 +127,9 @@ class CostFile:
             self.path.unlink(missing_ok=True)
 
 
-def still_true(
-    timed: Sequence[tuple[StepShape, float]], measure: Callable[[StepShape], float]
-) -> bool:
-    """Whether some steps still take what they took, give or take a quarter in the median.
-
-    They are timed as they were then, mixed with others: a step that follows one of its kind finds
-    the caches full of what it needs.
-    """
-    before = dict(timed)
-    ordered = sorted(before, key=before.__getitem__)
-    chosen = ordered[:: max(1, len(ordered) // _CHECKED)]
-    now = calibrate(measure, chosen, most_seconds=_MOST_CHECK_S)
-    off = [math.log(max(seconds, 1e-9) / before[shape]) for shape, seconds in now]
-    return bool(off) and abs(statistics.median(off)) <= _MOST_OFF
-
-
 def cache_folder() -> Path:
-    """Where costs are kept: below XDG_CACHE_HOME, or .cache of the home folder."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification wants relative paths to be ignored.
-    base = Path(given) if given and Path(given).is_absolute() else Path("~/.cache").expanduser()
-    return base / "foretoken" / "costs"
+    """Where costs are kept, below the user's caches."""
+    return user_caches() / "costs"
 
 
 def _timed(

@@ -1,0 +1,258 @@
+"""Packed weights kept between two processes: which file belongs to a load, and where it lies.
+
+A second start maps the file instead of reading, converting and packing the checkpoint. A file
+belongs to the files of the checkpoint (names, sizes, times, first megabyte), to the options that
+change what is packed, and to the code that packs; any of these changed, there is another file.
+Nothing here is worth an error: a folder that cannot be written, or is full, is a folder without
+files, and a broken file is replaced. Which is said in one line.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, final
+
+import torch
+
+from foretoken.errors import ConfigError
+from foretoken.hardware import user_caches
+from foretoken.kernels.build import library_path
+from foretoken.kernels.library import Library
+from foretoken.models.base import LoadOptions
+from foretoken.models.packed_file import BrokenFileError, PackedFile, PackedWriter, mark_on_disk
+from foretoken.shape import ModelShape
+
+logger = logging.getLogger("foretoken")
+
+VARIABLE: Final = "FORETOKEN_PACKED_WEIGHTS_GIB"
+DEFAULT_GIB: Final = 50.0
+BESIDE: Final = "packed"
+"""The folder beside a checkpoint's files where `foretoken quantize --packed` writes."""
+_FORMAT: Final = 1
+_SUFFIX: Final = ".packed"
+_LEAST_BYTES: Final = 64 << 20
+"""Smaller checkpoints are packed in less time than is worth a file."""
+_FREE_BYTES: Final = 1 << 30
+"""What stays free on the disk."""
+_HEADER_BYTES: Final = 1 << 20
+_CODE: Final = ("quant", "models", "kernels/linear.py", "backend.py", "shape", "ops/linear")
+"""Whatever decides how a matrix is packed, below the package."""
+
+
+def most_bytes() -> int:
+    """Bytes that all files together may take: FORETOKEN_PACKED_WEIGHTS_GIB, or 50 GiB.
+
+    Raises:
+        ConfigError: the variable is not a number.
+    """
+    given = os.environ.get(VARIABLE, "")
+    try:
+        gib = float(given) if given else DEFAULT_GIB
+    except ValueError:
+        gib = -1.0
+    if not 0.0 <= gib < 1 << 30:
+        raise ConfigError(VARIABLE, given, "a number of GiB, 0 to keep no packed weights")
+    return int(gib * (1 << 30))
+
+
+def packed_folder() -> Path:
+    """Where packed weights are kept: beside the costs, below the user's caches."""
+    return user_caches() / "weights"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PackedCache:
+    """The file of one load, wherever it lies."""
+
+    name: str
+    model: str
+    """How lines about it call the model."""
+    beside: Path
+    """The folder where `quantize` leaves it."""
+    num_bytes: int
+    """Of the checkpoint's files: no less than the packed weights take, as a rule."""
+    library: Library
+    most: int
+    """Bytes that all files together may take; 0: none is kept."""
+
+    @classmethod
+    def of(
+        cls, files: list[Path], shape: ModelShape, options: LoadOptions, library: Library
+    ) -> "PackedCache | None":
+        """For a load of these files; None: it is not worth a file, or they cannot be read."""
+        try:
+            found = [(path, path.stat()) for path in sorted(files)]
+            size = sum(status.st_size for _, status in found)
+            if size < _LEAST_BYTES:
+                return None
+            key = {
+                "format": _FORMAT,
+                "files": [
+                    (path.name, status.st_size, status.st_mtime_ns, _header_hash(path))
+                    for path, status in found
+                ],
+                "shape": repr(shape),
+                "options": [str(options.dtype), options.quantization],
+                "code": [_code_hash(), library_path().name, library.level, torch.__version__],
+            }
+        except OSError:
+            return None
+        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+        folder = files[0].parent
+        return cls(digest + _SUFFIX, folder.name, folder / BESIDE, size, library, most_bytes())
+
+    def find(self) -> PackedFile | None:
+        """The file, if there is one that is whole."""
+        for folder in (self.beside, packed_folder()):
+            path = folder / self.name
+            try:
+                file = PackedFile(path, self.library)
+            except FileNotFoundError:
+                continue
+            except (BrokenFileError, OSError, ValueError) as error:
+                logger.warning("packed weights of %s are made anew: %s", self.model, error)
+                with suppress(OSError):
+                    path.unlink()
+                continue
+            with suppress(OSError):
+                os.utime(path)  # the least recently used go first
+            how = "mapped" if file.is_mapped else "copied: no huge pages for files here"
+            logger.info("packed weights of %s: %.1f GB, %s", self.model, file.num_bytes / 1e9, how)
+            return file
+        return None
+
+    def begin(self, folder: Path | None = None) -> "PackedWriting | None":
+        """Write the file; None: there is no room, or another process is writing it.
+
+        Args:
+            folder: default: that of all packed weights, which holds no more than it may.
+        """
+        if folder is None and not self.most:
+            return None
+        target = (folder or packed_folder()) / self.name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if folder is None:
+                self._make_room(target.parent)
+            free = shutil.disk_usage(target.parent).free
+            if free < self.num_bytes + _FREE_BYTES:
+                raise OSError(f"{free / 1e9:.1f} GB are free, {self.num_bytes / 1e9:.1f} wanted")
+            return PackedWriting.open(target, self.model)
+        except OSError as error:
+            logger.warning("packed weights of %s are not kept: %s", self.model, error)
+            return None
+
+    def _make_room(self, folder: Path) -> None:
+        """Remove files, the least recently used first, until this one may come."""
+        if self.num_bytes > self.most:
+            wanted = f"{self.num_bytes / 1e9:.1f} GB are wanted"
+            raise OSError(f"{VARIABLE} allows {self.most / 1e9:.1f} GB, {wanted}")
+        there = [(path.stat(), path) for path in folder.glob(f"*{_SUFFIX}")]
+        there.sort(key=lambda pair: pair[0].st_mtime_ns)
+        left = sum(status.st_size for status, _ in there)
+        for status, path in there:
+            if left + self.num_bytes <= self.most:
+                return
+            path.unlink(missing_ok=True)
+            left -= status.st_size
+
+
+@final
+class PackedWriting:
+    """A file that is being written, under a name that nobody reads."""
+
+    def __init__(self, fd: int, temporary: Path, target: Path, model: str) -> None:
+        """`fd` holds the lock of `temporary`."""
+        self._fd, self._temporary, self._target, self._model = fd, temporary, target, model
+        self.writer = PackedWriter(fd)
+        self._is_kept = False
+
+    @classmethod
+    def open(cls, target: Path, model: str) -> "PackedWriting | None":
+        """Begin; what a process left that was killed meanwhile is written over.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        temporary = target.with_suffix(".tmp")
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # The lock goes with its process, however that ends.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever had it may have renamed the file meanwhile.
+            if os.fstat(fd).st_ino != temporary.stat().st_ino:
+                raise BlockingIOError
+            os.ftruncate(fd, 0)
+        except (BlockingIOError, FileNotFoundError):
+            os.close(fd)
+            logger.info("packed weights of %s are written by another process", model)
+            return None
+        except OSError:
+            os.close(fd)
+            raise
+        return cls(fd, temporary, target, model)
+
+    def keep(self, about: Mapping[str, Any]) -> None:
+        """The file is whole with this; from now on it is found."""
+        try:
+            size = self.writer.finish(about)
+            self._temporary.replace(self._target)
+        except OSError as error:
+            logger.warning("packed weights of %s are not kept: %s", self._model, error)
+            return
+        self._is_kept = True
+        logger.info(
+            "packed weights of %s are kept for the next start: %.1f GB in %s",
+            self._model,
+            size / 1e9,
+            self._target.parent,
+        )
+        # Within this boot the file holds without; nobody waits for a disk.
+        threading.Thread(
+            target=mark_on_disk, args=(self._target,), name="packed-weights", daemon=True
+        ).start()
+
+    def __enter__(self) -> Self:
+        """The same."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End; without `keep` nothing is left."""
+        self.writer.close()
+        if not self._is_kept:
+            with suppress(OSError):
+                self._temporary.unlink(missing_ok=True)
+        os.close(self._fd)
+
+
+def _header_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(_HEADER_BYTES)).hexdigest()
+
+
+@cache
+def _code_hash() -> str:
+    """Of the sources that decide what is packed."""
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for part in _CODE:
+        root = package / part
+        for path in [root] if root.is_file() else sorted(root.rglob("*.py")):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

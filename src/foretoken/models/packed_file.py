@@ -1,0 +1,275 @@
+"""A file of packed weights: how tensors lie in it, how it is written, and when it is believed.
+
+    preamble   what it is, who wrote it, place, length and SHA-256 of the contents
+    tensors    one after the other, each at a multiple of 4 KiB
+    contents   JSON: the writer's own description, and of each tensor its type, shape, place and the
+               SHA-256 of its bytes
+
+The preamble is written last, under a name that nobody reads, so a process that is killed leaves
+nothing that looks whole. What a crash of the *machine* loses is found by who wrote it, which is the
+boot of the system: within that boot the file is what was written; after another one all of it is
+read and compared with its hashes, once, which is then noted in the file.
+Knows tensors and bytes, no models.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from foretoken.kernels.library import Library
+from foretoken.kernels.linear import empty_packed
+
+_MAGIC: Final = b"foretoken packed weights 1"
+_PREAMBLE: Final = struct.Struct("<32s40sQQ32s")
+"""Magic, boot, offset and length of the contents, SHA-256 of the contents."""
+_BOOT_AT, _BOOT_BYTES = 32, 40
+_ON_DISK: Final = b"on disk"
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_PAGE: Final = 4096
+_HUGE: Final = 2 << 20
+_PIECE: Final = 32 << 20
+"""Bytes that are read or written at once: whole huge pages."""
+_MOST_CONTENTS: Final = 64 << 20
+_POPULATE_READ: Final = 22
+"""Linux: read what is not in memory and map all of it."""
+_TRIED: Final = 16 << 20
+"""Bytes of a mapping by which it shows whether the system has huge pages for it."""
+_MOSTLY: Final = 0.9
+"""Share of a mapping in huge pages from which on it is as fast as memory of its own."""
+_DTYPES: Final = {
+    str(kind).removeprefix("torch."): kind
+    for kind in (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int8, torch.uint8)
+}
+
+
+class BrokenFileError(Exception):
+    """It is not a whole file of this kind; the message says what is wrong with it."""
+
+
+class _Place(NamedTuple):
+    """Where one tensor lies; a row of the contents."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+    sha256: str
+
+
+@final
+class PackedWriter:
+    """Writes tensors while others are still made: one thread hashes and writes, in order."""
+
+    def __init__(self, fd: int) -> None:
+        """Write to an empty file, whose name and end are the caller's affair."""
+        self._stream, self._end = _Stream(fd), _PAGE
+        self._written: list[Future[_Place]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="packed-weights")
+
+    def add(self, tensor: Tensor) -> int:
+        """Write this tensor soon; it must stay as it is. Its number is returned."""
+        assert tensor.is_contiguous() and tensor.device.type == "cpu", tensor.stride()
+        self._written.append(self._thread.submit(self._write, tensor, self._end))
+        self._end += -(-tensor.nbytes // _PAGE) * _PAGE
+        return len(self._written) - 1
+
+    def finish(self, about: Mapping[str, Any]) -> int:
+        """Wait for the tensors and make the file whole, with what its reader is to know.
+
+        Returns:
+            Bytes of the file.
+
+        Raises:
+            OSError: no room, or the disk failed.
+        """
+        places = [future.result() for future in self._written]
+        contents = json.dumps({"about": about, "tensors": places}, separators=(",", ":")).encode()
+        self._stream.write(memoryview(contents), self._end)
+        self._stream.flush()
+        sha256 = hashlib.sha256(contents).digest()
+        preamble = _PREAMBLE.pack(_MAGIC, _boot(), self._end, len(contents), sha256)
+        os.pwrite(self._stream.fd, preamble, 0)
+        return self._end + len(contents)
+
+    def close(self) -> None:
+        """End the thread; what it has not begun is not written."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _write(self, tensor: Tensor, offset: int) -> _Place:
+        data = tensor.reshape(-1).view(torch.uint8).numpy().data
+        self._stream.write(data, offset)
+        return _Place(
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+            offset,
+            tensor.nbytes,
+            hashlib.sha256(data).hexdigest(),
+        )
+
+
+@final
+class _Stream:
+    """Bytes in the order of the file, written in large pieces at multiples of their size.
+
+    A system that has huge pages for files makes them of such writes.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._piece = bytearray(_PIECE)
+        self._first = self._end = 0
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """These bytes at this place, and zeros between them and those before."""
+        assert offset >= self._end, (offset, self._end)
+        self._add(memoryview(bytes(offset - self._end)))
+        self._add(data)
+
+    def flush(self) -> None:
+        """Write what is still here."""
+        waiting = memoryview(self._piece)[: self._end - self._first]
+        while waiting:
+            written = os.pwrite(self.fd, waiting, self._first)
+            waiting, self._first = waiting[written:], self._first + written
+
+    def _add(self, data: memoryview) -> None:
+        while data:
+            at = self._end - self._first
+            taken = data[: _PIECE - at]
+            self._piece[at : at + len(taken)] = taken
+            self._end += len(taken)
+            data = data[len(taken) :]
+            if at + len(taken) == _PIECE:
+                self.flush()
+
+
+def _boot() -> bytes:
+    """The name of this run of the system; where there is none, one that never comes again."""
+    with suppress(OSError):
+        return _BOOT_ID.read_bytes().strip()[:_BOOT_BYTES]
+    return os.urandom(_BOOT_BYTES // 2).hex().encode()
+
+
+def mark_on_disk(path: Path) -> None:
+    """Wait until a file is on the disk, and note in it that any later boot may believe it.
+
+    Without effect where it cannot be written.
+    """
+    with suppress(OSError), path.open("r+b", buffering=0) as file:
+        os.fsync(file.fileno())
+        os.pwrite(file.fileno(), _ON_DISK.ljust(_BOOT_BYTES, b"\0"), _BOOT_AT)
+
+
+@final
+class PackedFile:
+    """A file in memory. Its tensors are views that keep it there."""
+
+    def __init__(self, path: Path, library: Library) -> None:
+        """Map the file and make sure that it is whole.
+
+        It stays mapped, shared with every other process that uses it, where the system has huge
+        pages for files. Elsewhere it is copied into memory that has them: small pages would take
+        time at every token.
+
+        Raises:
+            BrokenFileError: it is not whole.
+            OSError: it is not there, or cannot be read.
+        """
+        with path.open("rb") as file:
+            self._places, self.about = _read_contents(file.fileno())
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self.is_mapped = _comes_in_huge_pages(mapped)
+            self._believe(path, file.fileno(), mapped)
+            if self.is_mapped:
+                self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
+            else:
+                self._memory = empty_packed(library, (len(mapped),), torch.uint8)
+                _read_into(self._memory, file.fileno())
+        self.num_bytes = self._memory.numel()
+
+    def tensor(self, number: int) -> Tensor:
+        """A tensor by its number, where it lies."""
+        place = self._places[number]
+        part = self._memory[place.offset : place.offset + place.num_bytes]
+        return part.view(_DTYPES[place.dtype]).view(place.shape)
+
+    def _believe(self, path: Path, fd: int, mapped: mmap.mmap) -> None:
+        """Written in this boot or known to be on the disk; else compare every byte, once."""
+        boot = os.pread(fd, _BOOT_BYTES, _BOOT_AT).rstrip(b"\0")
+        if boot in (_ON_DISK, _boot()):
+            return
+
+        def is_whole(place: _Place) -> bool:
+            with memoryview(mapped)[place.offset : place.offset + place.num_bytes] as part:
+                return hashlib.sha256(part).hexdigest() == place.sha256
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            broken = [*pool.map(is_whole, self._places)].count(False)
+        if broken:
+            raise BrokenFileError(f"{broken} of {len(self._places)} tensors are not as written")
+        mark_on_disk(path)
+
+
+def _read_contents(fd: int) -> tuple[Sequence[_Place], Mapping[str, Any]]:
+    start = os.pread(fd, _PREAMBLE.size, 0)
+    if len(start) < _PREAMBLE.size or not start.startswith(_MAGIC):
+        raise BrokenFileError("it does not begin as such a file does")
+    _, _, offset, length, sha256 = _PREAMBLE.unpack(start)
+    contents = os.pread(fd, min(length, _MOST_CONTENTS), offset)
+    if hashlib.sha256(contents).digest() != sha256:
+        raise BrokenFileError(f"{os.fstat(fd).st_size} of {offset + length} bytes, or others")
+    found = json.loads(contents)
+    return [_Place(*row) for row in found["tensors"]], found["about"]
+
+
+def _comes_in_huge_pages(mapped: mmap.mmap) -> bool:
+    """Bring all of a file into memory, if its first part shows that it can lie in huge pages;
+    whether it then does."""
+    if not hasattr(mapped, "madvise") or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return False
+    size = len(mapped)
+    try:
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+        for part in (min(_TRIED, size), size):
+            mapped.madvise(_POPULATE_READ, 0, part)
+            if _bytes_in_huge_pages(mapped) < _MOSTLY * (part & -_HUGE):
+                return False
+    except OSError:  # an older system, or one that does not say
+        return False
+    return True
+
+
+def _bytes_in_huge_pages(mapped: mmap.mmap) -> int:
+    """Bytes of a mapping that the page table has in huge pages."""
+    address = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
+    maps = "\n" + Path("/proc/self/smaps").read_text()
+    _, _, rest = maps.partition(f"\n{address:08x}-")
+    found = re.search(r"^FilePmdMapped: +(\d+) kB", rest, re.MULTILINE)
+    return 0 if found is None else int(found[1]) << 10
+
+
+def _read_into(memory: Tensor, fd: int) -> None:
+    """Fill memory with the beginning of a file, on all cores."""
+    view = memory.numpy().data
+
+    def read(start: int) -> None:
+        at, stop = start, min(start + _PIECE, len(view))
+        while at < stop:
+            count = os.preadv(fd, [view[at:stop]], at)
+            if not count:
+                raise BrokenFileError(f"it ends after {at} of {len(view)} bytes")
+            at += count
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(read, range(0, len(view), _PIECE)))
