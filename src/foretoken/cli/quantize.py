@@ -54,6 +54,14 @@ def quantize(
             help="Round inputs with large activations first; the default with --calibrate.",
         ),
     ] = None,
+    packed: Annotated[
+        bool,
+        typer.Option(
+            "--packed",
+            help="Also write OUT/packed: the weights as this machine's kernels want them, which "
+            "every start then maps.",
+        ),
+    ] = False,
 ) -> None:
     """Write MODEL with quantized matrices to OUT, a checkpoint that vLLM reads too.
 
@@ -75,6 +83,8 @@ def quantize(
         calibration=_calibration(calibrate, given),
     )
     _print(_run(model, out, settings))
+    if packed:
+        _pack(out)
 
 
 def _calibration(source: str | None, options: dict[str, Any]) -> "CalibrationSettings | None":
@@ -103,6 +113,34 @@ def _run(model: str, out: Path, settings: "QuantizeSettings") -> "Quantized":
             settings,
             lambda done, total: progress.update(task, completed=done, total=total),
         )
+
+
+def _pack(folder: Path) -> None:
+    """Packed weights as an engine with default settings on this machine's CPU wants them."""
+    import torch
+
+    from foretoken.config.resolve import resolve_dtype
+    from foretoken.hardware import Hardware
+    from foretoken.models import LoadOptions
+    from foretoken.models.load import write_packed
+    from foretoken.shape import ModelShape
+
+    shape = ModelShape.from_config(folder)
+    dtype = resolve_dtype("auto", "cpu", Hardware.detect(), shape)
+    cpu = torch.device("cpu")
+    options = LoadOptions(
+        dtype=getattr(torch, dtype), device=cpu, batch_invariant=True, page_size=16
+    )
+    try:
+        path = write_packed(folder, options)
+    except OSError as error:
+        raise ConfigError(
+            "--packed", str(folder), f"a folder with room to write ({error})"
+        ) from error
+    if path is None:
+        typer.echo("no packed weights: smaller than 64 MiB, or there are no kernels for it here")
+    else:
+        typer.echo(f"wrote {path}: {show_bytes(path.stat().st_size)} of packed weights")
 
 
 def _print(done: "Quantized") -> None:

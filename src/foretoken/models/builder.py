@@ -108,11 +108,9 @@ class Builder:
     def _joined(self, parts: Sequence[Weights]) -> list[tuple[Weights, Packed | None]]:
         """As few matrices as the parts give, each as it was packed before, if it was."""
         ready = None if self.packed is None else self.packed.ready()
-        joined = join_rows(parts)
         if ready is None:
-            return [(weights, None) for weights in joined]
-        rows = [packed.outputs for packed in ready]
-        return list(zip(split_rows(joined[0], rows), ready, strict=True))
+            return [(weights, None) for weights in join_rows(parts)]
+        return [(torch.empty(one.outputs, one.inputs, device="meta"), one) for one in ready]
 
     def norm(self, name: str, width: int) -> RMSNorm:
         """An RMS norm; with an offset its weights are kept in float32."""

@@ -1,6 +1,7 @@
 """Loads a checkpoint as a model: by our own layers where its family has a record, else through
 transformers."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from foretoken.kernels.linear import TYPES
 from foretoken.models.base import LoadOptions, Model
 from foretoken.models.builder import Builder
 from foretoken.models.checkpoint import Checkpoint, weight_files
-from foretoken.models.packed_cache import PackedCache
+from foretoken.models.packed_cache import PackedCache, PackedWriting
 from foretoken.models.packed_load import PackedLayers, Recorded, Replayed, WeightSource
 from foretoken.models.through_transformers import load_with_transformers
 from foretoken.ops.linear import RowProbe
@@ -43,7 +44,37 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
         if file is not None:
             replayed = Replayed(file)
             return layer_builder(replayed, shape, options, replayed).model()
-        writing = None if cache is None else cache.begin()
+        return _load(folder, shape, options, None if cache is None else cache.begin())
+
+
+@torch.inference_mode()
+def write_packed(folder: Path, options: LoadOptions) -> Path | None:
+    """Leave packed weights beside the checkpoint in `folder`, for loads with these options.
+
+    Returns:
+        The file; None: it is not packed here, too small to be worth it, or could not be written.
+
+    Raises:
+        ModelError: as for `load_model`.
+        OSError: the folder cannot be written, or is full.
+    """
+    shape = ModelShape.from_config(folder)
+    options = replace(options, quantization=_rounding(options.quantization, shape))
+    cache = _packed_cache(folder, shape, options) if shape.is_own else None
+    writing = None if cache is None else cache.begin_beside()
+    if cache is None or writing is None:
+        return None
+    with lean_heap():
+        _load(folder, shape, options, writing)
+    path = cache.beside / cache.name
+    return path if path.is_file() else None
+
+
+def _load(
+    folder: Path, shape: ModelShape, options: LoadOptions, writing: PackedWriting | None
+) -> Model:
+    """Load from the checkpoint, and write what it becomes."""
+    with writing or nullcontext():
         stored = None if shape.stored is None else format_of(shape.stored, folder)
         with Checkpoint(
             folder, dtype=options.dtype, device=options.device, stored=stored
@@ -51,12 +82,11 @@ def load_model(folder: Path, options: LoadOptions) -> Model:
             forget_gguf()
             if writing is None:
                 return layer_builder(checkpoint, shape, options).model()
-            with writing:
-                recorded = Recorded(checkpoint, writing.writer)
-                model = layer_builder(recorded, shape, options, recorded).model()
-                if recorded.is_complete:
-                    writing.keep(recorded.about())
-                return model
+            recorded = Recorded(checkpoint, writing.writer)
+            model = layer_builder(recorded, shape, options, recorded).model()
+            if recorded.is_complete:
+                writing.keep(recorded.about())
+            return model
 
 
 def _packed_cache(folder: Path, shape: ModelShape, options: LoadOptions) -> PackedCache | None:

@@ -118,9 +118,9 @@ class PackedCache:
             path = folder / self.name
             try:
                 file = PackedFile(path, self.library)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 continue
-            except (BrokenFileError, OSError, ValueError) as error:
+            except (BrokenFileError, OSError, ValueError) as error:  # no file can be mapped empty
                 logger.warning("packed weights of %s are made anew: %s", self.model, error)
                 with suppress(OSError):
                     path.unlink()
@@ -132,26 +132,31 @@ class PackedCache:
             return file
         return None
 
-    def begin(self, folder: Path | None = None) -> "PackedWriting | None":
-        """Write the file; None: there is no room, or another process is writing it.
-
-        Args:
-            folder: default: that of all packed weights, which holds no more than it may.
-        """
-        if folder is None and not self.most:
+    def begin(self) -> "PackedWriting | None":
+        """Write the file among all others; None: there is no room, or another process writes it."""
+        if not self.most:
             return None
-        target = (folder or packed_folder()) / self.name
         try:
-            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if folder is None:
-                self._make_room(target.parent)
-            free = shutil.disk_usage(target.parent).free
-            if free < self.num_bytes + _FREE_BYTES:
-                raise OSError(f"{free / 1e9:.1f} GB are free, {self.num_bytes / 1e9:.1f} wanted")
-            return PackedWriting.open(target, self.model)
+            folder = _made(packed_folder())
+            self._make_room(folder)
+            return self._begin(folder)
         except OSError as error:
             logger.warning("packed weights of %s are not kept: %s", self.model, error)
             return None
+
+    def begin_beside(self) -> "PackedWriting | None":
+        """Write the file beside the checkpoint; None: another process writes it.
+
+        Raises:
+            OSError: the folder cannot be written, or is full.
+        """
+        return self._begin(_made(self.beside))
+
+    def _begin(self, folder: Path) -> "PackedWriting | None":
+        free = shutil.disk_usage(folder).free
+        if free < self.num_bytes + _FREE_BYTES:
+            raise OSError(f"{free / 1e9:.1f} GB are free, {self.num_bytes / 1e9:.1f} wanted")
+        return PackedWriting.open(folder / self.name, self.model)
 
     def _make_room(self, folder: Path) -> None:
         """Remove files, the least recently used first, until this one may come."""
@@ -239,6 +244,12 @@ class PackedWriting:
             with suppress(OSError):
                 self._temporary.unlink(missing_ok=True)
         os.close(self._fd)
+
+
+def _made(folder: Path) -> Path:
+    """A folder that is there now, of this user alone."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
 
 
 def _header_hash(path: Path) -> str:
