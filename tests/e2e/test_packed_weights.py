@@ -6,6 +6,7 @@ waits where it could do without.
 
 import errno
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
@@ -157,13 +158,13 @@ def test_after_another_boot_every_byte_is_compared_once(
     def never(*_: object) -> None:
         raise AssertionError("compared twice")
 
-    monkeypatch.setattr(packed_file.hashlib, "sha256", guarded(never))
+    monkeypatch.setattr(hashlib, "sha256", guarded(never))
     assert tokens(model) == first
 
 
 def guarded(never: Any) -> Any:
     """SHA-256 of small things only."""
-    real = packed_file.hashlib.sha256
+    real = hashlib.sha256
 
     def sha256(data: Any = b"") -> Any:
         if isinstance(data, memoryview):
@@ -253,11 +254,11 @@ def test_without_a_place_it_does_without(
         kept.write_text("a file where the folder would be")
     elif trouble == "disk":
         little = SimpleNamespace(free=1 << 20)
-        monkeypatch.setattr(packed_cache.shutil, "disk_usage", lambda _: little)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: little)
     elif trouble == "limit":
         monkeypatch.setenv(packed_cache.VARIABLE, "0.00001")
     else:
-        monkeypatch.setattr(packed_file.os, "pwrite", no_room)
+        monkeypatch.setattr(os, "pwrite", no_room)
     assert tokens(model) == first
     [line] = lines(said)
     assert "are not kept" in line

@@ -5,7 +5,7 @@ Owns argument parsing and what is shown; the work is `foretoken.training.quantiz
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -15,6 +15,16 @@ from foretoken.errors import ConfigError
 if TYPE_CHECKING:
     from foretoken.training.quantize.job import Quantized
     from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings
+
+
+Packed: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--packed",
+        help="Also write OUT/packed: the weights as this machine's kernels want them, which every "
+        "start then maps.",
+    ),
+]
 
 
 def quantize(
@@ -54,14 +64,7 @@ def quantize(
             help="Round inputs with large activations first; the default with --calibrate.",
         ),
     ] = None,
-    packed: Annotated[
-        bool,
-        typer.Option(
-            "--packed",
-            help="Also write OUT/packed: the weights as this machine's kernels want them, which "
-            "every start then maps.",
-        ),
-    ] = False,
+    packed: Packed = False,
 ) -> None:
     """Write MODEL with quantized matrices to OUT, a checkpoint that vLLM reads too.
 
@@ -83,8 +86,7 @@ def quantize(
         calibration=_calibration(calibrate, given),
     )
     _print(_run(model, out, settings))
-    if packed:
-        _pack(out)
+    _pack(out, wanted=packed)
 
 
 def _calibration(source: str | None, options: dict[str, Any]) -> "CalibrationSettings | None":
@@ -115,8 +117,10 @@ def _run(model: str, out: Path, settings: "QuantizeSettings") -> "Quantized":
         )
 
 
-def _pack(folder: Path) -> None:
+def _pack(folder: Path, *, wanted: bool) -> None:
     """Packed weights as an engine with default settings on this machine's CPU wants them."""
+    if not wanted:
+        return
     import torch
 
     from foretoken.config.resolve import resolve_dtype

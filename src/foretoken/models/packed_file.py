@@ -78,8 +78,8 @@ class PackedWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="packed-weights")
 
     def add(self, tensor: Tensor) -> int:
-        """Write this tensor soon; it must stay as it is. Its number is returned."""
-        assert tensor.is_contiguous() and tensor.device.type == "cpu", tensor.stride()
+        """Write this tensor of the CPU soon; it must stay as it is. Its number is returned."""
+        assert tensor.is_contiguous(), tensor.stride()
         self._written.append(self._thread.submit(self._write, tensor, self._end))
         self._end += -(-tensor.nbytes // _PAGE) * _PAGE
         return len(self._written) - 1

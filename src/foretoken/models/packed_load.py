@@ -7,7 +7,6 @@ Owns what a file says beside its tensors. Knows files by `packed_file`, and no f
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import torch
@@ -118,16 +117,16 @@ class Recorded(WeightSource, PackedLayers):
 
 
 @final
-@dataclass(slots=True)
 class Replayed(WeightSource, PackedLayers):
     """A load from a file: what was checked when it was written is not checked again."""
 
-    file: PackedFile
-    _at: int = 0
+    def __init__(self, file: PackedFile) -> None:
+        """Begin with the first layer of `file`."""
+        self._file, self._at = file, 0
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """As it was written."""
-        tensor = self.file.tensor(self._about["tensors"][name])
+        tensor = self._file.tensor(self._about["tensors"][name])
         assert tuple(tensor.shape) == tuple(shape), (name, tensor.shape, shape)
         return tensor
 
@@ -156,8 +155,8 @@ class Replayed(WeightSource, PackedLayers):
 
     @property
     def _about(self) -> Mapping[str, Any]:
-        return self.file.about
+        return self._file.about
 
     def _packed(self, described: Mapping[str, Any]) -> Packed:
-        tensors = {name: self.file.tensor(described[name]) for name in _PARTS if name in described}
+        tensors = {name: self._file.tensor(described[name]) for name in _PARTS if name in described}
         return Packed(**{**described, **tensors})
