@@ -6,8 +6,9 @@ Matrices of a 1 B model, each weight type over as many copies as do not fit a ca
 call reads memory. The limit is the same bytes read by the same threads with nothing computed, in
 the same turn. `floor` is that time over the time of a call with one row; the other ratios compare
 calls with more rows to one row. Wanted: one row >= 0.93 of the limit, 6 rows <= 1.10 of one row,
-16 rows <= 1.30 of it. Prefill is one call of many rows for each shape in bfloat16: how fast it
-multiplies, and the slowest shape over the fastest.
+16 rows <= 1.30 of it. Prefill is one call of many rows for each shape: how fast it multiplies, and
+the slowest shape over the fastest. Integer weights with `a8` are multiplied with activations of 8
+bits instead of 16.
 """
 
 import argparse
@@ -36,8 +37,9 @@ from foretoken.kernels.linear import Packed, empty_packed, pack_float, pack_int4
 from foretoken.ops.linear import KernelLinear
 
 ROWS = (1, 6, 16)
+EIGHT = "a8"
 SHAPES = "3072x2048,2048x2048,16384x2048,2048x8192,32000x2048"
-WEIGHTS = "bf16,int8,int4g32,int4g128"
+WEIGHTS = "bf16,int8,int8a8,int4g32,int4g32a8,int4g128"
 LEAST_BYTES = 512 << 20
 PREFILL = 1024
 WANTED = {6: 1.10, 16: 1.30}
@@ -59,8 +61,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """Many rows of one shape, bfloat16."""
+    """Many rows of one shape."""
 
+    weights: str
     shape: str
     rows: int
     ms: float
@@ -69,6 +72,7 @@ class Prefill:
 
 
 def pack(library: Library, weights: str, outputs: int, inputs: int) -> Packed:
+    weights = weights.removesuffix(EIGHT)
     generator = torch.Generator().manual_seed(0)
     if weights in ("bf16", "fp32"):
         dtype = torch.bfloat16 if weights == "bf16" else torch.float32
@@ -119,7 +123,8 @@ def measure(library: Library, weights: str, shape: str, arguments: argparse.Name
     count = 2 if arguments.quick else max(2, LEAST_BYTES // first.num_bytes)
     packed = [first, *(copied(library, first) for _ in range(count - 1))]
     dtype = torch.float32 if weights == "fp32" else torch.bfloat16
-    layers = [KernelLinear(library, one, dtype=dtype) for one in packed]
+    x_bits = 8 if weights.endswith(EIGHT) else 16
+    layers = [KernelLinear(library, one, dtype=dtype, x_bits=x_bits) for one in packed]
     arms = {f"{rows}": caller(layers, rows) for rows in ROWS}
     arms["read"] = reader(library, [one.weight for one in packed])
     seconds = interleave(arms, arguments.repeats)
@@ -136,31 +141,41 @@ def measure(library: Library, weights: str, shape: str, arguments: argparse.Name
     )
 
 
-def measure_prefill(library: Library, arguments: argparse.Namespace) -> list[Prefill]:
+def measure_prefill(library: Library, weights: str, arguments: argparse.Namespace) -> list[Prefill]:
     """All shapes in turns."""
     arms, work = {}, {}
+    dtype = torch.float32 if weights == "fp32" else torch.bfloat16
+    x_bits = 8 if weights.endswith(EIGHT) else 16
     for shape in arguments.shapes.split(","):
         outputs, inputs = (int(size) for size in shape.split("x"))
-        layer = KernelLinear(library, pack(library, "bf16", outputs, inputs), dtype=torch.bfloat16)
+        packed = pack(library, weights, outputs, inputs)
+        layer = KernelLinear(library, packed, dtype=dtype, x_bits=x_bits)
         arms[shape] = caller([layer], arguments.prefill)
         work[shape] = 2e-9 * outputs * inputs * arguments.prefill
     found = []
     for shape, seconds in interleave(arms, arguments.repeats).items():
         median = sorted(seconds)[arguments.repeats // 2]
         each = Prefill(
-            shape=shape, rows=arguments.prefill, ms=median * 1e3, gflops=work[shape] / median
+            weights=weights,
+            shape=shape,
+            rows=arguments.prefill,
+            ms=median * 1e3,
+            gflops=work[shape] / median,
         )
-        print(f"prefill {each.rows} rows, {shape}: {each.ms:.1f} ms, {each.gflops:.0f} GFLOP/s")
+        print(
+            f"{weights:9} prefill {each.rows} rows, {shape}: {each.ms:.1f} ms, "
+            f"{each.gflops:.0f} GFLOP/s"
+        )
         found.append(each)
     rates = [each.gflops for each in found]
-    print(f"prefill, slowest shape over fastest: {min(rates) / max(rates):.2f}", flush=True)
+    print(f"{weights:9} slowest shape over fastest: {min(rates) / max(rates):.2f}", flush=True)
     return found
 
 
 def show(case: Case) -> None:
     more = ", ".join(f"{rows} rows {ratio}" for rows, ratio in case.rows.items())
     print(
-        f"{case.weights:8} {case.shape:11} limit {case.limit_gb_per_s:5.1f} GB/s, one row "
+        f"{case.weights:9} {case.shape:11} limit {case.limit_gb_per_s:5.1f} GB/s, one row "
         f"{case.one_row_gb_per_s:5.1f} = {case.floor} of it ({case.one_row_us:.0f} us); {more}",
         flush=True,
     )
@@ -193,8 +208,10 @@ def main() -> None:
     where = announce(arguments) | {"kernels": library.level}
     if arguments.quick:
         arguments.shapes, arguments.prefill = "192x192", 100
-    prefill, cases = measure_prefill(library, arguments), []
+    prefill: list[Prefill] = []
+    cases: list[Case] = []
     for weights in arguments.weights.split(","):
+        prefill += measure_prefill(library, weights, arguments)
         for shape in arguments.shapes.split(","):
             cases.append(measure(library, weights, shape, arguments))
             show(cases[-1])

@@ -3,9 +3,10 @@
     python benchmarks/quantization.py [--prompts 12] [--tokens 96] [--sequences 128]
 
 16-bit, int8, int4 rounded to nearest and int4 calibrated on the pair's training text, as targets
-and as drafts. Bits per byte of held-out code for each target, and the share of drafts that each
-draft model has accepted by it, greedy and at temperatures 0.8 and 1.0 with a seed, k=5. Times play
-no part, so the machine may be busy. More than five points lost: step back to more bits.
+and as drafts; integers with activations of 16 bits and, `a8`, of 8. Bits per byte of held-out code
+for each target, and the share of drafts that each draft model has accepted by it, greedy and at
+temperatures 0.8 and 1.0 with a seed, k=5. Times play no part, so the machine may be busy. More than
+five points lost: step back to more bits.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -26,7 +27,7 @@ from foretoken.training.quantize.job import PROVENANCE, quantize_model
 from foretoken.training.quantize.settings import CalibrationSettings, QuantizeSettings
 
 WHOLE, CALIBRATED = "16-bit", "int4 calibrated"
-ARMS = (WHOLE, "int8", "int4", CALIBRATED)
+ARMS = (WHOLE, "int8", "int4", CALIBRATED, "int8 a8", "int4 a8", "int4 calibrated a8")
 TEMPERATURES = (0.0, 0.8, 1.0)
 POINTS = 5.0
 
@@ -47,22 +48,29 @@ class Model:
 
     path: str
     quantization: str | None
+    activations: str = "auto"
+
+    @property
+    def with_8_bits(self) -> "Model":
+        """The same with activations of 8 bits."""
+        return replace(self, activations="int8")
 
 
 def arms(name: str, folder: Path, settings: argparse.Namespace) -> dict[str, Model]:
-    """The four arms of a model; the calibrated one is written to `folder` unless it is there."""
+    """The arms of a model; the calibrated one is written to `folder` unless it is there."""
     if not folder.exists():
         wanted = CalibrationSettings(source="python", sequences=settings.sequences)
         quantize_model(name, folder, QuantizeSettings(scheme="int4", calibration=wanted))
     errors = json.loads((folder / PROVENANCE).read_text())["output_errors"].values()
     fitted, nearest = (fmean(e[kind] for e in errors) for kind in ("calibrated", "nearest"))
     print(f"{name}: outputs change by {fitted:.4f}, rounded to nearest {nearest:.4f}", flush=True)
-    return {
-        WHOLE: Model(path=name, quantization=None),
-        "int8": Model(path=name, quantization="int8"),
-        "int4": Model(path=name, quantization="int4"),
-        CALIBRATED: Model(path=str(folder), quantization="int4"),
+    integers = {
+        "int8": Model(path=name, quantization="int8", activations="int16"),
+        "int4": Model(path=name, quantization="int4", activations="int16"),
+        CALIBRATED: Model(path=str(folder), quantization="int4", activations="int16"),
     }
+    rounded = {f"{arm} a8": model.with_8_bits for arm, model in integers.items()}
+    return {WHOLE: Model(path=name, quantization=None), **integers, **rounded}
 
 
 def bits_per_byte(llm: LLM, texts: Sequence[str]) -> float:
@@ -105,8 +113,10 @@ def measure(
                 "model": draft.path,
                 "num_speculative_tokens": 5,
                 "quantization": draft.quantization,
+                "activations": draft.activations,
             }
-            llm = build(target.path, config, quantization=target.quantization)
+            kept = {"quantization": target.quantization, "activations": target.activations}
+            llm = build(target.path, config, **kept)
             ids = [llm.get_tokenizer().encode(text) for text in prompts]
             if name not in bits:
                 bits[name] = bits_per_byte(llm, texts)
@@ -142,6 +152,7 @@ def goals(pairings: Sequence[Pairing]) -> list[Goal]:
 def main() -> None:
     parser = make_pair_parser(__doc__, tokens=96)
     parser.add_argument("--targets", nargs="+", choices=ARMS, default=ARMS, help="default: all")
+    parser.add_argument("--drafts", nargs="+", choices=ARMS, default=ARMS, help="default: all")
     parser.add_argument("--folder", type=Path, help="keeps the calibrated models for other runs")
     parser.add_argument("--texts", type=int, default=24, help="for bits; default: %(default)s")
     parser.add_argument(
@@ -157,6 +168,7 @@ def main() -> None:
         targets = arms(settings.model, folder / "target", settings)
         drafts = arms(settings.draft, folder / "draft", settings)
         targets = {name: targets[name] for name in settings.targets}
+        drafts = {name: drafts[name] for name in settings.drafts}
         bits, pairings = measure(targets, drafts, settings)
     results = {"bits_per_byte": bits, "acceptance": pairings}
     finish("quantization", where, settings, results, goals(pairings))

@@ -15,6 +15,7 @@ from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig, SpeculativeConfig, resolve
 from foretoken.config.auto import AUTO
 from foretoken.config.memory import Drafting
+from foretoken.config.quantization import Numbers
 from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
 from foretoken.deciding import FoundParts, decide_how
 from foretoken.engine import Engine, EngineParts
@@ -135,11 +136,10 @@ class _Assembly:
         settings = _rule_settings(self.speculative)
         verifier = Verifier(shape.vocab_size, config.device, rule, settings, grammars)
         texts = TextStreams(self.tokenizer)
-        user, invariant = config.user, config.batch_invariant
+        invariant = config.batch_invariant
         runner = self._runner(
             self.folder,
-            user.quantization,
-            user.kv_cache_dtype,
+            config.user.numbers,
             batch_invariant=invariant,
             points=self.points,
         )
@@ -195,8 +195,7 @@ class _Assembly:
     def _runner(
         self,
         folder: Path,
-        quantization: str | None,
-        kv_cache_dtype: str,
+        numbers: Numbers,
         *,
         batch_invariant: bool,
         points: tuple[int, ...] = (),
@@ -205,9 +204,11 @@ class _Assembly:
             dtype=getattr(torch, self.config.dtype),
             device=torch.device(self.config.device),
             batch_invariant=batch_invariant,
-            quantization=quantization,
+            quantization=numbers.quantization,
+            x_bits=numbers.x_bits,
+            x_bits_asked_by=numbers.x_bits_asked_by,
             page_size=self.config.page_size,
-            kv_dtype=kept_dtype(kv_cache_dtype),
+            kv_dtype=kept_dtype(numbers.kv_cache_dtype),
             max_model_len=self.config.max_model_len,
         )
         return Runner.load(

@@ -66,6 +66,8 @@ class LinearSpec:
     packed: Packed | None = None
     """The weights as `CpuKernels` packed them in an earlier load; `weights` has their shape then,
     and no contents."""
+    x_bits: int = 16
+    """Of the fixed point that rows are rounded to before integer weights, where kernels do so."""
     probe: RowProbe | None = None
     """Measures which numbers of rows give the same bits, where that has to be measured. None: no
     promise about bits is needed."""
@@ -201,7 +203,12 @@ class CpuKernels(Backend):
         else:
             packed = pack_float(library, weights)
         return KernelLinear(
-            library, packed, dtype=spec.dtype, out_dtype=spec.out_dtype, bias_N=spec.bias_N
+            library,
+            packed,
+            dtype=spec.dtype,
+            out_dtype=spec.out_dtype,
+            x_bits=spec.x_bits,
+            bias_N=spec.bias_N,
         )
 
     def attention(self, geometry: Geometry, *, batch_invariant: bool) -> Attention:

@@ -86,6 +86,7 @@ static example make(void) {
     l->outputs = (1 + draw(many ? 1100 : wide ? 60 : 140)) * (l->gated ? 2 : 1);
     l->x_type = l->weight_type == FT_WEIGHT_FLOAT32 ? FT_FLOAT32 : (int)draw(2);
     l->y_type = (int)draw(2);
+    l->x_bits = draw(2) ? 8 : 16;
     if (l->weight_type == FT_WEIGHT_INT4 || (l->weight_type == FT_WEIGHT_INT8 && draw(2))) {
         l->group = 32 << draw(3);
         l->inputs = ft_round_up(l->inputs, l->group);

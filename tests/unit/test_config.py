@@ -69,6 +69,25 @@ def test_no_keys_of_its_own_no_type_of_keys(given: dict[str, str]) -> None:
         SpeculativeConfig.from_dict({"drafters": [given], "kv_cache_dtype": "int8"})
 
 
+def test_activations_of_target_and_draft() -> None:
+    draft = {"model": "demo-draft", "activations": "int16"}
+    config = EngineConfig.from_kwargs(
+        model="demo", quantization="int4", activations="int8", speculative_config=draft
+    )
+    assert config.numbers.x_bits == 8 and config.numbers.x_bits_asked_by == "activations"
+    assert one(draft).numbers.x_bits == 16
+    assert EngineConfig.from_kwargs(model="demo").numbers.x_bits == 16
+    assert EngineConfig.from_kwargs(model="demo").numbers.x_bits_asked_by is None
+    head = {"method": "eagle3", "model": "demo-eagle3", "activations": "int8"}
+    assert one({**head, "quantization": "int8"}).numbers.x_bits == 8
+    with pytest.raises(ConfigError, match="beside quantization"):
+        one(head)
+    with pytest.raises(ConfigError, match="ngram has no weights"):
+        one({"method": "ngram", "activations": "int8"})
+    with pytest.raises(ConfigError, match="auto, int16, int8"):
+        EngineConfig.from_kwargs(model="demo", activations="int4")
+
+
 def test_a_part_not_built_says_so() -> None:
     with pytest.raises(NotYetError, match="not yet built"):
         EngineConfig.from_kwargs(model="demo", kv_cache_dtype="fp8")

@@ -42,8 +42,8 @@ _LIMITS = (
     "drain_s",
 )  # fmt: skip
 _ENGINE = (
-    "tokenizer", "revision", "dtype", "quantization", "kv_cache_dtype", "device", "seed",
-    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
+    "tokenizer", "revision", "dtype", "quantization", "activations", "kv_cache_dtype", "device",
+    "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
     "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_memory_bytes", "batch_invariant",
     "tensor_parallel_size", "disable_log_stats", "adaptive_speculation",
 )  # fmt: skip
@@ -78,6 +78,7 @@ def serve(
     revision: Annotated[Text, option("revision")] = None,
     dtype: Annotated[Text, option("dtype")] = None,
     quantization: Annotated[Text, option("quantization")] = None,
+    activations: Annotated[Text, option("activations")] = None,
     kv_cache_dtype: Annotated[Text, option("kv_cache_dtype")] = None,
     device: Annotated[Text, option("device")] = None,
     seed: Annotated[Number, option("seed")] = None,

@@ -69,6 +69,7 @@ GROUPS: dict[str, dict[str, Row]] = {
         "quantization": Row(
             "Round the weights while loading: int8 or int4.", "SCHEME", "as stored", "-q"
         ),
+        "activations": Row("Beside integer weights: auto, int16 or int8.", "TYPE"),
         "kv_cache_dtype": Row("Keys and values: auto or int8.", "TYPE"),
         "device": Row("auto, cpu or cuda.", "NAME"),
         "seed": Row("For requests that bring none.", "N"),

@@ -17,7 +17,13 @@ from foretoken.config.methods import (
     method_names,
 )
 from foretoken.config.published import head_method, packaged_drafter
-from foretoken.config.quantization import KVCacheDtype, check_draft_quantization
+from foretoken.config.quantization import (
+    Activations,
+    KVCacheDtype,
+    Numbers,
+    check_draft_activations,
+    check_draft_quantization,
+)
 from foretoken.config.reader import (
     Allowed,
     at_least,
@@ -166,6 +172,9 @@ class DrafterConfig:
     quantization: str | None = None
     """`int8` or `int4`: round a drafter's weights while loading. `auto`, draft models:
     int8 if draft steps, timed at load, are faster with it. It never changes the output."""
+    activations: Activations = "auto"
+    """What integer weights are multiplied with: activations of 16 bits (`int16`, which is `auto`) or
+    of 8 (`int8`). It never changes the output."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """`int8`: the drafter's own keys and values (draft models, EAGLE) as LLM keeps the target's."""
     disable_padded_drafter_batch: bool = True
@@ -223,6 +232,7 @@ class DrafterConfig:
             allowed = f"False: {method.name} has no tokenizer of its own"
             require(WHERE + name, value, not value or method.own_tokenizer, allowed)
         check_draft_quantization(method, self.quantization)
+        check_draft_activations(method, self.activations, self.quantization)
         kept = self.kv_cache_dtype
         allowed = f"auto: {method.name} keeps no keys and values of its own"
         require(WHERE + "kv_cache_dtype", kept, kept == "auto" or method.own_kv, allowed)
@@ -278,6 +288,16 @@ class DrafterConfig:
     def depth(self) -> int:
         """Most drafts that can be accepted in one verification."""
         return self.tree.depth_of(self.num_speculative_tokens)
+
+    @property
+    def numbers(self) -> Numbers:
+        """How its weights, activations, keys and values are kept."""
+        return Numbers(
+            quantization=self.quantization,
+            kv_cache_dtype=self.kv_cache_dtype,
+            activations=self.activations,
+            of_draft=True,
+        )
 
     @property
     def usual_acceptance(self) -> float:

@@ -5,7 +5,13 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from foretoken.config.aliases import ENGINE_KEYS, with_flags_gathered
-from foretoken.config.quantization import KVCacheDtype, Quantization, check_quantization
+from foretoken.config.quantization import (
+    Activations,
+    KVCacheDtype,
+    Numbers,
+    Quantization,
+    check_quantization,
+)
 from foretoken.config.reader import Allowed, at_least, check_fields, require, words
 from foretoken.config.speculative import SpeculativeConfig
 
@@ -44,6 +50,11 @@ class EngineConfig:
     checkpoint that is quantized already, those that it holds as floats. Such a checkpoint needs
     no setting; naming its format (`gptq`, ...) only checks it. Activations keep the type of
     `dtype`. A draft model has a setting of its own, in speculative_config."""
+    activations: Activations = "auto"
+    """What integer weights are multiplied with. `int16`, which is `auto`: activations in 16-bit
+    fixed point, finer than bfloat16. `int8`: 8 bits and a scale for 128 of them, faster where
+    products are what takes the time, and another model: see docs/quantization.md. A drafter has a
+    setting of its own, in speculative_config."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """`auto`: keys and values in the type of `dtype`. `int8`: 8 bits a number and a float32 scale
     for each token and head, about half the memory and another model, though hardly: see
@@ -109,6 +120,15 @@ class EngineConfig:
         allowed = "False beside lengths by load in speculative_config"
         ok = adaptive in ("auto", False) or not self.has_lengths_by_load
         require("adaptive_speculation", adaptive, ok, allowed)
+
+    @property
+    def numbers(self) -> Numbers:
+        """How the target's weights, activations, keys and values are kept."""
+        return Numbers(
+            quantization=self.quantization,
+            kv_cache_dtype=self.kv_cache_dtype,
+            activations=self.activations,
+        )
 
     @property
     def has_lengths_by_load(self) -> bool:

@@ -1,5 +1,7 @@
-"""Names of the ways to quantize weights and keys and values, of targets and drafts. No torch."""
+"""Names of the ways to quantize weights, activations, keys and values, of targets and drafts. No
+torch."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from foretoken.config.methods import DraftingMethod
@@ -12,6 +14,8 @@ AUTO = "auto"
 _KV_NOT_YET = ("bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla")
 KVCacheDtype = Annotated[str, words("auto", "int8", later=_KV_NOT_YET)]
 """How keys and values are kept; for vLLM's other types NotYetError."""
+Activations = Annotated[str, words("auto", "int16", "int8")]
+"""How rows are rounded that integer weights are multiplied with."""
 Quantization = Annotated[str | None, Allowed("None, " + ", ".join(QUANTIZATIONS), lambda _: True)]
 """How weights are rounded; `check_quantization` says which words may be given."""
 _READY_MADE = ("compressed-tensors", "fp8", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin")
@@ -37,6 +41,42 @@ _SUCCESSORS = {
     ),
 }
 """What vLLM reads and Foretoken does not -> what to use instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """How a model keeps and multiplies its numbers, by names of this module."""
+
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    activations: str = "auto"
+    of_draft: bool = False
+
+    @property
+    def x_bits(self) -> int:
+        """Bits of the activations that integer weights are multiplied with."""
+        return 8 if self.activations == "int8" else 16
+
+    @property
+    def x_bits_asked_by(self) -> str | None:
+        """Name of the setting that asks for them; None: nobody does."""
+        if self.activations == "auto":
+            return None
+        return "speculative_config.activations" if self.of_draft else "activations"
+
+
+def check_draft_activations(method: DraftingMethod, given: str, quantization: str | None) -> None:
+    """Raise unless the drafters of `method` can multiply so.
+
+    Raises:
+        ConfigError: a drafter without weights, or a head whose weights are not rounded.
+    """
+    field = "speculative_config.activations"
+    if given == "auto":
+        return
+    require(field, given, method.has_weights, f"auto: {method.name} has no weights")
+    ok = method.drafts_with == "model" or quantization is not None
+    require(field, given, ok, "auto, or beside quantization: it is for integer weights")
 
 
 def check_draft_quantization(method: DraftingMethod, given: object) -> None:

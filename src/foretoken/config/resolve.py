@@ -14,6 +14,8 @@ from foretoken.config.memory import (
     ModelMemory,
     show,
 )
+from foretoken.config.quantization import QUANTIZATIONS
+from foretoken.config.reader import require
 from foretoken.config.refusal import budget_of
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
@@ -63,6 +65,8 @@ class ResolvedConfig:
         full = self.num_kv_tokens / self.max_model_len
         bits = self.user.quantization
         weights = "" if bits is None else f"{bits} weights, "
+        if self.user.activations != "auto":
+            weights += f"{self.user.activations} activations, "
         invariant = "on" if self.batch_invariant else "off (same tokens up to rounding)"
         return (
             f"{self.user.model}: {weights}{self.dtype} on {self.device}, "
@@ -145,9 +149,11 @@ def resolve(
         gpu_free_memory: free bytes of the CUDA device, None if there is none.
 
     Raises:
-        ConfigError: max_model_len beyond the model's context, no CUDA device, or not enough
-            memory, with the arithmetic and with settings that would work.
+        ConfigError: max_model_len beyond the model's context, no CUDA device, activations of
+            integers beside floating weights, or not enough memory, with the arithmetic and with
+            settings that would work.
     """
+    _check_activations(config, shape)
     device = resolve_device(config.device, gpu_free_memory)
     dtype = resolve_dtype(config.dtype, device, hardware, shape)
     invariant = resolve_invariance(config.batch_invariant, device, dtype)
@@ -179,6 +185,12 @@ def resolve(
         max_num_batched_tokens=tokens,
         budget=budget_of(facts),
     )
+
+
+def _check_activations(config: EngineConfig, shape: ModelShape) -> None:
+    given, rounded = config.activations, config.quantization in QUANTIZATIONS
+    ok = given == "auto" or rounded or shape.stored is not None
+    require("activations", given, ok, "auto, or beside integer weights: quantization int8 or int4")
 
 
 def _packs(device: str, dtype: str, devices: Collection[str]) -> Packs:

@@ -1,12 +1,13 @@
 """What a loaded model is, whoever runs its layers; and how it is asked to be loaded."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from foretoken.errors import ConfigError
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
@@ -27,10 +28,31 @@ class LoadOptions:
     """Slots of a page of the KV store that the model will run over."""
     quantization: str | None = None
     """A name of config.quantization; None: weights stay in `dtype`."""
+    x_bits: int = 16
+    """Bits of activations in fixed point, which integer weights are multiplied with: 16 or 8."""
+    x_bits_asked_by: str | None = None
+    """The setting that asks for them, which is an error where nothing is multiplied so; None:
+    nobody does, they are taken where they can be."""
     kv_dtype: torch.dtype | None = None
     """Type of stored keys and values; None: `dtype`."""
     max_model_len: int | None = None
     """Positions that sequences will reach at most; None: what the model was made for."""
+
+
+def check_bits(options: LoadOptions, found: Container[int]) -> None:
+    """Raise if a setting asks for activations that no linear of the model is multiplied with.
+
+    Args:
+        options: how the model was loaded.
+        found: bits of the fixed point that its linears round rows to.
+
+    Raises:
+        ConfigError: all matrices are floats, or integers that no kernel here takes.
+    """
+    if options.x_bits_asked_by is None or options.x_bits in found:
+        return
+    allowed = "auto: no matrix of this model is kept in integers by the compiled kernels"
+    raise ConfigError(options.x_bits_asked_by, f"int{options.x_bits}", allowed)
 
 
 class Model(ABC):

@@ -20,7 +20,7 @@ from foretoken.layers.decoder_layer import Layer, LayerKind
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
-from foretoken.models.base import LoadOptions
+from foretoken.models.base import LoadOptions, check_bits
 from foretoken.models.compiled_layers import compile_layers
 from foretoken.models.decoder import Decoder
 from foretoken.models.packed_load import PackedLayers, WeightSource
@@ -69,6 +69,8 @@ class Builder:
     """Where layers may be ready, and who wants to know of those that are made."""
     held: Counter[str] = field(default_factory=Counter)
     """How the matrices made so far are kept, and how many are."""
+    fixed: Counter[int] = field(default_factory=Counter)
+    """How many of them round their rows to so many bits."""
 
     def linear(
         self,
@@ -95,12 +97,14 @@ class Builder:
                     packed=packed,
                     is_head=is_head,
                     quantization=self.options.quantization,
+                    x_bits=self.options.x_bits,
                     probe=self.probe,
                 )
             )
             made.append(linear)
             at += rows
             self.held[linear.kept] += 1
+            self.fixed[linear.fixed_bits] += 1
         if self.packed is not None:
             self.packed.made(made)
         return made[0] if len(made) == 1 else JoinedLinear(made)
@@ -271,6 +275,7 @@ class Builder:
         top, compiled = self.linear([head], is_head=True), compile_layers(layers, kinds)
         parts = RolloutParts(embedding_VD=embedding_VD, norm=norm, head=top)
         rollout = compile_rollout(compiled, parts) if scale == 1.0 else None
+        check_bits(self.options, self.fixed)
         self._log_held()
         return Decoder(
             shape=shape,
@@ -291,5 +296,5 @@ class Builder:
             return
         counts = "; ".join(f"{count} as {label}" for label, count in self.held.most_common())
         logger.info("%s: matrices are kept %s", stored.describe(), counts)
-        if stored.rounds_activations:
+        if stored.rounds_activations and self.options.x_bits != 8:
             logger.warning("%s: activations are not rounded to 8 bits here", stored.describe())

@@ -150,7 +150,8 @@ def key_of(config: ResolvedConfig, runner: Runner, members: Mapping[str, Member]
     device = torch.cuda.get_device_name() if cuda else Hardware.detect().cpu_name
     speculative = config.user.speculative_config
     shape = hashlib.sha256(repr(runner.model.shape).encode()).hexdigest()[:16]
-    types = (config.dtype, config.user.quantization, config.user.kv_cache_dtype)
+    user = config.user
+    types = (config.dtype, user.quantization, user.activations, user.kv_cache_dtype)
     drafters = (sorted((name, one.most) for name, one in members.items()), speculative)
     return CostKey(
         model=shape,

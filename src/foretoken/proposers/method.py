@@ -13,6 +13,7 @@ from pathlib import Path
 
 from foretoken.config import DrafterConfig
 from foretoken.config.memory import HeadMemory, ModelMemory
+from foretoken.config.quantization import Numbers
 from foretoken.kv.pool import PagePool
 from foretoken.kv.shared_pages import DraftPages, SharedPages
 from foretoken.kv.store import KVStore
@@ -41,9 +42,9 @@ class BuildContext:
     verifier: Verifier
     pool: PagePool
     """The target's pages. A drafter's own keys and values lie under the same numbers."""
-    load_model: Callable[[Path, str | None, str], Runner]
-    """(folder, quantization, kv_cache_dtype) -> another model over a KV store of its own, with as
-    many pages as the target's."""
+    load_model: Callable[[Path, Numbers], Runner]
+    """(folder, how its numbers are kept) -> another model over a KV store of its own, with as many
+    pages as the target's."""
     device: str
     """Where the target runs."""
     max_model_len: int

@@ -52,6 +52,7 @@ ft_linear *make_linear(int type, int y_type, int64_t inputs, int64_t outputs) {
     *l = (ft_linear){.x_type = type, .y_type = y_type, .inputs = inputs, .outputs = outputs};
     l->weight_type = pick(type == FT_FLOAT32 ? FT_WEIGHT_FLOAT32 : FT_WEIGHT_BFLOAT16, FT_WEIGHT_INT4);
     if (l->weight_type == FT_WEIGHT_INT4) l->group = 32;
+    l->x_bits = pick(0, 1) ? 8 : 16;
     if (l->group && inputs % l->group) l->group = 0, l->weight_type = FT_WEIGHT_INT8;
     const int64_t padded = ft_padded_inputs(l), room = ft_panels(l) * FT_PANEL;
     const float most = 2.0f / sqrtf((float)inputs);

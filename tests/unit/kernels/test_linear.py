@@ -84,12 +84,15 @@ def example(library: Library, kind: str, outputs: int, inputs: int) -> Packed:
     return pack_int8(library, (values - 127).to(torch.int8), scale_NG)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
-def test_many_rows_have_the_bits_of_few(library: Library, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "x_bits"),
+    [("float32", 16), ("bfloat16", 16), ("int8", 16), ("int4", 16), ("int8", 8), ("int4", 8)],
+)
+def test_many_rows_have_the_bits_of_few(library: Library, kind: str, x_bits: int) -> None:
     """From some rows on inputs lie chunk by chunk and several tiles share them."""
     packed = example(library, kind, outputs=1100, inputs=640)
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
-    linear = KernelLinear(library, packed, dtype=dtype, out_dtype=torch.float32)
+    linear = KernelLinear(library, packed, dtype=dtype, out_dtype=torch.float32, x_bits=x_bits)
     x_TK = randn(500, 640, seed=1).to(dtype)
     few = torch.cat([linear(rows) for rows in x_TK.split(7)])
     assert torch.equal(linear(x_TK), few)
@@ -135,19 +138,28 @@ def test_norm_before_is_norm_then_linear(library: Library, dtype: torch.dtype) -
     torch.testing.assert_close(fused, expected, rtol=tolerance, atol=tolerance)
 
 
-def fixed_point(x_TK: Tensor) -> tuple[Tensor, Tensor]:
+LIMITS = {16: 32639, 8: 127}
+"""Bits of an activation in fixed point -> its largest whole number."""
+
+
+def fixed_point(x_TK: Tensor, limit: int) -> tuple[Tensor, Tensor]:
     """Rows in blocks of 128: whole numbers [T, B, 128] and scales [T, B], as native/linear.h."""
     blocks = F.pad(x_TK.float(), (0, -x_TK.shape[1] % 128)).unflatten(1, (-1, 128))
     most = blocks.abs().amax(2)
-    inverse = torch.where(most > 0, torch.full_like(most, 32639) / most, torch.zeros(()))
-    return (blocks * inverse[..., None]).round().long(), most / 32639
+    inverse = torch.where(most > 0, torch.full_like(most, limit) / most, torch.zeros(()))
+    return (blocks * inverse[..., None]).round().long(), most / limit
 
 
 def exact_sum(
-    x_TK: Tensor, values_NK: Tensor, scale_NG: Tensor, zero_NG: Tensor | None, middle: int
+    x_TK: Tensor,
+    values_NK: Tensor,
+    scale_NG: Tensor,
+    zero_NG: Tensor | None,
+    middle: int,
+    x_bits: int,
 ) -> Tensor:
     """What native/linear.h promises for integer weights, operation by operation."""
-    fixed, x_scale = fixed_point(x_TK)
+    fixed, x_scale = fixed_point(x_TK, LIMITS[x_bits])
     per_output = scale_NG.shape[1] == 1
     group = 128 if per_output else values_NK.shape[1] // scale_NG.shape[1]
     width = fixed.shape[1] * 128
@@ -183,6 +195,7 @@ def integer_weights(
     return packed, (values, scale_NG, chosen, 0 if asymmetric else 8)
 
 
+@pytest.mark.parametrize("x_bits", LIMITS)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(
     ("bits", "group", "asymmetric"),
@@ -190,13 +203,13 @@ def integer_weights(
     + [(4, group, asymmetric) for group in (32, 64, 128) for asymmetric in (False, True)],
 )
 def test_integer_weights_bit_for_bit(
-    library: Library, bits: int, group: int, asymmetric: bool, gated: bool
+    library: Library, bits: int, group: int, asymmetric: bool, gated: bool, x_bits: int
 ) -> None:
     packed, (values, scale, zero, middle) = integer_weights(library, bits, group, asymmetric, gated)
     x_TK = randn(29, packed.inputs) * torch.logspace(-3, 3, 29)[:, None]
     x_TK[3] = 0
-    linear = KernelLinear(library, packed, dtype=torch.float32)
-    expected = exact_sum(x_TK, values, scale, zero, middle)
+    linear = KernelLinear(library, packed, dtype=torch.float32, x_bits=x_bits)
+    expected = exact_sum(x_TK, values, scale, zero, middle, x_bits)
     residual_TN = torch.zeros(29, 86)
     if gated:
         gate, up = expected.chunk(2, dim=1)
@@ -206,9 +219,29 @@ def test_integer_weights_bit_for_bit(
     assert_rows_are_their_own(linear, x_TK, residual_TN)
 
 
-def test_what_is_not_a_number_stays_so(library: Library) -> None:
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("x_bits", LIMITS)
+def test_nothing_saturates(library: Library, bits: int, x_bits: int) -> None:
+    """The largest products of one sign, in either direction, which sums of 16 bits do not hold."""
+    low, high = (-128, 127) if bits == 8 else (0, 15)
+    values = torch.full((32, 256), high)
+    values[::2] = low
+    scale_NG = torch.ones(32, 1 if bits == 8 else 8)
+    if bits == 8:
+        packed = pack_int8(library, values.to(torch.int8), scale_NG)
+    else:
+        packed = pack_int4(library, values.to(torch.uint8), scale_NG)
+    x_TK = torch.ones(4, 256)
+    x_TK[1::2] = -1
+    linear = KernelLinear(library, packed, dtype=torch.float32, x_bits=x_bits)
+    expected = exact_sum(x_TK, values, scale_NG, None, 0 if bits == 8 else 8, x_bits)
+    assert torch.equal(linear(x_TK), expected)
+
+
+@pytest.mark.parametrize("x_bits", LIMITS)
+def test_what_is_not_a_number_stays_so(library: Library, x_bits: int) -> None:
     packed, _ = integer_weights(library, 8, 0, False, False)
-    linear = KernelLinear(library, packed, dtype=torch.float32)
+    linear = KernelLinear(library, packed, dtype=torch.float32, x_bits=x_bits)
     x_TK = randn(3, packed.inputs)
     x_TK[0, 5], x_TK[1, 7] = float("nan"), float("inf")
     found = linear(x_TK)

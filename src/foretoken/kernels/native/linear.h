@@ -4,9 +4,9 @@
 // are, nor where it stands among them, nor on the threads.
 //   Floating weights: one float32 accumulator per output, along K in order (pairs of bfloat16 as the
 //   processor's instruction takes them).
-//   Integer weights: activations become 16-bit fixed point per row and block of 128 inputs; sums
-//   within a group are exact integers; groups are then added in float32 in order (a product, then a
-//   sum, never fused). These bits are the same on every instruction set.
+//   Integer weights: activations become fixed point of 16 or 8 bits per row and block of 128 inputs;
+//   sums within a group are exact integers; groups are then added in float32 in order (a product, then
+//   a sum, never fused). These bits are the same on every instruction set.
 #ifndef FORETOKEN_LINEAR_H
 #define FORETOKEN_LINEAR_H
 
@@ -32,6 +32,7 @@ typedef struct {
     int32_t y_type;      // of y and of the residual
     int32_t gated;       // y = silu(gate) * up: half as many columns as outputs
     int32_t group;       // int4: 32, 64 or 128 inputs; else 0
+    int32_t x_bits;      // integer weights: 8 for activations of 8 bits, else 16
     float norm_eps;
     int64_t outputs;     // of the matrix, without padding
     int64_t inputs;
@@ -59,7 +60,7 @@ FT_EXPORT void ft_linear_dense(const ft_linear *layer, const void *x, void *y, c
 // other; of many the inputs of a chunk of weights lie together, so that what is used together is read
 // in the order of memory and does not share sets of a cache.
 typedef struct {
-    const void *values;    // float, bf16; int16 for integer weights, each four as 0 2 1 3
+    const void *values;    // float, bf16; for integer weights int8, or int16, each four as 0 2 1 3
     int64_t stride;        // between rows, in bytes
     int64_t chunk_stride;  // between chunks of a row, in bytes
     int chunk_shift;       // a chunk of a row has 1 << chunk_shift bytes

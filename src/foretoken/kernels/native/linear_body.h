@@ -195,8 +195,14 @@ COPIES(pair_steps, MOST_ROWS)
 COPIES(float_steps, MOST_ROWS)
 COPIES(int8_steps, MOST_FIXED_ROWS)
 COPIES(int4_steps, MOST_FIXED_ROWS)
+#if QUAD_BITS >= 8
+COPIES(int8_quads, MOST_FIXED_ROWS)
+#endif
+#if QUAD_BITS >= 4
+COPIES(int4_quads, MOST_FIXED_ROWS)
+#endif
 
-// How a type of weights is walked through.
+// How a layer's weights are walked through.
 typedef struct {
     void (*tile)(const chunk *, int rows);
     void (*panel)(const chunk *, int rows);
@@ -205,8 +211,16 @@ typedef struct {
     int x_bytes;  // of a prepared input
 } walk;
 
-static walk walk_of(int weight_type) {
-    switch (weight_type) {
+static walk walk_of(const ft_linear *layer) {
+#if QUAD_BITS >= 8
+    if (layer->weight_type == FT_WEIGHT_INT8 && layer->x_bits == 8)
+        return (walk){int8_quads_tile, int8_quads_panel, MOST_FIXED_ROWS, 4, 1};
+#endif
+#if QUAD_BITS >= 4
+    if (layer->weight_type == FT_WEIGHT_INT4 && layer->x_bits == 8)
+        return (walk){int4_quads_tile, int4_quads_panel, MOST_FIXED_ROWS, 8, 1};
+#endif
+    switch (layer->weight_type) {
         case FT_WEIGHT_FLOAT32:
             return (walk){float_steps_tile, float_steps_panel, MOST_ROWS, 1, 4};
         case FT_WEIGHT_INT8:
@@ -338,7 +352,7 @@ typedef struct {
 
 static plan plan_of(const ft_linear_job *job, int64_t panel, int64_t panels) {
     const ft_linear *layer = job->layer;
-    plan p = {.job = job, .how = walk_of(layer->weight_type)};
+    plan p = {.job = job, .how = walk_of(layer)};
     const int each = p.how.inputs_per_step;
     p.steps = ft_round_up(ft_padded_inputs(layer), each) / each;
     // Rows that lie where they were given have no padding to read.
@@ -416,14 +430,14 @@ static void tile(const ft_linear_job *job, int64_t panel, int64_t panels) {
 }
 
 static int chunk_shift(const ft_linear *layer) {
-    const walk how = walk_of(layer->weight_type);
+    const walk how = walk_of(layer);
     return __builtin_ctz((unsigned)(CHUNK_STEPS * how.inputs_per_step * how.x_bytes));
 }
 
 static size_t row_bytes(const ft_linear *layer) {
     const int64_t padded = ft_padded_inputs(layer);
     if (layer->weight_type >= FT_WEIGHT_INT8)
-        return (size_t)(2 * ft_round_up(padded, FT_BLOCK));
+        return (size_t)(walk_of(layer).x_bytes * ft_round_up(padded, FT_BLOCK));
     return (size_t)padded * (layer->weight_type == FT_WEIGHT_FLOAT32 ? 4 : PAIR_INPUT_BYTES);
 }
 
@@ -444,6 +458,7 @@ static void prepare(const ft_linear_job *job, int64_t row) {
     const void *x = job->rows->x;
     const int integer = layer->weight_type >= FT_WEIGHT_INT8;
     const int narrow = layer->weight_type == FT_WEIGHT_BFLOAT16 && PAIR_INPUT_BYTES == 2;
+    const int x_bytes = walk_of(layer).x_bytes;
     float block[FT_BLOCK];
     const vf factor = vf_set1(layer->norm ? norm_factor(layer, x, start) : 1.0f);
     const int64_t padded = integer ? job->x.blocks * FT_BLOCK : ft_padded_inputs(layer);
@@ -463,12 +478,14 @@ static void prepare(const ft_linear_job *job, int64_t row) {
         }
         const int64_t room = padded - k;
         const int kept = room < W ? (int)room : W;
-        char *target = ft_prepared_at(&job->x, row, k * (narrow ? 2 : 4));
         if (integer) {
             // A block's fixed-point scale is known when its largest value is: when it is whole.
             vf_store(block + k % FT_BLOCK, value);
-            if (k % FT_BLOCK + W == FT_BLOCK) fix_block(job, row, k / FT_BLOCK, block);
-        } else if (narrow) {
+            if (k % FT_BLOCK + W == FT_BLOCK) fix_block(job, row, k / FT_BLOCK, block, x_bytes);
+            continue;
+        }
+        char *target = ft_prepared_at(&job->x, row, k * x_bytes);
+        if (narrow) {
             vf_store_bf16_n((bf16 *)target, value, kept);
         } else {
             vf_store_n((float *)target, value, kept);

@@ -1,12 +1,13 @@
 // The integer part of linear_body.h: activations in fixed point, exact sums within a group.
 //
-// A block of 128 activations is scale * q with whole q in [-32639, 32639]. Weights are unsigned
-// (value + 128, or 0..15), and the excess, times the sum of q, is where a group's sums start from.
-// Both are multiplied as pairs of 16 bits: packed weights are widened in registers, once for all rows
-// of a group.
+// A block of 128 activations is scale * q with whole q in [-32639, 32639], or with 8 bits in
+// [-127, 127]. Weights are unsigned (value + 128, or 0..15), and the excess, times the sum of q, is
+// where a group's sums start from. Both are multiplied as pairs of 16 bits: packed weights are widened
+// in registers, once for all rows of a group. With activations of 8 bits they are multiplied as quads
+// of 8 where the instruction set does that exactly (QUAD_BITS), else as pairs: the sums are the same.
 #include "vec_whole.h"
 
-enum { MOST_FIXED = 32639 };
+enum { MOST_FIXED = 32639, MOST_OF_8 = 127 };
 
 #if defined(PAIRS)
 enum { PAIR_INPUT_BYTES = 2 };
@@ -14,7 +15,9 @@ enum { PAIR_INPUT_BYTES = 2 };
 enum { PAIR_INPUT_BYTES = 4 };
 #endif
 
-static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, const float *values) {
+static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, const float *values,
+                      int x_bytes) {
+    const float limit = job->layer->x_bits == 8 ? MOST_OF_8 : MOST_FIXED;
     vf peak = vf_set1(0), odd = vf_set1(0);
     for (int k = 0; k < FT_BLOCK; k += W) {
         const vf value = vf_load(values + k);
@@ -23,8 +26,8 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
     }
     const float most = vf_peak(peak), strange = vf_sum(odd);
     const int usable = strange == 0 && most > 0;
-    const vf inverse = vf_set1(usable ? (float)MOST_FIXED / most : 0.0f);
-    ((float *)job->x.scales)[row * job->x.blocks + block] = most / (float)MOST_FIXED + strange;
+    const vf inverse = vf_set1(usable ? limit / most : 0.0f);
+    ((float *)job->x.scales)[row * job->x.blocks + block] = most / limit + strange;
     float scaled_values[FT_BLOCK];
     int32_t fixed[FT_BLOCK];
     for (int k = 0; k < FT_BLOCK; k += W) {
@@ -38,8 +41,13 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
         for (int k = 0; k < 32; k++) sum += fixed[part * 32 + k];
         sums[part] = sum;
     }
+    char *const at = ft_prepared_at(&job->x, row, x_bytes * block * FT_BLOCK);
+    if (x_bytes == 1) {
+        for (int k = 0; k < FT_BLOCK; k++) ((int8_t *)at)[k] = (int8_t)fixed[k];
+        return;
+    }
     // Each four in the order in which unpack() below finds their weights.
-    int16_t *target = (int16_t *)ft_prepared_at(&job->x, row, 2 * block * FT_BLOCK);
+    int16_t *target = (int16_t *)at;
     for (int k = 0; k < FT_BLOCK; k += 4) {
         target[k] = (int16_t)fixed[k];
         target[k + 1] = (int16_t)fixed[k + 2];
@@ -121,44 +129,107 @@ ALWAYS void add_part(const chunk *c, const int bits, const int rows, const int p
     }
 }
 
-ALWAYS void run_group(const chunk *c, const int bits, const int rows, const int panels,
-                      const place *at) {
+#if QUAD_BITS
+// Quad number `part` of each 32 bits: inputs 0 to 3, or of 4-bit weights also 4 to 7.
+ALWAYS vi unpack_quads(vi packed, const int bits, const int part) {
+    if (bits == 8) return packed;
+    return vi_and(part ? vi_shift(packed, 4) : packed, vi_set1(0x0f0f0f0f));
+}
+
+// The inputs of one quad of every step; `weight` and `x` are where the step begins.
+ALWAYS void add_quads(const chunk *c, const int bits, const int rows, const int panels,
+                      const char *weight, const char *x, const int part, whole_sums sum) {
+    vi w[FIXED_PANELS][HALVES];
+    UNROLL for (int p = 0; p < panels; p++)
+        UNROLL for (int h = 0; h < HALVES; h++)
+            w[p][h] = unpack_quads(vi_load(weight + p * c->panel_stride + h * W * 4), bits, part);
+    UNROLL for (int r = 0; r < rows; r++) {
+        const vi quad = vi_set1(pair_at(x + r * c->x_stride + part * 4));
+        UNROLL for (int p = 0; p < panels; p++)
+            UNROLL for (int h = 0; h < HALVES; h++) vi_add_quads(&sum[r][p][h], w[p][h], quad);
+    }
+}
+#endif
+
+// `x_bits` says how the rows lie: 16 as pairs, 8 as quads.
+ALWAYS void add_step(const chunk *c, const int bits, const int x_bits, const int rows,
+                     const int panels, const place *at, int step, whole_sums sum) {
+    const char *weight = c->weight + at->panel * c->panel_stride + step * STEP_BYTES;
+    const char *x = c->x + step * (4 * x_bits / bits);
+    UNROLL for (int p = 0; p < panels; p++)
+        __builtin_prefetch(c->fetch[at->panel + p] + step * c->fetch_step);
+#if QUAD_BITS
+    if (x_bits == 8) {
+        add_quads(c, bits, rows, panels, weight, x, 0, sum);
+        if (bits == 4) add_quads(c, bits, rows, panels, weight, x, 1, sum);
+        return;
+    }
+#endif
+    add_part(c, bits, rows, panels, weight, x, 0, sum);
+    add_part(c, bits, rows, panels, weight, x, 1, sum);
+    if (bits == 8) return;
+    add_part(c, bits, rows, panels, weight, x, 2, sum);
+    add_part(c, bits, rows, panels, weight, x, 3, sum);
+}
+
+ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const int rows,
+                      const int panels, const place *at) {
     const int parts = (c->layer->group ? c->layer->group : FT_BLOCK) / 32;
     int32_t excess[MOST_FIXED_ROWS];
     whole_sums sum;
     for (int r = 0; r < rows; r++) excess[r] = sum_of(c, r, at->number * parts, parts);
     start_group(c, rows, panels, bits == 8 ? 128 : 8, excess, sum);
-    for (int i = at->step; i < at->end; i++) {
-        const char *weight = c->weight + at->panel * c->panel_stride + i * STEP_BYTES;
-        const char *x = c->x + i * (64 / bits);
-        UNROLL for (int p = 0; p < panels; p++)
-            __builtin_prefetch(c->fetch[at->panel + p] + i * c->fetch_step);
-        add_part(c, bits, rows, panels, weight, x, 0, sum);
-        add_part(c, bits, rows, panels, weight, x, 1, sum);
-        if (bits == 8) continue;
-        add_part(c, bits, rows, panels, weight, x, 2, sum);
-        add_part(c, bits, rows, panels, weight, x, 3, sum);
-    }
+#ifdef HALF_STEPS
+    if (x_bits == 8)
+        for (int i = at->step; i < at->end; i += HALF_STEPS) {
+            whole_sums halves;
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int p = 0; p < panels; p++)
+                    UNROLL for (int h = 0; h < HALVES; h++) halves[r][p][h] = vi_set1(0);
+            UNROLL for (int j = 0; j < HALF_STEPS; j++)
+                add_step(c, bits, x_bits, rows, panels, at, i + j, halves);
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int p = 0; p < panels; p++)
+                    UNROLL for (int h = 0; h < HALVES; h++)
+                        vi_add_products(&sum[r][p][h], halves[r][p][h], vi_set1(0x00010001));
+        }
+    else
+#endif
+        for (int i = at->step; i < at->end; i++)
+            add_step(c, bits, x_bits, rows, panels, at, i, sum);
     if (bits == 4 && c->zero)
         end_group(c, rows, panels, at, excess, sum, 1);
     else
         end_group(c, rows, panels, at, excess, sum, 0);
 }
 
-ALWAYS void fixed_steps(const chunk *c, const int bits, const int rows, const int panels) {
+ALWAYS void fixed_steps(const chunk *c, const int bits, const int x_bits, const int rows,
+                        const int panels) {
     const int at_once = panels < FIXED_PANELS ? panels : FIXED_PANELS;
     const int steps = (c->layer->group ? c->layer->group : FT_BLOCK) * bits / 32;
     for (int panel = 0; panel < panels; panel += at_once)
         for (int group = 0, i = 0; i < c->steps; group++, i += steps) {
             const place at = {panel, group, i, i + steps < c->steps ? i + steps : c->steps};
-            run_group(c, bits, rows, at_once, &at);
+            run_group(c, bits, x_bits, rows, at_once, &at);
         }
 }
 
 ALWAYS void int8_steps(const chunk *c, const int rows, const int panels) {
-    fixed_steps(c, 8, rows, panels);
+    fixed_steps(c, 8, 16, rows, panels);
 }
 
 ALWAYS void int4_steps(const chunk *c, const int rows, const int panels) {
-    fixed_steps(c, 4, rows, panels);
+    fixed_steps(c, 4, 16, rows, panels);
 }
+
+#if QUAD_BITS >= 8
+ALWAYS void int8_quads(const chunk *c, const int rows, const int panels) {
+    fixed_steps(c, 8, 8, rows, panels);
+}
+#endif
+
+#if QUAD_BITS >= 4
+ALWAYS void int4_quads(const chunk *c, const int rows, const int panels) {
+    fixed_steps(c, 4, 8, rows, panels);
+}
+#endif

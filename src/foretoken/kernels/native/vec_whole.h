@@ -1,6 +1,10 @@
 /* Vectors of W whole numbers of 32 bits, beside vec.h's floats: what products of integer weights need.
  *
  * Two 16-bit numbers share 32 bits as a pair. A product of pairs adds both products to a sum, exactly.
+ * Four bytes share them as a quad: those of the first factor without a sign, of the second with one.
+ * QUAD_BITS is how large the first may be for a product of quads to be exact, 0 without that product.
+ * Where HALF_STEPS is defined such products go to sums of 16 bits, two in each 32, which hold those of
+ * so many steps of 4-bit weights: 2 x HALF_STEPS quads of at most 2 x 15 x 127. Then they are added up.
  */
 #ifndef FORETOKEN_VEC_WHOLE_H
 #define FORETOKEN_VEC_WHOLE_H
@@ -32,6 +36,18 @@ static inline void vi_add_products(vi *sum, vi a, vi b) {
     *sum = _mm512_add_epi32(*sum, _mm512_madd_epi16(a, b));
 #endif
 }
+#ifdef __AVX512VNNI__
+#define QUAD_BITS 8
+static inline void vi_add_quads(vi *sum, vi a, vi b) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));
+}
+#else
+#define QUAD_BITS 4
+#define HALF_STEPS 4
+static inline void vi_add_quads(vi *sum, vi a, vi b) {
+    *sum = _mm512_add_epi16(*sum, _mm512_maddubs_epi16(a, b));
+}
+#endif
 
 #elif W == 8
 
@@ -44,6 +60,11 @@ static inline vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
 static inline vf vf_of_vi(vi x) { return _mm256_cvtepi32_ps(x); }
 static inline void vi_add_products(vi *sum, vi a, vi b) {
     *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(a, b));
+}
+#define QUAD_BITS 4
+#define HALF_STEPS 4
+static inline void vi_add_quads(vi *sum, vi a, vi b) {
+    *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(a, b));
 }
 
 #else
@@ -63,6 +84,7 @@ static inline void vi_add_products(vi *sum, vi a, vi b) {
     const vi low = (vi)((vi)((__typeof__(vi))b << 16) >> 16), high = b >> 16;
     *sum += (a & 0xffff) * low + (a >> 16) * high;
 }
+#define QUAD_BITS 0
 
 #endif
 

@@ -15,7 +15,7 @@ from foretoken.backend import LinearSpec, backend_for
 from foretoken.errors import CheckpointError, UnsupportedModelError
 from foretoken.kv.features import FINAL, FeatureStore
 from foretoken.kv.store import KVStore
-from foretoken.models.base import LoadOptions, Model
+from foretoken.models.base import LoadOptions, Model, check_bits
 from foretoken.models.checkpoint import Checkpoint
 from foretoken.models.tensors import ModelInput, SpanLayout
 from foretoken.models.through_transformers.attention import (
@@ -104,19 +104,25 @@ def load_with_transformers(
     causal = _on_meta(folder, shape)
     backend, probe = backend_for(options.device), RowProbe() if options.batch_invariant else None
 
+    fixed: set[int] = set()
+
     def linear(weight_NK: Tensor, bias_N: Tensor | None) -> Linear:
-        return backend.linear(
+        made = backend.linear(
             LinearSpec(
                 weights=weight_NK,
                 dtype=options.dtype,
                 bias_N=bias_N,
                 quantization=options.quantization,
+                x_bits=options.x_bits,
                 probe=probe,
             )
         )
+        fixed.add(made.fixed_bits)
+        return made
 
     with Checkpoint(folder, dtype=options.dtype, device=options.device) as checkpoint:
         fill(causal, checkpoint, linear)
+    check_bits(options, fixed)
     if options.batch_invariant:
         swap_activations(causal)
     paged.attach(causal)

@@ -19,6 +19,11 @@ class Linear(ABC):
         """How it keeps its weights, in words."""
         return "floats without a kernel"
 
+    @property
+    def fixed_bits(self) -> int:
+        """Bits of the fixed point that it rounds rows to; 0: it does not."""
+        return 0
+
 
 @final
 class PlainLinear(Linear):

@@ -22,6 +22,8 @@ class HeadLinears:
 
     quantization: str | None = None
     """A name of `config.quantization.QUANTIZATIONS`; None: weights stay as they are."""
+    x_bits: int = 16
+    """As of `LinearSpec`."""
 
     def __call__(
         self,
@@ -41,6 +43,7 @@ class HeadLinears:
                 adds_residual=adds_residual,
                 is_head=top,
                 quantization=self.quantization,
+                x_bits=self.x_bits,
             )
         )
 

@@ -8,7 +8,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -100,12 +100,16 @@ class ModelOnDisk:
 
     def load(self, context: BuildContext) -> Runner:
         """Read the weights. Drafts need no invariance: what they propose is checked either way."""
-        kept = self.config.kv_cache_dtype
-        if self.config.quantization == AUTO:
-            return load_cheaper(
-                lambda folder, bits: context.load_model(folder, bits, kept), self.folder
-            )
-        return context.load_model(self.folder, self.config.quantization, kept)
+        numbers = self.config.numbers
+        if self.config.quantization != AUTO:
+            return context.load_model(self.folder, numbers)
+
+        def load(folder: Path, bits: str | None) -> Runner:
+            # Floats are not multiplied so, which is no error of a setting for what may be chosen.
+            kept = numbers.activations if bits else "auto"
+            return context.load_model(folder, replace(numbers, quantization=bits, activations=kept))
+
+        return load_cheaper(load, self.folder)
 
 
 def load_cheaper(load: Callable[[Path, str | None], Runner], folder: Path) -> Runner:
