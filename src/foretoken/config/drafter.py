@@ -173,8 +173,8 @@ class DrafterConfig:
     """`int8` or `int4`: round a drafter's weights while loading. `auto`, draft models:
     int8 if draft steps, timed at load, are faster with it. It never changes the output."""
     activations: Activations = "auto"
-    """What integer weights are multiplied with: activations of 16 bits (`int16`, which is `auto`) or
-    of 8 (`int8`). It never changes the output."""
+    """What a drafter's integer weights are multiplied with: activations of 16 bits (`int16`, which
+    is `auto`) or of 8 (`int8`). It never changes the output."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """`int8`: the drafter's own keys and values (draft models, EAGLE) as LLM keeps the target's."""
     disable_padded_drafter_batch: bool = True
