@@ -72,7 +72,8 @@ class Prefill:
 
 
 def pack(library: Library, weights: str, outputs: int, inputs: int) -> Packed:
-    weights = weights.removesuffix(EIGHT)
+    if weights.endswith(EIGHT):
+        return replace(pack(library, weights.removesuffix(EIGHT), outputs, inputs), x_bits=8)
     generator = torch.Generator().manual_seed(0)
     if weights in ("bf16", "fp32"):
         dtype = torch.bfloat16 if weights == "bf16" else torch.float32
@@ -123,8 +124,7 @@ def measure(library: Library, weights: str, shape: str, arguments: argparse.Name
     count = 2 if arguments.quick else max(2, LEAST_BYTES // first.num_bytes)
     packed = [first, *(copied(library, first) for _ in range(count - 1))]
     dtype = torch.float32 if weights == "fp32" else torch.bfloat16
-    x_bits = 8 if weights.endswith(EIGHT) else 16
-    layers = [KernelLinear(library, one, dtype=dtype, x_bits=x_bits) for one in packed]
+    layers = [KernelLinear(library, one, dtype=dtype) for one in packed]
     arms = {f"{rows}": caller(layers, rows) for rows in ROWS}
     arms["read"] = reader(library, [one.weight for one in packed])
     seconds = interleave(arms, arguments.repeats)
@@ -145,11 +145,10 @@ def measure_prefill(library: Library, weights: str, arguments: argparse.Namespac
     """All shapes in turns."""
     arms, work = {}, {}
     dtype = torch.float32 if weights == "fp32" else torch.bfloat16
-    x_bits = 8 if weights.endswith(EIGHT) else 16
     for shape in arguments.shapes.split(","):
         outputs, inputs = (int(size) for size in shape.split("x"))
         packed = pack(library, weights, outputs, inputs)
-        layer = KernelLinear(library, packed, dtype=dtype, x_bits=x_bits)
+        layer = KernelLinear(library, packed, dtype=dtype)
         arms[shape] = caller([layer], arguments.prefill)
         work[shape] = 2e-9 * outputs * inputs * arguments.prefill
     found = []

@@ -202,12 +202,12 @@ class CpuKernels(Backend):
             packed = pack_rounded(library, weights, scheme)
         else:
             packed = pack_float(library, weights)
+        packed = replace(packed, x_bits=spec.x_bits)
         return KernelLinear(
             library,
             packed,
             dtype=spec.dtype,
             out_dtype=spec.out_dtype,
-            x_bits=spec.x_bits,
             bias_N=spec.bias_N,
         )
 

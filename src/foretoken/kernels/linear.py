@@ -36,6 +36,8 @@ class Packed:
     """float32: int8 [N padded]; in groups [panels, groups, 16]."""
     zero: Tensor | None = None
     """float32 [panels, groups, 16], in steps of the weights; None: the middle, 8 or 128."""
+    x_bits: int = 16
+    """Of activations in fixed point, which integers are multiplied with: 16 or 8."""
 
     @property
     def num_bytes(self) -> int:
@@ -211,7 +213,6 @@ class PackedLayer:
         *,
         x_dtype: torch.dtype,
         y_dtype: torch.dtype,
-        x_bits: int = 16,
         bias_N: Tensor | None = None,
         norm: tuple[Tensor, float] | None = None,
     ) -> "PackedLayer":
@@ -222,7 +223,6 @@ class PackedLayer:
             packed: the weights.
             x_dtype: float32 or bfloat16, of the rows given.
             y_dtype: float32 or bfloat16, of the result and the residual.
-            x_bits: 16 or 8, of activations in fixed point, for integer weights.
             bias_N: added to the sums.
             norm: weights [K] and eps of an RMSNorm over the rows before.
         """
@@ -241,7 +241,7 @@ class PackedLayer:
             y_type=TYPES[y_dtype],
             gated=packed.gated,
             group=packed.group,
-            x_bits=x_bits,
+            x_bits=packed.x_bits,
             norm_eps=norm[1] if norm is not None else 0.0,
             outputs=packed.outputs,
             inputs=packed.inputs,

@@ -3,6 +3,7 @@ input lost at the edge of a panel, a stride ignored, an instruction set that com
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -90,9 +91,9 @@ def example(library: Library, kind: str, outputs: int, inputs: int) -> Packed:
 )
 def test_many_rows_have_the_bits_of_few(library: Library, kind: str, x_bits: int) -> None:
     """From some rows on inputs lie chunk by chunk and several tiles share them."""
-    packed = example(library, kind, outputs=1100, inputs=640)
+    packed = replace(example(library, kind, outputs=1100, inputs=640), x_bits=x_bits)
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
-    linear = KernelLinear(library, packed, dtype=dtype, out_dtype=torch.float32, x_bits=x_bits)
+    linear = KernelLinear(library, packed, dtype=dtype, out_dtype=torch.float32)
     x_TK = randn(500, 640, seed=1).to(dtype)
     few = torch.cat([linear(rows) for rows in x_TK.split(7)])
     assert torch.equal(linear(x_TK), few)
@@ -206,9 +207,10 @@ def test_integer_weights_bit_for_bit(
     library: Library, bits: int, group: int, asymmetric: bool, gated: bool, x_bits: int
 ) -> None:
     packed, (values, scale, zero, middle) = integer_weights(library, bits, group, asymmetric, gated)
+    packed = replace(packed, x_bits=x_bits)
     x_TK = randn(29, packed.inputs) * torch.logspace(-3, 3, 29)[:, None]
     x_TK[3] = 0
-    linear = KernelLinear(library, packed, dtype=torch.float32, x_bits=x_bits)
+    linear = KernelLinear(library, packed, dtype=torch.float32)
     expected = exact_sum(x_TK, values, scale, zero, middle, x_bits)
     residual_TN = torch.zeros(29, 86)
     if gated:
@@ -233,7 +235,7 @@ def test_nothing_saturates(library: Library, bits: int, x_bits: int) -> None:
         packed = pack_int4(library, values.to(torch.uint8), scale_NG)
     x_TK = torch.ones(4, 256)
     x_TK[1::2] = -1
-    linear = KernelLinear(library, packed, dtype=torch.float32, x_bits=x_bits)
+    linear = KernelLinear(library, replace(packed, x_bits=x_bits), dtype=torch.float32)
     expected = exact_sum(x_TK, values, scale_NG, None, 0 if bits == 8 else 8, x_bits)
     assert torch.equal(linear(x_TK), expected)
 
@@ -241,7 +243,7 @@ def test_nothing_saturates(library: Library, bits: int, x_bits: int) -> None:
 @pytest.mark.parametrize("x_bits", LIMITS)
 def test_what_is_not_a_number_stays_so(library: Library, x_bits: int) -> None:
     packed, _ = integer_weights(library, 8, 0, False, False)
-    linear = KernelLinear(library, packed, dtype=torch.float32, x_bits=x_bits)
+    linear = KernelLinear(library, replace(packed, x_bits=x_bits), dtype=torch.float32)
     x_TK = randn(3, packed.inputs)
     x_TK[0, 5], x_TK[1, 7] = float("nan"), float("inf")
     found = linear(x_TK)

@@ -29,7 +29,6 @@ class KernelLinear(Linear):
         *,
         dtype: torch.dtype,
         out_dtype: torch.dtype | None = None,
-        x_bits: int = 16,
         bias_N: Tensor | None = None,
         norm: tuple[Tensor, float] | None = None,
     ) -> None:
@@ -40,20 +39,18 @@ class KernelLinear(Linear):
             packed: the weights; gated ones give silu(gate) * up.
             dtype: float32 or bfloat16, of rows.
             out_dtype: of results and residuals; default: that of rows.
-            x_bits: 16 or 8, of rows in fixed point, for integer weights.
             bias_N: added before the activation.
             norm: weights [K] and eps of an RMSNorm over the rows before.
         """
         self.library = library
         self.dtype, self.out_dtype = dtype, out_dtype or dtype
-        self.packed, self._x_bits = packed, x_bits
+        self.packed = packed
         self.columns = packed.outputs // 2 if packed.gated else packed.outputs
         self._layer = PackedLayer.bind(
             library,
             packed,
             x_dtype=dtype,
             y_dtype=self.out_dtype,
-            x_bits=x_bits,
             bias_N=bias_N,
             norm=norm,
         )
@@ -69,7 +66,7 @@ class KernelLinear(Linear):
     @property
     def fixed_bits(self) -> int:
         """Bits of rows before integer weights; floats are not rounded."""
-        return self._x_bits if self.packed.weight_type in (INT8, INT4) else 0
+        return self.packed.x_bits if self.packed.weight_type in (INT8, INT4) else 0
 
     @property
     def address(self) -> int:
