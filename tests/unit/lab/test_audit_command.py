@@ -1,11 +1,16 @@
 """`foretoken lab audit` as its user sees it."""
 
+import asyncio
 import json
+import time
 from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
+from foretoken.lab.audit.asking import Asker
+from foretoken.lab.audit.run import MORE, AuditFollower, AuditPlan, audit
+from foretoken.lab.http.client import EndpointConfig, connect
 from foretoken.lab.mock.faults import MockFaults
 from foretoken.lab.mock.generator import MockLaw
 from foretoken.lab.mock.server import MockServer, mock_running
@@ -34,6 +39,42 @@ def test_a_right_server_and_a_faulty_one(tmp_path: Path) -> None:
     assert checks["stops"]["status"] == "fault" and checks["stops"]["plain_wrong"] == 0
     assert {c["status"] for name, c in checks.items() if name != "stops"} == {"ok"}
     assert right.exit_code == 0 and "no fault in 2 checks" in right.stderr
+
+
+def test_the_time_is_told_of_what_is_asked() -> None:
+    whole = AuditPlan()
+    once, again = whole.greedy_answers(compared=True)
+    assert 0 < again and once < whole.requests(compared=True), "most ask for few tokens"
+    tools = AuditPlan(only=("tools",))
+    once, again = tools.greedy_answers(compared=True)
+    assert once == tools.prompts * 2 * 2 * 0.6 and again == MORE * once
+    assert tools.requests(compared=True) == tools.prompts * 2 * 2, "no greedy texts are needed"
+    told: list[tuple[int, float, float]] = []
+
+    async def ask() -> int:
+        with mock_running(MockServer(MockLaw(step_s=0.002, prefill_s=0.0))) as url:
+            client = await connect(EndpointConfig(url=url))
+            askers = [Asker(client.pool, client.info.model) for _ in range(2)]
+            plan = AuditPlan(prompts=12, max_tokens=16)
+            began = time.monotonic()
+            seen: list[float] = []
+
+            def expects(*sizes: float) -> None:
+                told.append((int(sizes[0]), *sizes[1:]))  # type: ignore[arg-type]
+                seen.append(time.monotonic() - began)
+
+            follow = AuditFollower(expects=expects)
+            texts = [f"what is number {i} good for?" for i in range(12)]
+            await audit(askers[0], askers[1], texts, plan, follow=follow)
+            took.append(time.monotonic() - began - seen[0])
+            await client.close()
+        return sum(one.num_asked for one in askers)
+
+    took: list[float] = []
+    asked = asyncio.run(ask())
+    [(requests, seconds, again_s)] = told
+    assert abs(requests - asked) < 0.2 * asked
+    assert 0.3 * took[0] < seconds + again_s and again_s > 0
 
 
 def test_without_a_baseline_the_rest_is_checked(tmp_path: Path) -> None:

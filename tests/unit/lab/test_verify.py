@@ -58,6 +58,42 @@ def test_a_lossy_server_is_caught() -> None:
     assert not found.distributions[0].passed
 
 
+def test_the_width_of_a_near_tie_is_the_servers_own() -> None:
+    """A server whose numbers scatter is not accused of what they turn; one of other texts is."""
+    scattered = [MockServer(FAST, MockModel(rounding=0.1)) for _ in range(2)]
+    plan = VerifyPlan(max_tokens=40, samples=2, sample_tokens=1, parameters=())
+
+    async def main(urls: tuple[str, str]) -> Verified:
+        clients = [await connect(EndpointConfig(url=url)) for url in urls]
+        # A mock rounds by the number of a request: one arm is a request ahead.
+        body = json.dumps({"model": clients[1].info.model, "prompt": "x", "max_tokens": 1}).encode()
+        await clients[1].pool.send("POST", "/v1/completions", body, timeout_s=60.0)
+        found = await verify((clients[0], clients[1]), [f"text {i}" for i in range(20)], plan)
+        for client in clients:
+            await client.close()
+        return found
+
+    with mock_running(scattered[0]) as off, mock_running(scattered[1]) as on:
+        greedy = asyncio.run(main((off, on))).texts[0]
+    assert greedy.equal < greedy.compared and greedy.near_tie > 0.02
+    assert greedy.excused >= 0.8 * (greedy.compared - greedy.equal), greedy.examples
+    assert f"rounding explains {greedy.near_tie:.4f}" in greedy.examples[0]
+    with mock_running(MockServer(FAST)) as off:
+        with mock_running(MockServer(FAST, MockModel(skew=0.9))) as on:
+            greedy = asyncio.run(main((off, on))).texts[0]
+    assert greedy.near_tie == 0.02 and greedy.different > 0
+
+
+@pytest.mark.parametrize("command", ["verify", "audit"])
+def test_a_dry_run_writes_nothing(command: str, tmp_path: Path) -> None:
+    servers = ["--baseline", "http://off", "--candidate", "http://on"]
+    arguments = {"verify": servers, "audit": ["http://on"]}[command]
+    out = tmp_path / "out"
+    found = CliRunner().invoke(app, ["lab", command, *arguments, "--dry-run", "--out", str(out)])
+    assert found.exit_code == 0, found.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_refused_parameters_are_told_apart_from_failures() -> None:
     plan = VerifyPlan(max_tokens=4, samples=2, parameters=({"temperature": 1.0, "min_p": 0.1},))
     found = kit(MockServer(FAST, faults=MockFaults(refuse=("min_p",))), plan)

@@ -5,12 +5,15 @@ behind a command's own options and hands them over as one value; which of them a
 and where its results go by default, is all that it says about them.
 """
 
+import atexit
 import functools
 import importlib.util
 import inspect
 import json
 import math
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,11 +103,12 @@ class Shortcuts:
     temperatures: str | None = None
     slo: str | None = None
 
-    def overrides(self, out: Path) -> list[str]:
+    def overrides(self, out: Path, *, dry_run: bool = False) -> list[str]:
         """The short options as `--set` would say them."""
         found: list[str] = []
         if self.workload is not None:
-            found.append(f"workload.file={json.dumps(resolve_workload(self.workload, out))}")
+            file = resolve_workload(self.workload, out, dry_run=dry_run)
+            found.append(f"workload.file={json.dumps(file)}")
         if self.strict:
             found.append("workload.strict=true")
         if self.load is not None:
@@ -213,13 +217,17 @@ def parse_prices(text: str) -> dict[str, float]:
     return prices if "" not in prices else dict.fromkeys(("off", "on"), prices[""])
 
 
-def resolve_workload(text: str, out: Path) -> str:
-    """The file of `--workload`; `demo` is written into the results' folder first."""
+def resolve_workload(text: str, out: Path, *, dry_run: bool = False) -> str:
+    """The file of `--workload`; `demo` is written into the results' folder first, and by a dry run
+    into a folder that is gone when the program ends."""
     if text != "demo":
         return text
     from foretoken.lab.records.run_files import make_folder
     from foretoken.training.python_text.heldout import heldout_prompts
 
+    if dry_run:
+        out = Path(tempfile.mkdtemp(prefix="foretoken-dry-run-"))
+        atexit.register(shutil.rmtree, out, ignore_errors=True)
     path = out / "workload.jsonl"
     if not path.is_file():
         make_folder(out)
@@ -291,7 +299,7 @@ class Measuring:
         """
         from foretoken.lab.measure.experiment import SERVER, load_settings
 
-        overrides = [*self.short.overrides(self.out), *arms, *self.setting]
+        overrides = [*self.short.overrides(self.out, dry_run=self.dry_run), *arms, *self.setting]
         try:
             return load_settings(kind, self.config, overrides, defaults)
         except ConfigError as error:

@@ -61,6 +61,10 @@ class AuditCheck:
     """Reads any reply that other checks got."""
     answers: int = 1
     """Answers that a look asks each server for, about."""
+    each: float = 1.0
+    """What one of them takes, in greedy answers; measured on the packaged server."""
+    reads_greedy: bool = False
+    """Whether it looks at greedy answers, which are asked for once for all that do."""
 
 
 def unanswered(*replies: Reply) -> Look | None:

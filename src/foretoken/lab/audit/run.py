@@ -28,8 +28,6 @@ _TIMES_ROUNDING = 4.0
 _ROUNDING_CASES = 8
 _OF_TEXTS = (GREEDY.name, VERIFICATION.name, LOGPROBS.name)
 """Checks of what is written, whatever is asked for."""
-_SHORTER = 0.4
-"""Time of the usual request, in those of greedy answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +57,36 @@ class AuditPlan:
 
     def requests(self, compared: bool) -> int:
         """About how many requests it takes, if nothing is looked at twice."""
-        greedy = 3 if compared else 1
         sides = 2 if compared else 1
-        own = sum(sides * check.answers for check in self.checks)
-        return self.prompts * (greedy + own)
+        return self.prompts * (
+            self._greedy(compared) + sum(sides * check.answers for check in self.checks)
+        )
+
+    def greedy_answers(self, compared: bool) -> tuple[float, float]:
+        """How many greedy answers would take as long as all of it, and what is added where the
+        longest check is looked at twice."""
+        sides = 2 if compared else 1
+        own = [sides * check.answers * check.each for check in self.checks]
+        again = [
+            work + (self._greedy(compared) if check.reads_greedy else 0)
+            for work, check in zip(own, self.checks, strict=True)
+        ]
+        once = self.prompts * (self._greedy(compared) + sum(own))
+        return once, MORE * self.prompts * max(again, default=0.0)
+
+    def _greedy(self, compared: bool) -> int:
+        """Greedy answers to each prompt, which several checks read."""
+        asked = 3 if compared else 1
+        return asked if any(check.reads_greedy for check in self.checks) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFollower:
     """Who is told how far it is."""
 
-    expects: Callable[[int, float], None] = lambda requests, seconds: None
-    """About so many requests in about so many seconds are to come."""
+    expects: Callable[[int, float, float], None] = lambda requests, seconds, again_s: None
+    """About so many requests in about so many seconds are to come, and the longest check takes so
+    many more if it has to look twice."""
     again: Callable[[str], None] = lambda name: None
     """A check looks a second time."""
     ended: Callable[[CheckResult], None] = lambda result: None
@@ -116,11 +132,13 @@ def followed_from(result: CheckResult, before: Sequence[CheckResult]) -> CheckRe
 
 def _expected(
     arm: Asker, plain: Asker | None, plan: AuditPlan, seconds: float
-) -> tuple[int, float]:
-    """Requests to come and what they take, as the first ones went; most ask for few tokens."""
+) -> tuple[int, float, float]:
+    """Requests to come and what they take, as the first ones went, which were greedy answers."""
     asked = arm.num_asked + (0 if plain is None else plain.num_asked)
+    once, again = plan.greedy_answers(plain is not None)
+    each_s = seconds / max(1, asked)
     left = max(0, plan.requests(plain is not None) - asked)
-    return left, _SHORTER * left * seconds / max(1, asked)
+    return left, max(0.0, once - asked) * each_s, again * each_s
 
 
 async def _make(

@@ -63,11 +63,15 @@ def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
 
 
 def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
-    """The launch as settings of a plan; None where the planner does not know the models."""
+    """The launch as settings of a plan; None where the planner does not know the models.
+
+    Raises:
+        ConfigError: numbers that a plan does not take.
+    """
     method, draft = _drafting(launch)
-    if launch.model is None or not _is_known(launch.model) or method not in planned_methods():
+    if launch.model is None or not is_known(launch.model) or method not in planned_methods():
         return None
-    if method == "draft_model" and not (isinstance(draft, str) and _is_known(draft)):
+    if method == "draft_model" and not (isinstance(draft, str) and is_known(draft)):
         return None
     speculation, ranks = launch.speculation or {}, launch.ranks
     settings = PlanSettings(
@@ -133,7 +137,8 @@ def _with_options(settings: PlanSettings, launch: Launch) -> PlanSettings:
     return settings
 
 
-def _is_known(name: str) -> bool:
+def is_known(name: str) -> bool:
+    """Whether the planner has the sizes of a model, without a network."""
     if name in PACKAGED or (Path(name) / "config.json").is_file():
         return True
     return any(name.lower() in (hub, row["short"]) for hub, row in _lower())

@@ -10,7 +10,7 @@ unseeded samples of each prompt from both arms. Knows two running servers, no fi
 import asyncio
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -18,11 +18,16 @@ from foretoken.config.reader import Allowed, at_least, check_fields
 from foretoken.lab.http.client import Client
 from foretoken.lab.http.read_answer import ReadingOptions
 from foretoken.lab.http.timed import TransportError, now
+from foretoken.lab.measure.rounding import LEAST, near_tie
 from foretoken.lab.measure.workload import Item
 from foretoken.lab.records.results import RequestRecord
 from foretoken.lab.stats.permutation import compare_samples, holm_rejects
 
 KINDS = ("greedy", "seeded")
+_TIE_PROMPTS, _TOPS = 8, 5
+"""Prompts, and likeliest tokens of each, that tell how a server's numbers are rounded."""
+_MOST_PARTINGS = 8
+"""Times that a server is asked to go on as it went before."""
 _SAME_SEEDS = ("foretoken", "mock")
 """Engines that promise the same seeded answers with and without speculation."""
 
@@ -69,10 +74,6 @@ def describe(parameters: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in parameters.items())
 
 
-NEAR_TIE = 0.02
-"""Difference of log-probabilities below which the order of two tokens may turn with the batch."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextCheck:
     """Texts of requests that must be the same."""
@@ -89,6 +90,8 @@ class TextCheck:
     promised: bool = True
     """Whether the servers say that these texts are the same."""
     examples: tuple[str, ...] = ()
+    near_tie: float = LEAST
+    """Difference of log-probabilities up to which the order of two tokens may be rounding's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +213,8 @@ async def _check_texts(both: _Comparison, kind: str) -> TextCheck:
     pairs = list(zip(*[await _ask(both, arm, items) for arm in (both.off, both.on)], strict=True))
     whole = [(a, b) for a, b in pairs if a.ok and b.ok]
     unequal = [(a, b) for a, b in whole if a.text != b.text]
-    excuses = [await _excuse(both.off, items[a.index], a, b) for a, b in unequal]
+    tie = await _near_tie(both) if unequal else LEAST
+    excuses = [await _excuse(both.off, items[a.index], (a, b), tie) for a, b in unequal]
     examples = [
         f"prompt {a.index}: {text}" for (a, _), (text, _) in zip(unequal, excuses, strict=True)
     ]
@@ -225,36 +229,85 @@ async def _check_texts(both: _Comparison, kind: str) -> TextCheck:
         failed=len(pairs) - len(whole),
         promised=kind != "seeded" or promises_seeds(both.off, both.on),
         examples=(*examples[:5], *broken[:1]),
+        near_tie=tie,
     )
 
 
-async def _excuse(off: Client, item: Item, a: RequestRecord, b: RequestRecord) -> tuple[str, bool]:
-    """Where two texts part, and whether the two likeliest tokens were nearly tied there."""
-    texts = a.text or "", b.text or ""
+async def _near_tie(both: _Comparison) -> float:
+    """How near two tokens are that rounding may exchange, as the first arm's numbers tell."""
+    chosen = both.prompts[:_TIE_PROMPTS]
+    alone = [await _told(both.off, prompt, 1) for prompt in chosen]
+    together = await asyncio.gather(*(_told(both.off, prompt, 1) for prompt in chosen))
+    once, again = (
+        [list(tops.values()) for answer in told for _, tops in answer] for told in (alone, together)
+    )
+    return near_tie(once, again)
+
+
+async def _excuse(
+    off: Client, item: Item, pair: tuple[RequestRecord, RequestRecord], tie: float
+) -> tuple[str, bool]:
+    """Where two texts part, and whether the tokens that they go on with were nearly tied there."""
+    mine, other = pair[0].text or "", pair[1].text or ""
     at = next(
-        (i for i, (x, y) in enumerate(zip(*texts, strict=False)) if x != y), min(map(len, texts))
+        (i for i, (x, y) in enumerate(zip(mine, other, strict=False)) if x != y),
+        min(len(mine), len(other)),
     )
-    gap = await top_gap(off, item.prompt + texts[0][:at])
     where = f"differs after {at} characters"
-    if gap is None:
-        return f"{where}; the server gives no log-probabilities", False
-    near = gap < NEAR_TIE
-    word = "near-tie" if near else "no near-tie"
-    return f"{where}; {word}: the likeliest two are {gap:.4f} apart", near
+    found = await _parting(off, item, mine, at)
+    if found is None:
+        return f"{where}; the server gives no log-probabilities of what it wrote", False
+    begin, token, tops = found
+    others = [name for name in tops if name != token]
+    instead = _fitting(others, other, begin)
+    gap = tops[token] - (min(tops.values()) if instead is None else tops[instead])
+    near = instead is not None and gap <= tie
+    said = f"{'' if instead else 'more than '}{gap:.4f} apart, rounding explains {tie:.4f}"
+    return f"{where}; {'near-tie' if near else 'no near-tie'}: the two are {said}", near
 
 
-async def top_gap(client: Client, prompt: str) -> float | None:
-    """Difference of the log-probabilities of the two likeliest next tokens; None if not told."""
-    body = {"model": client.info.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0,
-            "logprobs": 2}  # fmt: skip
+async def _parting(
+    off: Client, item: Item, text: str, at: int
+) -> tuple[int, str, dict[str, float]] | None:
+    """The token of `text` that holds the character `at`: where it begins, itself, and the
+    likeliest ones there; None if the server does not tell.
+
+    A server that goes another way when it is asked again is asked to go on from there.
+    """
+    begin = 0
+    for _ in range(_MOST_PARTINGS):
+        told = await _told(off, item.prompt + text[:begin], item.max_tokens)
+        for written, tops in told:
+            token = written if text.startswith(written, begin) else _fitting(tops, text, begin)
+            if token is None or token not in tops:
+                return None
+            if begin + len(token) > at:
+                return begin, token, tops
+            begin += len(token)
+            if token != written:
+                break
+    return None
+
+
+def _fitting(tokens: Iterable[str], text: str, begin: int) -> str | None:
+    """The longest of `tokens` that `text` goes on with."""
+    found = [token for token in tokens if token and text.startswith(token, begin)]
+    return max(found, key=len, default=None)
+
+
+async def _told(client: Client, prompt: str, count: int) -> list[tuple[str, dict[str, float]]]:
+    """The likeliest continuation: tokens, each with the log-probabilities of the likeliest; none if
+    they are not told."""
+    body = {"model": client.info.model, "prompt": prompt, "max_tokens": count, "temperature": 0.0,
+            "logprobs": _TOPS}  # fmt: skip
     payload = json.dumps(body).encode()
     try:
         answer = await client.pool.send("POST", "/v1/completions", payload, timeout_s=60.0)
-        top = json.loads(answer.body)["choices"][0]["logprobs"]["top_logprobs"][0]
-        values = sorted((float(v) for v in top.values()), reverse=True)
+        told = json.loads(answer.body)["choices"][0]["logprobs"]
+        pairs = zip(told["tokens"], told["top_logprobs"], strict=True)
+        return [(str(t), {n: float(v) for n, v in tops.items()}) for t, tops in pairs]
     except (TransportError, ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return None
-    return values[0] - values[1] if len(values) > 1 else None
+        return []
 
 
 async def _part(both: _Comparison) -> None:

@@ -103,21 +103,24 @@ class PlannedSpeed:
         return min(1.0, expected), _break_even(own, self.at(requests).cost(k), k)
 
 
-def predict(setup: Setup, prior: AcceptancePrior | None = None) -> PlannedSpeed:
-    """The speed-up of the method of `setup` by load; `prior` as in `assume_acceptance`."""
+def predict(
+    setup: Setup, prior: AcceptancePrior | None = None, *, loads: Sequence[int] = ()
+) -> PlannedSpeed:
+    """The speed-up of the method of `setup` by load, at `loads` too; `prior` as in
+    `assume_acceptance`."""
     settings = setup.settings
     own = assume_acceptance(setup, prior)
     target, drafter = step_models(setup)
     context = settings.context - settings.output_tokens / 2
     steps = StepCosts(target=target, drafter=drafter, context=max(1.0, context))
-    asked = sorted({*LOADS, settings.concurrency, settings.peak_concurrency})
-    loads = tuple(_at_load(setup.k, own, steps, requests) for requests in asked)
-    crossings = [_crossing(asked, [getattr(load, name) for load in loads]) for name in _BOUNDS]
+    asked = sorted({*LOADS, settings.concurrency, settings.peak_concurrency, *loads})
+    found = tuple(_at_load(setup.k, own, steps, requests) for requests in asked)
+    crossings = [_crossing(asked, [getattr(load, name) for load in found]) for name in _BOUNDS]
     return PlannedSpeed(
         method=setup.method,
         k=setup.k,
         acceptance=own,
-        loads=loads,
+        loads=found,
         crossover_low=crossings[0],
         crossover=crossings[1],
         crossover_high=crossings[2],

@@ -1,7 +1,8 @@
 """What is worth trying on a server, where nobody has said.
 
 Look-ups cost nothing to set up; what the user's command drafts with is what they came from; a
-packaged model has drafters of its own. Everything else has to be named.
+packaged model has drafters of its own. Everything else has to be named. What a plan expects of
+them, and adds, is in `expected`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,10 +50,18 @@ def _packaged(command: ServerCommand) -> list[OfferedDrafter]:
 
 
 def settings_of(
-    command: ServerCommand, drafters: Sequence[str], lengths: Sequence[int]
+    command: ServerCommand,
+    drafters: Sequence[str],
+    lengths: Sequence[int],
+    more: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Setting, ...]:
-    """Every drafter at every length, and Foretoken's own control."""
+    """Every drafter at every length, those of `more` for it included, and Foretoken's own
+    control."""
     if command.engine == "template":
         return tuple(Setting(TEMPLATE, (length,)) for length in lengths)
     own = (Setting(CONTROL),) if command.engine == "foretoken" else ()
-    return own + tuple(Setting(drafter, (length,)) for drafter in drafters for length in lengths)
+    return own + tuple(
+        Setting(drafter, (length,))
+        for drafter in drafters
+        for length in sorted({*lengths, *(more or {}).get(drafter, ())})
+    )

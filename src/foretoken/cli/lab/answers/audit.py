@@ -68,7 +68,7 @@ def audit(
     config = AuditConfig(
         candidate=_arm(candidate, "on", "SERVER"),
         baseline=None if baseline is None else _arm(baseline, "off", "--baseline"),
-        workload=WorkloadConfig(file=resolve_workload(workload or "demo", out)),
+        workload=WorkloadConfig(file=resolve_workload(workload or "demo", out, dry_run=dry_run)),
         plan=plan,
     )
     if dry_run:
@@ -95,12 +95,16 @@ def _arm(text: str, name: str, option: str) -> "ArmConfig":
 def _show_plan(plan: "AuditPlan", as_json: bool) -> None:
     if as_json:
         checks = [{"check": c.name, "looks_at": c.sentence} for c in plan.checks]
-        print(json.dumps({"checks": checks, "requests": plan.requests(compared=True)}))
+        answers, again = plan.greedy_answers(compared=True)
+        sizes = {"requests": plan.requests(compared=True), "as_whole_answers": answers,
+                 "if_looked_twice": again}  # fmt: skip
+        print(json.dumps({"checks": checks, **sizes}))
         return
     for check in plan.checks:
         typer.echo(f"{check.name:>13}  {check.sentence}", err=True)
-    asked = plan.requests(compared=True)
-    typer.echo(f"about {asked} requests of at most {plan.max_tokens} tokens", err=True)
+    asked, (answers, again) = plan.requests(compared=True), plan.greedy_answers(compared=True)
+    said = f"about {asked} requests, as long as {answers:.0f} answers of {plan.max_tokens} tokens"
+    typer.echo(f"{said}; up to {again:.0f} more if a check looks twice", err=True)
 
 
 def _follower() -> "AuditFollower":
@@ -110,9 +114,12 @@ def _follower() -> "AuditFollower":
 
     show = console()
 
-    def expects(requests: int, seconds: float) -> None:
-        minutes = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-        show.print(f"about {requests} requests, {minutes}", style="dim")
+    def expects(requests: int, seconds: float, again_s: float) -> None:
+        show.print(
+            f"about {requests} requests, {_duration(seconds)}; a suspicious check looks again, "
+            f"which may take {_duration(again_s)} more",
+            style="dim", soft_wrap=True,
+        )  # fmt: skip
 
     def again(name: str) -> None:
         show.print(f"{name}: looked at again with {MORE} times the prompts", style="dim")
@@ -124,6 +131,10 @@ def _follower() -> "AuditFollower":
             show.print(f"{'':>20}{more}", soft_wrap=True, markup=False)
 
     return AuditFollower(expects=expects, again=again, ended=ended)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
 def lines_of(result: "CheckResult") -> list[str]:

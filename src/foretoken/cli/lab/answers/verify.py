@@ -45,7 +45,8 @@ def verify(
 
     defaults: dict[str, Any] = {}
     if shared.short.workload is None and shared.config is None:
-        defaults["workload"] = {"file": resolve_workload("demo", shared.out)}
+        file = resolve_workload("demo", shared.out, dry_run=shared.dry_run)
+        defaults["workload"] = {"file": file}
     given = {"plan.prompts": prompts, "plan.samples": samples}
     own = [f"{name}={value}" for name, value in given.items() if value is not None]
     settings = shared.settings(VerifyConfig, [*arms_of(baseline, candidate), *own], defaults)

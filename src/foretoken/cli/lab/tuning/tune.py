@@ -47,6 +47,11 @@ def tune(
     max_tokens: Annotated[
         int | None, typer.Option(help="Most tokens of an answer; default: the workload's.", min=1)
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where it runs, as in `lab plan`: what that expects is tried first."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many devices.", min=1)] = 1,
     minutes: Annotated[
         float, typer.Option(help="That all of it may take, starts of servers included.", min=0.1)
     ] = 60.0,
@@ -74,7 +79,8 @@ def tune(
     from foretoken.lab.tune.candidates import only_looks_up
 
     tried = (drafter or [], parse_whole(lengths, "-k"))
-    search, commands = _plan(server, tried, parse_whole(loads, "--loads"), minutes)
+    machine = (device, count) if device else None
+    search, commands = _plan(server, tried, parse_whole(loads, "--loads"), minutes, machine)
     announce(search, commands)
     if not drafter and only_looks_up(commands.drafters):
         typer.echo(NAME_ONE, err=True)
@@ -89,20 +95,34 @@ def tune(
 
 
 def _plan(
-    server: str, tried: tuple[list[str], list[int]], loads: list[int], minutes: float
+    server: str,
+    tried: tuple[list[str], list[int]],
+    loads: list[int],
+    minutes: float,
+    machine: tuple[str, int] | None = None,
 ) -> "tuple[Search, Commands]":
-    """What is searched, and how the server is told."""
+    """What is searched, and how the server is told; `machine`: a device and how many of it."""
+    from foretoken.cli.lab.tuning.view import show_expected
+    from foretoken.lab.lint.fit import Machine
     from foretoken.lab.tune.candidates import offered, settings_of
     from foretoken.lab.tune.engines import Commands, ServerCommand
+    from foretoken.lab.tune.expected import expect
     from foretoken.lab.tune.search import Search
     from foretoken.lab.tune.settings import Question
 
     command = ServerCommand.parse(server)
-    drafters = offered(command, tried[0])
+    drafters, more, gains = offered(command, tried[0]), None, ()
+    at, lengths = tuple(sorted(set(loads))), sorted(set(tried[1]))
+    if machine is not None:
+        where = Machine(device=machine[0], count=machine[1])
+        hoped = expect(command, drafters, where, loads=at, lengths=lengths, may_add=not tried[0])
+        drafters, more, gains = hoped.drafters, hoped.best, hoped.gains
+        show_expected(hoped, at)
     question = Question(
-        loads=tuple(sorted(set(loads))),
-        settings=settings_of(command, tuple(drafters), sorted(set(tried[1]))),
+        loads=at,
+        settings=settings_of(command, tuple(drafters), lengths, more),
         schedule=command.schedule,
+        expected=gains,
     )
     search = Search(question=question, budget_s=60.0 * minutes)
     return search, Commands(command, drafters, question.loads)

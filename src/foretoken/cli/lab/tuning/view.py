@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+    from foretoken.lab.tune.expected import Expectation
+
 
 def announce(search: Search, commands: Commands) -> None:
     """What will be tried, and how long it takes at most."""
@@ -33,6 +35,20 @@ def announce(search: Search, commands: Commands) -> None:
     for setting in (OFF, *question.settings):
         said = f"  {setting.name}: {commands.to_type(setting)}"
         show.print(said, soft_wrap=True, markup=False, style="dim")
+
+
+def show_expected(hoped: "Expectation", loads: Sequence[int]) -> None:
+    """What a plan promises of each drafter, and what would promise more."""
+    show = console()
+    for name in hoped.drafters:
+        own = [(length, gains) for drafter, length, gains in hoped.gains if drafter == name]
+        best = [max((gains[i], length) for length, gains in own) for i in range(len(loads)) if own]
+        told = zip(loads, best, strict=False)
+        at = ", ".join(f"{gain:.2f}x with k={length} at {load}" for load, (gain, length) in told)
+        if at:
+            show.print(f"expected, not measured: {name} {at} in flight", soft_wrap=True)
+    for sentence in hoped.said:
+        show.print(sentence, soft_wrap=True, markup=False)
 
 
 class TuningView:

@@ -22,4 +22,5 @@ GREEDY = AuditCheck(
     name="greedy",
     sentence="at temperature 0 the text is that of plain decoding",
     look=_look,
+    reads_greedy=True,
 )

@@ -70,4 +70,5 @@ LOGPROBS = AuditCheck(
     sentence="log-probabilities are those of plain decoding, not a draft's",
     look=_look,
     answers=0,
+    reads_greedy=True,
 )

@@ -44,4 +44,5 @@ PREFIXES = AuditCheck(
     sentence="prompts that go on from an earlier one find it in the cache",
     look=_look,
     answers=2,
+    each=1.1,
 )

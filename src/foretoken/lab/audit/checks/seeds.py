@@ -39,4 +39,5 @@ SEEDS = AuditCheck(
     sentence="the same seed gives the same text again",
     look=_look,
     answers=2,
+    each=0.25,
 )

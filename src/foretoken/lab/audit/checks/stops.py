@@ -61,4 +61,6 @@ STOPS = AuditCheck(
     name="stops",
     sentence="an answer ends just before its stop string",
     look=_look,
+    each=0.6,
+    reads_greedy=True,
 )

@@ -45,4 +45,5 @@ STREAMS = AuditCheck(
     name="streams",
     sentence="a stream's text is the whole answer's, with one end",
     look=_look,
+    reads_greedy=True,
 )

@@ -66,4 +66,5 @@ TOOLS = AuditCheck(
     sentence="a function call has whole arguments, streamed or not",
     look=_look,
     answers=2,
+    each=0.6,
 )

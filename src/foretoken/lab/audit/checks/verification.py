@@ -69,4 +69,5 @@ VERIFICATION = AuditCheck(
     sentence="drawn tokens are as likely as plain decoding's own, so every draft was verified",
     look=_look,
     answers=_TOKENS,
+    each=0.1,
 )
