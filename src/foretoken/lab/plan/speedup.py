@@ -31,12 +31,11 @@ def best_k(gain: Callable[[int], float]) -> int:
 
     Of equals within 1 % the smaller k.
     """
-    best, most = 0, 1.0
-    for k in range(1, MOST_K + 1):
-        found = gain(k)
-        if found > most * (1.01 if best else 1.0):
-            best, most = k, found
-    return best
+    gains = [gain(k) for k in range(1, MOST_K + 1)]
+    most = max(gains)
+    if most <= 1.0:
+        return 0
+    return next(k for k, found in enumerate(gains, start=1) if found > 1.0 and 1.01 * found >= most)
 
 
 WORTH_IT = 1.3

@@ -7,14 +7,15 @@ started unless what is measured speaks for it. Knows no server.
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from foretoken.lab.lint.fit import Machine, is_known, planned_settings
 from foretoken.lab.lint.read.source import read_source
-from foretoken.lab.plan.predict import MOST_K, PlannedSpeed, predict
+from foretoken.lab.plan.predict import PlannedSpeed, predict
 from foretoken.lab.plan.ranking import MethodOutlook, method_outlooks
 from foretoken.lab.plan.setup import PlanSettings, planned_methods, resolve_setup
+from foretoken.lab.plan.speedup import MOST_K
 from foretoken.lab.tune.engines import OfferedDrafter, ServerCommand
 
 _CLEARLY = 1.05
@@ -28,11 +29,11 @@ class Expectation:
 
     drafters: Mapping[str, OfferedDrafter]
     """To be tried, those that promise most first."""
-    gains: tuple[tuple[str, int, tuple[float, ...]], ...]
+    gains: tuple[tuple[str, int, tuple[float, ...]], ...] = ()
     """As `Question.expected`: (drafter, length, gain at each load)."""
-    best: Mapping[str, tuple[int, ...]]
+    best: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Drafter -> the lengths that promise most, at one load or another."""
-    said: tuple[str, ...]
+    said: tuple[str, ...] = ()
     """Sentences: what nothing is expected of, and what would promise more."""
 
 
@@ -61,7 +62,7 @@ def expect(
     base = _base(command, machine)
     if base is None:
         why = f"nothing is expected of {command.model or 'this model'}: its sizes are not known"
-        return Expectation(drafters=drafters, gains=(), best={}, said=(why,))
+        return Expectation(drafters=drafters, said=(why,))
     outlooks = method_outlooks(resolve_setup(base))
     tried = {**drafters, **(_free(command, outlooks) if may_add else {})}
     plans = {name: _plan_of(one, base, loads) for name, one in tried.items()}
@@ -84,7 +85,7 @@ def expect(
         drafters={name: tried[name] for name in order},
         gains=gains,
         best=best,
-        said=(*unknown, *_would_promise_more(outlooks, known.values(), loads)),
+        said=(*unknown, *_would_promise_more(outlooks, tuple(known.values()), loads)),
     )
 
 
@@ -113,15 +114,19 @@ def _plan_of(
 
 def _free(command: ServerCommand, outlooks: Sequence[MethodOutlook]) -> dict[str, OfferedDrafter]:
     """Methods that need nothing new and that the engine can be told, as far as is known."""
-    told = {
-        "vllm": lambda one: True,
-        "llama.cpp": lambda one: bool((plan := planned_methods()[one].plan) and plan.llama_cpp),
-    }.get(command.engine, lambda one: False)
-    able = [one.method for one in outlooks if one.available and told(one.method)]
-    drafters = [
-        OfferedDrafter(name) for name in able if planned_methods()[name].drafts_with != "model"
+    found = [
+        OfferedDrafter(one.method)
+        for one in outlooks
+        if one.available and _can_be_told(command.engine, one.method)
     ]
-    return {one.name: one for one in drafters}
+    return {one.name: one for one in found}
+
+
+def _can_be_told(engine: str, name: str) -> bool:
+    method = planned_methods()[name]
+    if method.drafts_with == "model":
+        return False
+    return engine == "vllm" or bool(engine == "llama.cpp" and method.plan and method.plan.llama_cpp)
 
 
 def _most(plan: PlannedSpeed | None, loads: Sequence[int]) -> float:

@@ -106,23 +106,25 @@ def _plan(
     from foretoken.lab.lint.fit import Machine
     from foretoken.lab.tune.candidates import offered, settings_of
     from foretoken.lab.tune.engines import Commands, ServerCommand
-    from foretoken.lab.tune.expected import expect
+    from foretoken.lab.tune.expected import Expectation, expect
     from foretoken.lab.tune.search import Search
     from foretoken.lab.tune.settings import Question
 
     command = ServerCommand.parse(server)
-    drafters, more, gains = offered(command, tried[0]), None, ()
     at, lengths = tuple(sorted(set(loads))), sorted(set(tried[1]))
+    hoped = Expectation(drafters=offered(command, tried[0]))
     if machine is not None:
         where = Machine(device=machine[0], count=machine[1])
-        hoped = expect(command, drafters, where, loads=at, lengths=lengths, may_add=not tried[0])
-        drafters, more, gains = hoped.drafters, hoped.best, hoped.gains
+        hoped = expect(
+            command, hoped.drafters, where, loads=at, lengths=lengths, may_add=not tried[0]
+        )
         show_expected(hoped, at)
+    drafters = dict(hoped.drafters)
     question = Question(
         loads=at,
-        settings=settings_of(command, tuple(drafters), lengths, more),
+        settings=settings_of(command, tuple(drafters), lengths, hoped.best),
         schedule=command.schedule,
-        expected=gains,
+        expected=hoped.gains,
     )
     search = Search(question=question, budget_s=60.0 * minutes)
     return search, Commands(command, drafters, question.loads)
