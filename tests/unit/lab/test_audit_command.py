@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from pathlib import Path
 
 from typer.testing import CliRunner, Result
@@ -49,32 +48,23 @@ def test_the_time_is_told_of_what_is_asked() -> None:
     once, again = tools.greedy_answers(compared=True)
     assert once == tools.prompts * 2 * 2 * 0.6 and again == MORE * once
     assert tools.requests(compared=True) == tools.prompts * 2 * 2, "no greedy texts are needed"
-    told: list[tuple[int, float, float]] = []
+    told: list[tuple[float, ...]] = []
 
     async def ask() -> int:
         with mock_running(MockServer(MockLaw(step_s=0.002, prefill_s=0.0))) as url:
             client = await connect(EndpointConfig(url=url))
             askers = [Asker(client.pool, client.info.model) for _ in range(2)]
-            plan = AuditPlan(prompts=12, max_tokens=16)
-            began = time.monotonic()
-            seen: list[float] = []
-
-            def expects(*sizes: float) -> None:
-                told.append((int(sizes[0]), *sizes[1:]))  # type: ignore[arg-type]
-                seen.append(time.monotonic() - began)
-
-            follow = AuditFollower(expects=expects)
+            follow = AuditFollower(expects=lambda *sizes: told.append(sizes))
             texts = [f"what is number {i} good for?" for i in range(12)]
+            plan = AuditPlan(prompts=12, max_tokens=16, only=("greedy", "stops", "usage"))
             await audit(askers[0], askers[1], texts, plan, follow=follow)
-            took.append(time.monotonic() - began - seen[0])
             await client.close()
         return sum(one.num_asked for one in askers)
 
-    took: list[float] = []
     asked = asyncio.run(ask())
     [(requests, seconds, again_s)] = told
-    assert abs(requests - asked) < 0.2 * asked
-    assert 0.3 * took[0] < seconds + again_s and again_s > 0
+    assert 0.5 * asked < requests <= 1.2 * asked
+    assert again_s > seconds > 0, "a second look takes six times the prompts"
 
 
 def test_without_a_baseline_the_rest_is_checked(tmp_path: Path) -> None:
