@@ -11,7 +11,7 @@ from foretoken.lab.plan.setup import PlanSettings
 from foretoken.lab.tune.candidates import offered, settings_of
 from foretoken.lab.tune.engines import ServerCommand
 from foretoken.lab.tune.expected import Expectation, expect
-from foretoken.lab.tune.search import Search, next_visit
+from foretoken.lab.tune.search import Search, SearchState, stand
 from foretoken.lab.tune.settings import OFF, Question, Setting
 from foretoken.lab.tune.visits import LoadSeen, Visit
 
@@ -73,19 +73,16 @@ def test_a_search_starts_with_what_promises_most() -> None:
     settings = settings_of(command, tuple(found.drafters), LENGTHS, found.best)
     assert Setting("draft_model:Llama-3.2-1B-Instruct", (4,)) in settings
 
-    def first(expected: tuple[tuple[str, int, tuple[float, ...]], ...]) -> Setting:
+    def begins(expected: tuple[tuple[str, int, tuple[float, ...]], ...]) -> SearchState:
         question = Question(loads=LOADS, settings=settings, schedule="falling", expected=expected)
         seen = tuple(LoadSeen(load=n, pace_s=0.02, requests=16, seconds=8.0) for n in LOADS)
-        search = Search(question=question, budget_s=900.0)
-        visits = [Visit(setting=OFF, turn=0, start_s=40.0, seconds=64.0, loads=seen)]
-        while True:
-            wanted = next_visit(search, visits)
-            assert wanted is not None
-            if not wanted.setting.is_off:
-                return wanted.setting
-            visits.append(Visit(setting=OFF, turn=1, start_s=40.0, seconds=64.0, loads=seen))
+        plain = Visit(setting=OFF, turn=0, start_s=40.0, seconds=64.0, loads=seen)
+        return stand(Search(question=question, budget_s=3600.0), [plain])
 
-    assert first(found.gains).drafter == "draft_model:Llama-3.2-1B-Instruct"
+    told, blank = begins(found.gains), begins(())
+    assert told.chosen.drafter == "draft_model:Llama-3.2-1B-Instruct"
+    assert blank.chosen.is_off, "nobody has said anything"
+    assert told.missing < blank.missing, "less is left to find out"
 
 
 def test_the_command_says_what_it_expects() -> None:
