@@ -74,16 +74,13 @@ def tune(
     draft length (0: none) and {port}. Exit code 0: use what it says; 1: leave speculation off; 2:
     wrong settings; 5: the server does not start.
     """
-    from foretoken.cli.lab.tuning.view import announce, show_answer
+    from foretoken.cli.lab.tuning.view import show_answer
     from foretoken.lab.plain import to_plain
-    from foretoken.lab.tune.candidates import only_looks_up
 
     tried = (drafter or [], parse_whole(lengths, "-k"))
     machine = (device, count) if device else None
     search, commands = _plan(server, tried, parse_whole(loads, "--loads"), minutes, machine)
-    announce(search, commands)
-    if not drafter and only_looks_up(commands.drafters):
-        typer.echo(NAME_ONE, err=True)
+    _say(search, commands, named=bool(drafter))
     if dry_run:
         return
     asked = {"server": server, "workload": workload, "max_tokens": max_tokens}
@@ -92,6 +89,16 @@ def tune(
     if as_json:
         print(json.dumps(to_plain(answer)))
     raise typer.Exit(0 if answer.verdict == "use" else 1)
+
+
+def _say(search: "Search", commands: "Commands", *, named: bool) -> None:
+    """What will be tried, and whether somebody ought to name a drafter."""
+    from foretoken.cli.lab.tuning.view import announce
+    from foretoken.lab.tune.candidates import only_looks_up
+
+    announce(search, commands)
+    if not named and only_looks_up(commands.drafters):
+        typer.echo(NAME_ONE, err=True)
 
 
 def _plan(
