@@ -10,12 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.kernels.library import find_library
 from foretoken.models import LoadOptions, load, packed_cache
 from foretoken.runtime.runner import Runner
 from tests.golden import quantized as q
 from tests.golden.families import OWN, write_checkpoint
 from tests.golden.scenario import NUM_PAGES, PAGE, forward
 from tests.golden.test_ready_made import CASES
+
+pytestmark = pytest.mark.skipif(find_library() is None, reason="packed for kernels only")
 
 IDS = [1 + 7 * at % 60 for at in range(40)]
 

@@ -64,8 +64,16 @@ def test_every_fault_has_its_check() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.3, 0.1])
 @pytest.mark.parametrize("fault", FINDS)
 def test_a_fault_is_caught(fault: str, share: float) -> None:
-    found = run(faults_of([f"{fault}={share}"]))
+    found = run(faults_of([f"{fault}={share}"]), plan_for(fault, share))
     assert found[FINDS[fault]].status == "fault", found[FINDS[fault]]
+
+
+def plan_for(fault: str, share: float) -> AuditPlan:
+    """The usual plan; enough prompts of one check for a fault of one answer in ten: 32 answers
+    miss it with a chance of 0.9**32 = 3 %. What every answer is read for needs no more."""
+    if share > 0.1 or FINDS[fault] in ("placeholders", "usage"):
+        return AuditPlan()
+    return AuditPlan(prompts=128, only=(FINDS[fault],))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3])

@@ -213,7 +213,9 @@ def test_a_server_that_closes_what_it_promised_to_keep() -> None:
 
         async def ask() -> list[bytes]:
             pool = HttpPool(f"http://127.0.0.1:{server.getsockname()[1]}")
-            return [(await pool.send("GET", "/", timeout_s=5.0)).body for _ in range(3)]
+            bodies = [(await pool.send("GET", "/", timeout_s=5.0)).body for _ in range(3)]
+            await pool.close()
+            return bodies
 
         thread = threading.Thread(target=serve)
         thread.start()
