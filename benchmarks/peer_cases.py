@@ -38,6 +38,7 @@ AXES: dict[str, Axes] = {
         "file": ("BF16", "F16"),
         "threads": (2, 1),
     },
+    "onnxruntime": {"accuracy": (4, 0), "threads": (2, 1)},
 }
 ONCE = ("threads", "pinning", "split_fuse", "kv_cache", "eager")
 """Searched in an engine's first plain case and in its first with drafts; the rest take it over."""
@@ -98,7 +99,7 @@ QUANTIZED = (OURS, OURS_8, "openvino", "llama-cpp")
 CASES = {
     "16 bit": Case(engines=EVERYONE),
     "int8": Case(engines=QUANTIZED, weights="int8"),
-    "int4": Case(engines=QUANTIZED, weights="int4"),
+    "int4": Case(engines=(*QUANTIZED, "onnxruntime"), weights="int4"),
     "16 bit, draft 80 %": Case(engines=EVERYONE, **PAIR),
     "int8, draft 80 %": Case(engines=QUANTIZED, weights="int8", **PAIR),
     "int4, draft 80 %": Case(engines=QUANTIZED, weights="int4", **PAIR),
@@ -157,4 +158,6 @@ def mode_of(engine: str, weights: str, setting: Setting) -> str:
     eight = engine in (OURS_8, "llama-cpp")
     if engine == "openvino":
         eight = setting.get("dynamic_quantization", "default") != 0
+    if engine == "onnxruntime":
+        eight = setting["accuracy"] == 4
     return "8-bit activations" if eight else "weight-only"

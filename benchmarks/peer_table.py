@@ -153,12 +153,12 @@ def lines(result: RowResult) -> list[str]:
         found.append(f"    floor / ours {result.over_floor}")
     if result.over_peer is not None and result.over_peer != result.judged:
         found.append(f"    ours / {result.best_peer} {result.over_peer}")
-    rows = {"ours": result.ours, **result.peers}
-    for name, one in rows.items():
-        if one is not None:
-            text = "" if one.right else "WRONG TEXT "
-            read = f"{one.read_gb_per_s:.0f} GB/s" if one.read_gb_per_s else ""
-            found.append(f"    {name:12} {one.shown:8.2f} {one.unit:9} {read:8} {text}{one.note}")
+    if result.ours is None:
+        return found
+    for name, one in {"ours": result.ours, **result.peers}.items():
+        text = "" if one.right else "WRONG TEXT "
+        read = f"{one.read_gb_per_s:.0f} GB/s" if one.read_gb_per_s else ""
+        found.append(f"    {name:12} {one.shown:8.2f} {one.unit:9} {read:8} {text}{one.note}")
     if result.note and result.judged is not None:
         found.append(f"    {result.note}")
     return found

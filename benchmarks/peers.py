@@ -60,7 +60,7 @@ from peer_vllm_int8 import write_int8
 
 from foretoken.shape.model import ModelShape
 
-STANDARD = ("openvino", "llama-cpp", "vllm")
+STANDARD = ("openvino", "llama-cpp", "vllm", "onnxruntime")
 TURNS = 7
 TURN_EXTRA_S = 1.5
 """Of one arm's turn: the pause, and measuring the machine before and after."""
@@ -71,7 +71,7 @@ SERVER_TURN_S = 30.0
 LOOP_S = 90.0
 MODELS = ("cycle-target", "cycle-draft-80", "cycle-draft-100")
 MODELS_MINUTES = 5
-INSTALL_MINUTES = {"openvino": 8, "llama-cpp": 20, "vllm": 8, "transformers": 4}
+INSTALL_MINUTES = {"openvino": 8, "llama-cpp": 20, "vllm": 8, "transformers": 4, "onnxruntime": 5}
 SEARCH_MINUTES = {OURS: 0.7, OURS_8: 0.7, "vllm": 6.0}
 OTHER_SEARCH_MINUTES = 2.0
 
