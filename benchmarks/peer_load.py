@@ -29,7 +29,7 @@ from workers.protocol import Job
 from foretoken.config.engine import EngineConfig
 
 LEFT_OUT = "left-out.json"
-FILE_AXES = ("draft", "file", "accuracy")
+FILES = ("draft", "file", "accuracy")
 """Axes with a file of their own for each value."""
 GGUF = {"int8": "Q8_0", "int4": "Q4_0"}
 PACKAGES = {
@@ -82,9 +82,7 @@ class Loader:
             self.python(engine)
             for case in cases:
                 own = axes(engine, case)
-                wanted = [
-                    [(name, value) for value in own[name]] for name in FILE_AXES if name in own
-                ]
+                wanted = [[(name, value) for value in own[name]] for name in FILES if name in own]
                 for chosen in itertools.product(*wanted):
                     self._files(engine, case, dict(chosen))
         except (OSError, ValueError, PreparationError) as error:
