@@ -151,5 +151,5 @@ class Loader:
             return convert_for_llama_cpp(model, self.python(engine).parent.parent, scheme)
         if engine == "onnxruntime":
             environment = self.python(engine).parent.parent
-            return convert_for_onnxruntime(model, environment, int(setting["accuracy"]))
+            return convert_for_onnxruntime(model, environment, weights, int(setting["accuracy"]))
         return model

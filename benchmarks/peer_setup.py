@@ -138,24 +138,24 @@ def convert_for_llama_cpp(model: Path, environment: Path, scheme: str = "BF16") 
     return file
 
 
-def convert_for_onnxruntime(model: Path, environment: Path, accuracy: int) -> Path:
-    """`model` as its builder makes it for a processor, int4; made once.
+def convert_for_onnxruntime(model: Path, environment: Path, weights: str, accuracy: int) -> Path:
+    """`model` as its builder makes it for a processor; made once.
 
     Args:
         model: a checkpoint.
         environment: the one that has the builder.
-        accuracy: of products, in its own words: 4 is int8 activations, 0 its default, float32.
+        weights: "int8" or "int4"; its builder has no 16 bits for a processor.
+        accuracy: of products, in its own words: 4, its default, is int8 activations, 1 float32.
     """
-    converted = model.parent / "onnxruntime" / f"{model.name}-int4-accuracy-{accuracy}"
+    converted = model.parent / "onnxruntime" / f"{model.name}-{weights}-{accuracy}"
     if (converted / "genai_config.json").exists():
         return converted
     print(f"converting {converted.name} for ONNX Runtime (once)", flush=True)
     whole = converted.with_name(f"{converted.name}.part")
     shutil.rmtree(whole, ignore_errors=True)
-    command = [str(python_of(environment)), "-m", "onnxruntime_genai.models.builder"]
-    command += ["-i", str(model), "-o", str(whole), "-p", "int4", "-e", "cpu"]
-    command += ["-c", str(whole / "cache")]
-    command += ["--extra_options", f"int4_accuracy_level={accuracy}"] if accuracy else []
+    command = [str(python_of(environment)), "-P", "-m", "onnxruntime_genai.models.builder"]
+    command += ["-i", str(model), "-o", str(whole), "-p", weights, "-e", "cpu"]
+    command += ["-c", str(whole / "cache"), "--extra_options", f"accuracy_level={accuracy}"]
     run_quietly(command)
     whole.rename(converted)
     return converted
