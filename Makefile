@@ -9,7 +9,7 @@
 # make test-aarch64   the kernels, compiled for aarch64, in an emulator
 # make bench-peers-prepare   for the next: models of a billion parameters, other engines in
 #                  environments of their own, conversions, the search for everyone's best settings
-#                  (25 GB below MODELS and ENVIRONMENTS; an hour or two, once; goes on if ended)
+#                  (27 GB below MODELS and ENVIRONMENTS; an hour or two, once; goes on if ended)
 # make bench-peers   ours against the other engines, row by row with its goal (under an hour; goes
 #                  on if ended); close everything else first
 # make dist        sdist and wheel into dist/, checked as a package index and a user would

@@ -67,6 +67,8 @@ TURN_EXTRA_S = 1.5
 LOAD_S = {"vllm": 60.0}
 OTHER_LOAD_S = 8.0
 START_S = 6.0
+STARTING = (OURS, "openvino", "llama-cpp")
+"""Engines whose start-up is measured."""
 SERVER_TURN_S = 30.0
 LOOP_S = 90.0
 MODELS = ("cycle-target", "cycle-draft-80", "cycle-draft-100")
@@ -96,12 +98,13 @@ class Table:
         """Of every engine that takes part."""
         return {engine: self._loader.versions(engine) for engine in self._engines}
 
-    def tune(self, name: str) -> dict[tuple[str, str], Found]:
-        """Best settings of all engines for a case, searched where they are not known."""
+    def tune(self, name: str, only: Sequence[str] | None = None) -> dict[tuple[str, str], Found]:
+        """Best settings of the engines for a case, searched where they are not known."""
         case = CASES[name]
         asking = searching_for(case, self._models, self._given.search_tokens)
         return {(engine, name): self._tuner.tune(engine, name, asking)
-                for engine in self._engines if engine in case.engines}  # fmt: skip
+                for engine in self._engines
+                if engine in case.engines and (only is None or engine in only)}  # fmt: skip
 
     def forget(self, names: Sequence[str]) -> None:
         """Search again what is known."""
@@ -180,9 +183,7 @@ class Table:
     def _start(self, row: Row) -> RowResult:
         name = PAIRS[row.metric]
         settings = {
-            engine: one.best
-            for (engine, _), one in self.tune(name).items()
-            if one.best and engine in (OURS, "openvino", "llama-cpp")
+            engine: one.best for (engine, _), one in self.tune(name, STARTING).items() if one.best
         }
         found, missing = starts(
             self._loader, settings, row.metric, self._models, self._given.repeats
