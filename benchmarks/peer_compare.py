@@ -24,7 +24,7 @@ from prompts import load_prompts
 from foretoken.shape.model import ModelShape
 
 PAUSE_S = 0.5
-FAR = 0.6
+FAR = 0.5
 """A peer whose best setting came to less than this share of the fastest peer's is not asked again:
 it cannot become the fastest one, and slow engines would take most of the time."""
 WARM_UP_TOKENS = 8

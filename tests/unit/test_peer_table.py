@@ -199,11 +199,11 @@ def test_a_peer_far_behind_is_named_and_not_asked(bench: Any) -> None:
     results = {
         ("foretoken", "int8"): found(bench, 20.0, threads=2),
         ("openvino", "int8"): found(bench, 50.0, threads=2),
-        ("llama-cpp", "int8"): found(bench, 29.0, threads=2),
+        ("llama-cpp", "int8"): found(bench, 24.0, threads=2),
     }
     chosen = bench.peer_compare.choose_arms(["int8"], results)
     assert set(chosen.arms) == {"foretoken", "openvino"}, "ours stays however slow"
-    assert chosen.missing == {"llama-cpp": "0.58 of openvino's speed when it was tuned: "
+    assert chosen.missing == {"llama-cpp": "0.48 of openvino's speed when it was tuned: "
                               "not asked again"}  # fmt: skip
 
 
