@@ -212,6 +212,7 @@ def test_a_process_that_is_killed_leaves_nothing_to_find(
     done = subprocess.run([sys.executable, "-c", KILLED, str(model)], check=False)
     assert done.returncode == -9
     assert [path.suffix for path in kept.iterdir()] == [".tmp"]
+    (kept / "another.tmp").touch()
     first = tokens(model)
     assert "kept for the next start" in lines(said)[0]
     assert only_file(kept).suffix == ".packed"

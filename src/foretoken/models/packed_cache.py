@@ -40,6 +40,7 @@ BESIDE: Final = "packed"
 """The folder beside a checkpoint's files where `foretoken quantize --packed` writes."""
 _FORMAT: Final = 1
 _SUFFIX: Final = ".packed"
+_TEMPORARY: Final = ".tmp"
 _LEAST_BYTES: Final = 64 << 20
 """Smaller checkpoints are packed in less time than is worth a file."""
 _FREE_BYTES: Final = 1 << 30
@@ -163,6 +164,8 @@ class PackedCache:
         if self.num_bytes > self.most:
             wanted = f"{self.num_bytes / 1e9:.1f} GB are wanted"
             raise OSError(f"{VARIABLE} allows {self.most / 1e9:.1f} GB, {wanted}")
+        for path in folder.glob(f"*{_TEMPORARY}"):
+            _remove_unlocked(path)
         there = [(path.stat(), path) for path in folder.glob(f"*{_SUFFIX}")]
         there.sort(key=lambda pair: pair[0].st_mtime_ns)
         left = sum(status.st_size for status, _ in there)
@@ -190,7 +193,7 @@ class PackedWriting:
         Raises:
             OSError: the folder cannot be written.
         """
-        temporary = target.with_suffix(".tmp")
+        temporary = target.with_suffix(_TEMPORARY)
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             # The lock goes with its process, however that ends.
@@ -244,6 +247,13 @@ class PackedWriting:
             with suppress(OSError):
                 self._temporary.unlink(missing_ok=True)
         os.close(self._fd)
+
+
+def _remove_unlocked(temporary: Path) -> None:
+    """Remove what a process left that was killed while it wrote."""
+    with suppress(OSError), temporary.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        temporary.unlink()
 
 
 def _made(folder: Path) -> Path:

@@ -241,9 +241,11 @@ def _comes_in_huge_pages(mapped: mmap.mmap) -> bool:
     size = len(mapped)
     try:
         mapped.madvise(mmap.MADV_HUGEPAGE)
-        for part in (min(_TRIED, size), size):
-            mapped.madvise(_POPULATE_READ, 0, part)
-            if _bytes_in_huge_pages(mapped) < _MOSTLY * (part & -_HUGE):
+        # The beginning has been read already, in whatever pages that brought in.
+        for start, stop in ((_HUGE, _HUGE + _TRIED), (0, size)):
+            start, stop = min(start, size & -_HUGE), min(stop, size)
+            mapped.madvise(_POPULATE_READ, start, stop - start)
+            if _bytes_in_huge_pages(mapped) < _MOSTLY * (stop - start & -_HUGE):
                 return False
     except OSError:  # an older system, or one that does not say
         return False
