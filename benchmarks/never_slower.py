@@ -6,10 +6,11 @@
 Each arm is a server of its own, kept beside the others and idle unless it is its turn: `off` and
 `off again`, started without speculation; `fixed k`, which drafts k tokens at any load, k chosen by
 throughput on other prompts; `control`, which decides by itself. Arms take turns with the same
-requests, held-out code, every other greedy and the rest at temperature 0.8 with a seed. All their
-tokens have to be the same. Ratios are of speeds: above 1 control is faster. Behind each stands by
-how much the two off servers differed; a bar is missed only beyond it, and `noise` is what is below
-the bar but within. Clients are one light process on the same cores; its share is printed.
+requests, held-out code at temperature 0.8 with a seed (--temperatures: another, or several in
+turns; a pair from a folder accepts alike at 0 and 0.8, and has both). All their tokens have to be
+the same. Ratios are of speeds: above 1 control is faster. Behind each stands by how much the two
+off servers differed; a bar is missed only beyond it, and `noise` is what is below the bar but
+within. Clients are one light process on the same cores; its share is printed.
 
 Cases: steady (constant number in flight), retrieval (long prompts, short answers), mix (two classes
 in a batch), useless (a drafter that is never right), drift (acceptance 0.9, 0, 0.9 in an answer),
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lengths", nargs="+", type=int, help="drafts a step of fixed arms")
     parser.add_argument("--control-config", type=json.loads, metavar="JSON",
                         help="speculative_config of control; default: the fixed arm's")  # fmt: skip
+    parser.add_argument("--temperatures", nargs="+", type=float, help="of requests, in turns")
     parser.add_argument("--round-s", type=float, help="about how long a round lasts")
     parser.add_argument("--choosing-rounds", type=int, help="for each fixed length")
     parser.add_argument("--warm-up-rounds", type=int, help="of control at each load")
@@ -258,6 +260,8 @@ def main() -> int:
         if given.pair != "demo":
             folder = Path(given.pair)
             pair = folder_pair(folder / given.target, folder / given.draft, LONG_CONTEXT, scratch)
+        if given.temperatures:
+            pair = replace(pair, temperatures=tuple(given.temperatures))
         where = announce(given)
         print("clients: coroutines of this process, on the same cores as the servers")
         if not pair.second_off:

@@ -91,6 +91,8 @@ class Pair:
     """Tokens read and written per second in large batches, for the estimate of the time."""
     start_s: float
     """To start all servers, for the same."""
+    temperatures: tuple[float, ...] = (0.8,)
+    """Of requests, in turns: more than one are classes that differ in what they accept."""
 
     @property
     def second_off(self) -> int:
@@ -161,6 +163,7 @@ def folder_pair(target: Path, draft: Path, context: int, scratch: Path) -> Pair:
         fewest=1.5,
         rows_per_s=350.0,
         start_s=120.0,
+        temperatures=(0.8, 0.0),
     )  # fmt: skip
 
 
@@ -276,15 +279,15 @@ def processor_seconds(server: DemoServer) -> float:
 
 
 def plain_ask(pair: Pair, number: int, *, group: str = "", length: int | None = None) -> Ask:
-    """A request for code: every other greedy, the rest drawn at temperature 0.8 with a seed."""
+    """A request for code, greedy or drawn with a seed."""
     draw = random.Random(number)
     body: dict[str, Any] = {
         "prompt": pair.prompt(number, length or pair.prompt_tokens),
         "max_tokens": draw.randint(*pair.tokens),
-        "temperature": 0.0 if number % 2 else 0.8,
+        "temperature": pair.temperatures[number % len(pair.temperatures)],
         "ignore_eos": True,
         "return_token_ids": True,
     }
-    if number % 2 == 0:
+    if body["temperature"]:
         body["seed"] = number
     return Ask(key=f"{length} {number}", body=body, group=group)

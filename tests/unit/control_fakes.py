@@ -96,18 +96,21 @@ class Batch:
         *,
         most: int = 5,
         floor: AcceptanceFloor | None = None,
+        believed: World | None = None,
     ) -> None:
-        """`chance`: of a draft of a sequence in a step, given that all before it were accepted."""
+        """`chance`: of a draft of a sequence in a step, given that all before it were accepted.
+        `believed`: what was timed at the start, where that was wrong."""
+        timed = believed or world
         self.floor = floor
         self.world, self.chance, self.most = world, chance, most
         self.clock = 0.0
         self.live = LivePolicy()
-        target = LearnedCost([(StepShape(r, r), world.target_s(r)) for r in ROWS], sd=0.1)
+        target = LearnedCost([(StepShape(r, r), timed.target_s(r)) for r in ROWS], sd=0.1)
         shapes = [
             DraftShape(n, p, n * p, 0.0, f) for n in (1, 4, 16) for p in (0, 1, 3) for f in (0, 64)
         ]
         known = [
-            (s, world.draft_s(s.passes, s.rows, s.fed_rows))
+            (s, timed.draft_s(s.passes, s.rows, s.fed_rows))
             for s in shapes
             if s.passes or s.fed_rows
         ]

@@ -42,9 +42,23 @@ class DraftOption:
     """Seconds that each slot adds to them."""
     start_s: Floats
     """Seconds a step of each sequence's share in catching up, [N]; 0 where nothing is missing."""
+    late_N: NDArray[np.bool_] | None = None
+    """Sequences that will end before what would have to be read of them comes back; None: none."""
     levels_K: Counts | None = None
     """Of a drafter of trees, whose drafts are nodes with the parents first: the depth of each.
     None: draft j of a chain has depth j."""
+
+    def without(self, places: NDArray[np.bool_] | list[int]) -> "DraftOption":
+        """The same without drafts for these sequences."""
+        survival_NK = self.survival_NK.copy()
+        survival_NK[places] = 0.0
+        return replace(self, survival_NK=survival_NK, late_N=None)
+
+    def up_to(self, depth: int) -> "DraftOption":
+        """The same with chains of no more than so many drafts."""
+        survival_NK = self.survival_NK.copy()
+        survival_NK[:, depth:] = 0.0
+        return replace(self, survival_NK=survival_NK)
 
     @property
     def depths_K(self) -> Counts:

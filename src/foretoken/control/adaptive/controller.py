@@ -117,7 +117,7 @@ class AdaptiveControl:
             began = self._clock()
             self._catch_up(made)
             self._aside_s += self._clock() - began
-        if not self._is_kept(made, len(sequences)) or self._is_unsure(made, sequences):
+        if not self._is_kept(made, sequences) or self._is_unsure(made, sequences):
             return self._make_anew(sequences, load)
         self._steps_left -= 1
         self._steps_done += 1
@@ -141,6 +141,7 @@ class AdaptiveControl:
         if self._made is not None:
             self._catch_up(self._made)
             self._learn_times(self._made)
+            self._end_trial(self._made)
             self._planner.put_away(self._made, self._steps_done)
         self._sequences = list(sequences)
         self._made = made = self._planner.make(self._sequences, load)
@@ -196,7 +197,7 @@ class AdaptiveControl:
             account.earn(stats.busy_s, forecast.token_s)
             account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
             if made.trial:
-                self._charge(made, forecast, accepted)
+                self._charge(made, forecast, min(stats.busy_s, forecast.seconds), accepted)
             if is_usual:
                 self._times.add(plan.load, stats, missing, aside_s)
         self._waiting.clear()
@@ -265,10 +266,14 @@ class AdaptiveControl:
             resting = frozenset() if self._made is None else self._made.plan.resting
         return plan_no_drafts(sequences, load, resting)
 
-    def _is_kept(self, made: MadePlan, count: int) -> bool:
-        """Whether the plan goes on for a batch of `count` sequences."""
-        if self._steps_left <= 0 or made.trial or self._planner.operator is not self._operator:
+    def _is_kept(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> bool:
+        """Whether the plan goes on for this batch."""
+        if self._steps_left <= 0 or self._planner.operator is not self._operator:
             return False
+        if made.trial:
+            # It was priced for these sequences.
+            return self._sequences == sequences
+        count = len(sequences)
         times = max(count / self._num_planned, self._num_planned / count)
         if times >= _TOO_MUCH:
             return False
@@ -300,8 +305,8 @@ class AdaptiveControl:
 
     def _steps_to_keep(self, made: MadePlan) -> int:
         """Steps after which a new plan has cost its share of the time, or a trial is due."""
-        if made.trial:
-            return 0
+        if made.lasts:
+            return made.lasts - 1
         if not self._step_s:
             return _KEPT_LEAST
         share, most = max(_DECIDING / math.sqrt(len(made.held)), _DECIDING_LEAST), _KEPT_MOST
@@ -349,24 +354,33 @@ class AdaptiveControl:
         planner, context = self._planner, made.context
         # At first every step counts: so much depends on what the first ones take.
         apart = planner.target.steps < _APART
-        for shape, seconds in self._times.target(context, apart=apart):
-            planner.target.observe(shape, seconds)
-        for drafting, seconds in self._times.drafters(apart=apart):
+        for shape, seconds, times in self._times.target(context, apart=apart):
+            planner.target.observe(shape, seconds, times=times)
+        for drafting, seconds, times in self._times.drafters(apart=apart):
             drafter = planner.drafters.get(drafting.name)
             if drafter is not None and drafting.sequences:
-                drafter.cost.observe(drafting.shape(context), seconds)
+                drafter.cost.observe(drafting.shape(context), seconds, times=times)
         if self._unplanned_s:
             planner.account.earn(self._unplanned_s, made.forecast.token_s)
             planner.account.steps_since_plain, self._unplanned_s = 0, 0.0
         self._times.clear()
 
-    def _charge(self, made: MadePlan, forecast: StepForecast, accepted: int) -> None:
-        """What a trial cost beyond the plain steps that its tokens would have taken."""
-        plain_s, count, account = forecast.plain_s, len(made.held), self._planner.account
+    def _charge(
+        self, made: MadePlan, forecast: StepForecast, seconds: float, accepted: int
+    ) -> None:
+        """What a step of a trial cost beyond the plain steps that its tokens would have taken."""
+        plain_s, account = forecast.plain_s, self._planner.account
         if made.trial == PLAIN:
             account.charge(max(plain_s - forecast.seconds, 0.0))
             return
-        lost_s = forecast.seconds - plain_s - forecast.token_s * accepted / count
-        lost_s += 2.0 * self._deciding_s
+        lost_s = seconds - plain_s - forecast.token_s * accepted / len(made.held)
         account.charge(lost_s)
-        self._planner.learn_trial(made, lost_s / plain_s)
+        made.trial_lost_s += lost_s
+
+    def _end_trial(self, made: MadePlan) -> None:
+        """What a drafter's trial cost, deciding on it included, says when the next is due."""
+        if made.trial and made.trial != PLAIN:
+            deciding_s = 2.0 * self._deciding_s
+            self._planner.account.charge(deciding_s)
+            lost_s = made.trial_lost_s + deciding_s
+            self._planner.learn_trial(made, lost_s / made.forecast.plain_s)

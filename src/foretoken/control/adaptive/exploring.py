@@ -29,6 +29,12 @@ _DRAFTS = 2
 """Drafts of a sequence in a trial."""
 _READING = 2.0
 """Plain steps that a drafter may read before a trial: it is over at once, and others wait."""
+_FULL_EVERY, _FULL_STEPS = 4, 5
+"""Of so many trials one is of all sequences, with a draft each, for so many steps, if the drafter
+was not in use lately or much is saved. What these take is learnt from all but the first: without
+that, a drafter that once seemed too dear would seem so for ever."""
+_SAVED = 18.0
+"""Plain steps in the account from which on even what cannot pay, by what is believed, is tried."""
 _SEVERAL = 4
 """Sequences of a trial of which the outcome is not known."""
 _KNOWN = 24
@@ -40,6 +46,13 @@ _HOPE = 0.95
 _PLAIN_SHARE = 0.0025
 """Of all time, for steps that are left plain: where drafts bring little, one knows well what plain
 steps take, and where they bring much, one step in two hundred tells enough."""
+_LENGTHS_AGAIN, _LENGTHS_AGAIN_MOST = 32, 512
+"""Steps with drafts after which they are shorter or longer for a few, at first and at most."""
+OTHER_LENGTHS_STEPS = 8
+"""How many those are."""
+_LENGTHS_LOSS = 0.06
+"""Share of tokens per second that other lengths may seem to lose: costs that are believed a little
+wrong are seen to be wrong, and what is far off stays untried."""
 _PLAIN_AGAIN = 8
 """Steps with drafts after which one is left plain, at the least."""
 
@@ -82,6 +95,8 @@ class Trial:
     found: Allocation
     options: list[DraftOption]
     """What the drafters of `found` are counted by."""
+    steps: int = 1
+    """Steps that it takes."""
 
 
 def pick_trial(
@@ -94,6 +109,8 @@ def pick_trial(
 ) -> Trial | None:
     """A trial that is due and can be paid; None: the plan `found` is carried out."""
     balance_s = account.balance_s
+    # Where some are held back for others it is not for what drafts are believed to cost.
+    is_held = found.unguarded > found.rate
     if account.steps_since_plain >= _PLAIN_AGAIN and found.drafts_N.any():
         lost_s = scene.plain_s - len(scene.ids) / found.rate
         earned_s = _PLAIN_SHARE * account.steps_since_plain * found.seconds
@@ -106,22 +123,58 @@ def pick_trial(
         drafter, option = drafters[view.name], by_name[view.name]
         if drafter.since_trial < drafter.spacing or not drafter.is_ready:
             continue
-        if not scene.could_pay(option, _HOPE):
+        saved = balance_s >= _SAVED * scene.plain_s
+        if not saved and not scene.could_pay(option, _HOPE):
             drafter.put_off()
             continue
-        chosen = _to_try(view, drafter, scene)
+        full = not is_held and (saved or not drafter.hopes) and not drafter.num_trials % _FULL_EVERY
+        chosen = _to_try(view, drafter, scene, full=full)
         reading_s = [
             view.cost.feeding(int(missed), scene.context)
             for missed in np.cumsum(view.missing_N[chosen])
         ]
         chosen = chosen[: sum(seconds <= _READING * scene.plain_s for seconds in reading_s)]
         for size in range(len(chosen), 0, -1):
-            tried = scene.trial(option, chosen[:size], _DRAFTS)
-            tried = replace(tried, seconds=tried.seconds + reading_s[size - 1])
+            tried = scene.trial(option, chosen[:size], 1 if full else _DRAFTS)
             lost_s = tried.seconds - tried.tokens * scene.plain_s / len(scene.ids)
-            if lost_s <= balance_s:
-                return Trial(view.name, tried, [option])
+            for steps in (_FULL_STEPS, 1) if full else (1,):
+                if reading_s[size - 1] + steps * lost_s <= balance_s:
+                    tried = replace(tried, seconds=tried.seconds + reading_s[size - 1] / steps)
+                    return Trial(view.name, tried, [option], steps)
     return None
+
+
+@final
+class Lengths:
+    """When to draft a little less or more than seems best, to see what that takes."""
+
+    __slots__ = ("_due", "_shorter", "_steps")
+
+    def __init__(self) -> None:
+        """Soon."""
+        self._steps, self._due, self._shorter = 0, _LENGTHS_AGAIN, True
+
+    def pass_by(self, steps: int) -> None:
+        """So many steps with drafts."""
+        self._steps += steps
+
+    def pick(
+        self, scene: Scene, found: Allocation, options: list[DraftOption]
+    ) -> Allocation | None:
+        """Other lengths than those of `found`, if they are due; None: they are not, or lose much.
+
+        Each time the other way: shorter, then longer.
+        """
+        chains = all(option.levels_K is None for option in options)
+        if self._steps < self._due or not found.drafts_N.any() or not chains:
+            return None
+        shorter = self._shorter and found.depth > 1
+        other = scene.shorter(found, options) if shorter else scene.longer(found, options)
+        self._shorter = not shorter
+        self._steps, self._due = 0, min(2 * self._due, _LENGTHS_AGAIN_MOST)
+        if other is None or other.rate < (1.0 - _LENGTHS_LOSS) * found.rate:
+            return None
+        return other
 
 
 def surprises(scene: Scene, drafter: str) -> bool:
@@ -134,12 +187,14 @@ def is_known(scene: Scene, drafter: str) -> bool:
     return scene.acceptance.seen(scene.ids, drafter) >= _KNOWN
 
 
-def _to_try(view: DrafterView, drafter: DrafterState, scene: Scene) -> Counts:
+def _to_try(view: DrafterView, drafter: DrafterState, scene: Scene, *, full: bool) -> Counts:
     """Sequences of the next trial: those whose class surprised, and of which least has to be read,
     in turn."""
     may = np.flatnonzero(view.most_N)
     may = np.roll(may, -drafter.num_trials % len(may))
     rises_N = np.array(scene.acceptance.rises(scene.ids, view.name))[may] >= _SURPRISING
     found: Counts = may[np.lexsort((view.missing_N[may], ~rises_N))]
+    if full:
+        return found
     several = rises_N.any() or not is_known(scene, view.name)
     return found[: _SEVERAL if several else 1]

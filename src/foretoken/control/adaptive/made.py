@@ -70,6 +70,13 @@ class MadePlan:
     """Tokens that each draft adds, on average."""
     trial: str = ""
     """The drafter on trial, the name of the trial without drafts, or nothing."""
+    lasts: int = 0
+    """Steps that it is kept for, if it is there to find something out; 0: for as long as it
+    holds."""
+    trial_lost_s: float = 0.0
+    """What a drafter's trial cost so far beyond the plain steps that its tokens took."""
+    begun: frozenset[str] = frozenset()
+    """Requests that draft from the first step on."""
     reading: dict[str, Waiting] = field(default_factory=dict)
     """For whom a drafter has to read more before it drafts."""
     missing: Counter[str] = field(default_factory=Counter)
@@ -157,6 +164,15 @@ class MadePlan:
                 self.reading[request_id] = Waiting(drafter, missing - rows)
         return feeds
 
+    def _waiting(self, ids: Seq[str]) -> set[str]:
+        """Who does not draft yet: those that are still to be read, and whoever would draft with
+        less than half of those that are to. A pass for a few takes nearly as long as for all."""
+        drafting = {i for i in ids if self.held[i].length}
+        ready = drafting - self.reading.keys()
+        if 2 * len(ready) < len(drafting):
+            return drafting - self.begun
+        return drafting - ready
+
     def carried(
         self,
         sequences: Seq[DecodingSequence],
@@ -168,12 +184,12 @@ class MadePlan:
         for feed in feeds:
             self.missing[feed.drafter] += feed.rows
         before = self.forecast
-        held, reading = self.held, self.reading
-        done = [held[sequence.request.request_id] for sequence in sequences]
-        if reading:
-            for place, sequence in enumerate(sequences):
-                if sequence.request.request_id in reading:
-                    done[place] = PlannedDrafts(0, "", done[place].drafts - done[place].length, 0.0)
+        held, ids = self.held, [sequence.request.request_id for sequence in sequences]
+        done = [held[request_id] for request_id in ids]
+        waiting = self._waiting(ids) if self.reading else ()
+        for place, request_id in enumerate(ids):
+            if request_id in waiting:
+                done[place] = PlannedDrafts(0, "", done[place].drafts - done[place].length, 0.0)
         lengths, drafters, drafts, surplus, trees = zip(*done, strict=True)
         rows = sum(lengths)
         self.plan = DraftPlan(

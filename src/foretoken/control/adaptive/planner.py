@@ -6,18 +6,25 @@ plan is kept, and books what became of them.
 
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 
-from foretoken.control.adaptive.allocation import Allocation, DraftOption, Search, allocate
+from foretoken.control.adaptive.allocation import Search, allocate
+from foretoken.control.adaptive.chosen import Chosen, held_by
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
-from foretoken.control.adaptive.exploring import Account, Trial, is_known, pick_trial, surprises
+from foretoken.control.adaptive.exploring import (
+    OTHER_LENGTHS_STEPS,
+    Account,
+    Lengths,
+    is_known,
+    pick_trial,
+    surprises,
+)
 from foretoken.control.adaptive.guard import Ledger
 from foretoken.control.adaptive.made import MadePlan, PlainTimes, PlannedDrafts
 from foretoken.control.adaptive.planning import (
     CATCHING_UP,
-    FirstReading,
     budgets,
     chance_of_none,
     chunk_rows,
@@ -25,7 +32,7 @@ from foretoken.control.adaptive.planning import (
     step_shape,
     surplus,
 )
-from foretoken.control.adaptive.scene import RETURNS, DrafterView, Scene
+from foretoken.control.adaptive.scene import RETURNS, DrafterView, OutputTokens, Scene
 from foretoken.control.adaptive.tracked import Counted, TrackedRequest, note_read, view_of
 from foretoken.control.adaptive.within_drafts import expected, planned_trees, prices
 from foretoken.control.budget import PREDICTED_DRAFTS, RequestBudget
@@ -45,37 +52,6 @@ _POOR = 0.02
 _BENEFIT = 1.15
 """A sequence that may still lose something gets the benefit of the doubt: of many estimates that
 are all a little wrong, the lowest would decide for everybody."""
-
-
-class _Chosen(NamedTuple):
-    """What a step does, and why."""
-
-    found: Allocation
-    options: list[DraftOption]
-    """What the drafters of `found` are counted by."""
-    weighed: list[DraftOption]
-    """What all drafters could do."""
-    reading: FirstReading
-    wanted: Allocation
-    """As `found`, if nobody had to be read first."""
-    trial: Trial | None
-    waking: set[str]
-    """Drafters at rest that are wanted again."""
-
-
-def _held(ids: Seq[str], plan: DraftPlan, chosen: _Chosen) -> dict[str, PlannedDrafts]:
-    """What each request does from now on; those that have to be read first, as soon as they are."""
-    count, wanted = len(ids), chosen.wanted
-    surplus_N, trees_N = plan.surplus or (0.0,) * count, plan.trees or (None,) * count
-    each = map(PlannedDrafts, plan.lengths, plan.drafters, plan.drafts, surplus_N, trees_N)
-    held = dict(zip(ids, each, strict=True))
-    wanted_trees = planned_trees(wanted, chosen.options) or (None,) * count
-    for place, (name, left) in chosen.reading.waiting.items():
-        if left:
-            length = int(wanted.drafts_N[place])
-            most = max(length, plan.drafts[place])
-            held[ids[place]] = PlannedDrafts(length, name, most, 0.0, wanted_trees[place])
-    return held
 
 
 @final
@@ -109,6 +85,7 @@ class Planner:
         self._caps, self._search = caps, search
         self._floors = {d.name: d.floor for d in drafters if d.floor is not None}
         self._requests: dict[str, TrackedRequest] = {}
+        self._other_lengths = Lengths()
 
     @property
     def operator(self) -> Speculation:
@@ -142,7 +119,8 @@ class Planner:
         guard_N = np.array([one.guard(self._caps) for one in tracked])
         tokens_N = counted.outputs_N + left_N
         allowed_s = self.ledger.allowance(gained_s, tokens_N, times.plain_s, guard_N)
-        scene = self._scene(ids, shape, times, left_N, allowed_s, views)
+        outputs = OutputTokens(left_N, tokens_N)
+        scene = self._scene(ids, shape, times, outputs, allowed_s, views)
         alone = count == 1 and not load.num_prompt_tokens
         chosen = self._choose(scene, passing, views, alone=alone)
         has_free = len(passing) < len(views) or any(s.request.brings_drafts for s in sequences)
@@ -153,13 +131,15 @@ class Planner:
         poor_N = np.flatnonzero(allowed_s < _POOR * times.plain_s) if held_back else ()
         made = MadePlan(
             plan=plan,
-            held=_held(ids, plan, chosen),
+            held=held_by(ids, plan, chosen),
             class_of={i: one.class_key for i, one in zip(ids, tracked, strict=True)},
             gained_s=dict(zip(ids, gained_s.tolist(), strict=True)),
             context=context,
             row_takes_s=(wanted.seconds - scene.plain_s) / rows if rows else 0.0,
             row_brings=(wanted.tokens - count) / rows if rows else 0.0,
             trial="" if chosen.trial is None else chosen.trial.of,
+            lasts=chosen.lasts,
+            begun=frozenset(i for i, length in zip(ids, plan.lengths, strict=True) if length),
             reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
             missing=reading.missing,
             chance_of_none=chance_of_none(chosen.found, chosen.options),
@@ -181,7 +161,7 @@ class Planner:
         sequences: Seq[DecodingSequence],
         load: StepLoad,
         scene: Scene,
-        chosen: _Chosen,
+        chosen: Chosen,
         views: Seq[DrafterView],
         *,
         has_free: bool,
@@ -263,7 +243,7 @@ class Planner:
 
     def _choose(
         self, scene: Scene, passing: list[DrafterView], views: list[DrafterView], *, alone: bool
-    ) -> _Chosen:
+    ) -> Chosen:
         """The best allocation that can be carried out now, or a trial."""
         options = weighed = scene.options(passing)
         found = scene.best(options)
@@ -277,17 +257,22 @@ class Planner:
         if trial is not None:
             found, options = trial.found, trial.options
         alone = alone or trial is not None
+        other = None if trial else self._other_lengths.pick(scene, found, options)
+        lasts = trial.steps if trial else OTHER_LENGTHS_STEPS if other else 0
+        found = other or found
         reading, wanted = read_first(found, options, views, scene, alone=alone), found
         if reading.waiting:
             options = scene.without(options, {i: one.drafter for i, one in reading.waiting.items()})
             found = scene.best(options)
-        return _Chosen(found, options, weighed, reading, wanted, trial, waking)
+        return Chosen(found, options, weighed, reading, wanted, trial, waking, lasts)
 
     def put_away(self, made: MadePlan, steps: int) -> None:
         """A plan has held for so many steps."""
         forecast = made.forecast
         lost = 0.0 if made.trial else max(made.unguarded - forecast.price, 0.0)
         self.forgone_tokens += lost * forecast.seconds * steps
+        if made.drafts and not made.trial:
+            self._other_lengths.pass_by(steps)
         alive = [request_id for request_id in made.held if request_id in self._requests]
         token_s, spare_s = forecast.token_s, made.spare_s
         if not made.trial:
@@ -367,7 +352,7 @@ class Planner:
         ids: list[str],
         shape: StepShape,
         times: PlainTimes,
-        left_N: Floats,
+        outputs: OutputTokens,
         allowed_s: Floats,
         views: list[DrafterView],
     ) -> Scene:
@@ -384,7 +369,7 @@ class Planner:
         return Scene(
             ids=ids,
             context=shape.context,
-            left_N=left_N,
+            outputs=outputs,
             bound_s=plain_s + allowed_s,
             token_s=plain_s * np.where(allowed_s > 0.0, _BENEFIT, 1.0),
             plain_s=plain_s,

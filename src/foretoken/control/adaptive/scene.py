@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,15 @@ class DrafterView:
         return np.pad(self.tree.levels_K, (0, width - self.width), constant_values=self.tree.depth)
 
 
+class OutputTokens(NamedTuple):
+    """Tokens of each sequence, [N]."""
+
+    left_N: Floats
+    """That it is still expected to write."""
+    total_N: Floats
+    """The same with those that it has written."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
@@ -73,8 +82,7 @@ class Scene:
     ids: list[str]
     context: float
     """Tokens of a sequence, on average."""
-    left_N: Floats
-    """Tokens that each is still expected to write."""
+    outputs: OutputTokens
     bound_s: Floats
     """Seconds that the step may take if a sequence gets one token, [N]."""
     token_s: Floats
@@ -99,15 +107,14 @@ class Scene:
         found = []
         for option in options:
             places = [place for place, name in waiting.items() if name == option.name]
-            if places:
-                survival_NK = option.survival_NK.copy()
-                survival_NK[places] = 0.0
-                option = replace(option, survival_NK=survival_NK)
-            found.append(option)
+            found.append(option.without(places) if places else option)
         return found
 
     def best(self, options: Seq[DraftOption]) -> Allocation:
-        """The plan with most expected tokens per second."""
+        """The plan with most expected tokens per second. Nobody is read who ends too soon."""
+        options = [
+            option if option.late_N is None else option.without(option.late_N) for option in options
+        ]
         step = StepOptions(
             rows_s=self.rows_s,
             plain_s=self.plain_s,
@@ -141,6 +148,36 @@ class Scene:
         return Allocation(
             drafts_N=drafts_N, drafter_N=drafter_N, seconds=float(seconds),
             tokens=tokens, unguarded=0.0,
+        )  # fmt: skip
+
+    def shorter(self, found: Allocation, options: Seq[DraftOption]) -> Allocation | None:
+        """The best plan whose drafts end before those of `found`; None: it has none."""
+        other = self.best([option.up_to(found.depth - 1) for option in options])
+        return other if other.drafts_N.any() else None
+
+    def longer(self, found: Allocation, options: Seq[DraftOption]) -> Allocation | None:
+        """One draft more for all that draft in `found`, as far as they may; None: nobody may, or
+        somebody would lose by it."""
+        chosen = sorted(set(found.drafter_N.tolist()) - {-1})
+        drafts_N, seconds = found.drafts_N.copy(), 0.0
+        accepted_N = np.zeros(len(self.ids))
+        for index in chosen:
+            option = options[index]
+            own_N = found.drafter_N == index
+            most_N = (option.survival_NK > 0.0).sum(axis=1)
+            drafts_N[own_N] = np.minimum(drafts_N + 1, most_N)[own_N]
+            taken_NK = np.arange(option.survival_NK.shape[1]) < drafts_N[:, None]
+            accepted_N[own_N] = (option.survival_NK * taken_NK).sum(axis=1)[own_N]
+            rows = int(drafts_N[own_N].sum())
+            seconds += float(option.depth_s[drafts_N[own_N].max()] + option.slot_s * rows)
+            seconds += float(option.start_s[own_N].sum())
+        seconds += float(self.rows_s[min(int(drafts_N.sum()), len(self.rows_s) - 1)])
+        loses = (self.bound_s + self.token_s * accepted_N < seconds).any()
+        if loses or (drafts_N == found.drafts_N).all():
+            return None
+        return replace(
+            found, drafts_N=drafts_N, seconds=seconds, depth=int(drafts_N.max()), slots=None,
+            tokens=len(self.ids) + float(accepted_N.sum()),
         )  # fmt: skip
 
     def outlook(self, option: DraftOption) -> Outlook:
@@ -198,16 +235,24 @@ class Scene:
         slot_s = max(float(all_of_it[most] - one[most]) / (most * (batch - 1)), 0.0)
         depth_s = one - slot_s * np.arange(most + 1)
         depth_s[0] = 0.0
-        # Catching up is paid once and has to come back while the sequence still runs and drafts.
-        steps_N = np.maximum(self.left_N / (1.0 + survival[:, 0]), 1.0)
-        steps_N = np.minimum(steps_N, view.lasts)
-        start_s = RETURNS * view.cost.feeding_each(view.missing_N, self.context) / steps_N
+        catching_s = RETURNS * view.cost.feeding_each(view.missing_N, self.context)
+        steps_N = np.maximum(self.outputs.left_N / (1.0 + survival[:, 0]), 1.0)
+        late_N = None
+        if count > 1:
+            # Whoever comes after these is read at the beginning and drafts to the end: that is what
+            # going on costs, and beginning is paid once. But a sequence that ends before what is
+            # read of it comes back stays plain.
+            late_N = catching_s > survival[:, 0] * (self.plain_s / count) * steps_N
+            steps_N = np.maximum(self.outputs.total_N / (1.0 + survival[:, 0]), 1.0)
+            late_N = late_N if late_N.any() else None
+        start_s = catching_s / np.minimum(steps_N, view.lasts)
         return DraftOption(
             name=view.name,
             survival_NK=survival,
             depth_s=np.maximum(depth_s, 0.0),
             slot_s=slot_s,
             start_s=start_s,
+            late_N=late_N,
             levels_K=view.levels(most),
         )
 

@@ -15,6 +15,10 @@ _FAR = 1.35
 """Times the median beyond which a step is an outlier, as for the regression that learns from it."""
 
 
+_CHANGED = 2.0
+"""Times as long from which on it is the machine that changed."""
+
+
 class DraftingKind(NamedTuple):
     """What a drafter did in a step, its context aside."""
 
@@ -65,9 +69,9 @@ class RecentTimes:
             drafting = DraftingKind(name, sequences, depth, num_drafts, missing.get(name, 0))
             self._drafters.setdefault(drafting, []).append(took)
 
-    def target(self, context: float, *, apart: bool) -> Iterator[tuple[StepShape, float]]:
-        """Steps of sequences of so many tokens, and their seconds without drafting: each one
-        `apart`, or the middle of all."""
+    def target(self, context: float, *, apart: bool) -> Iterator[tuple[StepShape, float, int]]:
+        """Steps of sequences of so many tokens, their seconds without drafting, and how many they
+        were: each one `apart`, or the middle of all."""
         for (decoding, prefilling, prompt, drafted), seconds in self._target.items():
             shape = StepShape(
                 rows=decoding + prompt + drafted,
@@ -75,24 +79,31 @@ class RecentTimes:
                 context=context,
                 prompt_rows=prompt,
             )
-            if apart:
-                yield from ((shape, each) for each in seconds)
+            if apart or _changed(seconds):
+                yield from ((shape, each, 1) for each in seconds)
             else:
-                yield shape, _middle(seconds)
+                yield shape, _middle(seconds), len(seconds)
 
-    def drafters(self, *, apart: bool) -> Iterator[tuple[DraftingKind, float]]:
-        """What each drafter did, with its seconds: each time `apart`, or the middle of all."""
+    def drafters(self, *, apart: bool) -> Iterator[tuple[DraftingKind, float, int]]:
+        """What each drafter did, with its seconds, and how often: each time `apart`, or the middle
+        of all."""
         for drafting, seconds in self._drafters.items():
-            if apart:
-                yield from ((drafting, each) for each in seconds)
+            if apart or _changed(seconds):
+                yield from ((drafting, each, 1) for each in seconds)
             else:
-                yield drafting, _middle(seconds)
+                yield drafting, _middle(seconds), len(seconds)
 
     def clear(self) -> None:
         """Begin anew."""
         self.count = 0
         self._target.clear()
         self._drafters.clear()
+
+
+def _changed(seconds: list[float]) -> bool:
+    """Whether the machine changed its speed meanwhile: no number stands for all of them."""
+    ordered, quarter = sorted(seconds), len(seconds) // 4
+    return ordered[-1 - quarter] > _CHANGED * ordered[quarter]
 
 
 def _middle(seconds: list[float]) -> float:

@@ -116,12 +116,15 @@ class LearnedCost(CostModel):
         found[max(shape.sequences + shape.prompt_rows + 1 - first, 0) :] += level * checking
         return found
 
-    def observe(self, shape: StepShape, seconds: float) -> None:
-        """A step, drafting aside, took so long."""
-        # Shapes of one region take about as long: each count within a power of two.
+    def observe(self, shape: StepShape, seconds: float, *, times: int = 1) -> None:
+        """A step, drafting aside, took so long: the mean of so many."""
+        # Shapes of one region take about as long: each count within a power of two, contexts,
+        # which grow while sequences run, within a power of four.
         rows, sequences, context, _ = shape
-        region = rows.bit_length() << 12 | sequences.bit_length() << 6 | int(context).bit_length()
-        if self._learner.observe(shape, seconds, self._expected(shape), region):
+        deep = int(context).bit_length() // 2
+        region = rows.bit_length() << 12 | sequences.bit_length() << 6 | deep
+        expected = self._expected(shape)
+        if self._learner.observe(shape, seconds, expected, region, times=times):
             self._tabulate(len(self._by_rows) - 1)
 
     def describe(self) -> dict[str, Any]:

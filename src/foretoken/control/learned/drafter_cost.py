@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from foretoken.control.learned.cost import FILE_SD, THOUSAND, LearnedCost
 from foretoken.control.learned.regression import Floats, Learner
 
+_READ_TOGETHER = 64.0
+"""Tokens that are read in one call at the least, where there are more."""
 _DRAFT_KNOTS = (0.0, 4.0, 16.0, 64.0)
 """Rows of a pass at which its slope may change."""
 _DRAFT_WIDTHS = (4.0, 12.0, 48.0, math.inf)
@@ -118,14 +120,16 @@ class DrafterCost:
         return float(self.level * (any_row + rows * (row + key * THOUSAND * context)))
 
     def feeding_each(self, rows_N: NDArray[np.int64], context: float) -> Floats:
-        """Seconds of feeding so many tokens of each sequence by itself, float64 [N]."""
+        """Seconds of feeding so many tokens of each sequence, float64 [N]. Several are read
+        together, so that each has its part of what a call takes."""
         any_row, row, key = self._values[_FED_ANY:]
-        each = any_row * (rows_N > 0) + rows_N * (row + key * THOUSAND * context)
+        calls_N = np.minimum(rows_N / _READ_TOGETHER, 1.0) if len(rows_N) > 1 else rows_N > 0
+        each = any_row * calls_N + rows_N * (row + key * THOUSAND * context)
         found: Floats = self.level * each
         return found
 
-    def observe(self, shape: DraftShape, seconds: float) -> None:
-        """Drafting and feeding of a step took so long."""
+    def observe(self, shape: DraftShape, seconds: float, *, times: int = 1) -> None:
+        """Drafting and feeding of a step took so long: the mean of so many."""
         if self._one_pass and shape.passes:
             shape = shape._replace(passes=1)
         learner = self._learner
@@ -135,7 +139,7 @@ class DrafterCost:
             if machine.steps > self._machine_steps + _REST_STEPS:
                 learner.shift_level(machine.level / self._machine_level)
             self._machine_level, self._machine_steps = machine.level, machine.steps
-        if learner.observe(shape, seconds, self._expected(shape), region):
+        if learner.observe(shape, seconds, self._expected(shape), region, times=times):
             self._values = learner.coefficients.tolist()
 
     def describe(self) -> dict[str, Any]:

@@ -28,8 +28,12 @@ _NOISE = 0.1
 _LEAST_NOISE, _MOST_NOISE = 0.02, 0.5
 _OUTLIER = 3.0
 """Standard deviations from which on a measurement counts less (Huber)."""
+_TIMES_MOST = 8
+"""Measurements that one mean counts for at most."""
 _WINDOW = 15
-"""Measurements whose median is the level."""
+"""Measurements whose median shows that the machine is faster or slower all at once."""
+_FOLLOWS = 1.0 / 32.0
+"""Share of what a measurement is off by that the level follows."""
 _MOST_LEVEL = math.log(16.0)
 _ERRORS = 256
 """Errors kept to report them."""
@@ -135,10 +139,18 @@ class Learner:
         return math.exp(ordered[len(ordered) // 2]) if ordered else 1.0
 
     def observe(
-        self, shape: tuple[float, ...], seconds: float, expected: float, region: int
+        self,
+        shape: tuple[float, ...],
+        seconds: float,
+        expected: float,
+        region: int,
+        *,
+        times: int = 1,
     ) -> bool:
         """A shape took `seconds`, `expected` by the coefficients; whether these are new now.
 
+        What was measured several `times` and is told by its mean counts for more: the level is that
+        of most steps, not of most shapes.
         `region` names shapes that are alike: the level learns from those only that were fitted.
         Where nothing was fitted yet, the prior may be what is wrong.
         """
@@ -147,10 +159,14 @@ class Learner:
         ratio = math.log(seconds / max(expected, 1e-12))
         error = abs(ratio - self._log_level)
         self.count += 1
-        self._buffer.append((*shape, seconds))
+        times = min(times, _TIMES_MOST)
+        self._buffer.append((*shape, seconds, times))
         self._errors.append(error)
         if region in self._known:
-            self._ratios.append(ratio)
+            self._ratios.extend((ratio,) * times)
+            allowed = _OUTLIER * self.noise
+            off = min(max(ratio - self._log_level, -allowed), allowed)
+            self._move_level(self._log_level + off * (1.0 - (1.0 - _FOLLOWS) ** times))
             # Sorting takes as long as all the rest: it waits unless something seems to change.
             if error > _OUTLIER * self.noise:
                 # Soon it is known whether the machine changed or this shape: then is the time to
@@ -169,28 +185,36 @@ class Learner:
 
     def shift_level(self, times: float) -> None:
         """Everything takes `times` as long as when it was measured last, as others showed."""
-        step = math.log(times)
-        self._log_level += step
-        self._ratios = deque((ratio + step for ratio in self._ratios), maxlen=_WINDOW)
+        self._shift(math.log(times))
 
     def variance(self, columns_P: Floats) -> float:
         """Squared seconds of doubt about a sum of columns, at level 1."""
         return float(columns_P @ self.covariance @ columns_P)
 
     def _follow(self) -> None:
-        """The level is the median ratio, and 1 where that may be chance."""
+        """The level is the median ratio where that is too far off to be chance."""
         num = len(self._ratios)
         if num <= _WINDOW // 2:
             return
         median = sorted(self._ratios)[num // 2]
-        if abs(median) < _OUTLIER * 1.25 * self.noise / math.sqrt(num):
-            median = 0.0
-        self._log_level = min(max(median, -_MOST_LEVEL), _MOST_LEVEL)
+        if abs(median - self._log_level) > self._least_level(num):
+            self._move_level(median)
+
+    def _least_level(self, num: int) -> float:
+        """How far the median of so many measurements is off by more than chance."""
+        return _OUTLIER * 1.25 * self.noise / math.sqrt(num)
+
+    def _shift(self, step: float) -> None:
+        self._log_level += step
+        self._ratios = deque((ratio + step for ratio in self._ratios), maxlen=_WINDOW)
+
+    def _move_level(self, log_level: float) -> None:
+        self._log_level = min(max(log_level, -_MOST_LEVEL), _MOST_LEVEL)
 
     def _fit(self) -> None:
         """Take in the buffer: fade towards the prior, weigh, solve."""
         raw = np.array(self._buffer)
-        columns_NP, seconds_N = self._features(raw[:, :-1]), raw[:, -1]
+        columns_NP, seconds_N, times_N = self._features(raw[:, :-2]), raw[:, -2], raw[:, -1]
         # What takes hundreds of times as long as expected was not expected at all: weighed by an
         # expectation of nothing, it would count for more than everything else together.
         expected_N = np.maximum(columns_NP @ self.coefficients, seconds_N / _UNEXPECTED)
@@ -198,16 +222,10 @@ class Learner:
         if not self._known:
             # The first that is measured: what is wrong with all of it alike is the speed of the
             # machine, and the prior is right about the rest.
-            common = float(np.median(ratios_N))
-            if abs(common) > _OUTLIER * self.noise:
-                self._log_level = self._before = min(max(common, -_MOST_LEVEL), _MOST_LEVEL)
-        # The level may have changed inside the buffer. A step belongs to the nearer of the two.
+            self._move_level(float(np.median(ratios_N)))
+            self._before = self._log_level
         now = self._log_level
-        nearer_N = np.abs(ratios_N - now) <= np.abs(ratios_N - self._before)
-        levels_N = np.where(nearer_N, now, self._before)
-        if now and nearer_N.sum() > _WINDOW:
-            # More steps than those of the window tell the level of the whole buffer better.
-            levels_N[nearer_N] = np.median(ratios_N[nearer_N])
+        levels_N, middle = self._levels_of(ratios_N)
         off_N = np.abs(ratios_N - levels_N)
         doubt_N = ((columns_NP @ self.covariance) * columns_NP).sum(axis=1) / expected_N**2
         doubt_N = np.maximum(doubt_N, 0.0)
@@ -216,25 +234,52 @@ class Learner:
         # pass; what a step adds to the sums is bounded on both sides.
         far_N = np.maximum(off_N, np.expm1(np.minimum(ratios_N - levels_N, 50.0)))
         weights_N = np.minimum(1.0, allowed_N / np.maximum(far_N, 1e-9))
-        weights_N /= (self.noise * expected_N) ** 2
+        weights_N *= times_N / (self.noise * expected_N) ** 2
         kept = _KEEPS ** len(raw)
         weighted_PN = columns_NP.T * weights_N
+        if abs(now) < self._least_level(_WINDOW):
+            # Too little for a neighbour: a cost that is believed wrong, and the coefficients of
+            # which least is known are to tell which.
+            levels_N -= now
         self._precision *= kept
         self._precision += (1.0 - kept) * self._prior[0] + weighted_PN @ columns_NP
         self._moments *= kept
         self._moments += (1.0 - kept) * self._prior[1]
         self._moments += weighted_PN @ (seconds_N * np.exp(-levels_N))
-        measured = 1.48 * float(np.sort(off_N)[len(raw) // 2])
+        # Around their own middle: a level that is off would pass for noise, and noise is what a
+        # level has to stand out from.
+        measured = 1.48 * float(np.median(np.abs(ratios_N - middle)))
         share = min(0.25, len(raw) / 64)
         self.noise += share * (min(max(measured, _LEAST_NOISE), _MOST_NOISE) - self.noise)
+        before = self.coefficients
         self._solve()
+        # What the coefficients have taken in is no more part of the level.
+        taken = float(
+            np.median(
+                np.log(np.maximum(columns_NP @ self.coefficients, 1e-12))
+                - np.log(np.maximum(columns_NP @ before, 1e-12))
+            )
+        )
+        self._shift(-taken)
+        self._levels = deque((level - taken for level in self._levels), maxlen=_FITS)
         self._known |= self._new
         self._interval = LEAST_BATCH if self._new else min(2 * self._interval, MOST_BATCH)
         self._new.clear()
-        self._before = now
-        self._levels.append(now)
+        self._before = self._log_level
+        self._levels.append(self._log_level)
         self._buffer.clear()
         self._due = self._interval
+
+    def _levels_of(self, ratios_N: Floats) -> tuple[Floats, float]:
+        """The level at each of these measurements, and the middle of those at the present one."""
+        # The level may have changed inside the buffer. A step belongs to the nearer of the two.
+        nearer_N = np.abs(ratios_N - self._log_level) <= np.abs(ratios_N - self._before)
+        levels_N = np.where(nearer_N, self._log_level, self._before)
+        middle = float(np.median(ratios_N[nearer_N] if nearer_N.any() else ratios_N))
+        if nearer_N.sum() > _WINDOW:
+            # Many steps tell the level of the whole buffer better than the last of them.
+            levels_N[nearer_N] = middle
+        return levels_N, middle
 
     def _solve(self) -> None:
         """The most likely coefficients that are not negative.

@@ -1,0 +1,44 @@
+"""What was chosen for a step, and what each request does by it. Knows no models."""
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+from foretoken.control.adaptive.allocation import Allocation, DraftOption
+from foretoken.control.adaptive.exploring import Trial
+from foretoken.control.adaptive.made import PlannedDrafts
+from foretoken.control.adaptive.planning import FirstReading
+from foretoken.control.adaptive.within_drafts import planned_trees
+from foretoken.control.plan import DraftPlan
+
+
+class Chosen(NamedTuple):
+    """What a step does, and why."""
+
+    found: Allocation
+    options: list[DraftOption]
+    """What the drafters of `found` are counted by."""
+    weighed: list[DraftOption]
+    """What all drafters could do."""
+    reading: FirstReading
+    wanted: Allocation
+    """As `found`, if nobody had to be read first."""
+    trial: Trial | None
+    waking: set[str]
+    """Drafters at rest that are wanted again."""
+    lasts: int
+    """Steps of what is there to find something out; 0: it is not."""
+
+
+def held_by(ids: Seq[str], plan: DraftPlan, chosen: Chosen) -> dict[str, PlannedDrafts]:
+    """What each request does from now on; those that have to be read first, as soon as they are."""
+    count, wanted = len(ids), chosen.wanted
+    surplus_N, trees_N = plan.surplus or (0.0,) * count, plan.trees or (None,) * count
+    each = map(PlannedDrafts, plan.lengths, plan.drafters, plan.drafts, surplus_N, trees_N)
+    held = dict(zip(ids, each, strict=True))
+    wanted_trees = planned_trees(wanted, chosen.options) or (None,) * count
+    for place, (name, left) in chosen.reading.waiting.items():
+        if left:
+            length = int(wanted.drafts_N[place])
+            most = max(length, plan.drafts[place])
+            held[ids[place]] = PlannedDrafts(length, name, most, 0.0, wanted_trees[place])
+    return held
