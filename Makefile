@@ -6,7 +6,8 @@
 # make test-speculators   heads against the `speculators` package, in an environment of its own
 # make test-pythons   make test with each of PYTHONS, in an environment of its own (5 GB where
 #                  PyTorch's default is a CUDA build)
-# make test-aarch64   the kernels, compiled for aarch64, in an emulator
+# make check-arm   the kernels, compiled for aarch64, in an emulator, and their bits against this
+#                  machine's; says what it needs where that is missing
 # make bench-peers-prepare   for the next: models of a billion parameters, other engines in
 #                  environments of their own, conversions, the search for everyone's best settings
 #                  (27 GB below MODELS and ENVIRONMENTS; an hour or two, once; goes on if ended)
@@ -32,7 +33,7 @@ ENVIRONMENTS ?= $(BENCH)/environments
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test test-without-kernels test-full test-pythons test-aarch64 test-speculators check \
+.PHONY: demo test test-without-kernels test-full test-pythons check-arm test-speculators check \
   bench-peers bench-peers-prepare dist docs format clean
 
 demo: $(VENV)/.installed
@@ -60,8 +61,8 @@ test-pythons:
 	  $(MAKE) test PYTHON=$$python VENV=.venv-$$version; \
 	done
 
-test-aarch64: $(VENV)/.installed-dev
-	$(RUN) scripts/fuzz_kernels.py --aarch64 20
+check-arm: $(VENV)/.installed-dev
+	$(RUN) scripts/fuzz_kernels.py --aarch64 10
 
 # The package wants other versions than we test with (and a CUDA build of PyTorch: 6 GB).
 SPECULATORS := .venv-speculators

@@ -30,11 +30,14 @@ _AVX512 = (
 )  # fmt: skip
 _AVX512BF16 = (*_AVX512, "-mavx512vnni", "-mavx512bf16")
 BY_SUFFIX = {
-    "_avx2": _AVX2,
-    "_avx512": _AVX512,
-    "_avx512bf16": _AVX512BF16,
-    "_amx": (*_AVX512BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "_avx2": ("x86_64", *_AVX2),
+    "_avx512": ("x86_64", *_AVX512),
+    "_avx512bf16": ("x86_64", *_AVX512BF16),
+    "_amx": ("x86_64", *_AVX512BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "_neondot": ("aarch64", "-march=armv8.2-a+dotprod"),
+    "_neonbf16": ("aarch64", "-march=armv8.2-a+dotprod+bf16+i8mm"),
 }
+"""Of files that end so: what they are for, and the flags that they need there."""
 _NO_DEBUG = "-Wl,-S"
 """The library is linked without the debug information of the objects: a tenth of the size."""
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1")
@@ -135,10 +138,11 @@ def _parts(path: Path, seen: dict[Path, bytes]) -> dict[Path, bytes]:
 def _objects(files: Sequence[Path], folder: Path, more: tuple[str, ...]) -> list[Path]:
     """Objects of the files, those compiled that `folder` does not have yet."""
     command = compiler()
+    target = _target_of(command)
 
     def one(path: Path) -> Path:
         base = [command, *COMMON, *more, f"-I{NATIVE}", "-c", str(path)]
-        flags = _flags(path)
+        flags = _flags(path, target)
         digest = hashlib.sha256(repr((command, COMMON, more, flags)).encode())
         for part, content in sorted(_parts(path.resolve(), {}).items()):
             digest.update(part.name.encode() + b"\0" + content)
@@ -164,14 +168,24 @@ def _link(objects: Sequence[Path], target: Path, more: Sequence[str]) -> None:
     _run([compiler(), *more, "-pthread", *map(str, objects), "-lm", "-o", str(target)])
 
 
-def _flags(path: Path) -> tuple[str, ...]:
+def architecture(name: str) -> str:
+    """One name for what systems and compilers call differently."""
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name.lower(), name.lower())
+
+
+def _target_of(command: str) -> str:
+    """What a compiler compiles for: another machine's architecture, if it is a cross compiler."""
+    done = subprocess.run([command, "-dumpmachine"], capture_output=True, text=True)
+    named = "" if done.returncode else done.stdout.split("-")[0].strip()
+    return architecture(named or platform.machine())
+
+
+def _flags(path: Path, target: str) -> tuple[str, ...]:
     """Flags of this file's instruction set. A compiler that does not know them gets none, and the
     guards in the file leave a null table."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return ()
-    for suffix, flags in BY_SUFFIX.items():
-        if path.stem.endswith(suffix):
-            return flags
+    for suffix, (wanted, *flags) in BY_SUFFIX.items():
+        if path.stem.endswith(suffix) and wanted == target:
+            return tuple(flags)
     return ()
 
 

@@ -1,8 +1,9 @@
 """Loads the compiled kernels once and says which instruction set they use.
 
-FORETOKEN_KERNELS chooses: `auto` (default), `off`, or the highest level to use, `portable`,
-`avx2`, `avx512`, `avx512bf16` or `amx`. Owns no kernel: those who call one declare its arguments
-themselves (`Library.function`). Calls into C release the GIL.
+FORETOKEN_KERNELS chooses: `auto` (default), `off`, or the highest level to use: `portable`, on x86
+`avx2`, `avx512`, `avx512bf16` or `amx`, on aarch64 `neon`, `neondot` or `neonbf16`. Owns no kernel:
+those who call one declare its arguments themselves (`Library.function`). Calls into C release the
+GIL.
 """
 
 import ctypes
@@ -23,9 +24,14 @@ from foretoken.kernels.structures import check_sizes
 logger = logging.getLogger("foretoken")
 
 VARIABLE = "FORETOKEN_KERNELS"
-LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
-_BEST_TRIED = "avx512bf16"
-"""`auto` stops here: the tile kernels of `amx` have not been run on hardware yet."""
+_BY_ARCHITECTURE = {
+    "x86_64": ("portable", "avx2", "avx512", "avx512bf16", "amx"),
+    "aarch64": ("portable", "neon", "neondot", "neonbf16"),
+}
+LEVELS = _BY_ARCHITECTURE.get(build.architecture(platform.machine()), ("portable",))
+"""Those of this machine's architecture, each with what those before it have, as numbered in C."""
+_UNTRIED = frozenset({"amx"})
+"""`auto` stops below: these have not run on hardware, nor whole in an emulator."""
 _CHOICES = ("auto", "off", *LEVELS)
 
 
@@ -75,7 +81,10 @@ def find_library() -> Library | None:
     handle = ctypes.CDLL(str(path))
     check_sizes(handle)
     most = LEVELS[handle.ft_cpu_level()]
-    level = min(most, _BEST_TRIED, key=LEVELS.index) if wanted == "auto" else wanted
+    level = wanted
+    if wanted == "auto":
+        tried = [name for name in LEVELS if name not in _UNTRIED]
+        level = min(most, tried[-1], key=LEVELS.index)
     if LEVELS.index(level) > LEVELS.index(most):
         raise ConfigError(VARIABLE, wanted, f"auto, off, or at most {most} on this machine")
     handle.ft_set_level(LEVELS.index(level))

@@ -3,6 +3,7 @@ a mistyped FORETOKEN_KERNELS that silently chooses something."""
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,13 @@ import pytest
 
 from foretoken.errors import ConfigError
 from foretoken.kernels import build, structures
-from foretoken.kernels.library import LEVELS, Library, describe_kernels, find_library
+from foretoken.kernels.library import (
+    _BY_ARCHITECTURE,
+    LEVELS,
+    Library,
+    describe_kernels,
+    find_library,
+)
 
 TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
 
@@ -157,6 +164,45 @@ def test_an_edit_compiles_what_it_touches(monkeypatch: pytest.MonkeyPatch, tmp_p
     second = objects()
     assert set(first) == set(second) == {"one", "two"}
     assert first["one"] != second["one"] and first["two"] == second["two"]
+
+
+def test_levels_are_numbered_as_in_c() -> None:
+    header = (build.NATIVE / "foretoken.h").read_text("utf-8")
+    enums = [re.findall(r"FT_(\w+)", names) for names in re.findall(r"enum \{(.*?)\}", header)]
+    (x86,) = [names for names in enums if names[0] == "PORTABLE"]
+    (arm,) = [names for names in enums if names[0] == "NEON"]
+    assert _BY_ARCHITECTURE["x86_64"] == tuple(name.lower() for name in x86)
+    assert _BY_ARCHITECTURE["aarch64"] == ("portable", *(name.lower() for name in arm))
+
+
+@pytest.mark.parametrize("target", ["aarch64-linux-gnu", "x86_64-pc-linux-gnu", "riscv64-linux"])
+def test_flags_are_of_what_the_compiler_compiles_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str
+) -> None:
+    """A cross compiler got this machine's flags, and then, since it refused them, none."""
+    fake, said = tmp_path / "cc", tmp_path / "said"
+    fake.write_text(f"""#!/bin/sh
+[ "$1" = -dumpmachine ] && {{ echo {target}; exit; }}
+echo "$@" >> {said}
+while [ "$1" != -o ]; do shift; done
+: > "$2"
+""")
+    fake.chmod(0o755)
+    monkeypatch.setenv("CC", str(fake))
+    monkeypatch.setattr(build, "BUILT", tmp_path / "lib")
+    build.build_library()
+    compiled = said.read_text().splitlines()
+
+    def flags(stem: str) -> list[str]:
+        (line,) = [line for line in compiled if f"/{stem}.c " in line]
+        return [word for word in line.split() if word.startswith("-m")]
+
+    machine = target.split("-")[0]
+    assert flags("linear_neon") == flags("linear_portable") == flags("cpu") == []
+    assert ("-march=armv8.2-a+dotprod" in flags("linear_neondot")) == (machine == "aarch64")
+    assert ("+bf16+i8mm" in "".join(flags("attention_neonbf16"))) == (machine == "aarch64")
+    assert ("-mavx2" in flags("linear_avx2")) == (machine == "x86_64")
+    assert ("-mavx512bf16" in flags("rows_avx512bf16")) == (machine == "x86_64")
 
 
 def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,11 +14,18 @@ static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Where keys are pairs of bfloat16 the best kernel multiplies pairs.
 static const ft_attention_kernel *kernel_of(int32_t type) {
+#if defined(__aarch64__)
+    enum { BEST_OF_FLOATS = FT_NEON };
+    const ft_attention_kernel *const all[] = {&ft_attention_portable, &ft_attention_neon,
+                                              &ft_attention_neon, &ft_attention_neonbf16};
+#else
+    enum { BEST_OF_FLOATS = FT_AVX512 };
     const ft_attention_kernel *const all[] = {&ft_attention_portable, &ft_attention_avx2,
                                               &ft_attention_avx512, &ft_attention_avx512bf16,
                                               &ft_attention_avx512bf16};
+#endif
     int level = ft_level();
-    if (type == FT_FLOAT32 && level > FT_AVX512) level = FT_AVX512;
+    if (type == FT_FLOAT32 && level > BEST_OF_FLOATS) level = BEST_OF_FLOATS;
     while (level > FT_PORTABLE && !all[level]->ready) level--;
     return all[level];
 }

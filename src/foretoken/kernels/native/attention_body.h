@@ -28,7 +28,7 @@
 #define ALWAYS static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
 
-#if W == 16
+#if W == 16 || defined(NEON)
 #define TILE_ROWS 6
 #define TILE_VECS 4
 #define SCORE_ROWS 24

@@ -73,7 +73,59 @@ ALWAYS void transpose_16x16(__m512i r[16]) {
 }
 #endif
 
-#ifdef PAIRS
+#if defined(NEON)
+// Four cells of four keys.
+ALWAYS void transpose_4x4(vf r[4]) {
+    const float32x4_t a = vtrn1q_f32(r[0], r[1]), b = vtrn2q_f32(r[0], r[1]);
+    const float32x4_t c = vtrn1q_f32(r[2], r[3]), d = vtrn2q_f32(r[2], r[3]);
+    r[0] = vcombine_f32(vget_low_f32(a), vget_low_f32(c));
+    r[1] = vcombine_f32(vget_low_f32(b), vget_low_f32(d));
+    r[2] = vcombine_f32(vget_high_f32(a), vget_high_f32(c));
+    r[3] = vcombine_f32(vget_high_f32(b), vget_high_f32(d));
+}
+#endif
+
+#if defined(PAIRS) && defined(NEON)
+
+// Four cells of a head's keys or values, from number `first` of `count` on.
+ALWAYS uint16x8_t pairs(const work *w, const char *row, int first, int count) {
+    const int left = count - first;
+    if (w->shape->kv_type == FT_INT8) {
+        const vf scale = vf_set1(load_float(row + count));
+        const int8_t *at = (const int8_t *)row + first;
+        const vf low = vf_mul(vf_load_int8_n(at, left), scale);
+        const vf high = left > W ? vf_mul(vf_load_int8_n(at + W, left - W), scale) : vf_set1(0.0f);
+        return vcombine_u16(vf_to_bf16(low), vf_to_bf16(high));
+    }
+    const bf16 *at = (const bf16 *)row + first;
+    if (left >= 8) return vld1q_u16(at);
+    bf16 some[8] = {0};
+    for (int i = 0; i < left; i++) some[i] = at[i];
+    return vld1q_u16(some);
+}
+
+ALWAYS vf load_cells(const work *w, const char *row, int cell) {
+    return vreinterpretq_f32_u16(pairs(w, row, 2 * cell, w->shape->head_dim));
+}
+
+// Values of two keys, side by side for every dimension.
+static void pack_values(work *w, int head) {
+    float *to = w->values;
+    const int size = w->shape->head_dim;
+    const int64_t at = head * w->head_bytes;
+    for (int key = 0; key < w->end_key; key += 2, to += w->width) {
+        fetch(&w->fetch, w->fetch.per_values);
+        for (int d = 0; d < size; d += 8) {
+            uint16x8_t a = vdupq_n_u16(0), b = a;
+            if (key < w->num_keys) a = pairs(w, w->slots[key] + at, d, size);
+            if (key + 1 < w->num_keys) b = pairs(w, w->slots[key + 1] + at, d, size);
+            vf_store(to + d, vreinterpretq_f32_u16(vzip1q_u16(a, b)));
+            if (d + W < size) vf_store(to + d + W, vreinterpretq_f32_u16(vzip2q_u16(a, b)));
+        }
+    }
+}
+
+#elif defined(PAIRS)
 
 static inline __m512i pairs(const char *at, int count) {
     if (count >= 32) return _mm512_loadu_si512(at);
@@ -195,7 +247,11 @@ static void pack_values(work *w, int head) {
     }
 }
 
-#if W == 16
+#if defined(NEON)
+ALWAYS vf load_cells(const work *w, const char *row, int cell) {
+    return load_some(w, row, cell, w->shape->head_dim - cell);
+}
+#elif W == 16
 ALWAYS void load_cells(const work *w, int head, int cell, int key, __m512i r[16]) {
     UNROLL for (int i = 0; i < 16; i++) {
         r[i] = _mm512_setzero_si512();
@@ -220,6 +276,21 @@ static void pack_keys(work *w, int head) {
             const int count = w->steps - cell;
             UNROLL for (int i = 0; i < 16; i++)
                 if (i < count) _mm512_storeu_si512(to + (int64_t)i * STRIP, r[i]);
+        }
+#elif defined(NEON)
+    const int64_t at = head * w->head_bytes;
+    for (int key = 0; key < w->end_key; key += 4)
+        for (int cell = 0; cell < w->steps; cell += 4) {
+            vf r[4];
+            if (key % 16 == 0 && cell % 16 == 0) fetch(&w->fetch, w->fetch.per_keys);
+            UNROLL for (int i = 0; i < 4; i++)
+                r[i] = key + i < w->num_keys ? load_cells(w, w->slots[key + i] + at, cell)
+                                             : vf_set1(0.0f);
+            transpose_4x4(r);
+            float *to = w->keys + (int64_t)cell * STRIP + key;
+            const int count = w->steps - cell;
+            UNROLL for (int i = 0; i < 4; i++)
+                if (i < count) vf_store(to + (int64_t)i * STRIP, r[i]);
         }
 #else
     float row[W];

@@ -4,7 +4,9 @@
 // ---- Products ---------------------------------------------------------------------------
 
 static inline vf multiply(vf sum, vf a, vf b) {
-#ifdef PAIRS
+#if defined(PAIRS) && defined(NEON)
+    return vbfdotq_f32(sum, vreinterpretq_bf16_f32(b), vreinterpretq_bf16_f32(a));
+#elif defined(PAIRS)
     return _mm512_dpbf16_ps(sum, (__m512bh)b, (__m512bh)a);
 #else
     return vf_fma(a, b, sum);
@@ -90,7 +92,7 @@ static void values_of(const factors *f, int n, int rows) { product(f, VALUES, n,
 
 // ---- Softmax ----------------------------------------------------------------------------
 
-#ifdef PAIRS
+#if defined(PAIRS) && !defined(NEON)
 // 2^x for x <= 100, for results that become bfloat16: within 1.1e-4 of its value, and at the least
 // 2^-126. The whole part, moved to the lowest bits by adding 1.5 * 2^23, becomes the exponent.
 ALWAYS vf exp2_of_weight(vf x) {
@@ -152,8 +154,19 @@ static void change_scores(const work *w, int base, int high, float *scores) {
 
 // Weights of a block as cells. Returns the row's sum with them.
 ALWAYS sum_lanes put_weights(const block_scores weight, float *weights, sum_lanes sum) {
-#ifdef PAIRS
+#if defined(PAIRS) && defined(NEON)
     // Sums take the rounded weights, so that rounding cancels where one key has most of the weight.
+    uint16x8_t ones = vdupq_n_u16(0x3f80);
+    // GCC 12 makes a constant 1 with an instruction of half floats, which this processor may not have.
+    __asm__("" : "+w"(ones));
+    UNROLL for (int v = 0; v < BLOCK / W; v += 2) {
+        const uint16x8_t cells = vcombine_u16(vf_to_bf16(weight[v]), vf_to_bf16(weight[v + 1]));
+        vst1q_f32(weights + v * W / 2, vreinterpretq_f32_u16(cells));
+        sum = vbfdotq_f32(sum, vreinterpretq_bf16_u16(cells), vreinterpretq_bf16_u16(ones));
+    }
+    return sum;
+#elif defined(PAIRS)
+    // Here too.
     const __m256bh cells = _mm512_cvtneps_pbh(weight[0]);
     const __m256bh ones = (__m256bh)_mm256_set1_epi16(0x3f80);
     _mm256_storeu_si256((__m256i *)weights, (__m256i)cells);

@@ -9,6 +9,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 #if defined(__x86_64__)
@@ -43,6 +45,19 @@ int ft_cpu_level(void) {
     if (!has(c7, 11) || !has(a71, 5)) return FT_AVX512;  // VNNI, BF16
     int tiles = has(d7, 24) && has(d7, 22) && (state & 0x60000) == 0x60000;
     return tiles && may_use_tiles() ? FT_AMX : FT_AVX512BF16;
+}
+#elif defined(__aarch64__)
+int ft_cpu_level(void) {
+#if defined(__linux__)
+    // Bits of the kernel's words; its own header may be older than the processor.
+    enum { ASIMD = 1, ASIMDDP = 20, I8MM = 13, BF16 = 14 };
+    const unsigned long base = getauxval(AT_HWCAP), more = getauxval(AT_HWCAP2);
+    if (!(base >> ASIMD & 1)) return FT_PORTABLE;
+    if (!(base >> ASIMDDP & 1)) return FT_NEON;
+    return (more >> I8MM) & (more >> BF16) & 1 ? FT_NEONBF16 : FT_NEONDOT;
+#else
+    return FT_NEON;
+#endif
 }
 #else
 int ft_cpu_level(void) { return FT_PORTABLE; }

@@ -4,8 +4,12 @@
 enum { SERIAL_VALUES = 1 << 14 };  // so few are not worth waking another thread for
 
 ft_draw_one ft_draw_in_use(void) {
+#if defined(__aarch64__)
+    const ft_draw_one all[] = {ft_draw_portable, ft_draw_neon, ft_draw_neon, ft_draw_neon};
+#else
     const ft_draw_one all[] = {ft_draw_portable, ft_draw_avx2, ft_draw_avx512, ft_draw_avx512,
                                ft_draw_avx512};
+#endif
     int level = ft_level();
     while (level > FT_PORTABLE && !all[level]) level--;
     return all[level];
@@ -41,8 +45,12 @@ void ft_share_rows(ft_task task, void *context, int64_t count, int64_t vocabular
 }
 
 void ft_sure(const float *logits, int64_t rows, int64_t vocabulary, float *chances) {
+#if defined(__aarch64__)
+    const ft_sure_one all[] = {ft_sure_portable, ft_sure_neon, ft_sure_neon, ft_sure_neon};
+#else
     const ft_sure_one all[] = {ft_sure_portable, ft_sure_avx2, ft_sure_avx512, ft_sure_avx512,
                                ft_sure_avx512};
+#endif
     int level = ft_level();
     while (level > FT_PORTABLE && !all[level]) level--;
     for (int64_t r = 0; r < rows; r++) chances[r] = all[level](logits + r * vocabulary, vocabulary);

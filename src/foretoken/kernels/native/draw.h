@@ -40,7 +40,7 @@ void ft_sure(const float *logits, int64_t rows, int64_t vocabulary, float *chanc
 #define FT_DRAW_ROOM(vocabulary) (3 * ((size_t)(vocabulary) + 64))
 
 // Of an instruction set; null: this build has none.
-extern const ft_draw_one ft_draw_portable, ft_draw_avx2, ft_draw_avx512;
-extern const ft_sure_one ft_sure_portable, ft_sure_avx2, ft_sure_avx512;
+extern const ft_draw_one ft_draw_portable, ft_draw_avx2, ft_draw_avx512, ft_draw_neon;
+extern const ft_sure_one ft_sure_portable, ft_sure_avx2, ft_sure_avx512, ft_sure_neon;
 
 #endif

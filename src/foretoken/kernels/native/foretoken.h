@@ -1,6 +1,6 @@
 // What the C files share: exported names, the instruction set in use, the pool of threads.
 //
-// One shared library, loaded by ctypes. A file named *_avx2.c, *_avx512.c, *_avx512bf16.c or *_amx.c
+// One shared library, loaded by ctypes. A file whose name ends with a level (*_avx2.c, *_neondot.c, ...)
 // is compiled for that instruction set and must only be called when ft_level() allows it; every
 // other file is compiled for the base of the architecture. Such a file keeps a guard (#if defined(__AVX2__) ...)
 // and exports a null table where its compiler flags did not work or the architecture is another.
@@ -17,11 +17,14 @@
 enum { FT_FLOAT32 = 0, FT_BFLOAT16 = 1, FT_INT8 = 2 };
 enum { FT_SCALE_BYTES = 4 };
 
+// Levels of an architecture count from FT_PORTABLE, each with all of those below it. On x86: FT_AVX2
+// includes FMA and F16C, FT_AVX512 means F, BW, VL and DQ, FT_AVX512BF16 adds BF16 and VNNI, FT_AMX its
+// tiles for bfloat16. On aarch64: FT_NEON is its base, FT_NEONDOT adds dot products of bytes, FT_NEONBF16
+// those of bfloat16 and products of small matrices of either (I8MM).
 enum { FT_PORTABLE, FT_AVX2, FT_AVX512, FT_AVX512BF16, FT_AMX };
+enum { FT_NEON = 1, FT_NEONDOT, FT_NEONBF16 };
 
-// The best level that both the processor and the operating system have. FT_AVX2 includes FMA
-// and F16C, FT_AVX512 means F, BW, VL and DQ, FT_AVX512BF16 adds BF16 and VNNI, FT_AMX its tiles for
-// bfloat16.
+// The best level that both the processor and the operating system have.
 FT_EXPORT int ft_cpu_level(void);
 // The level in use; ft_set_level returns the one that now is, at most ft_cpu_level().
 FT_EXPORT int ft_level(void);

@@ -60,7 +60,7 @@ FT_EXPORT void ft_linear_dense(const ft_linear *layer, const void *x, void *y, c
 // other; of many the inputs of a chunk of weights lie together, so that what is used together is read
 // in the order of memory and does not share sets of a cache.
 typedef struct {
-    const void *values;    // float, bf16; for integer weights int8, or int16, each four as 0 2 1 3
+    const void *values;    // float, bf16; for integer weights int8, or 16 bits as fix_block() lays them
     int64_t stride;        // between rows, in bytes
     int64_t chunk_stride;  // between chunks of a row, in bytes
     int chunk_shift;       // a chunk of a row has 1 << chunk_shift bytes
@@ -90,7 +90,7 @@ typedef struct {
 } ft_linear_kernels;
 
 extern const ft_linear_kernels ft_linear_portable, ft_linear_avx2, ft_linear_avx512,
-    ft_linear_avx512bf16, ft_linear_amx;
+    ft_linear_avx512bf16, ft_linear_amx, ft_linear_neon, ft_linear_neondot, ft_linear_neonbf16;
 
 // Byte `byte` of a prepared row.
 static inline char *ft_prepared_at(const ft_prepared *x, int64_t row, int64_t byte) {

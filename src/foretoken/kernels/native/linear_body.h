@@ -3,7 +3,8 @@
 // A file that includes this has defined NAME (of the ft_linear_kernels it makes), MOST_ROWS (rows, at
 // most 6, whose sums fit in the registers beside FT_TILE panels), MOST_FIXED_ROWS and FIXED_PANELS (rows
 // and panels for which integer sums do), PAIRS if its processors multiply bfloat16 and have VNNI, and
-// TILES if they have AMX's tiles.
+// TILES if they have AMX's tiles. With NEON it may define DOTS, for dot products of bytes, and with them
+// PAIRS, for products of small matrices of bfloat16 and of bytes.
 //
 // A tile goes along K in chunks. A chunk of weights is read from memory once, and stays in the L1
 // cache while all rows pass over it in groups of at most MOST_ROWS; sums wait in memory meanwhile,
@@ -71,6 +72,10 @@ ALWAYS void store_sums(const chunk *c, const int rows, const int panels, group_s
 #define MOST_PAIR_ROWS 16
 #include "linear_tiles.h"
 
+#elif defined(PAIRS) && defined(NEON)
+#define BF16_INPUTS 4
+#include "linear_neon_pairs.h"
+
 #elif defined(PAIRS)
 #define BF16_INPUTS 2
 
@@ -110,6 +115,10 @@ ALWAYS void split_pairs(const char *at, vf *even, vf *odd) {
     const __m256i pairs = _mm256_loadu_si256((const __m256i *)at);
     *even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
     *odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
+#elif defined(NEON)
+    const uint32x4_t pairs = vreinterpretq_u32_u8(vld1q_u8((const uint8_t *)at));
+    *even = vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16));
+    *odd = vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff0000u)));
 #else
     float values[2][W];
     bf16 pairs[2 * W];
@@ -166,11 +175,34 @@ ALWAYS void float_steps(const chunk *c, const int rows, const int panels) {
 
 #include "linear_fixed.h"
 
+// From panel `panel` of the tile on.
+static inline chunk part_of(const chunk *c, int panel) {
+    chunk part = *c;
+    part.weight += panel * c->panel_stride;
+    part.sums += panel * FT_PANEL;
+    if (part.scale) part.scale += panel * c->group_stride;
+    if (part.zero) part.zero += panel * c->group_stride;
+    for (int p = 0; p + panel < FT_TILE; p++) part.fetch[p] = c->fetch[p + panel];
+    return part;
+}
+
+#if defined(NEON)
+// Registers of four sums: a panel's take four for each row, so panels of a tile take turns.
+#define AT_ONCE(rows, panels) ((panels) == 1 || (rows) > 2 ? 1 : (rows) == 2 ? 2 : 4)
+#define RUN(kernel, rows, panels)                                            \
+    for (int panel = 0; panel < panels; panel += AT_ONCE(rows, panels)) {    \
+        const chunk part = part_of(c, panel);                                \
+        kernel(&part, rows, AT_ONCE(rows, panels));                          \
+    }
+#else
+#define RUN(kernel, rows, panels) kernel(c, rows, panels);
+#endif
+
 // Copies of a kernel with the numbers of rows and panels known to the compiler: only then do all sums
 // stay in registers. A number of rows beyond `most` never comes; its copy is compiled for one row.
 #define CAP(rows, most) ((rows) <= (most) ? (rows) : 1)
 #define COPY(kernel, rows, most, panels) \
-    case rows: kernel(c, CAP(rows, most), panels); break;
+    case rows: RUN(kernel, CAP(rows, most), panels) break;
 #define COPIES(kernel, most)                                                              \
     static void kernel##_tile(const chunk *c, int rows) {                                 \
         switch (rows) {                                                                   \
@@ -311,12 +343,8 @@ static void run_chunk(const walk *how, chunk *c, int panels, int64_t count) {
         } else {
             // The end of a matrix. It is rare, so each panel goes alone instead of by copies for 2 and 3.
             for (int p = 0; p < panels; p++) {
-                chunk one = *c;
-                one.weight += p * one.panel_stride;
+                chunk one = part_of(c, p);
                 one.fetch[0] = one.weight;
-                one.sums += p * FT_PANEL;
-                if (one.scale) one.scale += p * one.group_stride;
-                if (one.zero) one.zero += p * one.group_stride;
                 how->panel(&one, rows);
             }
         }
@@ -357,7 +385,8 @@ static plan plan_of(const ft_linear_job *job, int64_t panel, int64_t panels) {
     p.steps = ft_round_up(ft_padded_inputs(layer), each) / each;
     // Rows that lie where they were given have no padding to read.
     const int unpadded = layer->weight_type < FT_WEIGHT_INT8 && BF16_INPUTS < 32;
-    p.last = unpadded ? ft_round_up(layer->inputs, each) / each : p.steps;
+    const int taken = BF16_INPUTS > each && each == 2 ? BF16_INPUTS : each;
+    p.last = unpadded ? ft_round_up(layer->inputs, taken) / each : p.steps;
     p.groups = layer->group ? ft_padded_inputs(layer) / layer->group : 0;
     const int64_t next = (int64_t)FT_TILE * ft_threads();
     if (panels <= FT_TILE && panel + next + FT_TILE <= ft_panels(layer)) p.next = next;

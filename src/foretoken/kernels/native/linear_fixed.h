@@ -46,6 +46,15 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
         for (int k = 0; k < FT_BLOCK; k++) ((int8_t *)at)[k] = (int8_t)fixed[k];
         return;
     }
+#ifdef DOTS
+    // Of each eight first the upper bytes, then the lower ones, both with a sign: 256 upper + lower.
+    for (int k = 0; k < FT_BLOCK; k++) {
+        const int8_t lower = (int8_t)(uint8_t)fixed[k];
+        char *const to = at + k / 8 * 16 + k % 8;
+        to[0] = (char)((fixed[k] - lower) / 256);
+        to[8] = (char)lower;
+    }
+#else
     // Each four in the order in which unpack() below finds their weights.
     int16_t *target = (int16_t *)at;
     for (int k = 0; k < FT_BLOCK; k += 4) {
@@ -54,6 +63,7 @@ static void fix_block(const ft_linear_job *job, int64_t row, int64_t block, cons
         target[k + 2] = (int16_t)fixed[k + 1];
         target[k + 3] = (int16_t)fixed[k + 3];
     }
+#endif
 }
 
 // Sum of q over `parts` parts from `part` on.
@@ -65,6 +75,7 @@ ALWAYS int32_t sum_of(const chunk *c, int row, int part, int parts) {
 
 typedef vi whole_sums[MOST_FIXED_ROWS][FIXED_PANELS][HALVES];
 
+#if !defined(NEON)
 // Pair number `part` of each 32 bits: inputs 0 and 2, 1 and 3, 4 and 6, 5 and 7.
 ALWAYS vi unpack(vi packed, const int bits, const int part) {
     const vi low = vi_set1(bits == 8 ? 0x00ff00ff : 0x000f000f);
@@ -72,6 +83,7 @@ ALWAYS vi unpack(vi packed, const int bits, const int part) {
     if (part == 1) return bits == 8 ? vi_shift(packed, 8) : vi_and(vi_shift(packed, 8), low);
     return part == 2 ? vi_and(vi_shift(packed, 4), low) : vi_shift(packed, 12);
 }
+#endif
 
 // Where a group's sums are in the chunk.
 typedef struct {
@@ -114,6 +126,9 @@ ALWAYS void end_group(const chunk *c, const int rows, const int panels, const pl
     }
 }
 
+#if defined(NEON)
+#include "linear_neon_fixed.h"
+#else
 // The inputs of one pair of every step; `weight` and `x` are where the step begins.
 ALWAYS void add_part(const chunk *c, const int bits, const int rows, const int panels,
                      const char *weight, const char *x, const int part, whole_sums sum) {
@@ -172,13 +187,19 @@ ALWAYS void add_step(const chunk *c, const int bits, const int x_bits, const int
     add_part(c, bits, rows, panels, weight, x, 3, sum);
 }
 
+#define MIDDLE_OF_8 128
+#endif
+
 ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const int rows,
                       const int panels, const place *at) {
     const int parts = (c->layer->group ? c->layer->group : FT_BLOCK) / 32;
     int32_t excess[MOST_FIXED_ROWS];
     whole_sums sum;
     for (int r = 0; r < rows; r++) excess[r] = sum_of(c, r, at->number * parts, parts);
-    start_group(c, rows, panels, bits == 8 ? 128 : 8, excess, sum);
+    start_group(c, rows, panels, bits == 8 ? MIDDLE_OF_8 : 8, excess, sum);
+#if defined(NEON)
+    add_group(c, bits, x_bits, rows, panels, at, sum);
+#else
 #ifdef HALF_STEPS
     if (x_bits == 8)
         for (int i = at->step; i < at->end; i += HALF_STEPS) {
@@ -197,6 +218,7 @@ ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const in
 #endif
         for (int i = at->step; i < at->end; i++)
             add_step(c, bits, x_bits, rows, panels, at, i, sum);
+#endif
     if (bits == 4 && c->zero)
         end_group(c, rows, panels, at, excess, sum, 1);
     else

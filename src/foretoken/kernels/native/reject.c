@@ -275,8 +275,13 @@ static int64_t traverse(const work *w, frame *frames, int64_t *path, int64_t *ke
 }
 
 static ft_reject_rows const *rows_in_use(void) {
+#if defined(__aarch64__)
+    const ft_reject_rows *all[] = {&ft_reject_portable, &ft_reject_neon, &ft_reject_neon,
+                                   &ft_reject_neon};
+#else
     const ft_reject_rows *all[] = {&ft_reject_portable, &ft_reject_avx2, &ft_reject_avx512,
                                    &ft_reject_avx512, &ft_reject_avx512};
+#endif
     int level = ft_level();
     while (level > FT_PORTABLE && !all[level]->distribute) level--;
     return all[level];

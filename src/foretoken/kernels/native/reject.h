@@ -52,6 +52,6 @@ typedef struct {
     // Natural logarithms, -inf of what is not a normal positive number.
     void (*log)(const float *x, int64_t count, float *logs);
 } ft_reject_rows;
-extern const ft_reject_rows ft_reject_portable, ft_reject_avx2, ft_reject_avx512;
+extern const ft_reject_rows ft_reject_portable, ft_reject_avx2, ft_reject_avx512, ft_reject_neon;
 
 #endif

@@ -62,6 +62,7 @@ typedef struct {
     void (*gate)(const ft_gate_call *call, int64_t first, int64_t end);
 } ft_row_kernels;
 
-extern const ft_row_kernels ft_rows_portable, ft_rows_avx2, ft_rows_avx512, ft_rows_avx512bf16;
+extern const ft_row_kernels ft_rows_portable, ft_rows_avx2, ft_rows_avx512, ft_rows_avx512bf16,
+    ft_rows_neon, ft_rows_neonbf16;
 
 #endif

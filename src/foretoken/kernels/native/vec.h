@@ -1,8 +1,9 @@
 /* Vectors of W floats for whatever instruction set this file is compiled for.
  *
  * One small vocabulary (load, store, fma, max, exp2, ...) written four times: AVX-512, AVX2 with
- * FMA, and plain C in GCC's vector extension for anything else. Files that include it never name
- * an instruction set. Compile with -ffp-contract=off: where a product and a sum become one
+ * FMA, NEON where a file defines that name (every aarch64 has it, and its plain C stays plain), and
+ * plain C in GCC's vector extension for anything else. Files that include it never name an
+ * instruction set. Compile with -ffp-contract=off: where a product and a sum become one
  * instruction is written, not left to the compiler, so that a row's bits cannot depend on which
  * copy of an inlined loop computed it.
  */
@@ -186,6 +187,111 @@ static inline vf vf_scale(vf x, vf power) {
     return _mm256_blendv_ps(_mm256_andnot_ps(tiny, scaled), x, nan);
 }
 
+#elif defined(NEON)
+
+#include <arm_neon.h>
+#define W 4
+typedef float32x4_t vf;
+
+static inline vf vf_set1(float x) { return vdupq_n_f32(x); }
+static inline vf vf_load(const float *p) { return vld1q_f32(p); }
+static inline void vf_store(float *p, vf x) { vst1q_f32(p, x); }
+static inline vf vf_add(vf a, vf b) { return vaddq_f32(a, b); }
+static inline vf vf_sub(vf a, vf b) { return vsubq_f32(a, b); }
+static inline vf vf_mul(vf a, vf b) { return vmulq_f32(a, b); }
+static inline vf vf_div(vf a, vf b) { return vdivq_f32(a, b); }
+/* The instructions of these names would give NaN where the others give the second operand. */
+static inline vf vf_max(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+static inline vf vf_min(vf a, vf b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+static inline vf vf_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
+static inline vf vf_fms(vf a, vf b, vf c) { return vfmaq_f32(vnegq_f32(c), a, b); }
+static inline float vf_sum(vf x) {
+    return vpadds_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x)));
+}
+static inline float vf_peak(vf x) { return vmaxnmvq_f32(x); }
+static inline vf vf_load_n(const float *p, int n) {
+    float lanes[W] = {0};
+    if (n >= W) return vf_load(p);
+    for (int i = 0; i < n; i++) lanes[i] = p[i];
+    return vf_load(lanes);
+}
+static inline void vf_store_n(float *p, vf x, int n) {
+    float lanes[W];
+    if (n >= W) {
+        vf_store(p, x);
+        return;
+    }
+    vf_store(lanes, x);
+    for (int i = 0; i < n; i++) p[i] = lanes[i];
+}
+static inline vf vf_of_bf16(uint16x4_t x) { return vreinterpretq_f32_u32(vshll_n_u16(x, 16)); }
+static inline uint16x4_t vf_to_bf16(vf x) {
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+    return vreinterpret_u16_bf16(vcvt_bf16_f32(x));
+#else
+    const uint32x4_t bits = vreinterpretq_u32_f32(x), number = vceqq_f32(x, x);
+    const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    const uint32x4_t sum = vaddq_u32(vaddq_u32(bits, odd), vdupq_n_u32(0x7fff));
+    const uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+    return vshrn_n_u32(vbslq_u32(number, sum, quiet), 16);
+#endif
+}
+static inline vf vf_load_bf16(const bf16 *p) { return vf_of_bf16(vld1_u16(p)); }
+static inline void vf_store_bf16(bf16 *p, vf x) { vst1_u16(p, vf_to_bf16(x)); }
+static inline vf vf_load_bf16_n(const bf16 *p, int n) {
+    bf16 lanes[W] = {0};
+    if (n >= W) return vf_load_bf16(p);
+    for (int i = 0; i < n; i++) lanes[i] = p[i];
+    return vf_load_bf16(lanes);
+}
+static inline void vf_store_bf16_n(bf16 *p, vf x, int n) {
+    bf16 lanes[W];
+    if (n >= W) {
+        vf_store_bf16(p, x);
+        return;
+    }
+    vf_store_bf16(lanes, x);
+    for (int i = 0; i < n; i++) p[i] = lanes[i];
+}
+static inline vf vf_load_int8_n(const int8_t *p, int n) {
+    int8_t lanes[8] = {0};
+    if (n >= W)
+        memcpy(lanes, p, W);
+    else
+        for (int i = 0; i < n; i++) lanes[i] = p[i];
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vld1_s8(lanes)))));
+}
+/* Of whole numbers from -127 to 127. */
+static inline void vf_store_int8_n(int8_t *p, vf x, int n) {
+    int8_t lanes[8];
+    const int16x4_t whole = vmovn_s32(vcvtq_s32_f32(x));
+    vst1_s8(lanes, vmovn_s16(vcombine_s16(whole, whole)));
+    for (int i = 0; i < W && i < n; i++) p[i] = lanes[i];
+}
+static inline vf vf_within(vf x, int base, int low, int high, vf other) {
+    static const int32_t lanes[W] = {0, 1, 2, 3};
+    const int32x4_t at = vaddq_s32(vld1q_s32(lanes), vdupq_n_s32(base));
+    const uint32x4_t seen =
+        vandq_u32(vcleq_s32(at, vdupq_n_s32(high)), vcgeq_s32(at, vdupq_n_s32(low)));
+    return vbslq_f32(seen, x, other);
+}
+static inline int vf_any_above(vf x, float limit) {
+    return vmaxvq_u32(vcgtq_f32(x, vdupq_n_f32(limit))) != 0;
+}
+static inline vf vf_where_finite(vf x, vf value) {
+    const uint32x4_t unseen = vceqq_f32(x, vdupq_n_f32(-__builtin_inff()));
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(value), unseen));
+}
+static inline vf vf_round(vf x) { return vrndnq_f32(x); }
+static inline vf vf_scale(vf x, vf power) {
+    /* No number is 0 when converted, and comes with an x that is none either. */
+    const int32x4_t exponent = vshlq_n_s32(vcvtq_s32_f32(power), 23);
+    const int32x4_t scaled = vaddq_s32(vreinterpretq_s32_f32(x), exponent);
+    const uint32x4_t tiny = vcltq_f32(power, vdupq_n_f32(-126.0f));
+    const vf kept = vreinterpretq_f32_s32(vbicq_s32(scaled, vreinterpretq_s32_u32(tiny)));
+    return vbslq_f32(vceqq_f32(x, x), kept, x);
+}
+
 #else
 
 #define W 4
@@ -254,7 +360,7 @@ static inline vf vf_scale(vf x, vf power) {
 
 #endif
 
-#if W != 16
+#if W != 16 && !defined(NEON)
 static inline vf vf_load_int8_n(const int8_t *p, int n) {
     float lanes[W] = {0};
     for (int i = 0; i < W && i < n; i++) lanes[i] = p[i];

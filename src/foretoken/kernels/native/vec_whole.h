@@ -67,6 +67,19 @@ static inline void vi_add_quads(vi *sum, vi a, vi b) {
     *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(a, b));
 }
 
+#elif defined(NEON)
+
+/* What adds products is in linear_neon.h, which takes the second factor by lanes. */
+typedef int32x4_t vi;
+
+static inline vi vi_set1(int32_t x) { return vdupq_n_s32(x); }
+static inline vf vf_of_vi(vi x) { return vcvtq_f32_s32(x); }
+#ifdef DOTS
+#define QUAD_BITS 8
+#else
+#define QUAD_BITS 0
+#endif
+
 #else
 
 static inline vi vi_set1(int32_t x) { return (vi){x, x, x, x}; }
