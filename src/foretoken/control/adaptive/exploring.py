@@ -29,7 +29,7 @@ _DRAFTS = 2
 """Drafts of a sequence in a trial."""
 _READING = 2.0
 """Plain steps that a drafter may read before a trial: it is over at once, and others wait."""
-_FULL_EVERY, _FULL_STEPS = 4, 5
+_FULL_EVERY, _FULL_STEPS = 6, 3
 """Of so many trials one is of all sequences, with a draft each, for so many steps, if the drafter
 was not in use lately or much is saved. What these take is learnt from all but the first: without
 that, a drafter that once seemed too dear would seem so for ever."""
@@ -127,7 +127,8 @@ def pick_trial(
         if not saved and not scene.could_pay(option, _HOPE):
             drafter.put_off()
             continue
-        full = not is_held and (saved or not drafter.hopes) and not drafter.num_trials % _FULL_EVERY
+        due = not drafter.num_trials % _FULL_EVERY and (saved or not drafter.hopes)
+        full = due and not is_held and scene.pays_if_rows_are_free(option)
         chosen = _to_try(view, drafter, scene, full=full)
         reading_s = [
             view.cost.feeding(int(missed), scene.context)

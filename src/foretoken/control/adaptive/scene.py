@@ -136,6 +136,13 @@ class Scene:
                 return True
         return False
 
+    def pays_if_rows_are_free(self, option: DraftOption) -> bool:
+        """Whether a draft for each sequence would bring anything if checking it took nothing: what
+        drafts are believed to cost may be what keeps them from being made."""
+        seconds = self.plain_s + option.depth_s[1] + option.slot_s * len(self.ids)
+        tokens = 1.0 + float(option.survival_NK[:, 0].mean())
+        return bool(tokens * self.plain_s > seconds)
+
     def trial(self, option: DraftOption, indices: Counts, most: int) -> Allocation:
         """These sequences draft up to `most`, whatever is expected of it."""
         count = len(self.ids)
