@@ -86,6 +86,30 @@ def test_older_typical_thresholds() -> None:
     assert (config.rule.posterior_threshold, config.rule.posterior_alpha) == (0.05, 0.2)
 
 
+@pytest.mark.parametrize("keys", [{"rejection_sample_method": "typical"}, {"max_draft_len": 3}])
+def test_who_drafts_has_to_be_said_in_a_config(keys: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="method: got None; allowed: auto for what suits"):
+        SpeculativeConfig.from_dict(keys)
+
+
+@pytest.mark.parametrize(
+    ("flag", "answer"),
+    [
+        ("speculative_lookahead_min_match_window_size", "prompt_lookup_min"),
+        ("speculative_lookahead_branch_length", "num_speculative_tokens"),
+        ("draft_engine_dir", "draft_model"),
+        ("draft_target_model_config", "draft_model"),
+        ("prompt_lookup_config", "prompt_lookup_max"),
+        ("ngram_config", "ngram"),
+        ("lookahead_config", "suffix"),
+        ("eagle_use_dynamic_tree", "tree_top_k"),
+    ],
+)
+def test_a_flag_of_another_age_is_answered(flag: str, answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        EngineConfig.from_kwargs(model="demo", **{flag: 1})
+
+
 def test_one_setting_under_two_names() -> None:
     same = {"method": "ngram", "prompt_lookup_max": 4, "ngram_prompt_lookup_max": 4}
     assert setting(SpeculativeConfig.from_dict(same), "prompt_lookup_max") == 4

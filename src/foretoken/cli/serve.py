@@ -18,6 +18,7 @@ from foretoken.cli.serve_options import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE, op
 from foretoken.config import EngineConfig, SpeculativeConfig
 from foretoken.config.aliases import ENGINE_KEYS, accepted_flags
 from foretoken.config.auto import AUTO
+from foretoken.config.other_engines import find_other
 from foretoken.config.reader import KeyTable
 from foretoken.errors import ConfigError
 from foretoken.server.settings import Limits, ServerConfig
@@ -196,6 +197,8 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     if beside and speculation is None and "speculative_config" in settings:
         allowed = f"left out, or JSON, beside --{beside[0].replace('_', '-')}"
         raise ConfigError("--speculative-config", settings["speculative_config"], allowed)
+    if beside and speculation is None and not any(map(_names_a_drafter, beside)):
+        speculation = {"method": AUTO}  # as where nothing is said
     own = {ours: settings[name] for name, ours in _SERVER.items() if name in settings}
     own.setdefault("admin_key", os.environ.get(ADMIN_KEY_VARIABLE))
     if "api_keys" not in own and os.environ.get(API_KEY_VARIABLE):
@@ -209,6 +212,12 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     except ConfigError as error:
         raise _as_flag(error, engine) from None
     return config, server
+
+
+def _names_a_drafter(flag: str) -> bool:
+    """Whether another engine's flag says who drafts, and not only how far or by which rule."""
+    row = find_other("flags", flag)
+    return row is not None and row.key in ("method", "model")
 
 
 def _as_flag(error: ConfigError, engine: dict[str, Any]) -> ConfigError:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 from foretoken.config.aliases import SPECULATIVE_KEYS, key_names, with_our_names
 from foretoken.config.auto import AUTO, auto_drafters
 from foretoken.config.drafter import MOST_DRAFTS, WHERE, DrafterConfig, drafter_keys
-from foretoken.config.methods import find_method
+from foretoken.config.methods import find_method, method_names
 from foretoken.config.reader import (
     Allowed,
     at_least,
@@ -183,7 +183,9 @@ class SpeculativeConfig:
         if "drafters" in kept:
             shared["drafters"] = _several(kept, target)
         elif auto:
-            _refuse_keys_of_drafters(kept, "nothing beside auto: name the drafters in `drafters`")
+            _refuse_keys_of_drafters(
+                kept, "nothing beside auto: give a method, or name the drafters in `drafters`"
+            )
             most = kept.get("num_speculative_tokens") or shared["load"].longest
             shared["drafters"] = auto_drafters(target, most)
         else:
@@ -191,6 +193,9 @@ class SpeculativeConfig:
             require(WHERE + "policy", policy, policy == "first", "first, unless there are drafters")
             most = shared["load"].longest
             single = {key: value for key, value in kept.items() if key in own}
+            said = "method" in single or "model" in single
+            allowed = f"{AUTO} for what suits the model, or {', '.join(method_names())}"
+            require(WHERE + "method", None, said, allowed)
             shared["drafters"] = (DrafterConfig.from_keys(single, target=target, most=most),)
         return cls(**shared)
 

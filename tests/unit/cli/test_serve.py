@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from foretoken.cli.app import app
-from foretoken.cli.serve import speculation_of
+from foretoken.cli.serve import served, speculation_of
 from foretoken.config.auto import auto_drafters
 from foretoken.errors import ConfigError
 from tests.guards.sources import ROOT
@@ -83,3 +83,31 @@ def test_the_document_shows_the_drafts_that_demo_has() -> None:
     shown = (ROOT / "docs" / "serving.md").read_text("utf-8")
     for one in auto_drafters("demo"):
         assert f"{one.label} (up to {one.num_speculative_tokens} tokens)" in shown
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        {"spec_decoding_acceptance_method": "typical"},
+        {"speculative_disable_by_batch_size": 8},
+        {"num_speculative_tokens": 3},
+        {"draft_max": 3},
+        {"max_draft_len": 3},
+    ],
+)
+def test_a_flag_that_names_no_drafter_is_about_those_that_there_are(flag: dict[str, Any]) -> None:
+    config, _ = served({"model": "demo", **flag})
+    assert config.speculative_config is not None
+    drafters = {drafter.label for drafter in config.speculative_config.drafters}
+    assert drafters == {drafter.label for drafter in auto_drafters("demo")}
+
+
+def test_a_flag_of_one_drafter_asks_for_its_method() -> None:
+    with pytest.raises(ConfigError, match="beside auto: give a method"):
+        served({"model": "demo", "ngram_prompt_lookup_max": 4})
+
+
+def test_a_rule_alone_is_taken_to_its_rule() -> None:
+    config, _ = served({"model": "demo", "spec_decoding_acceptance_method": "typical"})
+    assert config.speculative_config is not None
+    assert config.speculative_config.rule.rejection_sample_method == "typical"

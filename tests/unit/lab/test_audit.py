@@ -1,18 +1,21 @@
 """The audit finds every seeded fault, and leaves right servers alone."""
 
 import asyncio
+import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from foretoken.lab.audit.asking import Asker
+from foretoken.lab.audit.asking import Asker, cases_of
 from foretoken.lab.audit.checks import CHECKS
 from foretoken.lab.audit.checks.streams import misses
 from foretoken.lab.audit.judging import CheckResult
-from foretoken.lab.audit.parting import part
+from foretoken.lab.audit.parting import part, same
 from foretoken.lab.audit.replies import Reply
-from foretoken.lab.audit.run import AuditPlan, audit
+from foretoken.lab.audit.run import AuditPlan, audit, near_tie
 from foretoken.lab.audit.turns import Turns
+from foretoken.lab.http.timed import Answer
 from foretoken.lab.mock.faults import SHARES, MockFaults, faults_of
 from foretoken.lab.mock.generator import MockLaw, MockModel
 from foretoken.lab.mock.server import MockServer
@@ -116,6 +119,49 @@ def test_texts_without_tokens_part_at_the_likeliest_tokens() -> None:
     assert far is not None and far.gap == pytest.approx(2.9)
     unknown = part(first, Reply(body={}, text="a x"))
     assert unknown is not None and unknown.gap is None
+
+
+class _Rounded:
+    """A server whose logits stand on a grid; `turned` has the other of two next to each other."""
+
+    def __init__(self, step: float, *, turned: bool) -> None:
+        self._step, self._turned = step, turned
+
+    async def send(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Answer:
+        rng = np.random.default_rng(len(json.loads(body)["prompt"]))
+        tokens, tops = [], []
+        for place in range(8):
+            logits = 20.0 - np.sort(rng.uniform(0.3, 6.0, 5))
+            logits = np.round(logits / self._step) * self._step if self._step else logits
+            words = [f" w{place}.{rank}" for rank in range(5)]
+            if place == 7:
+                logits[1] = logits[0] - 0.125
+                words[:2] = words[:2][::-1] if self._turned else words[:2]
+            logs = logits - np.log(np.exp(logits).sum())
+            told = [float(np.float32(value)) for value in logs]
+            tops.append(dict(zip(words, told, strict=True)))
+            tokens.append(words[0])
+        own = [top[token] for token, top in zip(tokens, tops, strict=True)]
+        logprobs = {"tokens": tokens, "token_logprobs": own, "top_logprobs": tops}
+        choice = {"text": "".join(tokens), "logprobs": logprobs, "finish_reason": "length"}
+        whole = json.dumps({"choices": [choice]}).encode()
+        return Answer(200, (), ((0.0, whole),), 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("step", "width", "sort"), [(0.125, 0.25, "fine"), (0.0, 0.02, "differs")])
+def test_what_a_grid_of_logits_explains_is_a_near_tie(step: float, width: float, sort: str) -> None:
+    """Both servers answer the same whenever they are asked, so only the grid tells the width."""
+    cases = cases_of(TEXTS, 8, 8)
+
+    async def main() -> tuple[float, Reply, Reply]:
+        arm, plain = (Asker(_Rounded(step, turned=turned), "m") for turned in (True, False))
+        tie = await near_tie(arm, plain, cases)
+        return tie, await plain.greedy(cases[0]), await arm.greedy(cases[0])
+
+    tie, expected, given = asyncio.run(main())
+    assert expected.text != given.text
+    assert tie == pytest.approx(width)
+    assert same(expected, given, tie).sort == sort
 
 
 def test_servers_of_one_machine_are_asked_in_turns() -> None:

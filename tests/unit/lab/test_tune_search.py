@@ -15,8 +15,8 @@ from foretoken.lab.tune.answer import make_answer
 from foretoken.lab.tune.journal import VISITS, Journal
 from foretoken.lab.tune.rehearsal import RehearsedCase, play, rehearsed_cases
 from foretoken.lab.tune.run import run_search
-from foretoken.lab.tune.search import Search, next_visit
-from foretoken.lab.tune.settings import OFF, Setting
+from foretoken.lab.tune.search import GOOD_ENOUGH, Search, next_visit, stand
+from foretoken.lab.tune.settings import OFF, Question, Setting
 from foretoken.lab.tune.simulated import SimulatedAnswers, SimulatedCase, SimulatedServer
 from foretoken.lab.tune.visits import LoadSeen, ServerUnderTest, Visit
 
@@ -58,6 +58,25 @@ def test_less_time_is_kept_as_well() -> None:
     found = play(GOOD, ANSWERS, 1, minutes=8.0)
     assert found.minutes <= 8.0
     assert found.emitted.is_off or found.true_gain > 1.0
+
+
+def test_the_neighbours_of_the_best_are_started_before_the_search_ends() -> None:
+    """However sure the starts so far make it: one of them may have been a lucky one."""
+    asked = Question(loads=(1, 4, 16), settings=tuple(Setting("d", (k,)) for k in (1, 2, 3, 5, 8)))
+    search = Search(question=asked, budget_s=3600.0)
+
+    def seen(setting: Setting, turn: int, pace_s: float) -> Visit:
+        loads = [LoadSeen(load=n, pace_s=pace_s, requests=32, seconds=10.0) for n in asked.loads]
+        return Visit(setting=setting, turn=turn, loads=tuple(loads), start_s=10.0, seconds=40.0)
+
+    visits = [seen(OFF, 0, 0.010), seen(OFF, 1, 0.010)]
+    visits += [
+        seen(Setting("d", (k,)), 1, pace) for k, pace in ((3, 0.0095), (8, 0.004), (1, 0.01))
+    ]
+    now = stand(search, visits)
+    assert now.chosen == Setting("d", (8,)) and now.missing < GOOD_ENOUGH
+    wanted = next_visit(search, visits)
+    assert wanted is not None and wanted.setting == Setting("d", (5,)) and not wanted.check
 
 
 class _StandsStill:

@@ -20,10 +20,12 @@ from foretoken.lab.audit.checks.logprobs import LOGPROBS
 from foretoken.lab.audit.checks.verification import VERIFICATION
 from foretoken.lab.audit.judging import CheckResult, judge
 from foretoken.lab.audit.parting import common
+from foretoken.lab.measure import rounding
 
 MORE = 6
 """How many times as many prompts a second look takes."""
-_LEAST_TIE, _MOST_TIE = 0.02, 0.25
+_MOST_MEASURED = 0.25
+"""Of a near tie's width, as far as it rests on answers: a few wrong ones may be among them."""
 _TIMES_ROUNDING = 4.0
 _ROUNDING_CASES = 8
 _OF_TEXTS = (GREEDY.name, VERIFICATION.name, LOGPROBS.name)
@@ -178,11 +180,11 @@ def _read(check: AuditCheck, sides: Sides, cases: Sequence[Case]) -> CheckResult
 
 
 async def near_tie(arm: Asker, plain: Asker | None, cases: Sequence[Case]) -> float:
-    """How close two tokens may be to change places, from how much log-probabilities differ when
-    the same is asked again.
+    """How close two tokens may be to change places: as `measure.rounding` reads it off the grid
+    that log-probabilities stand on, or from how much they differ when the same is asked again.
 
-    The middle over prompts of the largest differences, so that a few answers with wrong numbers
-    do not excuse what is to be found.
+    The latter is the middle over prompts of the largest differences, so that a few answers with
+    wrong numbers do not excuse what is to be found.
     """
     other = plain if plain is not None else arm
     once = await asyncio.gather(*(other.greedy(case) for case in cases))
@@ -200,4 +202,5 @@ async def near_tie(arm: Asker, plain: Asker | None, cases: Sequence[Case]) -> fl
             pairs = ((one.logprobs[at], two.logprobs[at]) for at in scored)
             apart.append(max((abs(x - y) for x, y in pairs), default=0.0))
         widest.append(sorted(apart)[len(apart) // 2] if apart else 0.0)
-    return min(_MOST_TIE, max(_LEAST_TIE, _TIMES_ROUNDING * max(widest)))
+    by_grid = rounding.near_tie([list(tops.values()) for reply in once for tops in reply.tops])
+    return max(by_grid, min(_MOST_MEASURED, _TIMES_ROUNDING * max(widest)))

@@ -8,6 +8,7 @@ within the budget.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median_low
@@ -40,6 +41,8 @@ LATE = 1.3
 """A visit may take so much longer than those before it."""
 DRAWS = 300
 FEWEST_REQUESTS = 8
+FEWEST_STARTS = 2
+"""Of what is chosen and of its neighbours."""
 _SELF_DECIDING_LEAD = 0.95
 
 
@@ -141,10 +144,11 @@ def is_over_time(search: Search, found: Sequence[Visit], now: SearchState) -> bo
 
     One visit alone may have stood still; a second tells, so it only has to fit.
     """
-    visit = LATE * visit_s(search, found)
-    pairs = wanted_pairs(search, found, now) if not now.chosen.is_off else FEWEST_PAIRS
-    reserve = min(2 * pairs * visit, CHECK_SHARE * search.budget_s) if len(found) > 1 else 0.0
-    return spent_s(found) + visit + reserve > search.budget_s
+    visit = visit_s(search, found)
+    pairs = wanted_pairs(search, found, now, SURE) if not now.chosen.is_off else FEWEST_PAIRS
+    wanted = (2 * pairs + LATE - 1.0) * visit
+    reserve = min(wanted, CHECK_SHARE * search.budget_s) if len(found) > 1 else 0.0
+    return spent_s(found) + LATE * visit + reserve > search.budget_s
 
 
 def visit_s(search: Search, visits: Sequence[Visit]) -> float:
@@ -165,16 +169,32 @@ def visit_s(search: Search, visits: Sequence[Visit]) -> float:
 
 def _next_of_turn(search: Search, found: Sequence[Visit], now: SearchState) -> NextVisit | None:
     """The next setting of this turn, or the first of another; None where enough is known."""
-    if now.missing < GOOD_ENOUGH and len(found) > 2:
+    unsure = _hardly_seen(now, found)
+    if now.missing < GOOD_ENOUGH and len(found) > 2 and not unsure:
         return None
     turn = max(found[-1].turn, 1)
-    members = [OFF, *sorted(now.kept, key=_coarse_first)]
+    members = [OFF, *sorted({*now.kept, *unsure}, key=_coarse_first)]
     for one in (turn, turn + 1):
         seen = {visit.setting for visit in found if visit.turn == one}
         left = [setting for setting in in_turn(members, one - 1) if setting not in seen]
         if left:
             return NextVisit(left[0], one, sizes(search, found, one))
     return None
+
+
+def _hardly_seen(now: SearchState, found: Sequence[Visit]) -> list[Setting]:
+    """What the chosen setting is made of, and the next lengths to either side, as far as nobody has
+    started them twice: one bad start may have made the best look bad, or another good."""
+    settings = now.beliefs.question.settings
+    own = [one for one in settings if one.drafter == now.chosen.drafter]
+    own.sort(key=lambda one: one.length(0))
+    used = {one.length(0) for one in own} & set(now.chosen.lengths)
+    near = set()
+    for place, one in enumerate(own):
+        if now.chosen.decides_itself or one.length(0) in used:
+            near.update(own[max(place - 1, 0) : place + 2])
+    starts = Counter(visit.setting for visit in found)
+    return [one for one in own if one in near and starts[one] < FEWEST_STARTS]
 
 
 def _coarse_first(setting: Setting) -> tuple[int, str]:
@@ -220,49 +240,54 @@ def _next_check(
     if now.chosen.is_off:
         return None
     first = found[-1].turn + 1
-    done = len(pair_differences(checks, search.question.loads))
-    sizes_of_looks = looks(search, found, now)
-    if done in sizes_of_looks:
+    if len(pair_differences(checks, search.question.loads)) == early_look(search, found, now):
         gain = checked_gain([*found, *checks], search, now)
         if gain.low > 1.0 or gain.high < 1.0 + GOOD_ENOUGH:
             return None
-    wanted = next((size for size in sizes_of_looks if size > done), 0)
-    for number in range(wanted):
+    visit = check_visit_s(search, [*found, *checks], now)
+    for number in range(MOST_PAIRS):
         seen = {visit.setting for visit in checks if visit.turn == first + number}
         for setting in in_turn((OFF, now.chosen), number):
             if setting not in seen:
-                visit = LATE * visit_s(search, found)
-                if spent_s([*found, *checks]) + visit > search.budget_s:
+                # Half a pair is worth nothing.
+                takes = LATE * visit if seen else (1.0 + LATE) * visit
+                if spent_s([*found, *checks]) + takes > search.budget_s:
                     return None
                 size = sizes(search, found, first)
                 return NextVisit(setting, first + number, size, check=True)
     return None
 
 
-def looks(search: Search, found: Sequence[Visit], now: SearchState) -> tuple[int, ...]:
-    """Pairs after which the final A/B is looked at: once or twice.
+def check_visit_s(search: Search, visits: Sequence[Visit], now: SearchState) -> float:
+    """Seconds that a visit of the final A/B is expected to take: others may be slower."""
+    drafters = ("", now.chosen.drafter)
+    own = [visit for visit in visits[1:] if visit.setting.drafter in drafters]
+    return visit_s(search, [visits[0], *own])
 
-    First when the expected gain should show, then when the time is up. Every look is paid for with
-    a wider interval at all of them, so where the two are close there is only the last.
+
+def early_look(search: Search, found: Sequence[Visit], now: SearchState) -> int:
+    """Pairs after which the final A/B is looked at before the time is up; 0: it is not.
+
+    When the expected gain should show. Every look is paid for with a wider interval at the others,
+    so where that is close to the end there is only the last.
     """
-    affordable = affordable_pairs(search, found)
-    first = min(wanted_pairs(search, found, now), affordable)
-    return (first, affordable) if affordable > FAR_APART * first else (affordable,)
+    first = wanted_pairs(search, found, now, SURE_EARLY)
+    return first if affordable_pairs(search, found, now) > FAR_APART * first else 0
 
 
-def wanted_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> int:
-    """Pairs that show the expected gain, had they the time."""
+def wanted_pairs(search: Search, found: Sequence[Visit], now: SearchState, level: float) -> int:
+    """Pairs after which an interval of this level shows the expected gain, had they the time."""
     asked = [requests for _, requests in sizes(search, found, found[-1].turn + 1)]
     spread = now.beliefs.spreads.of_pair(asked)
-    errors = student_quantile((1.0 + SURE_EARLY) / 2.0, 10) + POWER
+    errors = student_quantile((1.0 + level) / 2.0, 10) + POWER
     wanted = math.ceil((errors * spread / max(now.value, 1e-3)) ** 2)
     return min(max(wanted, FEWEST_PAIRS), MOST_PAIRS)
 
 
-def affordable_pairs(search: Search, found: Sequence[Visit]) -> int:
+def affordable_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> int:
     """Pairs of the final A/B for which there is time."""
     left = search.budget_s - spent_s(found)
-    pairs = int(left / (2.0 * max(visit_s(search, found), 1e-9)))
+    pairs = int(left / (2.0 * max(check_visit_s(search, found, now), 1e-9)))
     return min(max(pairs, 1), MOST_PAIRS)
 
 
@@ -281,7 +306,7 @@ def checked_gain(
     found = [visit for visit in visits if not visit.check]
     known = min(max(len(found) // 2, 2), 12)
     middle, pairs = float(differences.mean()), differences.size
-    level = level_after(pairs, looks(search, found, now))
+    level = level_after(pairs, early_look(search, found, now))
     squares = float(((differences - middle) ** 2).sum())
     asked = sizes(search, found, found[-1].turn + 1)
     before = now.beliefs.spreads.of_pair([n for load, n in asked if load in loads]) ** 2
@@ -290,11 +315,11 @@ def checked_gain(
     return Interval(math.exp(middle), math.exp(middle - half), math.exp(middle + half), level)
 
 
-def level_after(pairs: int, sizes_of_looks: Sequence[int]) -> float:
+def level_after(pairs: int, early: int) -> float:
     """Level of the interval after so many pairs: an early look's, or what that leaves."""
-    if len(sizes_of_looks) == 1:
+    if not early:
         return SURE
-    return SURE_EARLY if pairs == sizes_of_looks[0] else SURE + (1.0 - SURE_EARLY)
+    return SURE_EARLY if pairs == early else SURE + (1.0 - SURE_EARLY)
 
 
 def pair_differences(visits: Sequence[Visit], loads: Sequence[int], kind: str = "") -> list[float]:
