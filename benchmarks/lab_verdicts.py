@@ -1,11 +1,14 @@
 """How often the default policy says SHIP, over simulated experiments whose truth is known.
 
     python benchmarks/lab_verdicts.py --experiments 1500
+    python benchmarks/lab_verdicts.py --experiments 300 --losing 0.5 0.55 0.6
 
 Every law of `foretoken.lab.stats.simulator`, with the sample of `lab ab`, 9 blocks of 120 requests,
 and what the verdict asks for, up to 2,000 requests an arm and five looks. Asked for: SHIP in at
 most 5 % at a true 1.30x, the policy's limit, at the first look and over all; in at least 90 % at
-1.60x; never where a class loses. Nothing is timed: any machine gives the same numbers.
+1.60x; never where a class loses. With `--losing` only that law is played, at a true 1.60x over all,
+with a class that gains so many times what it would without classes: how large has its loss to be
+for the verdict to name it? Nothing is timed: any machine gives the same numbers.
 """
 
 import argparse
@@ -14,11 +17,12 @@ from dataclasses import replace
 from statistics import median
 
 from foretoken.lab.decide.rehearsal import SimulatedExperiment, play, shares_of_ship
-from foretoken.lab.decide.ship_policy import load_policy
-from foretoken.lab.decide.verdict import DO_NOT_SHIP
-from foretoken.lab.stats.simulator import LAWS
+from foretoken.lab.decide.ship_policy import ShipPolicy, load_policy
+from foretoken.lab.decide.verdict import DO_NOT_SHIP, NOT_YET, SHIP
+from foretoken.lab.stats.simulator import LAWS, true_class_gain
 
 LIMIT, ABOVE = 1.3, 1.6
+SPLIT = "one class loses"
 
 
 def main() -> None:
@@ -26,8 +30,13 @@ def main() -> None:
     parser.add_argument("--experiments", type=int, default=1500)
     parser.add_argument("--laws", nargs="+", choices=LAWS, default=list(LAWS))
     parser.add_argument("--set", dest="changes", action="append", default=[], help="as in decide")
+    parser.add_argument("--losing", nargs="+", type=float, metavar="GAIN")
     given = parser.parse_args()
     policy, results = load_policy(None, tuple(given.changes)), []
+    if given.losing:
+        for gain in given.losing:
+            print_losing(policy, gain, given.experiments)
+        return
     for name in given.laws:
         at = {}
         for speedup in (LIMIT, ABOVE):
@@ -53,6 +62,18 @@ def main() -> None:
         )
         results.append(row)
     print(json.dumps({"benchmark": "lab_verdicts", "policy": policy.name, "results": results}))
+
+
+def print_losing(policy: ShipPolicy, gain: float, experiments: int) -> None:
+    """A row: the class's true gain, and what verdicts say of it."""
+    law = replace(LAWS[SPLIT], speedup=ABOVE)
+    loses = replace(law.classes[-1], gain=gain)
+    law = replace(law, classes=(*law.classes[:-1], loses))
+    found = [play(policy, SimulatedExperiment(law=law), seed) for seed in range(experiments)]
+    named = sum(loses.name in p.sentence and "split" in p.sentence for p in found)
+    shares = [sum(p.verdict == verdict for p in found) for verdict in (SHIP, NOT_YET, DO_NOT_SHIP)]
+    cells = [f"{share / experiments:.1%}" for share in (named, *shares)]
+    print(f"| {true_class_gain(law, loses.name):.2f}x | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

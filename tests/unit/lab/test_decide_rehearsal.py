@@ -13,7 +13,7 @@ from foretoken.lab.decide.rehearsal import (
 )
 from foretoken.lab.decide.ship_policy import load_policy
 from foretoken.lab.decide.verdict import DO_NOT_SHIP, SHIP
-from foretoken.lab.stats.simulator import LAWS
+from foretoken.lab.stats.simulator import LAWS, true_class_gain
 
 LIMIT, ABOVE = 1.3, 1.6
 SPLIT = "one class loses"
@@ -43,6 +43,15 @@ def test_a_true_gain_is_shipped_for_the_sample_that_it_asks_for() -> None:
     assert shares_of_ship(played("base", ABOVE, 40))[1] >= 0.90
 
 
+def test_a_class_that_loses_is_named_with_what_to_do() -> None:
+    """Though half of all requests gain 1.6 times or more."""
+    law = replace(LAWS[SPLIT], speedup=ABOVE)
+    assert true_class_gain(law, "creative") == pytest.approx(0.81, abs=0.01)
+    for one in played(SPLIT, ABOVE, 20):
+        assert one.verdict == DO_NOT_SHIP
+        assert "split the traffic: loses beside the others: creative" in one.sentence
+
+
 def test_a_small_gain_is_turned_down() -> None:
     found = played("base", 1.1, 20)
     assert sum(p.verdict == DO_NOT_SHIP for p in found) >= 18
@@ -70,5 +79,6 @@ def test_verdicts_over_many_experiments(law: str) -> None:
     above = played(law, ABOVE, 1500)
     if law == SPLIT:
         assert not any(p.verdict == SHIP for p in above)
+        assert sum("creative" in p.sentence for p in above) >= 0.95 * len(above)
     elif law != URL:
         assert shares_of_ship(above)[1] >= 0.90

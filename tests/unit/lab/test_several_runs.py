@@ -105,7 +105,7 @@ def test_a_configuration_counts_by_its_worst_traffic() -> None:
     assert "k 2" in found.sentence
     assert "It ships wherever it was measured (1 and 16 requests in flight)" in found.sentence
     assert "least at 16 requests in flight: speed-up (tpot_p50) 1.50x" in found.sentence
-    assert "k 5 would ship at 1 requests in flight only" in found.sentence
+    assert "k 5 would ship at 1 request in flight only" in found.sentence
 
 
 def test_an_unfair_comparison_is_called_one() -> None:
@@ -134,7 +134,7 @@ def test_what_is_open_is_not_called_lost() -> None:
     found = together(shaky, measured(0.9, in_flight=16))
     assert found.verdict == DO_NOT_SHIP and found.answer == "Not for all of the traffic"
     assert found.says[0] == "It does not ship at 16 requests in flight"
-    assert found.says[1].startswith("Open at 1 requests in flight")
+    assert found.says[1].startswith("Open at 1 request in flight")
     busy = replace(ab(1.32, error=0.05), config=measured(1.0, in_flight=8).config)
     assert together(shaky, busy).says[0].startswith("Open at 1 and 8 requests in flight")
 

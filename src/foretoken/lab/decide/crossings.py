@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from foretoken.lab.analysis.crossover import Crossing, find_crossing
 from foretoken.lab.analysis.dimensions import (
     CONTEXT,
+    IN_FLIGHT,
     LOADS,
     OUTPUT,
     Dimension,
@@ -49,7 +50,9 @@ def _end(value: float, measured: tuple[float, float], word: str) -> str:
 
 
 def with_unit(value: str, name: str) -> str:
-    """`8 requests in flight`, `temperature 0.4`."""
+    """`8 requests in flight`, `1 request in flight`, `temperature 0.4`."""
+    if value == "1" and name == IN_FLIGHT:
+        return "1 request in flight"
     return f"{value} {name}" if name in (*LOADS, CONTEXT, OUTPUT) else f"{name} {value}"
 
 

@@ -206,6 +206,12 @@ def true_ratio(law: AbLaw, times: str, q: float | None) -> float:
     return law.speedup * _true_ratio(own, times, q) / _middle_gain(law)
 
 
+def true_class_gain(law: AbLaw, name: str) -> float:
+    """The true gain in the median time per token of one class's requests."""
+    gain = next(own.gain for own in law.classes if own.name == name)
+    return gain * law.speedup / _middle_gain(law)
+
+
 def _plain(law: AbLaw) -> AbLaw:
     """What decides the marginal distributions: the gain itself is a factor."""
     return replace(law, speedup=1.0, one_start=False, warm_up=0.0, trend=0.0)

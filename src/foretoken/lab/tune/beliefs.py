@@ -39,6 +39,11 @@ USUAL_START_SD, USUAL_NOISE_SD, USUAL_SUITS_SD = 0.04, 0.03, 0.25
 """Before anything is measured; starts of one build differ by so much."""
 KNOWN = 0.7
 """Spread of the logarithm of what spreads usually are."""
+TAILS = 3.0
+"""Degrees of freedom of the noise of one load: now and then a request stands still, and a load of
+few requests looks twice as slow. What no neighbour and no other start confirms counts for less."""
+_ROUNDS = 2
+"""Of finding the spreads, and what stood still under them."""
 
 
 @final
@@ -131,24 +136,41 @@ class _Model:
         drafts = (self._drafter_N[:, None] == self._drafter_N[None, :]) & (self._drafter_N > 0)
         shared = PLAIN_SD**2 * load + TURN_SD**2 * turn + PROMPTS_SD**2 * (load & turn)
         self._common = self._design @ self._prior @ self._design.T + shared
+        self._times_N = np.ones(len(rows))
         few_N = 1.0 / np.sqrt(self._requests_N)
         alike = np.where(load, 1.0, SUITS_BOTH) * (turn & drafts)
         self._suits = np.outer(few_N, few_N) * alike
 
     def _covariance(self, spreads: Spreads) -> Floats:
         start = self._visit_N[:, None] == self._visit_N[None, :]
-        noise = spreads.noise**2 * np.eye(self._logs_N.size)
+        noise = spreads.noise**2 * np.diag(self._times_N)
         varies = spreads.start**2 * start + spreads.suits**2 * self._suits
         whole: Floats = self._common + varies + noise
         return whole
 
     def likeliest(self) -> Spreads:
         """Of a few spreads those that explain the visits best, usual ones preferred."""
+        found = Spreads()
         if self._logs_N.size < 3 * len(self._question.loads):
-            return Spreads()
-        pairs = itertools.product(START_SDS, NOISE_SDS)
-        found = max((Spreads(start=start, noise=n) for start, n in pairs), key=self._evidence)
-        return max((replace(found, suits=suits) for suits in SUITS_SDS), key=self._evidence)
+            return found
+        for _ in range(_ROUNDS):
+            pairs = itertools.product(START_SDS, NOISE_SDS)
+            found = max((Spreads(start=start, noise=n) for start, n in pairs), key=self._evidence)
+            found = max((replace(found, suits=one) for one in SUITS_SDS), key=self._evidence)
+            self._times_N = self._stood_still(found)
+        return found
+
+    def _stood_still(self, spreads: Spreads) -> Floats:
+        """Times the usual variance that the noise of each measurement has, under Student's t.
+
+        A step of expectation and maximization (Lange, Little and Taylor 1989).
+        """
+        noise_N = spreads.noise**2 * self._times_N
+        inverse = np.linalg.inv(self._covariance(spreads))
+        seen_N = noise_N * (inverse @ (self._logs_N - self._center_N))
+        squares_N = seen_N**2 + noise_N - noise_N**2 * np.diag(inverse)
+        times_N: Floats = (TAILS + squares_N / spreads.noise**2) / (TAILS + 1.0)
+        return times_N
 
     def _evidence(self, spreads: Spreads) -> float:
         root = np.linalg.cholesky(self._covariance(spreads))

@@ -144,11 +144,10 @@ def is_over_time(search: Search, found: Sequence[Visit], now: SearchState) -> bo
 
     One visit alone may have stood still; a second tells, so it only has to fit.
     """
-    visit = visit_s(search, found)
-    pairs = wanted_pairs(search, found, now, SURE) if not now.chosen.is_off else FEWEST_PAIRS
-    wanted = (2 * pairs + LATE - 1.0) * visit
-    reserve = min(wanted, CHECK_SHARE * search.budget_s) if len(found) > 1 else 0.0
-    return spent_s(found) + LATE * visit + reserve > search.budget_s
+    visit = LATE * visit_s(search, found)
+    pairs = wanted_pairs(search, found, now) if not now.chosen.is_off else FEWEST_PAIRS
+    reserve = min(2 * pairs * visit, CHECK_SHARE * search.budget_s) if len(found) > 1 else 0.0
+    return spent_s(found) + visit + reserve > search.budget_s
 
 
 def visit_s(search: Search, visits: Sequence[Visit]) -> float:
@@ -271,15 +270,15 @@ def early_look(search: Search, found: Sequence[Visit], now: SearchState) -> int:
     When the expected gain should show. Every look is paid for with a wider interval at the others,
     so where that is close to the end there is only the last.
     """
-    first = wanted_pairs(search, found, now, SURE_EARLY)
+    first = wanted_pairs(search, found, now)
     return first if affordable_pairs(search, found, now) > FAR_APART * first else 0
 
 
-def wanted_pairs(search: Search, found: Sequence[Visit], now: SearchState, level: float) -> int:
-    """Pairs after which an interval of this level shows the expected gain, had they the time."""
+def wanted_pairs(search: Search, found: Sequence[Visit], now: SearchState) -> int:
+    """Pairs that show the expected gain, had they the time."""
     asked = [requests for _, requests in sizes(search, found, found[-1].turn + 1)]
     spread = now.beliefs.spreads.of_pair(asked)
-    errors = student_quantile((1.0 + level) / 2.0, 10) + POWER
+    errors = student_quantile((1.0 + SURE_EARLY) / 2.0, 10) + POWER
     wanted = math.ceil((errors * spread / max(now.value, 1e-3)) ** 2)
     return min(max(wanted, FEWEST_PAIRS), MOST_PAIRS)
 

@@ -16,14 +16,8 @@ from foretoken.lab.tune.settings import Setting
 OUTLIER = 3.0
 """A request counts as at most so many times as slow, or as fast, as the usual one of its class:
 one hiccup of a machine may not decide between settings."""
-_APART = 2.5
-"""Standard deviations, by the middle of the distances to the usual one, beyond which it is drawn in
-to that border already: requests that are usually alike tell a smaller hiccup, too."""
-_LEAST_OUTLIER = 1.3
 _FEWEST_ALIKE = 5
 """Requests of a class that tell what is usual there; fewer are held against all."""
-_NORMAL_OF_MIDDLE = 1.4826
-"""Standard deviation of normal noise over the middle of its distances."""
 
 
 class Answered(NamedTuple):
@@ -121,8 +115,5 @@ def _drawn_in(answers: Sequence[Answered], alike: Sequence[Answered]) -> tuple[F
     """Seconds and tokens of each answer of one class; `alike` tell what is usual."""
     tokens_N = np.array([one.tokens for one in answers], np.float64)
     paces_N = np.array([one.seconds for one in answers], np.float64) / tokens_N
-    logs_N = np.log([max(one.seconds, 1e-9) / one.tokens for one in alike])
-    usual = float(np.median(logs_N))
-    spread = _NORMAL_OF_MIDDLE * float(np.median(np.abs(logs_N - usual)))
-    most = math.exp(min(max(_APART * spread, math.log(_LEAST_OUTLIER)), math.log(OUTLIER)))
-    return np.clip(paces_N, math.exp(usual) / most, math.exp(usual) * most) * tokens_N, tokens_N
+    usual = float(np.median([one.seconds / one.tokens for one in alike]))
+    return np.clip(paces_N, usual / OUTLIER, usual * OUTLIER) * tokens_N, tokens_N
