@@ -24,8 +24,11 @@ from typer.testing import CliRunner
 from foretoken import LLM, SamplingParams
 from foretoken.cli.app import app
 from foretoken.errors import ConfigError
+from foretoken.kernels.library import find_library
 from foretoken.models import load, packed_cache, packed_file
 from foretoken.testing import write_tiny_llama
+
+pytestmark = pytest.mark.skipif(find_library() is None, reason="packed for kernels only")
 
 KV: dict[str, Any] = {"kv_cache_memory_bytes": 8 << 20, "max_model_len": 128}
 PROMPT = {"prompt_token_ids": list(range(3, 30))}
