@@ -158,7 +158,7 @@ def test_who_held_the_others_back_is_not_remembered_for_long() -> None:
     slow = running("slow", salt="prose")
     sequences = [*(running(f"r{i}", salt="code") for i in range(3)), slow]
     batch.run(sequences, 300)
-    assert sum(map(any, batch.lengths[-100:])) <= 15, "trials aside nobody drafts"
+    assert not sum(batch.lengths[-1])
     batch.control.release("slow")
     sequences.remove(slow)
     batch.run(sequences, 24)
