@@ -10,14 +10,12 @@ from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.scene import DrafterView, Scene
 from foretoken.control.budget import RequestBudget
 from foretoken.control.cost import StepShape
-from foretoken.control.learned.drafter_cost import DrafterCost
+from foretoken.control.learned.drafter_cost import READ_TOGETHER, DrafterCost
 from foretoken.control.learned.regression import Floats
 from foretoken.control.plan import DecodingSequence, Feed, StepForecast, StepLoad
 
 CATCHING_UP = 32
 """Missing tokens from which on reading them is work of its own."""
-_CHUNK = 64
-"""Tokens that drafters may read in a step at the least while others wait."""
 _CHUNK_SHARE = 0.5
 """Share of a plain step that reading may take while others wait."""
 _ALL = 1 << 30
@@ -78,9 +76,9 @@ def read_first(
 
 def chunk_rows(cost: DrafterCost, context: float, plain_s: float) -> int:
     """Tokens that a drafter reads in the time that others may wait."""
-    one, two = cost.feeding(64, context), cost.feeding(128, context)
-    row_s = max((two - one) / 64, 1e-9)
-    return max(int(_CHUNK_SHARE * plain_s / row_s), _CHUNK)
+    one, two = cost.feeding(READ_TOGETHER, context), cost.feeding(2 * READ_TOGETHER, context)
+    row_s = max((two - one) / READ_TOGETHER, 1e-9)
+    return max(int(_CHUNK_SHARE * plain_s / row_s), READ_TOGETHER)
 
 
 def budgets(

@@ -13,8 +13,6 @@ from foretoken.types import StepStats
 
 _FAR = 1.35
 """Times the median beyond which a step is an outlier, as for the regression that learns from it."""
-
-
 _CHANGED = 2.0
 """Times as long from which on it is the machine that changed."""
 
@@ -79,19 +77,13 @@ class RecentTimes:
                 context=context,
                 prompt_rows=prompt,
             )
-            if apart or _changed(seconds):
-                yield from ((shape, each, 1) for each in seconds)
-            else:
-                yield shape, _middle(seconds), len(seconds)
+            yield from ((shape, *counted) for counted in _counted(seconds, apart=apart))
 
     def drafters(self, *, apart: bool) -> Iterator[tuple[DraftingKind, float, int]]:
         """What each drafter did, with its seconds, and how often: each time `apart`, or the middle
         of all."""
         for drafting, seconds in self._drafters.items():
-            if apart or _changed(seconds):
-                yield from ((drafting, each, 1) for each in seconds)
-            else:
-                yield drafting, _middle(seconds), len(seconds)
+            yield from ((drafting, *counted) for counted in _counted(seconds, apart=apart))
 
     def clear(self) -> None:
         """Begin anew."""
@@ -100,20 +92,20 @@ class RecentTimes:
         self._drafters.clear()
 
 
-def _changed(seconds: list[float]) -> bool:
-    """Whether the machine changed its speed meanwhile: no number stands for all of them."""
-    ordered, quarter = sorted(seconds), len(seconds) // 4
-    return ordered[-1 - quarter] > _CHANGED * ordered[quarter]
+def _counted(seconds: list[float], *, apart: bool) -> list[tuple[float, int]]:
+    """Times of one kind, and for how many each stands: every one `apart`, or one for all of them.
 
-
-def _middle(seconds: list[float]) -> float:
-    """What these times are together: their mean, those far from their median counted as less far.
-
-    A median alone would be below what steps take, since most of their noise makes them longer, and
-    shapes that are seldom seen, whose times come one by one, would seem dearer than the usual ones.
+    The one is their mean, those far from their median counted as less far: a median alone would be
+    below what steps take, since most of their noise makes them longer, and shapes that are seldom
+    seen, whose times come one by one, would seem dearer than the usual ones. Where the machine
+    changed its speed meanwhile, no number stands for all.
     """
-    if len(seconds) == 1:
-        return seconds[0]
-    median = sorted(seconds)[len(seconds) // 2]
+    count = len(seconds)
+    if apart or count == 1:
+        return [(one, 1) for one in seconds]
+    ordered, quarter = sorted(seconds), count // 4
+    if ordered[-1 - quarter] > _CHANGED * ordered[quarter]:
+        return [(one, 1) for one in seconds]
+    median = ordered[count // 2]
     low, high = median / _FAR, median * _FAR
-    return sum(min(max(one, low), high) for one in seconds) / len(seconds)
+    return [(sum(min(max(one, low), high) for one in seconds) / count, count)]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from foretoken.control.learned.cost import FILE_SD, THOUSAND, LearnedCost
 from foretoken.control.learned.regression import Floats, Learner
 
-_READ_TOGETHER = 64.0
+READ_TOGETHER = 64
 """Tokens that are read in one call at the least, where there are more."""
 _DRAFT_KNOTS = (0.0, 4.0, 16.0, 64.0)
 """Rows of a pass at which its slope may change."""
@@ -123,7 +123,7 @@ class DrafterCost:
         """Seconds of feeding so many tokens of each sequence, float64 [N]. Several are read
         together, so that each has its part of what a call takes."""
         any_row, row, key = self._values[_FED_ANY:]
-        calls_N = np.minimum(rows_N / _READ_TOGETHER, 1.0) if len(rows_N) > 1 else rows_N > 0
+        calls_N = np.minimum(rows_N / READ_TOGETHER, 1.0) if len(rows_N) > 1 else rows_N > 0
         each = any_row * calls_N + rows_N * (row + key * THOUSAND * context)
         found: Floats = self.level * each
         return found

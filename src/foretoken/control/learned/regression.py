@@ -217,7 +217,8 @@ class Learner:
         columns_NP, seconds_N, times_N = self._features(raw[:, :-2]), raw[:, -2], raw[:, -1]
         # What takes hundreds of times as long as expected was not expected at all: weighed by an
         # expectation of nothing, it would count for more than everything else together.
-        expected_N = np.maximum(columns_NP @ self.coefficients, seconds_N / _UNEXPECTED)
+        before_N = columns_NP @ self.coefficients
+        expected_N = np.maximum(before_N, seconds_N / _UNEXPECTED)
         ratios_N = np.log(seconds_N / expected_N)
         if not self._known:
             # The first that is measured: what is wrong with all of it alike is the speed of the
@@ -251,15 +252,10 @@ class Learner:
         measured = 1.48 * float(np.median(np.abs(ratios_N - middle)))
         share = min(0.25, len(raw) / 64)
         self.noise += share * (min(max(measured, _LEAST_NOISE), _MOST_NOISE) - self.noise)
-        before = self.coefficients
         self._solve()
         # What the coefficients have taken in is no more part of the level.
-        taken = float(
-            np.median(
-                np.log(np.maximum(columns_NP @ self.coefficients, 1e-12))
-                - np.log(np.maximum(columns_NP @ before, 1e-12))
-            )
-        )
+        now_N = np.maximum(columns_NP @ self.coefficients, 1e-12)
+        taken = float(np.median(np.log(now_N) - np.log(np.maximum(before_N, 1e-12))))
         self._shift(-taken)
         self._levels = deque((level - taken for level in self._levels), maxlen=_FITS)
         self._known |= self._new
