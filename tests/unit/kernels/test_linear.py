@@ -105,6 +105,26 @@ def test_many_rows_have_the_bits_of_few(library: Library, kind: str, x_bits: int
     library.handle.ft_set_threads(1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "x_bits"),
+    [("float32", 16), ("bfloat16", 16), ("int8", 16), ("int4", 16), ("int8", 8), ("int4", 8)],
+)
+def test_how_weights_are_fetched_changes_no_bits(library: Library, kind: str, x_bits: int) -> None:
+    """Each way is code of its own; a processor takes one of them."""
+    packed = replace(example(library, kind, outputs=330, inputs=1280), x_bits=x_bits)
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
+    linear = KernelLinear(library, packed, dtype=dtype)
+    ways: dict[int, list[Tensor]] = {}
+    try:
+        for near in (0, 1):
+            library.handle.ft_set_fetches_near(near)
+            assert library.handle.ft_fetches_near() == near
+            ways[near] = [linear(randn(rows, 1280).to(dtype)) for rows in (1, 5, 40)]
+    finally:
+        library.handle.ft_set_fetches_near(-1)
+    assert all(torch.equal(a, b) for a, b in zip(ways[0], ways[1], strict=True))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strided_rows(library: Library, dtype: torch.dtype) -> None:
     weight_NK, wide = randn(40, 48).to(dtype), randn(9, 200, seed=1).to(dtype)

@@ -28,6 +28,10 @@ enum { FT_NEON = 1, FT_NEONDOT, FT_NEONBF16 };
 FT_EXPORT int ft_cpu_level(void);
 // The level in use; ft_set_level returns the one that now is, at most ft_cpu_level().
 FT_EXPORT int ft_level(void);
+// Whether weights are fetched into the L1 cache ahead of their use, or only into the next one: which
+// of them is faster depends on the processor. Set it to compare; negative: as the processor likes it.
+FT_EXPORT int ft_fetches_near(void);
+FT_EXPORT void ft_set_fetches_near(int wanted);
 FT_EXPORT int ft_set_level(int level);
 
 // The pool. ft_parallel calls task(context, item, worker) once for every item in [0, items), items

@@ -38,17 +38,26 @@ typedef struct {
     int steps;
     const char *fetch[FT_TILE];  // what to bring nearer meanwhile
     int64_t fetch_step;          // bytes of it per step
+    int fetch_near;              // into the L1 cache
     // Fixed point only.
     const float *x_scale;  // of the chunk's first block in the group's first row
     const int32_t *x_sum;  // of the chunk's parts in the group's first row
     int64_t blocks, parts;
     const float *scale, *zero;  // of the chunk's first group in the first panel, or null
     int64_t group_stride;       // floats from panel to panel of these
+    const float *fetch_scale;   // where, in the first panel, they are brought nearer, or null
 } chunk;
 
-ALWAYS void fetch_ahead(const chunk *c, const int panels, int step) {
-    UNROLL for (int p = 0; p < panels; p++)
-        __builtin_prefetch(c->fetch[p] + step * c->fetch_step);
+// `near` is known where it can be: asked in every step, it costs six rows up to a sixth.
+ALWAYS void fetch_ahead(const chunk *c, const int panel, const int panels, int step,
+                        const int near) {
+    UNROLL for (int p = panel; p < panel + panels; p++) {
+        const char *const at = c->fetch[p] + step * c->fetch_step;
+        if (near)
+            __builtin_prefetch(at, 0, 3);
+        else
+            __builtin_prefetch(at, 0, 2);
+    }
 }
 
 typedef vf group_sums[6][FT_TILE][HALVES];
@@ -82,12 +91,11 @@ ALWAYS void store_sums(const chunk *c, const int rows, const int panels, group_s
 // A lane is an output, so sums never cross lanes and go along K in the order of memory, whatever the
 // number of rows. Weights are loaded once per step for all rows of the group: few rows wait for memory,
 // not for arithmetic.
-ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
-    group_sums sum;
-    load_sums(c, rows, panels, sum);
+ALWAYS void add_pairs(const chunk *c, const int rows, const int panels, const int near,
+                      group_sums sum) {
     for (int i = 0; i < c->steps; i++) {
         __m512bh w[FT_TILE];
-        fetch_ahead(c, panels, i);
+        fetch_ahead(c, 0, panels, i, near);
         UNROLL for (int p = 0; p < panels; p++)
             w[p] = (__m512bh)_mm512_loadu_si512(c->weight + p * c->panel_stride + i * STEP_BYTES);
         UNROLL for (int r = 0; r < rows; r++) {
@@ -98,6 +106,15 @@ ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
                 sum[r][p][0] = _mm512_dpbf16_ps(sum[r][p][0], w[p], x);
         }
     }
+}
+
+ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
+    group_sums sum;
+    load_sums(c, rows, panels, sum);
+    if (c->fetch_near)
+        add_pairs(c, rows, panels, 1, sum);
+    else
+        add_pairs(c, rows, panels, 0, sum);
     store_sums(c, rows, panels, sum);
 }
 
@@ -136,7 +153,7 @@ ALWAYS void pair_steps(const chunk *c, const int rows, const int panels) {
     group_sums sum;
     load_sums(c, rows, panels, sum);
     for (int i = 0; i < c->steps; i++) {
-        fetch_ahead(c, panels, i);
+        fetch_ahead(c, 0, panels, i, c->fetch_near);
         UNROLL for (int p = 0; p < panels; p++)
             UNROLL for (int h = 0; h < HALVES; h++) {
                 vf even, odd;
@@ -159,7 +176,7 @@ ALWAYS void float_steps(const chunk *c, const int rows, const int panels) {
     group_sums sum;
     load_sums(c, rows, panels, sum);
     for (int i = 0; i < c->steps; i++) {
-        fetch_ahead(c, panels, i);
+        fetch_ahead(c, 0, panels, i, c->fetch_near);
         UNROLL for (int p = 0; p < panels; p++)
             UNROLL for (int h = 0; h < HALVES; h++) {
                 const char *at = c->weight + p * c->panel_stride + i * STEP_BYTES + h * W * 4;
@@ -333,6 +350,7 @@ static void run_chunk(const walk *how, chunk *c, int panels, int64_t count) {
         c->sums = start.sums + row * SUM_STRIDE;
         c->x_scale = start.x_scale + row * start.blocks;
         c->x_sum = start.x_sum + row * start.parts;
+        c->fetch_scale = g ? 0 : start.fetch_scale;
         if (panels == FT_TILE) {
             // The groups share the fetching of the next chunk.
             for (int p = 0; p < FT_TILE; p++) {
@@ -353,11 +371,14 @@ static void run_chunk(const walk *how, chunk *c, int panels, int64_t count) {
     *c = start;
 }
 
-// Where a chunk's fetching begins in a panel of its tile: further along, or in the next tile.
-static const char *ahead(const chunk *c, int panel, int64_t step, int64_t steps, int64_t next) {
-    const char *at = c->weight + panel * c->panel_stride;
-    if (step + FETCH_STEPS < steps) return at + FETCH_STEPS * STEP_BYTES;
-    return next ? at + next * c->panel_stride + (FETCH_STEPS - steps) * STEP_BYTES : at;
+// Where a chunk's fetching begins, from where the chunk does: further along, or in the next tile.
+typedef struct {
+    int64_t panels, steps;
+} distance;
+
+static distance ahead(int64_t step, int64_t steps, int64_t next) {
+    if (step + FETCH_STEPS < steps) return (distance){0, FETCH_STEPS};
+    return next ? (distance){next, FETCH_STEPS - steps} : (distance){0, 0};
 }
 
 // Steps of the chunk that begins at `step`: chunks end where fetching turns to the next tile, and
@@ -402,7 +423,8 @@ static void start_chunks(const plan *p, chunk *c) {
                  .blocks = x->blocks,
                  .parts = x->parts,
                  .group_stride = p->groups * FT_PANEL,
-                 .fetch_step = STEP_BYTES};
+                 .fetch_step = STEP_BYTES,
+                 .fetch_near = ft_fetches_near()};
 }
 
 // The chunk of a tile that begins at `step`. One by one, because a chunk of one row is short.
@@ -419,7 +441,12 @@ ALWAYS void move_chunk(const plan *p, chunk *c, int64_t panel, int64_t row, int6
         c->scale = layer->scale + (panel * p->groups + group) * FT_PANEL;
         if (layer->zero) c->zero = layer->zero + (panel * p->groups + group) * FT_PANEL;
     }
-    for (int i = 0; i < FT_TILE; i++) c->fetch[i] = ahead(c, i, step, p->steps, p->next);
+    const distance far = ahead(step, p->steps, p->next);
+    for (int i = 0; i < FT_TILE; i++)
+        c->fetch[i] = c->weight + (i + far.panels) * c->panel_stride + far.steps * STEP_BYTES;
+    if (!layer->group) return;
+    const int64_t groups = far.steps * p->how.inputs_per_step / layer->group;
+    c->fetch_scale = c->scale + far.panels * c->group_stride + groups * FT_PANEL;
 }
 
 // Tiles of rows [row, row + count), chunk by chunk; `sums` holds those of the tiles one after another.

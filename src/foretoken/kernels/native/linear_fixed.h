@@ -91,6 +91,15 @@ typedef struct {
     int step, end;
 } place;
 
+ALWAYS void fetch_scales(const chunk *c, const int panels, const place *at) {
+    const int64_t ahead = c->fetch_scale - c->scale + at->panel * c->group_stride + at->number * FT_PANEL;
+    UNROLL for (int p = 0; p < panels; p++)
+        __builtin_prefetch(c->scale + ahead + p * c->group_stride, 0, 2);
+    if (!c->zero) return;
+    UNROLL for (int p = 0; p < panels; p++)
+        __builtin_prefetch(c->zero + ahead + p * c->group_stride, 0, 2);
+}
+
 ALWAYS void start_group(const chunk *c, const int rows, const int panels, const int middle,
                         const int32_t *excess, whole_sums sum) {
     UNROLL for (int r = 0; r < rows; r++) {
@@ -168,11 +177,10 @@ ALWAYS void add_quads(const chunk *c, const int bits, const int rows, const int 
 
 // `x_bits` says how the rows lie: 16 as pairs, 8 as quads.
 ALWAYS void add_step(const chunk *c, const int bits, const int x_bits, const int rows,
-                     const int panels, const place *at, int step, whole_sums sum) {
+                     const int panels, const place *at, const int near, int step, whole_sums sum) {
     const char *weight = c->weight + at->panel * c->panel_stride + step * STEP_BYTES;
     const char *x = c->x + step * (4 * x_bits / bits);
-    UNROLL for (int p = 0; p < panels; p++)
-        __builtin_prefetch(c->fetch[at->panel + p] + step * c->fetch_step);
+    fetch_ahead(c, at->panel, panels, step, near);
 #if QUAD_BITS
     if (x_bits == 8) {
         add_quads(c, bits, rows, panels, weight, x, 0, sum);
@@ -188,6 +196,30 @@ ALWAYS void add_step(const chunk *c, const int bits, const int x_bits, const int
 }
 
 #define MIDDLE_OF_8 128
+
+// A group's steps.
+ALWAYS void add_steps(const chunk *c, const int bits, const int x_bits, const int rows,
+                      const int panels, const place *at, const int near, whole_sums sum) {
+#ifdef HALF_STEPS
+    if (x_bits == 8) {
+        for (int i = at->step; i < at->end; i += HALF_STEPS) {
+            whole_sums halves;
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int p = 0; p < panels; p++)
+                    UNROLL for (int h = 0; h < HALVES; h++) halves[r][p][h] = vi_set1(0);
+            UNROLL for (int j = 0; j < HALF_STEPS; j++)
+                add_step(c, bits, x_bits, rows, panels, at, near, i + j, halves);
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int p = 0; p < panels; p++)
+                    UNROLL for (int h = 0; h < HALVES; h++)
+                        vi_add_products(&sum[r][p][h], halves[r][p][h], vi_set1(0x00010001));
+        }
+        return;
+    }
+#endif
+    for (int i = at->step; i < at->end; i++)
+        add_step(c, bits, x_bits, rows, panels, at, near, i, sum);
+}
 #endif
 
 ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const int rows,
@@ -195,29 +227,16 @@ ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const in
     const int parts = (c->layer->group ? c->layer->group : FT_BLOCK) / 32;
     int32_t excess[MOST_FIXED_ROWS];
     whole_sums sum;
+    if (c->fetch_scale) fetch_scales(c, panels, at);
     for (int r = 0; r < rows; r++) excess[r] = sum_of(c, r, at->number * parts, parts);
     start_group(c, rows, panels, bits == 8 ? MIDDLE_OF_8 : 8, excess, sum);
 #if defined(NEON)
     add_group(c, bits, x_bits, rows, panels, at, sum);
 #else
-#ifdef HALF_STEPS
-    if (x_bits == 8)
-        for (int i = at->step; i < at->end; i += HALF_STEPS) {
-            whole_sums halves;
-            UNROLL for (int r = 0; r < rows; r++)
-                UNROLL for (int p = 0; p < panels; p++)
-                    UNROLL for (int h = 0; h < HALVES; h++) halves[r][p][h] = vi_set1(0);
-            UNROLL for (int j = 0; j < HALF_STEPS; j++)
-                add_step(c, bits, x_bits, rows, panels, at, i + j, halves);
-            UNROLL for (int r = 0; r < rows; r++)
-                UNROLL for (int p = 0; p < panels; p++)
-                    UNROLL for (int h = 0; h < HALVES; h++)
-                        vi_add_products(&sum[r][p][h], halves[r][p][h], vi_set1(0x00010001));
-        }
+    if (c->fetch_near)
+        add_steps(c, bits, x_bits, rows, panels, at, 1, sum);
     else
-#endif
-        for (int i = at->step; i < at->end; i++)
-            add_step(c, bits, x_bits, rows, panels, at, i, sum);
+        add_steps(c, bits, x_bits, rows, panels, at, 0, sum);
 #endif
     if (bits == 4 && c->zero)
         end_group(c, rows, panels, at, excess, sum, 1);

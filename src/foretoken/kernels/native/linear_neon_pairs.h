@@ -14,8 +14,8 @@ ALWAYS void pair_steps_of_one(const chunk *c, const int panels) {
     group_sums sum;
     load_sums(c, 1, panels, sum);
     for (int i = 0; i < c->steps; i += 2) {
-        fetch_ahead(c, panels, i);
-        fetch_ahead(c, panels, i + 1);
+        fetch_ahead(c, 0, panels, i, 1);
+        fetch_ahead(c, 0, panels, i + 1, 1);
         const bfloat16x4_t x = vreinterpret_bf16_u8(vld1_u8((const uint8_t *)c->x + i * 4));
         UNROLL for (int p = 0; p < panels; p++)
             UNROLL for (int h = 0; h < HALVES; h++) {
@@ -68,8 +68,8 @@ ALWAYS void pair_steps_of_more(const chunk *c, const int rows, const int panels)
     load_crossed(c, rows, panels, sum);
     for (int i = 0; i < c->steps; i += 2) {
         bfloat16x8_t x[3];
-        fetch_ahead(c, panels, i);
-        fetch_ahead(c, panels, i + 1);
+        fetch_ahead(c, 0, panels, i, 1);
+        fetch_ahead(c, 0, panels, i + 1, 1);
         UNROLL for (int r = 0; r < rows; r += 2) x[r / 2] = two_rows(c, rows, r, i);
         UNROLL for (int p = 0; p < panels; p++)
             UNROLL for (int h = 0; h < HALVES; h++) {

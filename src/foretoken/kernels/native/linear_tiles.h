@@ -34,7 +34,7 @@ static void pair_steps_tile(const chunk *c, int rows) {
     _tile_loadd(3, c->sums + 3 * FT_PANEL, sums);
     for (int i = 0; i < c->steps; i += TILE_STEPS) {
         const char *w = c->weight + i * STEP_BYTES;
-        for (int step = 0; step < TILE_STEPS; step++) fetch_ahead(c, FT_TILE, i + step);
+        for (int step = 0; step < TILE_STEPS; step++) fetch_ahead(c, 0, FT_TILE, i + step, c->fetch_near);
         _tile_loadd(4, c->x + i * 4, (size_t)c->x_stride);
         _tile_loadd(5, w, STEP_BYTES);
         _tile_dpbf16ps(0, 4, 5);
