@@ -205,6 +205,7 @@ static void run(const example *e, const ft_linear_rows *rows, int level, int alo
     const int x_bytes = e->layer.x_type == FT_BFLOAT16 ? 2 : 4;
     const int y_bytes = e->layer.y_type == FT_BFLOAT16 ? 2 : 4;
     ft_set_level(level);
+    ft_set_fetches_near((int)draw(2));
     if (!alone) {
         call(e, rows, level);
         return;

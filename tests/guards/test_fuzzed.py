@@ -7,6 +7,7 @@ from tests.guards.sources import PACKAGE, ROOT
 NATIVE, FUZZ = PACKAGE / "kernels" / "native", ROOT / "tests" / "fuzz"
 THROUGH_OTHERS = {
     "ft_advise_huge": "a hint to the system",
+    "ft_fetches_near": "a number",
     "ft_linear_dense": "what the layers of decoder.c and heads.c call",
     "ft_parallel": "what shares every call's work",
     "ft_read_memory": "of benchmarks",
