@@ -264,6 +264,9 @@ class AdaptiveControl:
         resting = frozenset(self._planner.drafters)
         if self._planner.operator.enabled:
             resting = frozenset() if self._made is None else self._made.plan.resting
+        last = self._unplanned
+        if last is not None and last.load == load and last.resting == resting:
+            return last
         return plan_no_drafts(sequences, load, resting)
 
     def _is_kept(self, made: MadePlan, sequences: Seq[DecodingSequence]) -> bool:
