@@ -13,16 +13,18 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from foretoken.cli.app import app
+from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.decide.ship_policy import load_policy
-from foretoken.lab.records.run_files import write_json
+from foretoken.lab.records.run_files import LineWriter, write_json
 from foretoken.lab.report.accepted import by_position, lengths_by_k
 from foretoken.lab.report.canvas import as_svg, house_style
 from foretoken.lab.report.figures import ONE_RUN, run_plots
 from foretoken.lab.report.html import Stamp, write_report
-from foretoken.lab.report.judged import names_of, read_runs
-from foretoken.lab.report.times import label
+from foretoken.lab.report.judged import names_of, read_runs, requests_csv
+from foretoken.lab.report.times import blocks, label
 from foretoken.lab.stats.intervals import Interval
 from tests.unit.lab.summaries import ab, arm, bucket, class_gains, with_candidate, write_run
+from tests.unit.lab.test_steady import decaying
 
 STAMP = Stamp(version="1", when="then")
 POLICY = load_policy(None)
@@ -113,6 +115,29 @@ def test_numbers_are_there_for_machines(page: Path) -> None:
     assert [line["decision"]["verdict"] for line in lines] == ["SHIP", "DO NOT SHIP"]
     with (page / "requests.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 2 * 3 * 2 * 30
+
+
+def test_a_slow_start_is_left_out_as_in_the_summary(tmp_path: Path) -> None:
+    """The distributions showed all requests, beside numbers of those after the start."""
+    records = decaying("off", 0.0, 0) + decaying("on", 0.5, 1)
+    write_json(tmp_path / "run" / "summary.json", ab(1.1))
+    with LineWriter(tmp_path / "run" / "requests.jsonl") as writer:
+        for record in records:
+            writer.write(record)
+    [run] = read_runs([tmp_path / "run"], POLICY)
+    cut = without_start(records).cut
+    assert cut >= 10 and len(run.of_arm("on")) == 8 * (40 - cut)
+    rows = csv.DictReader(requests_csv([run]).splitlines())
+    assert sum(row["warm_up"] == "True" for row in rows) == 2 * 8 * cut
+
+
+def test_blocks_are_counted_in_whole_numbers(tmp_path: Path) -> None:
+    write_json(tmp_path / "run" / "summary.json", ab(1.5, blocks=4))
+    [run] = read_runs([tmp_path / "run"], POLICY)
+    figure = blocks(run)
+    assert figure is not None
+    ticks = figure.axes[0].get_xticks()
+    assert all(float(tick).is_integer() for tick in ticks)
 
 
 def test_a_bare_summary_is_enough(tmp_path: Path) -> None:

@@ -103,12 +103,13 @@ def whatif(
     """
     from foretoken.cli.lab.options import parse_whole
     from foretoken.lab.analysis.summary import counted
+    from foretoken.lab.analysis.warm_up import without_start
     from foretoken.lab.analysis.whatif import WhatIf, what_if, what_if_looked_up
     from foretoken.lab.plain import to_plain
     from foretoken.lab.records.run_files import read_ab, read_requests
 
     summary = read_ab(run, "RUN")
-    records = counted(read_requests(run), summary.candidate)
+    records = counted(without_start(read_requests(run)).records, summary.candidate)
     known = _costs(verify_per_draft, draft_cost, costs, batch)
     lengths = parse_whole(k, "-k")
     found: tuple[WhatIf, ...] = ()

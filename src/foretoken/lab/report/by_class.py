@@ -28,7 +28,7 @@ def class_gains(run: ReportRun) -> Figure | None:
     ]
     if not rows:
         return None
-    label = "gain of TPOT with 95 % interval (hollow: too few requests to tell)"
+    label = "gain of TPOT, 95 % interval (hollow: too few)"
     return gain_rows(rows, 0.9 + 0.3 * len(rows), label)
 
 

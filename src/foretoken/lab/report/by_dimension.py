@@ -81,7 +81,7 @@ def gain_along(axis: PlotAxis, overall: Overall) -> Figure | None:
     axes.plot(values, [g.ratio.estimate for _, g in points], "o-", color=CANDIDATE)
     _band(axes, values, [g.ratio for _, g in points], CANDIDATE)
     for x, gain in points:
-        axes.annotate(f"n={gain.num_pairs}", (x, gain.ratio.estimate), xytext=(0, 9),
+        axes.annotate(f"n={gain.num_pairs}", (x, gain.ratio.estimate), xytext=(0, -15),
                       textcoords="offset points", fontsize=8, color=FAINT, ha="center")  # fmt: skip
     for limit, colour in ((1.0, BAD), (1.3, GOOD)):
         axes.axhline(limit, color=colour, linewidth=1.2, linestyle=(0, (4, 3)), zorder=0)

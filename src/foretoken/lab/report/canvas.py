@@ -15,6 +15,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from foretoken.lab.records.results import ArmGain
@@ -24,6 +25,8 @@ GOOD, BAD, WARN = "#1a9c5b", "#d64545", "#d98a1f"
 INK, FAINT, GRID = "#1f2a37", "#66717f", "#e3e8ef"
 SERIES = ("#2f6fed", "#d98a1f", "#1a9c5b", "#9a5bd6", "#d64545", "#12a5b8")
 _VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--grid)"}
+_SIDE = 0.1
+"""Inches left free at each side: fonts of a browser may be wider than those that were measured."""
 _IDS = "figure|axes|patch|line2d|text|legend|matplotlib|xtick|ytick|[A-Z][A-Za-z]*Collection"
 """Ids that matplotlib gives to groups: the same in every figure, and used by nothing."""
 _FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
@@ -66,7 +69,7 @@ def house_style() -> Iterator[None]:
 
 def new_figure(width: float = 6.4, height: float = 3.4) -> tuple[Figure, Axes]:
     """A figure with one set of axes; inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=_SIDE))
     return figure, figure.subplots()
 
 

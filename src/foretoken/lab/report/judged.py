@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foretoken.lab.analysis.warm_up import without_start
 from foretoken.lab.decide.ship_policy import ShipPolicy
 from foretoken.lab.decide.verdict import Decision, decide
 from foretoken.lab.plain import to_plain
@@ -32,7 +33,8 @@ class ReportRun:
     summary: AbSummary
     decision: Decision
     requests: tuple[RequestRecord, ...]
-    """Empty if only the summary is there."""
+    """Those of a slow start are marked as warm-up, as in the summary; empty if only that is there.
+    """
     scrapes: tuple[Scrape, ...]
 
     def of_arm(self, arm: str) -> list[RequestRecord]:
@@ -68,7 +70,7 @@ def _read(folder: Path, policy: ShipPolicy, name: str) -> ReportRun:
         name=name,
         summary=summary,
         decision=decide(summary, policy, run=name),
-        requests=tuple(read_requests(folder)) if has_requests else (),
+        requests=tuple(without_start(read_requests(folder)).records) if has_requests else (),
         scrapes=tuple(read_scrapes(folder)) if folder.is_dir() else (),
     )
 
@@ -96,13 +98,14 @@ def rules_csv(runs: Sequence[ReportRun]) -> str:
 def requests_csv(runs: Sequence[ReportRun]) -> str:
     """One line per request."""
     rows = [
-        (run.name, r.arm, r.block, r.index, r.category, r.temperature, r.ttft_s, r.tpot_s, r.e2e_s,
-         r.output_tokens, r.acceptance.rate if r.acceptance else "", r.error or "")
+        (run.name, r.arm, r.block, r.index, r.warm_up, r.category, r.temperature, r.ttft_s,
+         r.tpot_s, r.e2e_s, r.output_tokens, r.acceptance.rate if r.acceptance else "",
+         r.error or "")
         for run in runs
         for r in run.requests
     ]  # fmt: skip
-    header = ("run", "arm", "block", "index", "category", "temperature", "ttft_s", "tpot_s",
-              "e2e_s", "output_tokens", "acceptance_rate", "error")  # fmt: skip
+    header = ("run", "arm", "block", "index", "warm_up", "category", "temperature", "ttft_s",
+              "tpot_s", "e2e_s", "output_tokens", "acceptance_rate", "error")  # fmt: skip
     return _csv(header, rows)
 
 

@@ -6,6 +6,7 @@ Also what the server said over time: cache use, waiting requests, preemptions.
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from foretoken.lab.analysis.fit import StepTimes, least_steps, step_times, without_prompts
 from foretoken.lab.records.results import ArmSummary, RequestRecord, Scrape
@@ -134,6 +135,7 @@ def blocks(run: ReportRun) -> Figure | None:
     if gain.ratio.known:
         axes.axhspan(gain.ratio.low, gain.ratio.high, color=CANDIDATE, alpha=0.12, linewidth=0)
     axes.axhline(LIMITS[1], color=GOOD, linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("block (one start of each server)")
     axes.set_ylabel("gain of TPOT P50")
     return figure
