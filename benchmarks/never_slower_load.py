@@ -15,12 +15,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate, count
-from typing import Any, TypeVar
+from itertools import accumulate, count, cycle
+from typing import Any, TypeAlias, TypeVar
 
 from foretoken.lab.http.timed import Answer, HttpPool, now
 
 T = TypeVar("T")
+Encoded: TypeAlias = Iterator[tuple["Ask", bytes]]
 TIMEOUT_S = 900.0
 TOKEN = re.compile(rb'"token_ids":\[(\d+)\]')
 SOURCED = re.compile(rb'"tokens":\[\{"id":(\d+),.*?"position":(\d+)')
@@ -113,6 +114,9 @@ class Crowd:
 
     asks: Sequence[Ask]
     clients: int
+    goes_on: bool = False
+    """Whether its clients ask the list again, uncounted, until every crowd is through its own: a
+    crowd that is served faster would otherwise leave the others alone."""
 
 
 def read_reply(ask: Ask, answer: Answer) -> Reply:
@@ -159,24 +163,27 @@ def undisturbed() -> Iterator[None]:
 
 def run_round(url: str, crowds: Sequence[Crowd], extra: Mapping[str, Any]) -> Round:
     """Every client asks, one request after the other, until its crowd's list is empty."""
-    queues = [iter([(ask, ask.encoded(extra)) for ask in crowd.asks]) for crowd in crowds]
+    lists = [[(ask, ask.encoded(extra)) for ask in crowd.asks] for crowd in crowds]
+    wanted = sum(map(len, lists))
     answers: list[tuple[Ask, Answer]] = []
     empty: list[float] = []
 
-    async def client(pool: HttpPool, queue: Iterator[tuple[Ask, bytes]]) -> None:
+    async def client(pool: HttpPool, queue: Encoded, more: Encoded) -> None:
         for ask, body in queue:
             answers.append((ask, await post(pool, body)))
         empty.append(now())
+        for _, body in more:
+            if len(answers) == wanted:
+                return
+            await post(pool, body)
 
     async def everyone() -> float:
         pool, began = HttpPool(url), now()
-        await asyncio.gather(
-            *(
-                client(pool, queue)
-                for crowd, queue in zip(crowds, queues, strict=True)
-                for _ in range(crowd.clients)
-            )
-        )
+        clients = []
+        for crowd, asks in zip(crowds, lists, strict=True):
+            queue, more = iter(asks), cycle(asks if crowd.goes_on else ())
+            clients += [client(pool, queue, more) for _ in range(crowd.clients)]
+        await asyncio.gather(*clients)
         await pool.close()
         return began
 

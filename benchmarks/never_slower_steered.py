@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -61,7 +62,8 @@ def mix(bench: Bench) -> dict[str, Any]:
     def crowds(first: int) -> Callable[[int], list[Crowd]]:
         def turn(number: int) -> list[Crowd]:
             listed = asks(first + 2 * each * number)
-            return [Crowd([a for a in listed if a.group == group], half) for group in CHANCES]
+            own = [[ask for ask in listed if ask.group == group] for group in CHANCES]
+            return [Crowd(one, half, goes_on=True) for one in own]
 
         return turn
 
@@ -133,7 +135,7 @@ def _limited(crowd: Crowd, length: int | None) -> Crowd:
         most = length if ask.group == GOOD else 0
         body = {**ask.body, "speculation": {"num_speculative_tokens": most}}
         asks.append(Ask(key=ask.key, body=body, group=ask.group))
-    return Crowd(asks, crowd.clients)
+    return replace(crowd, asks=asks)
 
 
 def drift(bench: Bench) -> dict[str, Any]:

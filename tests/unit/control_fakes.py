@@ -1,10 +1,16 @@
 """A batch on a virtual clock: known costs, drawn acceptance, the real control."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from foretoken.control.adaptive.allocation import (
+    Allocation,
+    DraftOption,
+    StepOptions,
+    allocate,
+)
 from foretoken.control.adaptive.controller import AdaptiveControl
 from foretoken.control.adaptive.drafter import DrafterFacts
 from foretoken.control.adaptive.planner import Planner
@@ -97,13 +103,15 @@ class Batch:
         most: int = 5,
         floor: AcceptanceFloor | None = None,
         believed: World | None = None,
+        deciding_s: float = 0.0,
     ) -> None:
         """`chance`: of a draft of a sequence in a step, given that all before it were accepted.
-        `believed`: what was timed at the start, where that was wrong."""
+        `believed`: what was timed at the start, where that was wrong. `deciding_s`: what a plan
+        takes; the dearer it is, the longer it is kept."""
         timed = believed or world
         self.floor = floor
         self.world, self.chance, self.most = world, chance, most
-        self.clock = 0.0
+        self.clock, self._deciding_s = 0.0, deciding_s
         self.live = LivePolicy()
         target = LearnedCost([(StepShape(r, r), timed.target_s(r)) for r in ROWS], sd=0.1)
         shapes = [
@@ -124,6 +132,7 @@ class Batch:
             target,
             costs,
             LearnedAcceptance({"draft": 0.6}),
+            self._search,
         )
         self.control = AdaptiveControl(planner, clock=lambda: self.clock)
         self.plain = 0.0
@@ -131,6 +140,11 @@ class Batch:
         self.steps = 0
         self._was_plain = False
         self.lengths: list[list[int]] = []
+
+    def _search(self, step: StepOptions, options: Sequence[DraftOption]) -> Allocation:
+        """The search of every plan, which takes its time."""
+        self.clock += self._deciding_s
+        return allocate(step, options)
 
     def step(self, sequences: list[Running], prompt: int = 0) -> None:
         """One step of these sequences."""

@@ -108,6 +108,37 @@ def test_nobody_is_made_slower_for_the_drafts_of_others() -> None:
         assert speed >= 0.96, (sequence.request.cache_salt, speed)
 
 
+def test_a_plan_that_is_kept_for_long_is_not_believed_for_long() -> None:
+    """Plans take a third of a step, so each is kept for dozens of steps. Nothing tells answers of
+    which all drafts are right from those of which none is, but what becomes of them: a plan made
+    when four of these began let them wait for 60 of their 100 tokens, at half their speed."""
+    world = World(row_s=0.02, pass_s=0.05)
+    batch = Batch(world, lambda one, step: float(is_code(one)), deciding_s=0.3)
+    begun: dict[str, float] = {}
+    speeds: list[float] = []
+    sequences: list[Running] = []
+    for _ in range(3000):
+        while len(sequences) < 8:
+            kind = "c" if sum(map(is_code, sequences)) < 4 else "p"
+            sequences.append(running(f"{kind}{len(begun)}", 10, 100))
+            begun[sequences[-1].request.request_id] = batch.clock
+        batch.step(sequences)
+        for one in [sequence for sequence in sequences if sequence.num_output >= 100]:
+            batch.control.release(one.request.request_id)
+            sequences.remove(one)
+            if not is_code(one):
+                took_s = batch.clock - begun[one.request.request_id]
+                speeds.append(99 * world.target_s(8) / took_s)
+    late = sorted(speeds[len(speeds) // 4 :])
+    assert len(late) > 50
+    assert late[len(late) // 2] >= 0.87
+    assert late[0] >= 0.7
+
+
+def is_code(sequence: Running) -> bool:
+    return sequence.request.request_id.startswith("c")
+
+
 def test_who_has_time_lets_others_draft() -> None:
     """The same two classes, where prose may take up to three times as long."""
     world = World(row_s=0.027, pass_s=0.05)

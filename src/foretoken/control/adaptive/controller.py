@@ -201,7 +201,7 @@ class AdaptiveControl:
             if is_usual:
                 self._times.add(plan.load, stats, missing, aside_s)
         self._waiting.clear()
-        if made.below_floor != self._planner.below_floor:
+        if made.is_spent or made.below_floor != self._planner.below_floor:
             self._steps_left = 0
         if self._times.count >= _TOGETHER:
             self._learn_times(made)

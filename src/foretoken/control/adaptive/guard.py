@@ -14,7 +14,7 @@ import numpy as np
 from foretoken.control.adaptive.exploring import TRIAL_SHARE
 from foretoken.control.learned.regression import Floats
 
-_AT_ONCE = 1.0 / 8.0
+AT_ONCE = 1.0 / 8.0
 """Share of what is left to lose that one step may take."""
 
 
@@ -28,10 +28,8 @@ class Ledger:
         """Nobody is known."""
         self._known: dict[str, float] = {}
 
-    def allowance(
-        self, gained_s: Floats, tokens_N: Floats, plain_s: float, guard_N: Floats
-    ) -> Floats:
-        """Seconds that each sequence may lose in the next step, [N].
+    def left(self, gained_s: Floats, tokens_N: Floats, plain_s: float, guard_N: Floats) -> Floats:
+        """Seconds that each sequence may lose from now on, [N].
 
         Args:
             gained_s: what each has gained so far.
@@ -41,7 +39,8 @@ class Ledger:
         """
         # What a request may lose is for trials, which the account pays, and for plans.
         share_N = np.maximum(guard_N - TRIAL_SHARE, 0.5 * guard_N)
-        return np.maximum(gained_s + share_N * plain_s * tokens_N, 0.0) * _AT_ONCE
+        left_N: Floats = np.maximum(gained_s + share_N * plain_s * tokens_N, 0.0)
+        return left_N
 
     def of(self, request_ids: list[str]) -> Floats:
         """What these have gained, [N]."""

@@ -4,6 +4,7 @@ Planning looks at everything and takes long; carrying a plan over to a batch tha
 different takes little. Whoever joins does what its class does. Knows no models.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -73,6 +74,9 @@ class MadePlan:
     lasts: int = 0
     """Steps that it is kept for, if it is there to find something out; 0: for as long as it
     holds."""
+    may_lose_s: dict[str, float] = field(default_factory=dict)
+    """By how much each request may fall behind in all steps together; of one that joined, less
+    `spare_s` then."""
     trial_lost_s: float = 0.0
     """What a drafter's trial cost so far beyond the plain steps that its tokens took."""
     begun: frozenset[str] = frozenset()
@@ -132,11 +136,31 @@ class MadePlan:
             self._classes = {key: _most_common(held) for key, held in by_class.items()}
         return self._classes.get(class_key, PLAIN)
 
-    def join(self, request_id: str, held: PlannedDrafts, missing: int, gained_s: float) -> None:
+    @property
+    def is_spent(self) -> bool:
+        """Whether somebody has lost more than it may."""
+        if self.trial or self.spare_s >= -min(self.may_lose_s.values(), default=math.inf):
+            return False
+        token_s, accepted = self.forecast.token_s, self.accepted
+        return any(
+            self.spare_s + token_s * accepted.get(request_id, 0) < -most_s
+            for request_id, most_s in self.may_lose_s.items()
+        )
+
+    def join(
+        self,
+        request_id: str,
+        held: PlannedDrafts,
+        missing: int,
+        *,
+        gained_s: float,
+        may_lose_s: float,
+    ) -> None:
         """A request that the plan was not made for takes part. Its drafter has not read `missing`
-        tokens of it."""
+        tokens of it. It has gained so much before, and may lose so much."""
         self.held[request_id] = held
         self.gained_s[request_id] = gained_s - self.spare_s
+        self.may_lose_s[request_id] = may_lose_s - self.spare_s
         if not held.length:
             return
         if missing < CATCHING_UP:

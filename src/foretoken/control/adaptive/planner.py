@@ -21,13 +21,15 @@ from foretoken.control.adaptive.exploring import (
     pick_trial,
     surprises,
 )
-from foretoken.control.adaptive.guard import Ledger
+from foretoken.control.adaptive.guard import AT_ONCE, Ledger
 from foretoken.control.adaptive.made import MadePlan, PlainTimes, PlannedDrafts
 from foretoken.control.adaptive.planning import (
+    BELIEVED,
     CATCHING_UP,
     budgets,
     chance_of_none,
     chunk_rows,
+    may_lose,
     read_first,
     step_shape,
     surplus,
@@ -118,7 +120,8 @@ class Planner:
         passing = [view for view in views if not self.drafters[view.name].facts.looks_up]
         guard_N = np.array([one.guard(self._caps) for one in tracked])
         tokens_N = counted.outputs_N + left_N
-        allowed_s = self.ledger.allowance(gained_s, tokens_N, times.plain_s, guard_N)
+        left_s = self.ledger.left(gained_s, tokens_N, times.plain_s, guard_N)
+        allowed_s = AT_ONCE * left_s
         outputs = OutputTokens(left_N, tokens_N)
         scene = self._scene(ids, shape, times, outputs, allowed_s, views)
         alone = count == 1 and not load.num_prompt_tokens
@@ -139,6 +142,7 @@ class Planner:
             row_brings=(wanted.tokens - count) / rows if rows else 0.0,
             trial="" if chosen.trial is None else chosen.trial.of,
             lasts=chosen.lasts,
+            may_lose_s=may_lose(ids, chosen.found, chosen.options, scene.plain_s, left_s),
             begun=frozenset(i for i, length in zip(ids, plan.lengths, strict=True) if length),
             reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
             missing=reading.missing,
@@ -239,7 +243,11 @@ class Planner:
         if not length:
             name, tree = "", None
         held = PlannedDrafts(length, name, max(drafts, length), surplus, tree)
-        made.join(request.request_id, held, missing, self.ledger.gained(request.request_id))
+        gained_s, token_s = self.ledger.gained(request.request_id), made.forecast.token_s
+        tokens_N = sequence.num_output + self._left_of(one)
+        guard_N = np.array([one.guard(self._caps)])
+        left_s = self.ledger.left(np.array([gained_s]), tokens_N, token_s, guard_N)
+        made.join(request.request_id, held, missing, gained_s=gained_s, may_lose_s=float(left_s[0]))
 
     def _choose(
         self, scene: Scene, passing: list[DrafterView], views: list[DrafterView], *, alone: bool
@@ -329,15 +337,16 @@ class Planner:
         """Whether so many drafts a step bring back what it takes to read a newcomer first."""
         token_s = made.forecast.token_s / len(made.plan.drafts)
         gain_s = length * (made.row_brings * token_s - made.row_takes_s)
-        sequence = one.sequence
-        left = self.lengths.remaining(
-            [one.class_key],
-            np.array([sequence.num_output]),
-            np.array([sequence.request.max_tokens - sequence.num_output]),
-        )
         feeding_s = self.drafters[name].cost.feeding(missing, made.context)
-        steps = float(left[0]) / (1.0 + min(made.row_brings, 1.0))
+        steps = float(self._left_of(one)[0]) / (1.0 + min(made.row_brings, 1.0))
         return gain_s * steps >= RETURNS * feeding_s
+
+    def _left_of(self, one: TrackedRequest) -> Floats:
+        """Tokens that are expected of one request still, [1]."""
+        sequence = one.sequence
+        most = sequence.request.max_tokens - sequence.num_output
+        written = np.array([sequence.num_output])
+        return self.lengths.remaining([one.class_key], written, np.array([most]))
 
     def _plain_times(self, shape: StepShape, count: int) -> PlainTimes:
         """Of the step of `shape` without drafts, in which `count` sequences decode."""

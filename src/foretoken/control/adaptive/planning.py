@@ -16,6 +16,9 @@ from foretoken.control.plan import DecodingSequence, Feed, StepForecast, StepLoa
 
 CATCHING_UP = 32
 """Missing tokens from which on reading them is work of its own."""
+BELIEVED = 4.0
+"""Plain steps by which a request that was expected to gain may fall behind before its expectation
+is looked at again."""
 _CHUNK_SHARE = 0.5
 """Share of a plain step that reading may take while others wait."""
 _ALL = 1 << 30
@@ -116,6 +119,24 @@ def surplus(
         cost = forecast.price * (forecast.row_s + option.slot_s) * length
         values.append(float(_best(option, place, found.depth)[:length].sum()) - cost)
     return tuple(values)
+
+
+def may_lose(
+    ids: Seq[str], found: Allocation, options: Seq[DraftOption], plain_s: float, left_s: Floats
+) -> dict[str, float]:
+    """Seconds by which each request may fall behind plain steps while the plan is kept, if anybody
+    drafts: what its guard leaves of `left_s` [N], and some more if it is expected to gain."""
+    if not found.drafts_N.any():
+        return {}
+    limits = {}
+    for place, chosen in enumerate(found.drafter_N.tolist()):
+        accepted = 0.0
+        if chosen >= 0:
+            length = int(found.drafts_N[place])
+            accepted = float(_best(options[chosen], place, found.depth)[:length].sum())
+        gains = plain_s * (1.0 + accepted) >= found.seconds
+        limits[ids[place]] = max(float(left_s[place]), BELIEVED * plain_s if gains else 0.0)
+    return limits
 
 
 def step_shape(count: int, load: StepLoad, context: float) -> StepShape:
