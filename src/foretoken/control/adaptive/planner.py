@@ -24,7 +24,6 @@ from foretoken.control.adaptive.exploring import (
 from foretoken.control.adaptive.guard import AT_ONCE, Ledger
 from foretoken.control.adaptive.made import MadePlan, PlainTimes, PlannedDrafts
 from foretoken.control.adaptive.planning import (
-    BELIEVED,
     CATCHING_UP,
     budgets,
     chance_of_none,
