@@ -16,7 +16,7 @@ from foretoken.control.plan import DecodingSequence, Feed, StepForecast, StepLoa
 
 CATCHING_UP = 32
 """Missing tokens from which on reading them is work of its own."""
-BELIEVED = 4.0
+BELIEVED = 2.0
 """Plain steps by which a request that was expected to gain may fall behind before its expectation
 is looked at again."""
 _CHUNK_SHARE = 0.5
