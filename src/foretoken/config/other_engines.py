@@ -11,9 +11,9 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-Kind = Literal["flags", "keys", "methods", "metrics"]
+Kind = Literal["flags", "keys", "methods", "metrics", "variables"]
 """A flag of a server or keyword of `LLM`, a key of a speculative config, a word for a drafting
-method, or the name of a metric."""
+method, the name of a metric, or a variable of the environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,12 @@ class OtherName:
     """What its own engine wants instead: `key:NAME`, `flag:NAME`, a word; empty for nothing."""
     why: str = ""
     """Why it is gone."""
+    flag: str | None = None
+    """Of a variable: the flag of its own engine that it stands for."""
+    switch: bool = False
+    """Of a variable: whether it turns a flag without a value on."""
+    unread: bool = False
+    """Of a variable that is gone: whether its engine starts as if it were not set."""
 
     @property
     def successor(self) -> str:

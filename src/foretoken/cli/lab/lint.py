@@ -35,7 +35,8 @@ def lint(
         list[str],
         typer.Argument(
             help="Files (shell, Dockerfile, compose, Kubernetes, Python, YAML, JSON, JSON lines, "
-            "Markdown), `-` for standard input, or a command line in one pair of quotes."
+            "Markdown), `-` for standard input, or in one pair of quotes: a command line, a query, "
+            "variables of the environment."
         ),
     ],
     engine: Annotated[
@@ -114,13 +115,21 @@ def _text(name: str) -> str:
     if name == "-":
         return sys.stdin.read()
     path = Path(name)
-    if (" " in name or "\n" in name) and not _is_file(path):
+    if not _is_file(path) and (" " in name or "\n" in name or _speaks_for_itself(name)):
         return name
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         allowed = f"a readable text file, or a command line in one pair of quotes ({error})"
         raise ConfigError("INPUTS", name, allowed) from error
+
+
+def _speaks_for_itself(text: str) -> bool:
+    """Whether a single word is a metric's name or sets a variable that a server reads."""
+    from foretoken.lab.lint.read.source import read_source
+
+    found = read_source(text)
+    return bool(found.launches or found.metrics)
 
 
 def _is_file(path: Path) -> bool:

@@ -15,6 +15,7 @@ from foretoken.lab.lint.read.python import PYTHON_CHECK
 from foretoken.lab.lint.shares import SHARE_CHECK
 from foretoken.lab.lint.traffic import METRIC_CHECK, REFUSED_CHECK, check_metrics, check_requests
 from foretoken.lab.lint.translate import repaired, translated
+from foretoken.lab.lint.variables import VARIABLE_CHECK
 from foretoken.lab.lint.vllm import VLLM_CHECKS
 from foretoken.lab.lint.write import written
 
@@ -92,7 +93,7 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
     if launch.engine == "foretoken" and launch.form.kind == "python":
         return _judge_own(launch, lambda one: _of(MEANING_CHECKS, one))
     if launch.engine == "foretoken" and launch.form.kind != "settings" and own is not None:
-        return _judge_own(launch, lambda one: own(_words(one)))
+        return _judge_own(launch, lambda one: [*_of((VARIABLE_CHECK,), one), *own(_words(one))])
     found = _of(NAME_CHECKS, launch)
     today = translated(launch)
     found += _meaning(today, machine)
@@ -134,6 +135,8 @@ def _words(launch: Launch) -> tuple[str, ...]:
     """The words of a command from the subcommand's name on."""
     found = [word.text for word in launch.before[-1:]]
     for part in launch.parts:
+        if part.place is not None:
+            continue
         found += [part.written] if part.name else []
         found += [] if part.name and part.value is True else [str(part.value)]
     return tuple(found)

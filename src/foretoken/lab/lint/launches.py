@@ -39,6 +39,8 @@ DRAFT_OPTIONS = (
 )
 """Their options that name a draft model or a head."""
 _RANKS = ("tensor-parallel-size", "tp", "tp-size")
+ELSEWHERE = -1
+"""The place of a variable that other lines than the command's set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,9 @@ class LaunchPart:
     """True: an option without a value."""
     raw: str = ""
     """How the value was written; empty for one that was made here."""
+    place: int | None = None
+    """Of a variable of the environment: which word before the server's name sets it; ELSEWHERE: set
+    by other lines. None: no variable."""
 
     @classmethod
     def keyword(cls, key: object, value: Any, raw: str = "") -> Self:
@@ -64,12 +69,15 @@ class LaunchPart:
 class Form:
     """What a launch was written in."""
 
-    kind: Literal["shell", "list", "exec", "python", "settings"] = "shell"
-    """`shell`; `list`: words in YAML; `exec`: words in a Dockerfile; `python`; `settings`."""
+    kind: Literal["shell", "list", "exec", "python", "settings", "variables"] = "shell"
+    """`shell`; `list`: words in YAML; `exec`: words in a Dockerfile; `python`; `settings`;
+    `variables`: of the environment alone."""
     holder: str = ""
     """The key, the instruction or the function that holds it."""
     elsewhere: int = 0
     """Of words in a list: how many of the leading ones stand under another key."""
+    variables: str = ""
+    """The key or the instruction that sets variables of the environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

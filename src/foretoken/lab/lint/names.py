@@ -20,6 +20,7 @@ from foretoken.lab.lint.launches import (
     typed,
 )
 from foretoken.lab.lint.translate import method_by_name, schedule_of
+from foretoken.lab.lint.variables import VARIABLE_CHECK
 
 _ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
 _LOOK_UPS = tuple(method.name for method in known_methods() if method.drafts_with == "text")
@@ -28,6 +29,8 @@ _LOOK_UPS = tuple(method.name for method in known_methods() if method.drafts_wit
 def _removed_flag(launch: Launch) -> Iterator[Finding]:
     version = engine_table(launch.engine)["version"]
     for part in launch.parts:
+        if part.place is not None:
+            continue
         row = flag_name(launch.engine, part.name) if part.name else None
         if row is not None and row.gone:
             why = f" ({row.why})" if row.why else ""
@@ -67,7 +70,7 @@ def _unknown_flag(launch: Launch) -> Iterator[Finding]:
     known = [f"--{r.name.replace('_', '-')}" for r in other_names()
              if (r.engine, r.kind) == (launch.engine, "flags")]  # fmt: skip
     for part in launch.parts:
-        speculates = part.name.startswith(("spec-", "speculative"))
+        speculates = part.name.startswith(("spec-", "speculative")) and part.place is None
         if speculates and flag_name(launch.engine, part.name) is None and part.written:
             near = nearest(part.written, known)
             yield Finding(
@@ -131,10 +134,10 @@ def _methods(launch: Launch) -> Iterator[tuple[str, str]]:
     config = launch.speculation or {}
     if launch.engine == "vllm" and "method" not in config and isinstance(config.get("model"), str):
         yield "speculative_config.model", method_by_name(config["model"])
-    for flag in METHOD_OPTIONS:
-        words = launch.options.get(flag)
-        if isinstance(words, str):
-            yield from ((f"--{flag}", word.strip()) for word in words.split(","))
+    for part in launch.parts:
+        if part.name in METHOD_OPTIONS and isinstance(part.value, str):
+            where = f"--{part.name}" if part.place is None else part.written
+            yield from ((where, word.strip()) for word in part.value.split(","))
 
 
 def _method(where: str, level: str, message: str, remedy: str) -> Finding:
@@ -172,5 +175,6 @@ NAME_CHECKS = (
     LaunchCheck("removed_method", _ENGINES, _removed_method),
     LaunchCheck("removed_value", ("vllm",), _removed_value),
     LaunchCheck("given_twice", ("vllm",), _given_twice),
+    VARIABLE_CHECK,
 )
 """Checks of a launch as it was written; all others look at it in today's names."""

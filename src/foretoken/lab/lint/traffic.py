@@ -4,15 +4,26 @@ Turning speculation on can break clients that worked before: requests with some 
 parameters are then refused. The share of such requests in real traffic is what counts.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from foretoken.config.other_engines import other_names
+from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import engine_table
 from foretoken.lab.lint.read.source import find_metric, whole_metric
 
 REFUSED_CHECK = "refused_parameter"
 METRIC_CHECK = "metric_name"
+_PREFIXES = {
+    "vllm:": "vllm",
+    "llamacpp:": "llama.cpp",
+    "sglang:": "sglang",
+    "trtllm_": "tensorrt-llm",
+}
+"""How the metrics of an engine begin."""
+_ABOUT_DRAFTS = re.compile(r"[:_](spec|speculative|draft\w*|accept\w*)(_|$)")
 
 
 def parameters_of(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,12 +95,35 @@ def check_metrics(names: Iterable[str], engine: str, *, exported: bool) -> Itera
     for name in names:
         whole, row = whole_metric(name), find_metric(name)
         if row is not None and row.gone and not (row.kept and engine == "foretoken"):
+            now = row.now or "nothing"
+            if ":" not in name and name.partition("vllm_")[1]:
+                now = now.replace("vllm:", f"{name.partition('vllm_')[0]}vllm_")
             yield _metric(name, "error", "no such metric any more: a query finds nothing"
-                          + (f"; {row.why}" if row.why else ""), row.now or "nothing")  # fmt: skip
+                          + (f"; {row.why}" if row.why else ""), now)  # fmt: skip
+        elif row is None and whole == name and _ABOUT_DRAFTS.search(name):
+            yield from _never(name)
         elif row is not None and row.say and engine == "foretoken":
             yield _metric(name, "error", f"{row.engine} has it, Foretoken has not", row.say)
         elif exported and whole in counters and whole == name:
             yield _metric(name, "warning", "counters are exported with _total", f"{name}_total")
+
+
+def _never(name: str) -> Iterator[Finding]:
+    """A name about speculation that its engine has not, and never had."""
+    owner = next((own for start, own in _PREFIXES.items() if name.startswith(start)), None)
+    if owner is None:
+        return
+    known = [row.name for row in other_names()
+             if (row.engine, row.kind, row.gone) == (owner, "metrics", False)]  # fmt: skip
+    if f"{name}_total" not in known and any(one.startswith(name) for one in known):
+        return  # the beginning of several, as queries and scripts have it
+    near = nearest(name, known)
+    yield _metric(
+        name,
+        "error" if owner in ("vllm", "llama.cpp") else "warning",
+        f"{owner} {engine_table(owner)['version']} is not known to have such a metric",
+        f"did you mean {near}?" if near else f"one of {', '.join(known)}",
+    )
 
 
 def _metric(name: str, level: str, message: str, remedy: str) -> Finding:

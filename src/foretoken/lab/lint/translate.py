@@ -11,6 +11,7 @@ from typing import Any
 from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.other_engines import OtherName, find_other
 from foretoken.lab.lint.launches import (
+    ELSEWHERE,
     METHOD_OPTIONS,
     SHORT,
     Launch,
@@ -21,6 +22,7 @@ from foretoken.lab.lint.launches import (
     number,
     typed,
 )
+from foretoken.lab.lint.read.variables import part_of
 
 _MOST_REQUESTS = 4096
 _NO_WEIGHTS = {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2}
@@ -47,9 +49,14 @@ def translated(launch: Launch) -> Launch:
     parts: list[LaunchPart] = []
     kept: list[LaunchPart] = []
     place: int | None = None
+    late: list[LaunchPart] = []
     for part in launch.parts:
         row = flag_name(launch.engine, part.name) if part.name else None
-        if in_json(part.name) or (launch.engine == "vllm" and part.name in SHORT):
+        if part.place is not None:
+            now = _todays_variable(launch, part)
+            if now is not None:
+                (late if now.place is None else parts).append(now)
+        elif in_json(part.name) or (launch.engine == "vllm" and part.name in SHORT):
             place = len(parts) if place is None else place
             kept.append(part)
         elif row is None or not row.gone:
@@ -59,6 +66,7 @@ def translated(launch: Launch) -> Launch:
         elif row.successor.startswith("key:"):
             place = len(parts) if place is None else place
             moved[row.name] = typed(part.value)
+    parts += late
     spoken = launch.speculation or {}
     config = _config(launch, {**spoken, **moved})
     if place is not None and config == spoken and not moved and not launch.given_twice:
@@ -191,6 +199,17 @@ def _with_today_s_method(launch: Launch, part: LaunchPart) -> LaunchPart:
     words = [_today_s_word(launch.engine, word.strip()) for word in part.value.split(",")]
     value = ",".join(words)
     return part if value == part.value else replace(part, value=value, raw="")
+
+
+def _todays_variable(launch: Launch, part: LaunchPart) -> LaunchPart | None:
+    """A variable under its name of today, or the option in its place; None where nothing is."""
+    row = find_other("variables", part.written, launch.engine)
+    if row is None or not row.gone or not row.now:
+        return None if row is not None and row.gone else _with_today_s_method(launch, part)
+    if row.now.startswith("flag:"):
+        return _renamed(launch, replace(part, place=None), row.now.removeprefix("flag:"))
+    place = ELSEWHERE if part.place is None else part.place
+    return _with_today_s_method(launch, part_of(row.now, part.raw, launch.engine, place))
 
 
 def _today_s_word(engine: str, word: str) -> str:

@@ -5,13 +5,15 @@ Words that were not changed stand as they were written, variables included.
 
 import json
 import shlex
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
 
-from foretoken.lab.lint.launches import Launch, LaunchPart
+from foretoken.lab.lint.launches import ELSEWHERE, Launch, LaunchPart
 from foretoken.lab.lint.read.python import Expression
 from foretoken.lab.lint.read.shell import quoted
+from foretoken.lab.lint.read.variables import SETTERS, places_of
 
 
 def written(launch: Launch) -> str:
@@ -23,13 +25,17 @@ def written(launch: Launch) -> str:
         return _settings(launch)
     if kind in ("list", "exec"):
         return _listed(launch)
+    if kind == "variables":
+        return "\n".join(_settings_of(_elsewhere(launch)))
     return _command(launch)
 
 
 def _command(launch: Launch) -> str:
     """A shell command, one option on each line."""
-    lines = [" ".join(quoted(word) for word in launch.before)]
+    lines = [" ".join(_before(launch))]
     for part in launch.parts:
+        if part.place is not None:
+            continue
         value = "" if part.value is True and part.name else part.raw or shlex.quote(_text(part))
         if part.name:
             lines.append(f"{part.written} {value}".strip())
@@ -39,7 +45,43 @@ def _command(launch: Launch) -> str:
             lines.append(value)
     if launch.after:
         lines.append(" ".join(quoted(word) for word in launch.after))
-    return " \\\n  ".join(line for line in lines if line).lstrip()
+    command = " \\\n  ".join(line for line in lines if line).lstrip()
+    return "\n".join([*_instructions(launch), *([command] if command else [])])
+
+
+def _before(launch: Launch) -> Iterator[str]:
+    """The words up to the server's name, with the variables among them as they are now."""
+    places = {place: name for place, name, _ in places_of(launch.before)}
+    kept = {part.place: part for part in launch.parts if part.place is not None}
+    gone = [place for place in places if place not in kept]
+    for place, word in enumerate(launch.before):
+        if place in gone or (place + 1 in gone and word.text in SETTERS):
+            continue
+        part = kept.get(place)
+        same = part is None or (part.written == places.get(place) and part.raw)
+        yield quoted(word) if part is None or same else _setting(part)
+
+
+def _setting(part: LaunchPart) -> str:
+    value = part.raw or _text(part)
+    return f"{part.written}=" + (f'"{value}"' if "$" in value else shlex.quote(value))
+
+
+def _settings_of(parts: Sequence[LaunchPart]) -> list[str]:
+    return [_setting(part) for part in parts]
+
+
+def _elsewhere(launch: Launch) -> list[LaunchPart]:
+    """The variables that other lines set."""
+    return [part for part in launch.parts if part.place == ELSEWHERE]
+
+
+def _instructions(launch: Launch) -> list[str]:
+    """The lines beside a command that set the variables which servers read."""
+    holder = launch.form.variables
+    space = "" if holder.endswith("=") else " "
+    about = [part for part in _elsewhere(launch) if not part.name.startswith("$")]
+    return [f"{holder}{space}{_setting(part)}" for part in about]
 
 
 def _text(part: LaunchPart) -> str:
@@ -52,13 +94,30 @@ def _listed(launch: Launch) -> str:
     """A list of words under its key, as in a manifest or a Dockerfile."""
     words = [word.text for word in launch.before]
     for part in launch.parts:
+        if part.place is not None:
+            continue
         words += [part.written] if part.name else []
         words += [] if part.value is True and part.name else [_text(part)]
     own = words[launch.form.elsewhere :]
     if launch.form.kind == "exec":
-        return f"{launch.form.holder} {json.dumps(own)}"
-    holder = launch.form.holder or "args"
-    return str(yaml.safe_dump({holder: own}, width=10_000, allow_unicode=True)).rstrip()
+        command = [f"{launch.form.holder} {json.dumps(own)}"] if own else []
+        return "\n".join([*_instructions(launch), *command])
+    found = {launch.form.variables: _styled(launch)} if _elsewhere(launch) else {}
+    found |= {launch.form.holder or "args": own} if own else {}
+    return str(yaml.safe_dump(found, width=10_000, allow_unicode=True, sort_keys=False)).rstrip()
+
+
+def _styled(launch: Launch) -> Any:
+    """Variables as they stand in a container: a manifest's `env` lists names and values."""
+    set_to = {
+        p.written: p.raw or (None if p.value is True else p.value) for p in _elsewhere(launch)
+    }
+    if launch.form.variables != "env":
+        return set_to
+    return [
+        {"name": name, **(value if isinstance(value, dict) else {"value": value})}
+        for name, value in set_to.items()
+    ]
 
 
 def _settings(launch: Launch) -> str:

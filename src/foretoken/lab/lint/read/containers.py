@@ -10,6 +10,13 @@ from typing import Any
 
 from foretoken.lab.lint.launches import Form, Launch
 from foretoken.lab.lint.read.shell import Word, read_commands
+from foretoken.lab.lint.read.variables import (
+    of_container,
+    of_instruction,
+    owner_of,
+    variables_alone,
+    with_variables,
+)
 from foretoken.lab.lint.read.words import engine_of_image, launch_of
 
 _INSTRUCTION = re.compile(
@@ -29,17 +36,35 @@ def is_dockerfile(text: str) -> bool:
 
 
 def launches_of_dockerfile(text: str, engine: str, read_shell: Reader) -> Iterator[Launch]:
-    """The launch of the last stage, from its entry point and its command."""
+    """The launch of the last stage, from its entry point, its command and its variables."""
     held: dict[str, str] = {}
+    stages: dict[str, tuple[str, dict[str, str]]] = {}
+    variables: dict[str, str] = {}
     assigned = ""
     for match in _INSTRUCTION.finditer(text):
         name, value = match[1].upper(), match[2].strip()
         if name == "FROM":
-            held = {"FROM": value}
+            image, *alias = value.split()
+            whole, inherited = stages.get(image, (image, {}))
+            held, variables = {"FROM": whole}, dict(inherited)
+            stages[alias[-1] if alias else image] = whole, variables
         elif name in ("ENV", "ARG"):
             assigned += f"{value}\n"
+            variables |= of_instruction(value) if name == "ENV" else {}
         else:
             held[name] = value
+    found = [*_of_stage(held, engine, assigned, read_shell)]
+    yield from (with_variables(launch, variables, "ENV") for launch in found)
+    if not found and variables:
+        image = engine_of_image(held.get("FROM", "")) if engine == "auto" else engine
+        alone = variables_alone(variables, image, Form(kind="exec", variables="ENV"))
+        yield from filter(None, [alone])
+
+
+def _of_stage(
+    held: Mapping[str, str], engine: str, assigned: str, read_shell: Reader
+) -> Iterator[Launch]:
+    """The launches of a stage's instructions, its variables aside."""
     words: list[str] = []
     elsewhere, holder = 0, ""
     for name in ("ENTRYPOINT", "CMD"):
@@ -61,10 +86,29 @@ def is_container(value: Mapping[str, Any]) -> bool:
     return any(isinstance(value.get(key), list | str) and value[key] for key in _HOLDERS)
 
 
+def is_image_alone(value: Mapping[str, Any]) -> bool:
+    """Whether a mapping names an image and variables, whose own command starts then."""
+    return isinstance(value.get("image"), str) and bool(of_container(value)[1])
+
+
 def launches_of_container(
     value: Mapping[str, Any], engine: str, read_shell: Reader
 ) -> Iterator[Launch]:
-    """The launch of a container of a compose file or a manifest."""
+    """The launch of a container of a compose file or a manifest, with its variables."""
+    key, variables = of_container(value)
+    found = [*_of_words_of(value, engine, read_shell)]
+    for launch in found:
+        shell = launch.form.kind == "shell"
+        about = {name: one for name, one in variables.items() if owner_of(name) or not shell}
+        yield with_variables(launch, about, "export" if shell else key)
+    if not found and variables:
+        image = engine_of_image(str(value.get("image", ""))) if engine == "auto" else engine
+        alone = variables_alone(variables, image, Form(kind="list", variables=key))
+        yield from filter(None, [alone])
+
+
+def _of_words_of(value: Mapping[str, Any], engine: str, read_shell: Reader) -> Iterator[Launch]:
+    """The launches of a container's words."""
     words: list[str] = []
     elsewhere, holder = 0, ""
     image = str(value.get("image", ""))

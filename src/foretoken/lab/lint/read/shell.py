@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=")
+ASSIGNED = re.compile(r"([A-Za-z_]\w*)=")
 _EXPORTED = re.compile(r"^[ \t]*(?:export|ARG|ENV)[ \t]+(?=[A-Za-z_]\w*[= ])", re.MULTILINE)
 _UNIT = re.compile(r"^ExecStart=-?", re.MULTILINE)
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n|\\[ \t]+(?=-)")
@@ -31,7 +31,10 @@ class Word:
 
 
 def read_commands(text: str) -> Iterator[list[Word]]:
-    """The commands of a text, in order. What cannot be read as a command is left out."""
+    """The commands of a text, in order, each behind what it sets for itself alone (`A=1 command`).
+
+    What cannot be read as a command is left out.
+    """
     text = _EXPORTED.sub("", _UNIT.sub("", text))
     names: dict[str, str] = {}
     arrays: dict[str, list[Word]] = {}
@@ -43,11 +46,16 @@ def read_commands(text: str) -> Iterator[list[Word]]:
             continue
         at = command.end
         words = list(_expanded(command.words, names, arrays))
-        while words and (match := _ASSIGNED.match(words[0].text)):
-            names[match[1]] = words.pop(0).text[match.end() :]
+        num_assigned = 0
+        for word in words:
+            match = ASSIGNED.match(word.text)
+            if match is None:
+                break
+            names[match[1]] = word.text[match.end() :]
+            num_assigned += 1
         if command.array is not None:
-            arrays[command.array] = words
-        elif words:
+            arrays[command.array] = words[num_assigned:]
+        elif words[num_assigned:]:
             yield words
 
 
@@ -118,7 +126,7 @@ class _Command:
     def _at_separator(self, char: str) -> bool:
         """Step over a separator; whether the command goes on behind it."""
         self.end += 1
-        opens = _ASSIGNED.fullmatch(self._raw) if char == "(" else None
+        opens = ASSIGNED.fullmatch(self._raw) if char == "(" else None
         if opens:
             self.array, self._value, self._raw, self._in_word = opens[1], "", "", False
         return opens is not None
@@ -193,7 +201,7 @@ class _Command:
     def _is_command(self) -> bool:
         """Whether what was read so far looks like a command or an assignment."""
         words = [*(word.text for word in self.words), self._raw]
-        return any(_STARTS_COMMAND.match(w) or _ASSIGNED.match(w) for w in words if w)
+        return any(_STARTS_COMMAND.match(w) or ASSIGNED.match(w) for w in words if w)
 
     def _finish(self) -> None:
         if self._in_word:

@@ -15,14 +15,25 @@ from foretoken.config.other_engines import OtherName, find_other
 from foretoken.lab.lint.launches import Form, Launch, LaunchPart, LintSource
 from foretoken.lab.lint.read import containers, python
 from foretoken.lab.lint.read.shell import Word, read_commands
+from foretoken.lab.lint.read.variables import (
+    exported,
+    file_of_variables,
+    first_word,
+    variables_alone,
+    with_variables,
+)
 from foretoken.lab.lint.read.words import FLAG, guess_engine, launch_of
 
 _METRIC = re.compile(
-    r"\b(?:(?:vllm|llamacpp|sglang|foretoken):[a-zA-Z_]\w*|trtllm_\w+|spec_decode_\w+)"
+    r"\b(?:(?:vllm|llamacpp|sglang|foretoken):[a-zA-Z_]\w*|trtllm_\w+|spec_decode_\w+|"
+    r"(?:ray_)?(?:vllm|llamacpp|sglang)_[a-z]\w*)"
 )
+_WITHOUT_COLON = re.compile(r"(?:ray_)?(vllm|llamacpp|sglang)_")
+"""How names begin that passed through Ray or an exporter, which have no colon."""
 _FENCED = re.compile(r"^[ \t]*```[\w-]*[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _PROGRAM = re.compile(r"-|\.?/|.*\.(sh|py)$|(python3?|exec|nohup|srun|torchrun|docker|podman|uv)$")
 """How a command begins that may start a server by another name; a sentence does not."""
+_UNIT = "ExecStart="
 _CONFIG_KEYS = ("speculative_config", "speculative-config")
 
 Found = Launch | Mapping[str, Any]
@@ -49,8 +60,13 @@ def read_source(text: str, engine: str = "auto") -> LintSource:
 
 
 def whole_metric(name: str) -> str:
-    """A metric's name with the engine's, which scripts may leave out."""
-    return name if ":" in name or name.startswith("trtllm_") else f"vllm:{name}"
+    """A metric's name as its engine has it: scripts may leave the engine out, exporters the
+    colon."""
+    if ":" in name or name.startswith("trtllm_"):
+        return name
+    if match := _WITHOUT_COLON.match(name):
+        return f"{match[1]}:{name[match.end() :]}"
+    return f"vllm:{name}"
 
 
 def find_metric(name: str) -> OtherName | None:
@@ -77,7 +93,9 @@ def _read(text: str, engine: str) -> tuple[list[Found], int]:
         return found, unread
     if python.is_python(text):
         return [*python.launches_of_python(text, engine), *_of_strings(text, engine)], 0
-    return [*_of_shell(text, engine), *python.launches_in_prose(text, engine)], 0
+    found = [*_of_shell(text, engine), *python.launches_in_prose(text, engine)]
+    alone = variables_alone(file_of_variables(text), engine, Form(kind="variables"))
+    return (found or list(filter(None, [alone]))), 0
 
 
 def _documents(text: str) -> tuple[list[Any] | None, int]:
@@ -108,6 +126,7 @@ def _json_lines(text: str) -> tuple[list[Any] | None, int]:
 
 def _of_shell(text: str, engine: str) -> Iterator[Launch]:
     """One launch per command of a shell text that starts a server."""
+    variables = exported(text)
     for words in read_commands(text):
         following = zip(words, words[1:], strict=False)
         given = (then.text for word, then in following if word.text in ("-c", "-lc"))
@@ -115,9 +134,9 @@ def _of_shell(text: str, engine: str) -> Iterator[Launch]:
         if nested is not None:
             yield from _of_shell(nested, engine)
             continue
-        found = launch_of(words, engine, loose=bool(_PROGRAM.match(words[0].text)))
+        found = launch_of(words, engine, loose=bool(_PROGRAM.match(first_word(words).text)))
         if found is not None:
-            yield found
+            yield with_variables(found, variables, "Environment=" if _UNIT in text else "export")
 
 
 def _of_strings(text: str, engine: str) -> Iterator[Launch]:
@@ -161,6 +180,8 @@ def _walk(value: Any, engine: str) -> Iterator[Found]:
     if containers.is_container(value):
         yield from containers.launches_of_container(value, engine, _of_shell)
         return
+    if containers.is_image_alone(value):
+        yield from containers.launches_of_container(value, engine, _of_shell)
     for part in value.values():
         yield from _walk(part, engine)
 

@@ -4,11 +4,12 @@ Knows the names of servers and of their images. Starts nothing.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from foretoken.config.other_engines import find_other
 from foretoken.lab.lint.launches import ENGINES, Form, Launch, LaunchPart
-from foretoken.lab.lint.read.shell import Word
+from foretoken.lab.lint.read.shell import ASSIGNED, Word
+from foretoken.lab.lint.read.variables import first_word, owner_of, places_of, set_before
 
 FLAG = re.compile(r"^--?[a-zA-Z]")
 _SERVERS = {
@@ -51,25 +52,35 @@ def launch_of(
         form: what the words were written in.
     """
     own, num_before = _server(words)
+    if own == "unknown":  # what it sets for an unknown program says whose options these are
+        num_before = words.index(first_word(words))
     num_words = next((i for i, word in enumerate(words) if _redirects(word)), len(words))
     if own == "unknown" and not loose:
         return None
     parts = tuple(_parts(words[num_before:num_words]))
     options = {part.name: part.value for part in parts if part.name}
+    before = words[:num_before]
     if own == "unknown":
         own = guess_engine(options) if engine == "auto" else engine
+        own = next(_owners(before), own) if own == "unknown" else own
         is_prose = FLAG.match(words[0].text) and len(parts) - len(options) > _MOST_LOOSE_WORDS
-        if own == "unknown" or not options or is_prose:
+        if own == "unknown" or not (options or any(_owners(before))) or is_prose:
             return None
     elif engine != "auto":
         own = engine
     return Launch(
         engine=own,
-        parts=parts,
-        before=tuple(words[:num_before]),
+        parts=(*set_before(before, own), *parts),
+        before=tuple(before),
         after=tuple(words[num_words:]),
         form=form or Form(),
     )
+
+
+def _owners(words: Sequence[Word]) -> Iterator[str]:
+    """The engines that variables before a command are for."""
+    found = ((name, owner_of(name)) for _, name, _ in places_of(words))
+    return (own for name, own in found if own and find_other("variables", name, own))
 
 
 def _redirects(word: Word) -> bool:
@@ -98,6 +109,8 @@ def _server(words: Sequence[Word]) -> tuple[str, int]:
     """
     found = ("unknown", 0)
     for index, word in enumerate(words):
+        if ASSIGNED.match(word.text):
+            continue
         name = word.text.rsplit("/", 1)[-1]
         following = words[index + 1].text if index + 1 < len(words) else ""
         if name in ("vllm", "foretoken", "sglang") and following == "serve":
