@@ -199,8 +199,9 @@ def _git_hash() -> str | None:
     return head.stdout.strip()[:12] + ("+" if changed else "")
 
 
-def announce(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Print and return where and how this run happens; call it once all is imported."""
+def announce(arguments: argparse.Namespace, *, timed: bool = True) -> dict[str, Any]:
+    """Print and return where and how this run happens; call it once all is imported. Where nothing
+    is `timed`, the machine may be busy."""
     where = environment()
     for key in ("cpu", "cores", "cpu_flags", "load_average", "torch", "threads", "git", "command"):
         print(f"{key}: {where.get(key)}")
@@ -208,7 +209,7 @@ def announce(arguments: argparse.Namespace) -> dict[str, Any]:
         print("QUICK: sizes are tiny, the numbers mean nothing")
     elif arguments.repeats < FEWEST_REPEATS:
         print(f"fewer than {FEWEST_REPEATS} repeats: do not publish these numbers")
-    if where["load_average"] > BUSY_SHARE * where["cores"]:
+    if timed and where["load_average"] > BUSY_SHARE * where["cores"]:
         print(f"the machine is busy (load {where['load_average']}): do not publish these numbers")
     print(flush=True)
     return where

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -139,6 +140,39 @@ def test_noise_lasts_and_has_spikes() -> None:
     assert MachineNoise(0.0, seed=1).factor(0.01) == 1.0
 
 
+def test_a_speed_that_wanders_stays_away_for_long() -> None:
+    """Beside the noise of steps, which is over after some; `wander` is the spread of the speed."""
+    noise = MachineNoise(1e-6, seed=1, wander=0.1)
+    factors = [noise.factor(0.01) for _ in range(40_000)]
+    logs = np.log([factor for factor in factors if factor < 2.0])
+    assert np.std(logs) == pytest.approx(0.1, rel=0.2)
+    far = np.mean(logs[:-50] * logs[50:]) / np.var(logs)
+    assert far == pytest.approx(MachineNoise.WANDER_MEMORY**50, abs=0.15)
+
+
+def test_drafts_after_a_plain_step_are_slow() -> None:
+    """Each answer begins with a step that drafts nothing, so that its first draft is cold."""
+    kind = chat(1.0, varied=False, output=13)
+    traffic = Traffic(classes=(kind,), requests=4)
+    cold = replace(MACHINE, cold_drafting=3.0, cold_target=2.0)
+    warm, slow = (
+        simulate(machine, FixedArm(3), traffic, QUIET).steps for machine in (MACHINE, cold)
+    )
+    for number, (before, after) in enumerate(zip(warm, slow, strict=True)):
+        first = number % 4 == 1
+        assert before.drafted == after.drafted == (0 if number % 4 == 0 else 3)
+        target_s = 0.010 + 3 * 0.0005 if before.drafted else before.seconds
+        times = (3.0, 2.0) if first else (1.0, 1.0)
+        wanted = times[0] * (before.seconds - target_s) + times[1] * target_s
+        assert after.seconds == pytest.approx(wanted)
+
+
+def test_each_sequence_that_drafts_may_cost() -> None:
+    costly = replace(DRAFTER, call_s=0.003, sequence_s=0.002)
+    assert costly.drafting_s([2, 1], 0.0) - DRAFTER.drafting_s([2, 1], 0.0) == pytest.approx(0.007)
+    assert costly.drafting_s([], 0.0) == 0.0
+
+
 def test_tables_and_data_sheets_say_what_steps_take() -> None:
     table = TableCost(((1, 1.0), (3, 2.0), (5, 6.0)), key_s=0.01)
     assert table.seconds(StepShape(2, 1, 0.0)).seconds == pytest.approx(1.5)
@@ -261,6 +295,16 @@ def test_chances_by_depth_give_their_acceptance_length() -> None:
     )
     length = 1 + 0.5 + 0.4 + 0.36 + 0.324
     assert compare(drafted, off).tpot_p50 == pytest.approx(length, rel=0.05)
+
+
+def test_recorded_answers_are_as_long_as_they_may_be() -> None:
+    """Whoever decides is told the limit of the request that was recorded."""
+    kind, recorded = chat(output=30), RecordedRequest(None, 9, 500)
+    traffic = Traffic(classes=(kind,), requests=1, recorded=(recorded,))
+    [request] = [one.request(0.0) for one in traffic.draw()]
+    assert request.max_tokens == 500 and len(request.prompt_token_ids) == 9
+    [drawn] = [one.request(0.0) for one in replace(traffic, recorded=()).draw()]
+    assert drawn.max_tokens >= 16 * 30
 
 
 def test_a_server_goes_on_with_what_it_learnt() -> None:

@@ -4,7 +4,7 @@ The controls are those of the engine. What they know of the machine at the start
 would have timed: some shapes, with an error.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol, final
@@ -167,16 +167,27 @@ class ControlArm:
             known = [(shape, timed(_drafted_s(one, shape))) for shape in _draft_shapes(one)]
             quick = one.one_pass or one.looks_up
             costs[one.name] = DrafterCost(known, sd=sd, one_pass=quick, machine=target)
-        facts = [_facts(one, missing) for one in machine.drafters]
-        planner = Planner(
-            RequestBudget({one.name: one.most for one in machine.drafters}),
-            facts,
-            target,
-            costs,
-            LearnedAcceptance({one.name: self.usual for one in machine.drafters}),
-        )
-        # On a virtual clock deciding takes no time: a run is the same on every machine.
-        return AdaptiveControl(planner, clock=lambda: 0.0)
+        return begin_control(machine, missing, target, costs, self.usual)
+
+
+def begin_control(
+    machine: SimulatedMachine,
+    missing: Missing,
+    target: LearnedCost,
+    costs: Mapping[str, DrafterCost],
+    usual: float = _USUAL_CHANCE,
+) -> AdaptiveControl:
+    """The control of the engine with what it knows of times at the start, drafters' by name, and
+    the chance of a first draft that it begins with."""
+    planner = Planner(
+        RequestBudget({one.name: one.most for one in machine.drafters}),
+        [_facts(one, missing) for one in machine.drafters],
+        target,
+        dict(costs),
+        LearnedAcceptance({one.name: usual for one in machine.drafters}),
+    )
+    # On a virtual clock deciding takes no time: a run is the same on every machine.
+    return AdaptiveControl(planner, clock=lambda: 0.0)
 
 
 def _facts(one: SimulatedDrafter, missing: Missing) -> DrafterFacts:

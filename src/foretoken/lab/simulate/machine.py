@@ -39,6 +39,8 @@ class SimulatedDrafter:
     """Of one pass over some rows, and of reading tokens that it missed."""
     call_s: float = 0.0
     """Of drafting in a step, beside the passes."""
+    sequence_s: float = 0.0
+    """The same for each sequence that has drafts."""
     one_pass: bool = False
     """All drafts of a step come from one pass, of as many rows."""
     looks_up: bool = False
@@ -54,7 +56,7 @@ class SimulatedDrafter:
         """Drafts of these lengths, one for each sequence."""
         if not lengths:
             return 0.0
-        seconds = self.call_s
+        seconds = self.call_s + self.sequence_s * len(lengths)
         for depth in range(1 if self.one_pass else max(lengths)):
             rows = sum(length > depth for length in lengths)
             if self.one_pass and not self.looks_up:
@@ -78,6 +80,10 @@ class SimulatedMachine:
     """Of every step, beside the forward pass."""
     token_s: float = 0.0
     """Of every token that a step gives, beside the forward pass."""
+    cold_drafting: float = 1.0
+    """How many times as long drafting takes in a step that follows one without drafts."""
+    cold_target: float = 1.0
+    """The same for the rest of such a step."""
     server: ServerCost = ServerCost()
 
     def target_s(self, shape: StepShape, tokens: int) -> float:
@@ -91,16 +97,19 @@ class SimulatedMachine:
 
 @final
 class MachineNoise:
-    """Noise of step times: a lognormal factor, correlated from step to step, and spikes that add
-    a multiple of a usual step."""
+    """Noise of step times: a lognormal factor, correlated from step to step, spikes that add a
+    multiple of a usual step, and a speed that wanders over some hundred steps."""
 
     MEMORY = 0.7
+    WANDER_MEMORY = 0.99
     SPIKES, SPIKE = 0.01, 3.0
 
-    def __init__(self, sd: float, seed: int) -> None:
-        """`sd` of the logarithm; 0: none, and no spikes either."""
+    def __init__(self, sd: float, seed: int, *, wander: float = 0.0) -> None:
+        """`sd` of the logarithm, and `wander` that of the speed; `sd` 0: none of all."""
         self._sd, self._random = sd, Random(seed)
         self._log = self._usual_s = 0.0
+        self._wander, self._speeds = wander, Random(f"speeds {seed}")
+        self._speed = 0.0
 
     def factor(self, seconds: float) -> float:
         """What a step is multiplied by that would take so long."""
@@ -111,7 +120,10 @@ class MachineNoise:
         self._usual_s = self._usual_s or seconds
         self._usual_s += 0.05 * (min(seconds, 2.0 * self._usual_s) - self._usual_s)
         spike = self.SPIKE * self._usual_s if self._random.random() < self.SPIKES else 0.0
-        return math.exp(self._log) + spike / seconds
+        if self._wander:
+            fresh = math.sqrt(1.0 - self.WANDER_MEMORY**2) * self._speeds.gauss(0.0, self._wander)
+            self._speed = self.WANDER_MEMORY * self._speed + fresh
+        return math.exp(self._log + self._speed) + spike / seconds
 
 
 @final

@@ -15,7 +15,7 @@ from foretoken.lab.simulate.arms import SimulatedArm
 from foretoken.lab.simulate.drafting import Decoding, DraftedStep, SimulatedDrafting
 from foretoken.lab.simulate.machine import MachineNoise, SimulatedMachine
 from foretoken.lab.simulate.traffic import SimulatedRequest, Traffic
-from foretoken.types import Output, StepStats
+from foretoken.types import DraftingTime, Output, StepStats
 
 
 @final
@@ -30,6 +30,8 @@ class ServingLimits:
     page_size: int = 32
     noise: float = 0.05
     """Standard deviation of the logarithm of step times, as whoever decides is told them."""
+    wander: float = 0.0
+    """The same of the speed of the machine, which changes over some hundred steps."""
     most_tokens: int = 0
     """End after so many output tokens; 0: when all requests have ended."""
 
@@ -141,7 +143,8 @@ class SimulatedServing:
         self._machine, self._arm, self._limits = machine, arm, limits
         self._drafting = SimulatedDrafting(machine)
         self._deciding = arm.build(machine, self._drafting.missing)
-        self._noise = MachineNoise(limits.noise, seed)
+        self._noise = MachineNoise(limits.noise, seed, wander=limits.wander)
+        self._had_drafts = False
         self.clock = self._began = 0.0
         self._scheduler = Scheduler(
             SchedulerConfig(
@@ -231,13 +234,8 @@ class SimulatedServing:
         contexts = [span.start + span.length for span in batch.spans]
         prompt_rows = committed - len(decoding)
         shape = StepShape(rows, len(batch.spans), sum(contexts) / len(contexts), prompt_rows)
-        drafting_s = sum(time.seconds for time in drafted.times)
-        verifying_s = self._machine.target_s(shape, tokens)
-        # What is measured is noisy, the clock is not: noise is equal for all arms in the long run,
-        # and without it short runs can be compared.
-        self.clock += drafting_s + verifying_s
-        factor = self._noise.factor(drafting_s + verifying_s)
-        drafting_s, verifying_s = factor * drafting_s, factor * verifying_s
+        times, verifying_s = self._pass_time(drafted, shape, tokens)
+        drafting_s = sum(time.seconds for time in times)
         outputs = self._scheduler.commit(batch, results, self.clock)
         stats = StepStats(
             num_sequences=self._scheduler.num_running,
@@ -252,7 +250,7 @@ class SimulatedServing:
             verifying_s=verifying_s,
             total_s=drafting_s + verifying_s,
             num_sampled=sum(span.samples for span in batch.spans),
-            drafters=tuple(time._replace(seconds=factor * time.seconds) for time in drafted.times),
+            drafters=times,
         )
         by_request = {
             decoding[place].sequence.request.request_id: guess
@@ -267,6 +265,24 @@ class SimulatedServing:
         server = self._machine.server
         self.clock += server.step_s + server.token_s * stats.num_output_tokens
         return stats.num_output_tokens
+
+    def _pass_time(
+        self, drafted: DraftedStep, shape: StepShape, tokens: int
+    ) -> tuple[tuple[DraftingTime, ...], float]:
+        """Let a step's time go by; what of it is measured of the drafters, and of the rest."""
+        machine, drafts = self._machine, bool(drafted.guesses)
+        is_cold, self._had_drafts = drafts and not self._had_drafts, drafts
+        drafting, target = (machine.cold_drafting, machine.cold_target) if is_cold else (1.0, 1.0)
+        verifying_s = target * machine.target_s(shape, tokens)
+        seconds = drafting * sum(time.seconds for time in drafted.times) + verifying_s
+        # What is measured is noisy, the clock is not: noise is equal for all arms in the long run,
+        # and without it short runs can be compared.
+        self.clock += seconds
+        factor = self._noise.factor(seconds)
+        times = tuple(
+            time._replace(seconds=factor * drafting * time.seconds) for time in drafted.times
+        )
+        return times, factor * verifying_s
 
     def _result(self, span: Any, drafted: DraftedStep, place: int) -> _Result | None:
         if not span.samples:

@@ -87,6 +87,7 @@ class RecordedRequest(NamedTuple):
     """None, as of all others: the clients decide."""
     prompt: int
     output: int
+    """Its `max_tokens` too: the answer is as long as it may be."""
 
 
 @final
@@ -108,8 +109,11 @@ class SimulatedRequest:
             self.prompt = max(int(kind.prompt * random.uniform(0.5, 1.5)), 1)
             length = int(random.geometric(1 / kind.output))
         self.length = min(length, 8 * kind.output)
+        most = max(16 * kind.output, 2 * self.length)
         if recorded is not None:
             self.prompt, self.length = recorded.prompt, recorded.output
+            most = self.length
+        self._max_tokens = most
         self._found: dict[str, NDArray[np.bool_]] = {}
         self._draws: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         for name, law in kind.chances.items():
@@ -130,7 +134,7 @@ class SimulatedRequest:
                 structured_outputs={"json_object": True} if kind.forced else None,
             ),
             seed=self.index,
-            max_tokens=max(16 * kind.output, 2 * self.length),
+            max_tokens=self._max_tokens,
             stop_ids=frozenset({END_TOKEN}),
             arrival=arrival,
             cache_salt=kind.salt,
