@@ -79,7 +79,7 @@ def blame(run: Path) -> str:
     found = lab("decide", run, allowed=(0, 1, 4))
     rules: dict[str, Any] = {one["rule"]: one["result"] for one in found["decisions"][0]["rules"]}
     judged = rules["homogeneous"]
-    wrong = [f"{name}: {one['says']}" for name, one in rules.items() if one["answer"] == "invalid"]
+    wrong = [f"{name}: {one['says']}" for name, one in rules.items() if one["outcome"] == "invalid"]
     said = f"{judged['says']}" + (f"; {judged['advice']}" if judged["advice"] else "")
     return f"INVALID ({listed(wrong)}), else {said}" if wrong else said
 
