@@ -24,12 +24,12 @@ from foretoken.control.adaptive.exploring import (
 from foretoken.control.adaptive.guard import AT_ONCE, Ledger
 from foretoken.control.adaptive.made import MadePlan, PlainTimes, PlannedDrafts
 from foretoken.control.adaptive.planning import (
-    BELIEVED,
     CATCHING_UP,
     budgets,
     chance_of_none,
     chunk_rows,
     may_lose,
+    most_behind,
     read_first,
     step_shape,
     surplus,
@@ -247,7 +247,7 @@ class Planner:
         tokens_N = sequence.num_output + self._left_of(one)
         guard_N = np.array([one.guard(self._caps)])
         left_s = self.ledger.left(np.array([gained_s]), tokens_N, token_s, guard_N)
-        may_lose_s = max(float(left_s[0]), BELIEVED * token_s if length else 0.0)
+        may_lose_s = most_behind(float(left_s[0]), token_s, gains=length > 0)
         made.join(request.request_id, held, missing, gained_s=gained_s, may_lose_s=may_lose_s)
 
     def _choose(

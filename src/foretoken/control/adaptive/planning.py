@@ -16,7 +16,7 @@ from foretoken.control.plan import DecodingSequence, Feed, StepForecast, StepLoa
 
 CATCHING_UP = 32
 """Missing tokens from which on reading them is work of its own."""
-BELIEVED = 2.0
+_BELIEVED = 2.0
 """Plain steps by which a request that was expected to gain may fall behind before its expectation
 is looked at again."""
 _CHUNK_SHARE = 0.5
@@ -109,15 +109,12 @@ def surplus(
     found: Allocation, options: Seq[DraftOption], forecast: StepForecast
 ) -> tuple[float, ...]:
     """Tokens that the drafts of each sequence bring beyond what they cost at the step's price."""
+    chosen = zip(_accepted(found, options), found.drafter_N.tolist(), strict=True)
     values = []
-    for place, chosen in enumerate(found.drafter_N.tolist()):
-        length = int(found.drafts_N[place])
-        if chosen < 0 or not length:
-            values.append(0.0)
-            continue
-        option = options[chosen]
-        cost = forecast.price * (forecast.row_s + option.slot_s) * length
-        values.append(float(_best(option, place, found.depth)[:length].sum()) - cost)
+    for place, (accepted, index) in enumerate(chosen):
+        slot_s = options[index].slot_s if index >= 0 else 0.0
+        cost = forecast.price * (forecast.row_s + slot_s) * int(found.drafts_N[place])
+        values.append(accepted - cost)
     return tuple(values)
 
 
@@ -125,18 +122,20 @@ def may_lose(
     ids: Seq[str], found: Allocation, options: Seq[DraftOption], plain_s: float, left_s: Floats
 ) -> dict[str, float]:
     """Seconds by which each request may fall behind plain steps while the plan is kept, if anybody
-    drafts: what its guard leaves of `left_s` [N], and some more if it is expected to gain."""
+    drafts. `left_s` [N]: what its guard leaves of each."""
     if not found.drafts_N.any():
         return {}
-    limits = {}
-    for place, chosen in enumerate(found.drafter_N.tolist()):
-        accepted = 0.0
-        if chosen >= 0:
-            length = int(found.drafts_N[place])
-            accepted = float(_best(options[chosen], place, found.depth)[:length].sum())
-        gains = plain_s * (1.0 + accepted) >= found.seconds
-        limits[ids[place]] = max(float(left_s[place]), BELIEVED * plain_s if gains else 0.0)
-    return limits
+    each = zip(ids, left_s.tolist(), _accepted(found, options), strict=True)
+    return {
+        request_id: most_behind(one_s, plain_s, gains=plain_s * (1.0 + accepted) >= found.seconds)
+        for request_id, one_s, accepted in each
+    }
+
+
+def most_behind(left_s: float, plain_s: float, *, gains: bool) -> float:
+    """Seconds by which a request may fall behind plain steps, which take `plain_s`, while a plan is
+    kept: what its guard leaves, or some more if it is expected to gain."""
+    return max(left_s, _BELIEVED * plain_s if gains else 0.0)
 
 
 def step_shape(count: int, load: StepLoad, context: float) -> StepShape:
@@ -156,6 +155,15 @@ def chance_of_none(found: Allocation, options: Seq[DraftOption]) -> float:
         if chosen >= 0:
             chance *= 1.0 - float(options[chosen].survival_NK[place, 0])
     return min(max(chance, 0.01), 0.99)
+
+
+def _accepted(found: Allocation, options: Seq[DraftOption]) -> list[float]:
+    """Drafts of each sequence that are expected to be accepted in a step."""
+    each = zip(found.drafter_N.tolist(), found.drafts_N.tolist(), strict=True)
+    return [
+        float(_best(options[index], place, found.depth)[:length].sum()) if index >= 0 else 0.0
+        for place, (index, length) in enumerate(each)
+    ]
 
 
 def _best(option: DraftOption, place: int, depth: int) -> Floats:
