@@ -134,9 +134,7 @@ def _first_error(findings: Iterable[Finding]) -> Finding | None:
 def _words(launch: Launch) -> tuple[str, ...]:
     """The words of a command from the subcommand's name on."""
     found = [word.text for word in launch.before[-1:]]
-    for part in launch.parts:
-        if part.place is not None:
-            continue
+    for part in launch.arguments:
         found += [part.written] if part.name else []
         found += [] if part.name and part.value is True else [str(part.value)]
     return tuple(found)

@@ -95,6 +95,11 @@ class Launch:
     form: Form = field(default_factory=Form)
 
     @property
+    def arguments(self) -> tuple[LaunchPart, ...]:
+        """The parts that are no variables of the environment."""
+        return tuple(part for part in self.parts if part.place is None)
+
+    @property
     def options(self) -> dict[str, str | bool]:
         """Option -> its value as text, True where there is none."""
         return {

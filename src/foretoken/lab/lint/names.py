@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 
 from foretoken.config.methods import known_methods
-from foretoken.config.other_engines import OtherName, find_other, other_names
+from foretoken.config.other_engines import OtherName, find_other, other_names, todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import (
@@ -28,9 +28,7 @@ _LOOK_UPS = tuple(method.name for method in known_methods() if method.drafts_wit
 
 def _removed_flag(launch: Launch) -> Iterator[Finding]:
     version = engine_table(launch.engine)["version"]
-    for part in launch.parts:
-        if part.place is not None:
-            continue
+    for part in launch.arguments:
         row = flag_name(launch.engine, part.name) if part.name else None
         if row is not None and row.gone:
             why = f" ({row.why})" if row.why else ""
@@ -69,8 +67,8 @@ def _successor(row: OtherName, launch: Launch, value: object) -> str:
 def _unknown_flag(launch: Launch) -> Iterator[Finding]:
     known = [f"--{r.name.replace('_', '-')}" for r in other_names()
              if (r.engine, r.kind) == (launch.engine, "flags")]  # fmt: skip
-    for part in launch.parts:
-        speculates = part.name.startswith(("spec-", "speculative")) and part.place is None
+    for part in launch.arguments:
+        speculates = part.name.startswith(("spec-", "speculative"))
         if speculates and flag_name(launch.engine, part.name) is None and part.written:
             near = nearest(part.written, known)
             yield Finding(
@@ -107,14 +105,8 @@ def _removed_method(launch: Launch) -> Iterator[Finding]:
     for where, word in _methods(launch):
         row = find_other("methods", word, launch.engine)
         if row is None:
-            words = [
-                r.name
-                for r in other_names()
-                if (r.engine, r.kind) == (launch.engine, "methods") and not r.gone
-            ]
-            yield _method(
-                where, "error", f"{word} is no method of {launch.engine}", ", ".join(words)
-            )
+            words = ", ".join(todays_names("methods", launch.engine))
+            yield _method(where, "error", f"{word} is no method of {launch.engine}", words)
         elif row.gone and row.method and launch.engine == "vllm":
             yield _method(where, "warning", f"{word} is an old name", row.method)
         elif row.gone:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from foretoken.config.other_engines import other_names
+from foretoken.config.other_engines import todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import engine_table
@@ -113,8 +113,7 @@ def _never(name: str) -> Iterator[Finding]:
     owner = next((own for start, own in _PREFIXES.items() if name.startswith(start)), None)
     if owner is None:
         return
-    known = [row.name for row in other_names()
-             if (row.engine, row.kind, row.gone) == (owner, "metrics", False)]  # fmt: skip
+    known = todays_names("metrics", owner)
     if f"{name}_total" not in known and any(one.startswith(name) for one in known):
         return  # the beginning of several, as queries and scripts have it
     near = nearest(name, known)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from foretoken.config.other_engines import OtherName, find_other, other_names
+from foretoken.config.other_engines import OtherName, find_other, todays_names
 from foretoken.errors import nearest
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import ENGINES, Launch, LaunchCheck, LaunchPart, engine_table
@@ -52,9 +52,7 @@ def _never(launch: Launch, part: LaunchPart) -> Finding:
     version = engine_table(launch.engine)["version"]
     start = next(start for start, own in PREFIXES.items() if own == launch.engine)
     flag = find_other("flags", part.written.removeprefix(start), launch.engine)
-    known = [r.name for r in other_names()
-             if (r.engine, r.kind, r.gone) == (launch.engine, "variables", False)]  # fmt: skip
-    near = nearest(part.written, known)
+    near = nearest(part.written, todays_names("variables", launch.engine))
     remedy = f"did you mean {near}?" if near else ""
     if flag is not None and not near:
         name = flag.successor if flag.gone else f"flag:{flag.name}"
@@ -78,7 +76,7 @@ def _of_another(
 
 
 def _overridden(launch: Launch, part: LaunchPart) -> Iterator[Finding]:
-    option = next((p for p in launch.parts if p.name == part.name and p.place is None), None)
+    option = next((p for p in launch.arguments if p.name == part.name), None)
     if option is not None:
         message = f"{option.written} {option.value} is given too, and holds"
         yield _finding("warning", part, message, "leave one of them out")

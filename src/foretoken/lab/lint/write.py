@@ -5,7 +5,7 @@ Words that were not changed stand as they were written, variables included.
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -26,16 +26,14 @@ def written(launch: Launch) -> str:
     if kind in ("list", "exec"):
         return _listed(launch)
     if kind == "variables":
-        return "\n".join(_settings_of(_elsewhere(launch)))
+        return "\n".join(map(_setting, _elsewhere(launch)))
     return _command(launch)
 
 
 def _command(launch: Launch) -> str:
     """A shell command, one option on each line."""
     lines = [" ".join(_before(launch))]
-    for part in launch.parts:
-        if part.place is not None:
-            continue
+    for part in launch.arguments:
         value = "" if part.value is True and part.name else part.raw or shlex.quote(_text(part))
         if part.name:
             lines.append(f"{part.written} {value}".strip())
@@ -67,10 +65,6 @@ def _setting(part: LaunchPart) -> str:
     return f"{part.written}=" + (f'"{value}"' if "$" in value else shlex.quote(value))
 
 
-def _settings_of(parts: Sequence[LaunchPart]) -> list[str]:
-    return [_setting(part) for part in parts]
-
-
 def _elsewhere(launch: Launch) -> list[LaunchPart]:
     """The variables that other lines set."""
     return [part for part in launch.parts if part.place == ELSEWHERE]
@@ -93,9 +87,7 @@ def _text(part: LaunchPart) -> str:
 def _listed(launch: Launch) -> str:
     """A list of words under its key, as in a manifest or a Dockerfile."""
     words = [word.text for word in launch.before]
-    for part in launch.parts:
-        if part.place is not None:
-            continue
+    for part in launch.arguments:
         words += [part.written] if part.name else []
         words += [] if part.value is True and part.name else [_text(part)]
     own = words[launch.form.elsewhere :]
