@@ -139,19 +139,23 @@ class LimitsProbe:
 
 
 def _compiled_loops() -> dict[str, "ctypes._NamedFuncPointer"]:
-    """A loop for each kind of number that the level has instructions for."""
+    """A loop for each kind of number that the level has instructions for; none without a compiler.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler refused; its words are on stderr.
+    """
     library = find_library()
-    flags = BY_SUFFIX.get(f"_{library.level}") if library else None
-    if flags is None:
+    machine, *flags = BY_SUFFIX.get(f"_{library.level}", ("",)) if library else ("",)
+    if machine != "x86_64":
+        return {}
+    try:
+        command = [compiler(), "-O2", "-shared", "-fPIC", *flags, str(SOURCE)]
+    except BuildError as error:
+        print(f"floors count no products: {error}", flush=True)
         return {}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "products.so"
-        try:
-            command = [compiler(), "-O2", "-shared", "-fPIC", *flags, str(SOURCE), "-o", str(file)]
-            subprocess.run(command, check=True, capture_output=True)
-        except (BuildError, subprocess.CalledProcessError) as error:
-            print(f"floors count no products: {error}", flush=True)
-            return {}
+        subprocess.run([*command, "-o", str(file)], check=True)
         handle = ctypes.CDLL(str(file))
     found = {}
     for kind in KINDS:
