@@ -110,7 +110,7 @@ def test_many_rows_have_the_bits_of_few(library: Library, kind: str, x_bits: int
     [("float32", 16), ("bfloat16", 16), ("int8", 16), ("int4", 16), ("int8", 8), ("int4", 8)],
 )
 def test_how_weights_are_fetched_changes_no_bits(library: Library, kind: str, x_bits: int) -> None:
-    """Each way is code of its own; a processor takes one of them."""
+    """Each way is code of its own; a processor takes one of them, by it few rows of 8 bits too."""
     packed = replace(example(library, kind, outputs=330, inputs=1280), x_bits=x_bits)
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
     linear = KernelLinear(library, packed, dtype=dtype)
@@ -119,7 +119,7 @@ def test_how_weights_are_fetched_changes_no_bits(library: Library, kind: str, x_
         for near in (0, 1):
             library.handle.ft_set_fetches_near(near)
             assert library.handle.ft_fetches_near() == near
-            ways[near] = [linear(randn(rows, 1280).to(dtype)) for rows in (1, 5, 40)]
+            ways[near] = [linear(randn(rows, 1280).to(dtype)) for rows in (1, 2, 3, 4, 5, 40)]
     finally:
         library.handle.ft_set_fetches_near(-1)
     assert all(torch.equal(a, b) for a, b in zip(ways[0], ways[1], strict=True))

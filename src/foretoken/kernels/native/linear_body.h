@@ -220,7 +220,7 @@ static inline chunk part_of(const chunk *c, int panel) {
 #define CAP(rows, most) ((rows) <= (most) ? (rows) : 1)
 #define COPY(kernel, rows, most, panels) \
     case rows: RUN(kernel, CAP(rows, most), panels) break;
-#define COPIES(kernel, most)                                                              \
+#define TILE_COPIES(kernel, most)                                                         \
     static void kernel##_tile(const chunk *c, int rows) {                                 \
         switch (rows) {                                                                   \
             COPY(kernel, 1, most, FT_TILE) COPY(kernel, 2, most, FT_TILE)                 \
@@ -228,7 +228,9 @@ static inline chunk part_of(const chunk *c, int panel) {
             COPY(kernel, 5, most, FT_TILE) COPY(kernel, 6, most, FT_TILE)                 \
             default: abort();                                                             \
         }                                                                                 \
-    }                                                                                     \
+    }
+#define COPIES(kernel, most)                                                              \
+    TILE_COPIES(kernel, most)                                                             \
     static void kernel##_panel(const chunk *c, int rows) {                                \
         switch (rows) {                                                                   \
             COPY(kernel, 1, most, 1) COPY(kernel, 2, most, 1) COPY(kernel, 3, most, 1)    \
@@ -250,6 +252,10 @@ COPIES(int8_quads, MOST_FIXED_ROWS)
 #if QUAD_BITS >= 4
 COPIES(int4_quads, MOST_FIXED_ROWS)
 #endif
+#if FEW_ROWS
+TILE_COPIES(int8_split, FEW_ROWS)
+TILE_COPIES(int4_split, FEW_ROWS / 2)
+#endif
 
 // How a layer's weights are walked through.
 typedef struct {
@@ -258,26 +264,42 @@ typedef struct {
     int most_rows;
     int inputs_per_step;
     int x_bytes;  // of a prepared input
+    // So many rows, alone with a chunk, go another way through a tile.
+    int few_rows;
+    void (*few)(const chunk *, int rows);
 } walk;
+
+#if FEW_ROWS
+// From a cache, quads are the faster ones. From memory few rows wait for their weights in any case, and
+// on a Zen 5 a pass of quads took a tenth longer than one of pairs: 8 bits would be slower than 16.
+// Zen 4, which fetches far, was slower with one row of int4 only.
+static int few_rows_of(int bits) {
+    if (!ft_fetches_near()) return bits == 4;
+    return bits == 4 ? FEW_ROWS / 2 : FEW_ROWS;
+}
+#define FEW(bits) few_rows_of(bits), int##bits##_split_tile
+#else
+#define FEW(bits) 0, 0
+#endif
 
 static walk walk_of(const ft_linear *layer) {
 #if QUAD_BITS >= 8
     if (layer->weight_type == FT_WEIGHT_INT8 && layer->x_bits == 8)
-        return (walk){int8_quads_tile, int8_quads_panel, MOST_FIXED_ROWS, 4, 1};
+        return (walk){int8_quads_tile, int8_quads_panel, MOST_FIXED_ROWS, 4, 1, FEW(8)};
 #endif
 #if QUAD_BITS >= 4
     if (layer->weight_type == FT_WEIGHT_INT4 && layer->x_bits == 8)
-        return (walk){int4_quads_tile, int4_quads_panel, MOST_FIXED_ROWS, 8, 1};
+        return (walk){int4_quads_tile, int4_quads_panel, MOST_FIXED_ROWS, 8, 1, FEW(4)};
 #endif
     switch (layer->weight_type) {
         case FT_WEIGHT_FLOAT32:
-            return (walk){float_steps_tile, float_steps_panel, MOST_ROWS, 1, 4};
+            return (walk){float_steps_tile, float_steps_panel, MOST_ROWS, 1, 4, 0, 0};
         case FT_WEIGHT_INT8:
-            return (walk){int8_steps_tile, int8_steps_panel, MOST_FIXED_ROWS, 4, 2};
+            return (walk){int8_steps_tile, int8_steps_panel, MOST_FIXED_ROWS, 4, 2, 0, 0};
         case FT_WEIGHT_INT4:
-            return (walk){int4_steps_tile, int4_steps_panel, MOST_FIXED_ROWS, 8, 2};
+            return (walk){int4_steps_tile, int4_steps_panel, MOST_FIXED_ROWS, 8, 2, 0, 0};
         default:
-            return (walk){pair_steps_tile, pair_steps_panel, MOST_PAIR_ROWS, 2, PAIR_INPUT_BYTES};
+            return (walk){pair_steps_tile, pair_steps_panel, MOST_PAIR_ROWS, 2, PAIR_INPUT_BYTES, 0, 0};
     }
 }
 
@@ -337,7 +359,7 @@ static void finish(const ft_linear_job *job, int64_t panel, int64_t panels, int6
 // All rows [first, first + count) over one chunk.
 static void run_chunk(const walk *how, chunk *c, int panels, int64_t count) {
     if (panels == FT_TILE && count <= how->most_rows) {
-        how->tile(c, (int)count);
+        (count <= how->few_rows ? how->few : how->tile)(c, (int)count);
         return;
     }
     const int64_t groups = (count + how->most_rows - 1) / how->most_rows;

@@ -5,6 +5,7 @@
 // where a group's sums start from. Both are multiplied as pairs of 16 bits: packed weights are widened
 // in registers, once for all rows of a group. With activations of 8 bits they are multiplied as quads
 // of 8 where the instruction set does that exactly (QUAD_BITS), else as pairs: the sums are the same.
+// So are those of quads that are split into pairs, which few rows alone with their weights do (FEW_ROWS).
 #include "vec_whole.h"
 
 enum { MOST_FIXED = 32639, MOST_OF_8 = 127 };
@@ -175,12 +176,37 @@ ALWAYS void add_quads(const chunk *c, const int bits, const int rows, const int 
 }
 #endif
 
-// `x_bits` says how the rows lie: 16 as pairs, 8 as quads.
-ALWAYS void add_step(const chunk *c, const int bits, const int x_bits, const int rows,
+#if FEW_ROWS
+// As add_part, of rows that lie as quads: each pair is widened out of the quad that it is half of.
+ALWAYS void add_split_part(const chunk *c, const int bits, const int rows, const int panels,
+                           const char *weight, const char *x, const int part, whole_sums sum) {
+    vi w[FIXED_PANELS][HALVES];
+    UNROLL for (int p = 0; p < panels; p++)
+        UNROLL for (int h = 0; h < HALVES; h++)
+            w[p][h] = unpack(vi_load(weight + p * c->panel_stride + h * W * 4), bits, part);
+    UNROLL for (int r = 0; r < rows; r++) {
+        const vi quad = vi_set1(pair_at(x + r * c->x_stride + part / 2 * 4));
+        const vi pair = vi_odd_or_even_bytes(quad, part & 1);
+        UNROLL for (int p = 0; p < panels; p++)
+            UNROLL for (int h = 0; h < HALVES; h++) vi_add_products(&sum[r][p][h], w[p][h], pair);
+    }
+}
+#endif
+
+// `x_bits` says how the rows lie: 16 as pairs, 8 as quads, which may be `split` into pairs.
+ALWAYS void add_step(const chunk *c, const int bits, const int x_bits, const int split, const int rows,
                      const int panels, const place *at, const int near, int step, whole_sums sum) {
     const char *weight = c->weight + at->panel * c->panel_stride + step * STEP_BYTES;
     const char *x = c->x + step * (4 * x_bits / bits);
     fetch_ahead(c, at->panel, panels, step, near);
+#if FEW_ROWS
+    if (split) {
+        UNROLL for (int part = 0; part < 16 / bits; part++)
+            add_split_part(c, bits, rows, panels, weight, x, part, sum);
+        return;
+    }
+#endif
+    (void)split;
 #if QUAD_BITS
     if (x_bits == 8) {
         add_quads(c, bits, rows, panels, weight, x, 0, sum);
@@ -198,8 +224,8 @@ ALWAYS void add_step(const chunk *c, const int bits, const int x_bits, const int
 #define MIDDLE_OF_8 128
 
 // A group's steps.
-ALWAYS void add_steps(const chunk *c, const int bits, const int x_bits, const int rows,
-                      const int panels, const place *at, const int near, whole_sums sum) {
+ALWAYS void add_steps(const chunk *c, const int bits, const int x_bits, const int split,
+                      const int rows, const int panels, const place *at, const int near, whole_sums sum) {
 #ifdef HALF_STEPS
     if (x_bits == 8) {
         for (int i = at->step; i < at->end; i += HALF_STEPS) {
@@ -208,7 +234,7 @@ ALWAYS void add_steps(const chunk *c, const int bits, const int x_bits, const in
                 UNROLL for (int p = 0; p < panels; p++)
                     UNROLL for (int h = 0; h < HALVES; h++) halves[r][p][h] = vi_set1(0);
             UNROLL for (int j = 0; j < HALF_STEPS; j++)
-                add_step(c, bits, x_bits, rows, panels, at, near, i + j, halves);
+                add_step(c, bits, x_bits, split, rows, panels, at, near, i + j, halves);
             UNROLL for (int r = 0; r < rows; r++)
                 UNROLL for (int p = 0; p < panels; p++)
                     UNROLL for (int h = 0; h < HALVES; h++)
@@ -218,12 +244,12 @@ ALWAYS void add_steps(const chunk *c, const int bits, const int x_bits, const in
     }
 #endif
     for (int i = at->step; i < at->end; i++)
-        add_step(c, bits, x_bits, rows, panels, at, near, i, sum);
+        add_step(c, bits, x_bits, split, rows, panels, at, near, i, sum);
 }
 #endif
 
-ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const int rows,
-                      const int panels, const place *at) {
+ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const int split,
+                      const int rows, const int panels, const place *at) {
     const int parts = (c->layer->group ? c->layer->group : FT_BLOCK) / 32;
     int32_t excess[MOST_FIXED_ROWS];
     whole_sums sum;
@@ -231,12 +257,13 @@ ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const in
     for (int r = 0; r < rows; r++) excess[r] = sum_of(c, r, at->number * parts, parts);
     start_group(c, rows, panels, bits == 8 ? MIDDLE_OF_8 : 8, excess, sum);
 #if defined(NEON)
+    (void)split;
     add_group(c, bits, x_bits, rows, panels, at, sum);
 #else
     if (c->fetch_near)
-        add_steps(c, bits, x_bits, rows, panels, at, 1, sum);
+        add_steps(c, bits, x_bits, split, rows, panels, at, 1, sum);
     else
-        add_steps(c, bits, x_bits, rows, panels, at, 0, sum);
+        add_steps(c, bits, x_bits, split, rows, panels, at, 0, sum);
 #endif
     if (bits == 4 && c->zero)
         end_group(c, rows, panels, at, excess, sum, 1);
@@ -244,33 +271,43 @@ ALWAYS void run_group(const chunk *c, const int bits, const int x_bits, const in
         end_group(c, rows, panels, at, excess, sum, 0);
 }
 
-ALWAYS void fixed_steps(const chunk *c, const int bits, const int x_bits, const int rows,
-                        const int panels) {
+ALWAYS void fixed_steps(const chunk *c, const int bits, const int x_bits, const int split,
+                        const int rows, const int panels) {
     const int at_once = panels < FIXED_PANELS ? panels : FIXED_PANELS;
     const int steps = (c->layer->group ? c->layer->group : FT_BLOCK) * bits / 32;
     for (int panel = 0; panel < panels; panel += at_once)
         for (int group = 0, i = 0; i < c->steps; group++, i += steps) {
             const place at = {panel, group, i, i + steps < c->steps ? i + steps : c->steps};
-            run_group(c, bits, x_bits, rows, at_once, &at);
+            run_group(c, bits, x_bits, split, rows, at_once, &at);
         }
 }
 
 ALWAYS void int8_steps(const chunk *c, const int rows, const int panels) {
-    fixed_steps(c, 8, 16, rows, panels);
+    fixed_steps(c, 8, 16, 0, rows, panels);
 }
 
 ALWAYS void int4_steps(const chunk *c, const int rows, const int panels) {
-    fixed_steps(c, 4, 16, rows, panels);
+    fixed_steps(c, 4, 16, 0, rows, panels);
 }
 
 #if QUAD_BITS >= 8
 ALWAYS void int8_quads(const chunk *c, const int rows, const int panels) {
-    fixed_steps(c, 8, 8, rows, panels);
+    fixed_steps(c, 8, 8, 0, rows, panels);
 }
 #endif
 
 #if QUAD_BITS >= 4
 ALWAYS void int4_quads(const chunk *c, const int rows, const int panels) {
-    fixed_steps(c, 4, 8, rows, panels);
+    fixed_steps(c, 4, 8, 0, rows, panels);
+}
+#endif
+
+#if FEW_ROWS
+ALWAYS void int8_split(const chunk *c, const int rows, const int panels) {
+    fixed_steps(c, 8, 8, 1, rows, panels);
+}
+
+ALWAYS void int4_split(const chunk *c, const int rows, const int panels) {
+    fixed_steps(c, 4, 8, 1, rows, panels);
 }
 #endif

@@ -5,6 +5,7 @@
  * QUAD_BITS is how large the first may be for a product of quads to be exact, 0 without that product.
  * Where HALF_STEPS is defined such products go to sums of 16 bits, two in each 32, which hold those of
  * so many steps of 4-bit weights: 2 x HALF_STEPS quads of at most 2 x 15 x 127. Then they are added up.
+ * FEW_ROWS, where it is defined: up to so many rows may be quicker as pairs than as quads.
  */
 #ifndef FORETOKEN_VEC_WHOLE_H
 #define FORETOKEN_VEC_WHOLE_H
@@ -38,8 +39,13 @@ static inline void vi_add_products(vi *sum, vi a, vi b) {
 }
 #ifdef __AVX512VNNI__
 #define QUAD_BITS 8
+#define FEW_ROWS 4
 static inline void vi_add_quads(vi *sum, vi a, vi b) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));
+}
+// Bytes 0 and 2 of each four, or 1 and 3, as 16 bits each.
+static inline vi vi_odd_or_even_bytes(vi x, const int odd) {
+    return _mm512_srai_epi16(odd ? x : _mm512_slli_epi16(x, 8), 8);
 }
 #else
 #define QUAD_BITS 4
