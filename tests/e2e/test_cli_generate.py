@@ -91,6 +91,7 @@ def test_info_knows_smaller_weights_and_keys() -> None:
     per_layer = 2 * facts["key_value_heads"] * (facts["head_dim"] + 4)
     assert facts["kv_bytes_per_token"] == facts["layers"] * per_layer
     assert facts["weights_in_memory_bytes"] < 0.6 * facts["weight_bytes"]
+    assert facts["activations"] == "16 bits beside integer weights, 8 as a draft model"
 
 
 def test_info_is_a_table_for_people() -> None:

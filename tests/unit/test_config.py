@@ -77,6 +77,13 @@ def test_activations_of_target_and_draft() -> None:
     assert config.numbers.x_bits == 8 and config.numbers.x_bits_asked_by == "activations"
     assert one(draft).numbers.x_bits == 16
     assert EngineConfig.from_kwargs(model="demo").numbers.x_bits == 16
+    rounded = EngineConfig.from_kwargs(model="demo", quantization="int8")
+    assert rounded.numbers.x_bits == 16, "a target's tokens are nobody's to check"
+    for method in ("draft_model", "eagle3"):
+        given = {"method": method, "model": "demo-draft", "quantization": "int8"}
+        assert one(given).numbers.x_bits == (8 if method == "draft_model" else 16)
+        assert one(given).numbers.x_bits_asked_by is None
+        assert one({**given, "activations": "int16"}).numbers.x_bits == 16
     assert EngineConfig.from_kwargs(model="demo").numbers.x_bits_asked_by is None
     head = {"method": "eagle3", "model": "demo-eagle3", "activations": "int8"}
     assert one({**head, "quantization": "int8"}).numbers.x_bits == 8

@@ -16,7 +16,12 @@ from foretoken.cli.options import SpeculativeOption, parse_speculation
 from foretoken.config import EngineConfig
 from foretoken.config.auto import AUTO
 from foretoken.config.memory import ModelMemory
-from foretoken.config.quantization import QUANTIZATIONS, check_kv_cache
+from foretoken.config.quantization import (
+    AUTO_X_BITS,
+    DRAFT_MODEL_X_BITS,
+    QUANTIZATIONS,
+    check_kv_cache,
+)
 from foretoken.config.reader import require
 from foretoken.config.resolve import DTYPE_BYTES
 from foretoken.errors import ConfigError
@@ -31,6 +36,7 @@ _SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 _DRAFTS = (0, 1, 2, 3, 5, 7)
 _CONTEXT = 256
 """Tokens of each sequence for which costs are shown."""
+_X_BITS = f"{AUTO_X_BITS} bits beside integer weights, {DRAFT_MODEL_X_BITS} as a draft model"
 _FED = 100
 """Tokens of the feeding that is shown."""
 
@@ -114,6 +120,7 @@ def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
         "dtype": dtype,
         "weight_bytes": shape.weight_bytes(size),
         "weights_in_memory_bytes": kept.weight_bytes(size),
+        "activations": _X_BITS if kept.quantization or shape.stored else None,
         "run_by": "Foretoken's own layers" if shape.is_own else "layers of transformers",
         "windows": sorted({window for window in shape.windows if window}) or None,
         "kv_bytes_per_token": kv_per_token,

@@ -18,6 +18,8 @@ from foretoken.config.methods import (
 )
 from foretoken.config.published import head_method, packaged_drafter
 from foretoken.config.quantization import (
+    AUTO_X_BITS,
+    DRAFT_MODEL_X_BITS,
     Activations,
     KVCacheDtype,
     Numbers,
@@ -173,8 +175,8 @@ class DrafterConfig:
     """`int8` or `int4`: round a drafter's weights while loading. `auto`, draft models:
     int8 if draft steps, timed at load, are faster with it. It never changes the output."""
     activations: Activations = "auto"
-    """What a drafter's integer weights are multiplied with: activations of 16 bits (`int16`, which
-    is `auto`) or of 8 (`int8`). It never changes the output."""
+    """What a drafter's integer weights are multiplied with: activations of 16 bits (`int16`) or of
+    8 (`int8`). `auto`: 8 for draft models, 16 for heads. It never changes the output."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """`int8`: the drafter's own keys and values (draft models, EAGLE) as LLM keeps the target's."""
     disable_padded_drafter_batch: bool = True
@@ -292,11 +294,13 @@ class DrafterConfig:
     @property
     def numbers(self) -> Numbers:
         """How its weights, activations, keys and values are kept."""
+        is_model = find_method(self.method).drafts_with == "model"
         return Numbers(
             quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype,
             activations=self.activations,
             of_draft=True,
+            auto_x_bits=DRAFT_MODEL_X_BITS if is_model else AUTO_X_BITS,
         )
 
     @property

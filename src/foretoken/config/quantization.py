@@ -18,6 +18,9 @@ Activations = Annotated[str, words("auto", "int16", "int8")]
 """How rows are rounded that integer weights are multiplied with."""
 Quantization = Annotated[str | None, Allowed("None, " + ", ".join(QUANTIZATIONS), lambda _: True)]
 """How weights are rounded; `check_quantization` says which words may be given."""
+AUTO_X_BITS, DRAFT_MODEL_X_BITS = 16, 8
+"""Bits of the activations that integer weights are multiplied with where nothing is named: 8 for
+draft models, whose tokens are checked either way."""
 _READY_MADE = ("compressed-tensors", "fp8", "gguf", "gptq", "gptq_marlin", "awq", "awq_marlin")
 _FROM_16_BIT = (
     "marlin aqlm squeezellm bitblas gptq_bitblas modelopt modelopt_fp4 mxfp4 nvfp4 petit_nvfp4 "
@@ -51,11 +54,13 @@ class Numbers:
     kv_cache_dtype: str = "auto"
     activations: str = "auto"
     of_draft: bool = False
+    auto_x_bits: int = AUTO_X_BITS
+    """Bits of activations where `activations` is auto."""
 
     @property
     def x_bits(self) -> int:
         """Bits of the activations that integer weights are multiplied with."""
-        return 8 if self.activations == "int8" else 16
+        return {"int8": 8, "int16": 16}.get(self.activations, self.auto_x_bits)
 
     @property
     def x_bits_asked_by(self) -> str | None:
