@@ -18,7 +18,7 @@ from foretoken.control.learned.acceptance import LearnedAcceptance
 from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
 from foretoken.control.plan import StepLoad
-from foretoken.lab.report.canvas import FAINT, GRID, INK, SERIES, as_svg, house_style, plain_log
+from foretoken.lab.report.canvas import SERIES, as_image, house_style, plain_log
 from foretoken.lab.simulate.machine import TableCost
 from foretoken.types import FinishReason, Request, SamplingParams
 
@@ -62,11 +62,7 @@ def main() -> None:
         left.set_ylabel("drafts of each sequence")
         finish(left, "Over load", "sequences that decode", "acceptance")
         finish(right, "Over acceptance", "chance of each draft", "sequences")
-        picture = as_svg(figure, "control")
-    # An image has no page whose colours it could take.
-    for name, color in (("ink", INK), ("faint", FAINT), ("grid", GRID)):
-        picture = picture.replace(f"var(--{name})", color)
-    picture = picture.replace("fill: none", "fill: #ffffff", 1)
+        picture = as_image(figure, "control")
     PICTURE.write_text(picture + "\n", "utf-8")
 
 

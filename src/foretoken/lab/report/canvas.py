@@ -152,6 +152,15 @@ def as_svg(figure: Figure, name: str) -> str:
     return re.sub(r'(<svg[^>]*?) width="[^"]*"| height="[^"]*pt"', r"\1", text, count=2)
 
 
+def as_image(figure: Figure, name: str) -> str:
+    """The `<svg>` element as a file of its own, on white: an image has no page whose colours it
+    could take, and is shown on light pages and on dark ones."""
+    picture = as_svg(figure, name)
+    for colour, variable in _VARIABLES.items():
+        picture = picture.replace(variable, colour)
+    return picture.replace("fill: none", "fill: #ffffff", 1)
+
+
 def as_png(figure: Figure) -> bytes:
     """The figure on white, at twice the page's size; laid out as it was last drawn."""
     figure.set_layout_engine("none")

@@ -1,0 +1,109 @@
+"""scripts/draw_roofline.py on made-up results: what is drawn where, and who is left out.
+
+The guarded bugs: a share upside down, a wrong text that looks fast, our two modes or the weights of
+two servers taken for one, seconds of a start among tokens a second.
+"""
+
+import json
+import sys
+from argparse import Namespace
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EIGHT = "8-bit activations"
+
+
+@pytest.fixture(scope="module")
+def used() -> Any:
+    """The script, and the modules whose line it reads."""
+    folders = [str(ROOT / "scripts"), str(ROOT / "benchmarks")]
+    sys.path[:0] = folders
+    try:
+        names = ("draw_roofline", "peer_table", "common")
+        return SimpleNamespace(**{name: import_module(name) for name in names})
+    finally:
+        del sys.path[: len(folders)]
+
+
+def measured(used: Any, shown: float, note: str, floor: float | None = None, **more: Any) -> Any:
+    """An engine whose floor, in tokens a second, is `floor`."""
+    figures = {"seconds": tuple(turn / shown for turn in (0.9, 1.0, 1.2)), "shown": shown,
+               "unit": "tokens/s", "read_gb_per_s": 40.0, "note": note}  # fmt: skip
+    if floor is not None:
+        figures["floor_s"] = tuple(turn / floor for turn in (0.9, 1.0, 1.1))
+    return used.peer_table.Measured(**{**figures, **more})
+
+
+def printed(used: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    """As `benchmarks/peers.py` ends."""
+    wide = {
+        "foretoken": measured(used, 38.0, "weight-only; threads 2", 40.0),
+        "foretoken, 8-bit activations": measured(used, 36.0, f"{EIGHT}; threads 2", 40.0),
+        "llama-cpp": measured(used, 30.0, f"{EIGHT}; poll 0", 40.0),
+        "openvino": measured(used, 99.0, f"{EIGHT}; k 3", 40.0, right=False),
+    }
+    drafts = {
+        "foretoken": measured(used, 77.0, "weight-only; k 3"),
+        "openvino": measured(used, 52.0, f"{EIGHT}; k 3"),
+    }
+    served = {"foretoken": measured(used, 20.0, "16 bit"), "vllm": measured(used, 15.0, "16 bit")}
+    served_8 = {"foretoken, 8-bit activations": measured(used, 40.0, f"int8, {EIGHT}")}
+    started = {"foretoken": measured(used, 0.8, "16 bit", unit="s")}
+    engines = {
+        ("plain, int8", "weight-only"): wide,
+        ("plain, int8", EIGHT): wide,
+        ("draft right at 80 %, int8", "weight-only"): drafts,
+        ("draft right at 80 %, int8", EIGHT): {},
+        ("server, 8 clients", "16 bit"): served,
+        ("server, 8 clients", EIGHT): served_8,
+        ("ready to answer, 16 bit pair", "16 bit"): started,
+    }
+    table = {(row.name, row.mode): row for row in used.peer_table.ROWS}
+    rows = [used.peer_table.judge(table[key], own) for key, own in engines.items()]
+    used.common.finish("peers", {}, Namespace(quick=True), {"rows": rows}, [])
+    return f"met, or missed\n{capsys.readouterr().out}"
+
+
+def test_lines_have_everyone_who_was_right(used: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(printed(used, capsys).splitlines()[-1])
+    lines = {line.name: line for line in used.draw_roofline.lines_of(found)}
+    told = {
+        name: [(p.engine, p.eight_bits, round(p.at, 2)) for p in line.points]
+        for name, line in lines.items()
+    }
+    assert told == {
+        "plain, int8": [
+            ("llama-cpp", True, 0.75),
+            ("foretoken", False, 0.95),
+            ("foretoken", True, 0.9),
+        ],
+        "draft right at 80 %, int8": [("openvino", True, 52.0), ("foretoken", False, 77.0)],
+        "server, 8 clients, 16 bit": [("vllm", False, 15.0), ("foretoken", False, 20.0)],
+        "server, 8 clients, int8": [("foretoken", True, 40.0)],
+    }
+    assert [name for name, line in lines.items() if line.has_floor] == ["plain, int8"]
+
+
+def test_the_picture_is_drawn_from_the_last_line(
+    used: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file, picture = tmp_path / "peers.txt", tmp_path / "roofline.svg"
+    file.write_text(printed(used, capsys), "utf-8")
+    monkeypatch.setattr(sys, "argv", ["draw_roofline", str(file), "--to", str(picture)])
+    used.draw_roofline.main()
+    drawn = picture.read_text("utf-8")
+    texts = {one.text for one in ElementTree.fromstring(drawn).iter() if one.text}
+    assert {"llama.cpp", "OpenVINO", "vLLM", "server, 8 clients, int8", "0.95"} <= texts
+    assert "ONNX Runtime" not in texts, "it took no part"
+    assert "var(--" not in drawn and "#ffffff" in drawn, "an image has no page to take colours of"
+    used.draw_roofline.main()
+    assert picture.read_text("utf-8") == drawn, "the same for the same numbers"
