@@ -6,7 +6,7 @@ runner's, what is accepted the verifier's, what is drafted the proposer's. Not t
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -26,7 +26,15 @@ from foretoken.runtime.scheduling.scheduler import Scheduler
 from foretoken.runtime.verifier import Verification, Verifier
 from foretoken.text.streams import TextStreams
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.types import FinishReason, Output, Request, SamplingParams, Speculation, StepStats
+from foretoken.types import (
+    FinishReason,
+    Output,
+    Request,
+    Resume,
+    SamplingParams,
+    Speculation,
+    StepStats,
+)
 
 
 class _StepTimes(NamedTuple):
@@ -112,14 +120,23 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        resume: Sequence[Resume] | None = None,
     ) -> list[Request]:
         """Check one prompt and its parameters; n > 1 gives n requests, ids `request_id-i`.
+
+        With `resume`, one entry per output, the outputs go on where another engine left them; those
+        that have ended give no request. Their ids count as output, and only later ones come out.
 
         Raises:
             RequestError: see `foretoken.intake.Intake.requests`.
         """
         return self._intake.requests(
-            request_id, prompt_token_ids, params, priority=priority, cache_salt=cache_salt
+            request_id,
+            prompt_token_ids,
+            params,
+            priority=priority,
+            cache_salt=cache_salt,
+            resume=resume,
         )
 
     def add_request(self, request: Request) -> None:

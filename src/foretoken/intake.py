@@ -14,9 +14,10 @@ from foretoken.config import ResolvedConfig
 from foretoken.control.budget import PREDICTED_DRAFTS
 from foretoken.errors import ContextError, ParameterError, PromptError
 from foretoken.runtime.grammar import Grammars
+from foretoken.runtime.resuming import with_resumed_text
 from foretoken.runtime.scheduling.scheduler import Scheduler
 from foretoken.text.tokenizer import Tokenizer
-from foretoken.types import Request, SamplingParams, Speculation
+from foretoken.types import Request, Resume, SamplingParams, Speculation
 
 
 @final
@@ -43,14 +44,18 @@ class Intake:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        resume: Sequence[Resume] | None = None,
     ) -> list[Request]:
         """Check one prompt and its parameters; n > 1 gives n requests, ids `request_id-i`.
+
+        With `resume` the outputs go on from there, and those that have ended give no request.
 
         Raises:
             PromptError: the prompt is empty, or has token ids out of range.
             ContextError: it is longer than the context.
             ParameterError: a parameter names token ids that the model does not have, or needs
-                text and there is no tokenizer; or together they forbid every token.
+                text and there is no tokenizer; or together they forbid every token; or `resume`
+                cannot be gone on with.
             CapacityError: the prompt can never fit the KV cache.
         """
         self._check_prompt(prompt_token_ids)
@@ -77,12 +82,31 @@ class Intake:
         self._check_choice(request)
         self.scheduler.check_capacity(request)
         request = replace(request, grammar=self.grammars.compiled(params))
-        if params.n == 1:
-            return [request]
-        return [
-            replace(request, request_id=f"{request_id}-{i}", sample_index=i)
-            for i in range(params.n)
-        ]
+        requests = [request]
+        if params.n > 1:
+            requests = [
+                replace(request, request_id=f"{request_id}-{i}", sample_index=i)
+                for i in range(params.n)
+            ]
+        return requests if resume is None else self._resumed(requests, resume)
+
+    def _resumed(self, requests: Sequence[Request], resume: Sequence[Resume]) -> list[Request]:
+        """Those of the requests whose outputs go on, each with what was written of it."""
+        if len(resume) != len(requests):
+            allowed = f"one entry per output: n = {len(requests)}"
+            raise ParameterError("resume", f"{len(resume)} outputs", allowed)
+        found = []
+        for request, written in zip(requests, resume, strict=True):
+            if written.ended:
+                continue
+            worst = max(written.output_ids, default=0)
+            if worst >= self.vocab_size:
+                raise ParameterError("resume.output_ids", worst, f"0 to {self.vocab_size - 1}")
+            begun = replace(request, resumed_ids=tuple(written.output_ids))
+            self.scheduler.check_capacity(begun)
+            max_len = self.scheduler.max_len
+            found.append(with_resumed_text(begun, self.tokenizer, self.grammars, max_len))
+        return found
 
     def _seed(self, params: SamplingParams) -> int:
         """The user's seed, folded to 64 bits, or a key of the engine's own."""

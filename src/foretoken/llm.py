@@ -90,8 +90,13 @@ class LLM:
 
         Args:
             prompts: a text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those;
-                a dictionary may carry `cache_salt`. A text without any token is an error: an empty
-                one, unless the tokenizer puts a token at the beginning.
+                a dictionary may carry `cache_salt` and `resume`. A text without any token is an
+                error: an empty one, unless the tokenizer puts a token at the beginning.
+                `resume` has one `{"output_ids": ids}` for each of the n outputs: what another
+                engine has written of it. It counts as output in every way, and only what comes
+                after it is returned. Greedy and seeded outputs go on with the tokens that they
+                would have had; others with a new key of randomness, in the same distribution. An
+                output with `"ended": True` is left out.
             sampling_params: one for all or one each; default `SamplingParams()`.
             use_tqdm: on a terminal, show a progress bar once the call has taken two seconds.
             priority: one number each; lower runs first.
@@ -177,10 +182,10 @@ class LLM:
         return self._shared.engine
 
     def _requests(self, prompt: Prompt, params: SamplingParams, rank: int) -> list[Request]:
-        given, salt = read_prompt(prompt)
+        given, salt, resume = read_prompt(prompt)
         ids = self.get_tokenizer().encode(given) if isinstance(given, str) else list(given)
         return self._engine.make_requests(
-            str(next(self._ids)), ids, params, priority=rank, cache_salt=salt
+            str(next(self._ids)), ids, params, priority=rank, cache_salt=salt, resume=resume
         )
 
     def _run(

@@ -1,6 +1,7 @@
 """Whatever arrives, whatever is drafted, however few pages: each request gives its own tokens."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from hypothesis import event, given
@@ -42,6 +43,13 @@ def draw_requests(random: Random) -> list[Request]:
         )
         requests.append(request)
     return requests
+
+
+def broken_off(request: Request, max_len: int, random: Random) -> Request:
+    """The request, or what is left of it after another engine wrote some of its output."""
+    whole, _ = expected_output(request, max_len)
+    count = random.choice((0, 0, random.randrange(len(whole))))
+    return replace(request, resumed_ids=tuple(whole[:count]))
 
 
 def draw_config(random: Random) -> SchedulerConfig:
@@ -93,7 +101,8 @@ def test_every_request_gives_its_own_tokens(seed: int) -> None:
         config=draw_config(random),
         plan_drafts=any_plan(random),
     )
-    arrivals = draw_requests(random)
+    max_len = engine.scheduler.max_len
+    arrivals = [broken_off(request, max_len, random) for request in draw_requests(random)]
     aborted = drive(engine, list(arrivals), random)
     for request in arrivals:
         check_outputs(engine, request, request.request_id in aborted)
@@ -112,7 +121,8 @@ def check_outputs(engine: FakeEngine, request: Request, aborted: bool) -> None:
     ends = [output.finish_reason for output in outputs if output.finish_reason is not None]
     assert len(ends) == 1, ends
     assert outputs[-1].finish_reason == ends[0]
-    expected, reason = expected_output(request, engine.scheduler.max_len)
+    whole, reason = expected_output(request, engine.scheduler.max_len)
+    expected = whole[len(request.resumed_ids) :]
     if aborted and ends[0] is FinishReason.ABORT:
         assert tokens == expected[: len(tokens)]
     else:
@@ -130,7 +140,7 @@ def check_outputs(engine: FakeEngine, request: Request, aborted: bool) -> None:
 def check_prompt_logprobs(engine: FakeEngine, request: Request) -> None:
     outputs = [o for o in engine.outputs[request.request_id] if o.new_token_ids]
     for index, output in enumerate(outputs):
-        if request.params.prompt_logprobs is None or index > 0:
+        if request.params.prompt_logprobs is None or request.resumed_ids or index > 0:
             assert output.prompt_logprobs is None
         else:
             assert output.prompt_logprobs is not None

@@ -337,3 +337,46 @@ def test_preemption_during_a_prompt_starts_its_logprobs_anew() -> None:
     assert engine.outputs["b"][-1].metrics.num_preemptions == 1
     assert output.prompt_logprobs is not None
     assert [next(iter(e)) for e in output.prompt_logprobs[1:] if e] == list(LONG[1:12])
+
+
+def test_resumed_output_is_output() -> None:
+    """At every place of its output a request goes on as if it had never broken off."""
+    prompt = (1, 2, 3, 4, 5)
+    whole = continuation(prompt, 9)
+    for count in range(9):
+        engine = engine_of(num_drafts=2, max_num_batched_tokens=4)
+        engine.add(make_request("a", prompt, max_tokens=9, resumed_ids=tuple(whole[:count])))
+        sequence = engine.scheduler.sequences["a"]
+        assert (sequence.num_prompt, sequence.num_output) == (5, count)
+        engine.run()
+        assert engine.tokens("a") == whole[count:]
+        assert engine.outputs["a"][-1].finish_reason is FinishReason.LENGTH
+
+
+def test_resumed_sequences_come_before_those_that_wait() -> None:
+    engine = engine_of(max_num_seqs=1)
+    engine.add(make_request("a", (1, 2), max_tokens=2))
+    engine.step()
+    engine.add(make_request("fresh", (1, 3), arrival=1.0, max_tokens=2))
+    engine.add(make_request("resumed", (1, 4), arrival=2.0, max_tokens=2, resumed_ids=(0,)))
+    engine.add(make_request("urgent", (1, 4), arrival=3.0, max_tokens=2, priority=-1))
+    began: list[str] = []
+    while engine.scheduler.has_unfinished:
+        engine.step()
+        began += [i for i, out in engine.outputs.items() if out and i not in began]
+    assert began == ["a", "urgent", "resumed", "fresh"]
+
+
+def test_resumed_output_needs_room_and_is_no_cached_prompt() -> None:
+    engine = engine_of(num_pages=4)
+    with pytest.raises(CapacityError, match="16 tokens"):
+        engine.add(make_request("a", (1, 2), resumed_ids=(1,) * 14, max_tokens=20))
+    prompt = (1, 2, 3, 4)
+    whole = continuation(prompt, 11)
+    engine.add(make_request("a", prompt, max_tokens=11))
+    engine.run()
+    engine.add(make_request("b", prompt, max_tokens=11, resumed_ids=tuple(whole[:10])))
+    engine.run()
+    assert engine.tokens("b") == whole[10:]
+    metrics = engine.outputs["b"][-1].metrics
+    assert metrics is not None and metrics.num_cached_tokens == 4, "of 12 that were found"

@@ -45,7 +45,7 @@ class _RequestMatcher:
 class Grammars:
     """The grammars of one engine.
 
-    `compiled`, `knows` and `stop` may be called from any thread, the rest from one.
+    `compiled`, `knows`, `check` and `stop` may be called from any thread, the rest from one.
     """
 
     def __init__(
@@ -97,6 +97,20 @@ class Grammars:
         if isinstance(found, ParameterError):
             raise ParameterError(found.field, found.given, found.allowed)
         return found
+
+    def check(self, request: Request) -> None:
+        """Check that the grammar of a request could have written what it resumes.
+
+        Raises:
+            ParameterError: one of the ids is forbidden at its place.
+        """
+        if request.grammar is None or not request.resumed_ids:
+            return
+        ids = list(request.resumed_ids)
+        num_read: int = request.grammar.deep_copy().try_consume_tokens(ids)
+        if num_read < len(ids):
+            given = f"{ids[num_read]} as number {num_read + 1}"
+            raise ParameterError("resume.output_ids", given, "what structured_outputs allows")
 
     def forbid(self, logits_RV: Tensor, rows: Rows) -> None:
         """Set the logits of what the grammar forbids to -inf, in place; one row per row of `rows`.

@@ -54,9 +54,10 @@ class Sequence:
 
     @classmethod
     def of(cls, request: Request, order: int = 0) -> Self:
-        """A new sequence of `request`, nothing computed."""
-        token_ids = list(request.prompt_token_ids)
-        return cls(request=request, token_ids=token_ids, num_prompt=len(token_ids), order=order)
+        """A new sequence of `request`, nothing computed: not even the output that it resumes."""
+        token_ids = [*request.prompt_token_ids, *request.resumed_ids]
+        num_prompt = len(request.prompt_token_ids)
+        return cls(request=request, token_ids=token_ids, num_prompt=num_prompt, order=order)
 
     @property
     def num_tokens(self) -> int:
@@ -72,6 +73,11 @@ class Sequence:
     def output_ids(self) -> list[int]:
         """A copy of the output tokens."""
         return self.token_ids[self.num_prompt :]
+
+    @property
+    def was_begun(self) -> bool:
+        """Whether it broke off, here or in another engine, and is to be computed again."""
+        return self.num_preemptions > 0 or bool(self.request.resumed_ids)
 
     @property
     def is_decoding(self) -> bool:

@@ -7,7 +7,7 @@ final. Knows nothing about steps.
 from dataclasses import dataclass, replace
 
 from foretoken.text.tokenizer import Detokenizer, StopMatch, TextOptions, Tokenizer
-from foretoken.types import FinishReason, Output, Request
+from foretoken.types import FinishReason, Output, Request, SamplingParams
 
 
 @dataclass(slots=True)
@@ -31,6 +31,19 @@ class _Stream:
         return tuple(pieces)
 
 
+def detokenizer_of(tokenizer: Tokenizer | None, params: SamplingParams) -> Detokenizer | None:
+    """The text of one output with these parameters; None if it wants none and needs none."""
+    if tokenizer is None or not (params.detokenize or params.stop):
+        return None
+    options = TextOptions(
+        skip_special_tokens=params.skip_special_tokens,
+        stop=tuple(params.stop or ()),
+        include_stop_str=params.include_stop_str_in_output,
+        min_tokens=params.min_tokens,
+    )
+    return tokenizer.stream(options)
+
+
 class TextStreams:
     """Text by request id; requests that want no text have none."""
 
@@ -40,18 +53,17 @@ class TextStreams:
         self._streams: dict[str, _Stream] = {}
 
     def open(self, request: Request) -> None:
-        """Start the text of a request that wants text or has stop strings."""
+        """Start the text of a request that wants text or has stop strings; what it resumes has been
+        given out elsewhere."""
         params = request.params
-        if self._tokenizer is None or not (params.detokenize or params.stop):
+        detokenizer = detokenizer_of(self._tokenizer, params)
+        if detokenizer is None:
             return
-        options = TextOptions(
-            skip_special_tokens=params.skip_special_tokens,
-            stop=tuple(params.stop or ()),
-            include_stop_str=params.include_stop_str_in_output,
-            min_tokens=params.min_tokens,
-        )
+        match = detokenizer.feed(request.resumed_ids)
+        assert match is None, f"{request.request_id} resumes an output that ended with {match}"
+        detokenizer.take_lengths()
         self._streams[request.request_id] = _Stream(
-            self._tokenizer.stream(options), params.include_stop_str_in_output
+            detokenizer, params.include_stop_str_in_output, len(request.resumed_text)
         )
 
     def find_stop_string(self, request_id: str, new_ids: tuple[int, ...]) -> StopMatch | None:

@@ -17,6 +17,7 @@ from foretoken.types.outputs import (
 )
 from foretoken.types.params import SamplingParams
 from foretoken.types.request import Request
+from foretoken.types.resume import Resume
 from foretoken.types.speculation import DEFAULT_GUARD, Speculation
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Request",
     "RequestMetrics",
     "RequestOutput",
+    "Resume",
     "SamplingParams",
     "Speculation",
     "StepStats",

@@ -4,16 +4,27 @@ Knows no engine and no tokenizer. Invariant: whatever is given, the error names 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from foretoken.errors import ParameterError, PromptError
 from foretoken.types.params import SamplingParams
+from foretoken.types.resume import Resume
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 
 _PROMPTS = "a text, token ids, a dictionary with prompt or prompt_token_ids, or a list of those"
 _CONVERSATION = "a list of messages, each a dictionary, or a list of such lists"
+
+
+class GivenPrompt(NamedTuple):
+    """One prompt and what was given beside it."""
+
+    content: str | Sequence[int]
+    """Text or token ids."""
+    cache_salt: str | None = None
+    resume: tuple[Resume, ...] | None = None
+    """Its outputs as far as another engine has written them."""
 
 
 def list_prompts(prompts: Any) -> list[Prompt]:
@@ -30,22 +41,24 @@ def list_prompts(prompts: Any) -> list[Prompt]:
     return [listed] if listed and isinstance(listed[0], int) else listed
 
 
-def read_prompt(prompt: Any) -> tuple[str | Sequence[int], str | None]:
-    """The text or the token ids of a prompt, and its cache_salt.
+def read_prompt(prompt: Any) -> GivenPrompt:
+    """The text or the token ids of a prompt, and what a dictionary has beside them.
 
     Raises:
         PromptError: it is no prompt.
+        ParameterError: its `resume` is wrong.
     """
-    salt = None
+    salt, resume = None, None
     field = "prompt"
     if isinstance(prompt, Mapping):
-        unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+        unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt", "resume"}
         if unknown or not {"prompt", "prompt_token_ids"} & set(prompt):
-            allowed = "prompt or prompt_token_ids, and cache_salt"
+            allowed = "prompt or prompt_token_ids, cache_salt, resume"
             raise PromptError("prompt", [*map(str, prompt)], allowed)
         salt = prompt.get("cache_salt")
         if salt is not None and not isinstance(salt, str):
             raise PromptError("cache_salt", salt, "a text")
+        resume = Resume.list_of(prompt.get("resume"))
         if prompt.get("prompt_token_ids") is not None:
             field, prompt = "prompt_token_ids", prompt["prompt_token_ids"]
             if isinstance(prompt, str):
@@ -56,7 +69,7 @@ def read_prompt(prompt: Any) -> tuple[str | Sequence[int], str | None]:
     if not listed or isinstance(prompt, bytes | bytearray | Mapping):
         allowed = "a text or a list of token ids" if field == "prompt" else "a list of integers"
         raise PromptError(field, prompt, allowed)
-    return prompt, salt
+    return GivenPrompt(prompt, salt, resume)
 
 
 def text_of(prompt: Prompt) -> str | None:

@@ -71,6 +71,10 @@ class Request:
     """Requests share prefix-cached pages, and drafts of past outputs, only within one salt."""
     prediction_ids: tuple[int, ...] = ()
     """Token ids of params.prediction."""
+    resumed_ids: tuple[int, ...] = ()
+    """Output that another engine wrote: it counts as output in every way, and is not given out."""
+    resumed_text: str = ""
+    """The text that became final with `resumed_ids`, which is not given out either."""
     grammar: Any = field(default=None, compare=False, repr=False)
     """What params.structured_outputs compiled to, as `foretoken.runtime.grammar` reads it."""
 

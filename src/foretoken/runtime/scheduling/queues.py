@@ -1,9 +1,10 @@
 """Who waits and who runs, in which order, and the moves between: admission, preemption, departure.
 
 The order of service is: lower priority number first, then arrival, then order of adding. Preempted
-sequences come before the others of their priority. Invariants: waiting sequences hold no pages; the
-running ones are sorted by `rank`, so the last is the first to be preempted; a live sequence is in
-exactly one of the two queues. Knows neither tokens nor steps.
+sequences, and those that another engine began, come before the others of their priority.
+Invariants: waiting sequences hold no pages; the running ones are sorted by `rank`, so the last is
+the first to be preempted; a live sequence is in exactly one of the two queues. Knows neither tokens
+nor steps.
 """
 
 from bisect import insort
@@ -33,11 +34,10 @@ class WaitingQueue:
         return self._size
 
     def push(self, sequence: Sequence) -> None:
-        """Add a sequence; one that was preempted before goes to the front of its priority."""
+        """Add a sequence; one that was begun before goes to the front of its priority."""
         assert sequence.state is SequenceState.WAITING, sequence.state
         priority, arrival, order = rank(sequence)
-        fresh = sequence.num_preemptions == 0
-        heappush(self._heap, (priority, fresh, arrival, order, sequence))
+        heappush(self._heap, (priority, not sequence.was_begun, arrival, order, sequence))
         self._size += 1
 
     def peek(self) -> Sequence | None:
@@ -114,7 +114,7 @@ class RequestQueues:
         self.waiting.pop()
         if sequence.scheduled_at is None:
             sequence.scheduled_at = now
-            sequence.num_cached = sequence.num_computed
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
         sequence.state = SequenceState.RUNNING
         insort(self.running, sequence, key=rank)
         return sequence

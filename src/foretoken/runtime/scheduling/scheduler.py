@@ -104,11 +104,11 @@ class Scheduler:
         self._queues.waiting.push(sequence)
 
     def check_capacity(self, request: Request) -> None:
-        """Check that the prompt and one more token could run, if alone.
+        """Check that the prompt, resumed output and one more token could run, if alone.
 
         Raises:
             PromptError: an empty prompt, or one that leaves no room in the context.
-            CapacityError: the prompt and one token are more than all pages hold.
+            CapacityError: prompt, resumed output and one token are more than all pages hold.
         """
         num_prompt, pool = len(request.prompt_token_ids), self._pages.pool
         if num_prompt == 0:
@@ -116,9 +116,11 @@ class Scheduler:
         if num_prompt >= self.config.max_model_len:
             allowed = f"at most {self.config.max_model_len - 1} tokens (max_model_len - 1)"
             raise ContextError("prompt", f"{num_prompt} tokens", allowed)
-        if num_prompt >= pool.capacity:
+        num_tokens = num_prompt + len(request.resumed_ids)
+        if num_tokens >= pool.capacity:
+            field = "prompt and resume" if request.resumed_ids else "prompt"
             allowed = f"at most {pool.capacity - 1} tokens: the KV cache holds {pool.capacity}"
-            raise CapacityError("prompt", f"{num_prompt} tokens", allowed)
+            raise CapacityError(field, f"{num_tokens} tokens", allowed)
 
     def abort(self, request_id: str) -> Output | None:
         """End a request at once; None if it is unknown or has ended. Fine during a step."""

@@ -1,0 +1,71 @@
+"""An output as far as another engine has written it, for a request that goes on from there.
+
+Knows no vocabulary and no parameters; whether an output can go on is checked where requests are
+made.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
+from foretoken.errors import ParameterError, one_of
+
+_IDS = "a list of integers >= 0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """One output of a request that broke off elsewhere; a request has `n` of them.
+
+    Raises:
+        ParameterError: a value is of the wrong type or out of range.
+    """
+
+    output_ids: Sequence[int] = ()
+    """Token ids that were written, in order; none if it had not begun."""
+    ended: bool = False
+    """Whether it came to its end there: then nothing of it is computed here."""
+
+    @classmethod
+    def list_of(cls, given: object) -> tuple[Self, ...] | None:
+        """Read what a user wrote: None, or one entry per output, each a dictionary with these keys
+        or an object of this class.
+
+        Raises:
+            ParameterError: something else, an unknown key, or no output that goes on.
+        """
+        if given is None:
+            return None
+        if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+            raise ParameterError("resume", given, "None or a list with one entry per output")
+        found = tuple(cls._of(one) for one in given)
+        if found and all(one.ended for one in found):
+            given = f"{len(found)} outputs, all ended"
+            raise ParameterError("resume.ended", given, "at least one output that goes on")
+        return found
+
+    @classmethod
+    def _of(cls, given: object) -> Self:
+        if isinstance(given, cls):
+            return given
+        known = [f.name for f in fields(cls)]
+        if not isinstance(given, Mapping):
+            raise ParameterError("resume", given, f"a dictionary with {', '.join(known)}")
+        for key, value in given.items():
+            if key not in known:
+                name = key if isinstance(key, str) else "(a key that is no text)"
+                raise ParameterError(f"resume.{name}", value, one_of(name, known))
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        """Check types; turn the ids into a tuple."""
+        given = self.output_ids
+        if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+            raise ParameterError("resume.output_ids", given, _IDS)
+        ids = tuple(given)
+        for one in ids:
+            if not isinstance(one, int) or isinstance(one, bool) or one < 0:
+                raise ParameterError("resume.output_ids", one, _IDS)
+        object.__setattr__(self, "output_ids", ids)
+        if not isinstance(self.ended, bool):
+            raise ParameterError("resume.ended", self.ended, "True or False")
