@@ -14,7 +14,12 @@ import typer
 
 from foretoken.cli.options import parse_invariant, parse_speculation, read_text
 from foretoken.cli.other_flags import other_settings
-from foretoken.cli.serve_options import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE, option
+from foretoken.cli.serve_options import (
+    ADMIN_KEY_VARIABLE,
+    API_KEY_VARIABLE,
+    INTERNAL_KEY_VARIABLE,
+    option,
+)
 from foretoken.config import EngineConfig, SpeculativeConfig
 from foretoken.config.aliases import ENGINE_KEYS, accepted_flags
 from foretoken.config.auto import AUTO
@@ -32,6 +37,7 @@ _SERVER = {
     "api_key": "api_keys",
     "allowed_host": "allowed_hosts",
     "admin_key": "admin_key",
+    "internal_key": "internal_key",
     "per_request_spec_decode_metrics": "per_request_metrics",
     "metrics_prefix": "metrics_prefix",
     "otlp_traces_endpoint": "otlp_traces_endpoint",
@@ -70,6 +76,7 @@ def serve(
     api_key: Annotated[Texts, option("api_key")] = None,
     allowed_host: Annotated[Texts, option("allowed_host")] = None,
     admin_key: Annotated[Text, option("admin_key")] = None,
+    internal_key: Annotated[Text, option("internal_key")] = None,
     speculative_config: Annotated[Text, option("speculative_config")] = None,
     spec_method: Annotated[Text, option("spec_method")] = None,
     spec_model: Annotated[Text, option("spec_model")] = None,
@@ -201,6 +208,7 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
         speculation = {"method": AUTO}  # as where nothing is said
     own = {ours: settings[name] for name, ours in _SERVER.items() if name in settings}
     own.setdefault("admin_key", os.environ.get(ADMIN_KEY_VARIABLE))
+    own.setdefault("internal_key", os.environ.get(INTERNAL_KEY_VARIABLE))
     if "api_keys" not in own and os.environ.get(API_KEY_VARIABLE):
         own["api_keys"] = os.environ[API_KEY_VARIABLE].split(",")
     for name in ("api_keys", "served_model_names", "allowed_hosts"):

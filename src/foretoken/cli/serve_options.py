@@ -14,6 +14,7 @@ from foretoken.server.settings import Limits, ServerConfig
 
 API_KEY_VARIABLE = "FORETOKEN_API_KEY"
 ADMIN_KEY_VARIABLE = "FORETOKEN_ADMIN_KEY"
+INTERNAL_KEY_VARIABLE = "FORETOKEN_INTERNAL_KEY"
 
 DEFAULTS: dict[str, object] = {
     field.name: field.default
@@ -50,6 +51,11 @@ GROUPS: dict[str, dict[str, Row]] = {
             "addresses, localhost",
         ),
         "admin_key": Row(f"Opens /admin; also {ADMIN_KEY_VARIABLE}.", "KEY", "no /admin"),
+        "internal_key": Row(
+            f"Lets requests continue streams of other servers; also {INTERNAL_KEY_VARIABLE}.",
+            "KEY",
+            "none may",
+        ),
     },
     "Speculation": {
         "speculative_config": Row(

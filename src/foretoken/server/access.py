@@ -30,6 +30,7 @@ logger = logging.getLogger("foretoken.access")
 
 _WATCHING = ("/health", "/ping", "/health/live", "/health/ready", "/version", "/metrics")
 _OPEN = (*_WATCHING, "/", "/control")
+_INTERNAL_KEY = "x-foretoken-internal-key"
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -66,6 +67,7 @@ class Access:
         try:
             self._check_host(scope["path"], headers)
             scope["foretoken.tenant"] = self._authorize(scope["path"], headers)
+            scope["foretoken.internal"] = self._is_internal(headers)
             await self._app(scope, receive, tagged)
         except Exception as error:
             if not isinstance(error, Problem):
@@ -110,6 +112,11 @@ class Access:
                 headers={"www-authenticate": "Bearer"},
             )
         return tenant_of(given)
+
+    def _is_internal(self, headers: Headers) -> bool:
+        """Whether the request comes from a server of ours, by the key that it brings."""
+        key = self._config.internal_key
+        return key is not None and _matches(headers.get(_INTERNAL_KEY, ""), (key,))
 
     def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         path = scope["path"] if scope["path"] in self._paths else "other"

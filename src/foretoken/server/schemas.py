@@ -104,6 +104,15 @@ class Prediction(BaseModel):
         return "".join(part.text for part in self.content)
 
 
+class WrittenOutput(BaseModel):
+    """A choice as far as another server has written it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    output_ids: Ids = Field(default_factory=list)
+    ended: bool = False
+
+
 class GenerationBody(BaseModel, ABC):
     """What completions and chat completions have in common."""
 
@@ -152,6 +161,9 @@ class GenerationBody(BaseModel, ABC):
     priority: int = 0
     cache_salt: str | None = None
     """Requests share cached prefixes only within one salt."""
+    resume: Annotated[list[WrittenOutput], Field(fail_fast=True)] | None = None
+    """For whoever has the server's internal key: each choice as far as another server has written
+    it. The stream has what comes after."""
     return_token_ids: bool = False
     """Add `token_ids` to every choice."""
     token_sources: bool = False

@@ -67,6 +67,8 @@ class ServerConfig:
     localhost and names without a dot; `*.example.com` for all below, `*` for all."""
     admin_key: str | None = None
     """Opens /admin; None: there is no /admin."""
+    internal_key: str | None = None
+    """Lets a request continue what another server began (`resume`); None: no request may."""
     per_request_metrics: str = "none"
     """What `metrics.speculative_decoding` of an answer holds: none, summary or detailed."""
     metrics_prefix: Annotated[str, _WORD] = "foretoken"
@@ -82,7 +84,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         """Raise a ConfigError for what is out of range."""
-        for key in (*self.api_keys, *((self.admin_key,) if self.admin_key is not None else ())):
+        others = (key for key in (self.admin_key, self.internal_key) if key is not None)
+        for key in (*self.api_keys, *others):
             ok = isinstance(key, str) and bool(key) and key.isascii() and key.isprintable()
             require("api_key", "...", ok, "printable ASCII, at least one character")
         levels = ", ".join(METRICS_LEVELS)

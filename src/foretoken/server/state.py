@@ -87,6 +87,12 @@ def request_id_of(request: Request) -> str:
     return found
 
 
+def is_internal(request: Request) -> bool:
+    """Whether `request` brings the server's internal key."""
+    found: bool = request.scope["foretoken.internal"]
+    return found
+
+
 def salt_of(request: Request, given: str | None) -> str | None:
     """The salt within which a request shares caches: its own, inside its API key's."""
     return salt_from(request.scope["foretoken.tenant"], given)

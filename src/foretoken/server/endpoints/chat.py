@@ -58,8 +58,11 @@ class _ChatWriter(ChoiceWriter):
         self._body = body
         self._text_of = TokenTexts(generation.state.tokenizer)
         self._named = plan.named
-        self._messages = [ChoiceMessage(plan.parser()) for _ in range(generation.num_choices)]
-        self._started: set[int] = set()
+        order = generation.order
+        self._messages = [ChoiceMessage(plan.parser()) for _ in range(order.num_choices)]
+        for choice, request in generation.requests.items():
+            self._messages[choice].read(request.resumed_text, ends=False)
+        self._started = set(order.begun)
 
     def whole(self, index: int, events: Sequence[Event]) -> dict[str, Any]:
         """A choice with its message."""
@@ -101,18 +104,19 @@ class _ChatWriter(ChoiceWriter):
         return [opening, *self._deltas(event)]
 
     def _deltas(self, event: Event) -> list[dict[str, Any]]:
-        """The deltas of one token: what its text turned out to be, and the end."""
+        """The deltas of one token: what its text turned out to be, and the end. The last of them
+        has its id: who has read that has read all of the token."""
         message = self._messages[event.choice]
         ends = event.finish_reason is not None
         found = [self._delta(event.choice, delta) for delta in message.read(event.text, ends=ends)]
-        if not found and (self._body.logprobs or self._body.token_sources):
+        body = self._body
+        ids_alone = body.return_token_ids and not ends
+        if not found and (body.logprobs or body.token_sources or ids_alone):
             found = [self._delta(event.choice, {"content": ""})]
         if found:
             found[0]["logprobs"] = self._logprobs([event])
             if self._body.token_sources:
                 found[0]["tokens"] = [token_entry(event)]
-            if self._body.return_token_ids and event.token_id is not None:
-                found[0]["token_ids"] = [event.token_id]
         if ends:
             end = self._delta(event.choice, {})
             end["finish_reason"] = self._finish_reason(event)
@@ -120,6 +124,8 @@ class _ChatWriter(ChoiceWriter):
             if self._body.token_sources and event.metrics is not None:
                 end["times"] = server_times(event.metrics)
             found.append(end)
+        if found and body.return_token_ids and event.token_id is not None:
+            found[-1]["token_ids"] = [event.token_id]
         return found
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:

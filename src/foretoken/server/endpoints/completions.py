@@ -52,8 +52,8 @@ class _TextWriter(ChoiceWriter):
         self._generation = generation
         self._body = body
         self._text_of = TokenTexts(generation.state.tokenizer)
-        self._offsets = [len(self._echo(i)) for i in range(generation.num_choices)]
-        self._started: set[int] = set()
+        self._offsets = [self._start(i) for i in range(generation.order.num_choices)]
+        self._started = set(generation.order.begun)
 
     def whole(self, index: int, events: Sequence[Event]) -> dict[str, Any]:
         """A choice with its text."""
@@ -67,6 +67,17 @@ class _TextWriter(ChoiceWriter):
 
     def _prompt(self, choice: int) -> PromptIds:
         return self._generation.order.prompts[choice // self._generation.order.params.n]
+
+    def _start(self, choice: int) -> int:
+        """Where the text of a choice's first token starts: after its echo, or after the tokens that
+        another server has sent, those of an echo among them."""
+        request = self._generation.requests.get(choice)
+        if request is None or not request.resumed_ids:
+            return len(self._echo(choice))
+        sent = request.resumed_ids
+        if self._body.echo:
+            sent = request.prompt_token_ids + sent
+        return sum(len(self._text_of(token)) for token in sent)
 
     def _echo(self, choice: int) -> str:
         """The prompt's text, if it is to be repeated."""

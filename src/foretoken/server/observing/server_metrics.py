@@ -204,11 +204,13 @@ class ServerMetrics:
 
     def opened(self, requests: Sequence[Request]) -> None:
         """Requests that were accepted."""
-        siblings = _Siblings(0)
+        by_prompt: dict[str, _Siblings] = {}
         for request in requests:
-            if request.sample_index == 0:
-                siblings = _Siblings(request.params.n)
-            self._siblings[request.request_id] = siblings
+            name, n = request.request_id, request.params.n
+            prompt = name if n == 1 else name.removesuffix(f"-{request.sample_index}")
+            siblings = by_prompt.setdefault(prompt, _Siblings(0))
+            siblings.live += 1
+            self._siblings[name] = siblings
             self._started[request.request_id] = request
             self._prompt.observe(len(request.prompt_token_ids))
             self._asked.observe(request.max_tokens)

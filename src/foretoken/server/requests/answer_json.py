@@ -41,7 +41,9 @@ class Tally:
     def __init__(self, generation: Generation) -> None:
         """Nothing generated yet."""
         self._generation = generation
+        self._num_resumed = sum(len(one.output_ids) for one in generation.order.resume or ())
         self.num_completion = 0
+        """Tokens that were generated here."""
         self.num_cached = 0
         self.ends: list[RequestMetrics] = []
 
@@ -53,12 +55,13 @@ class Tally:
             self.num_cached += event.metrics.num_cached_tokens
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage as it stands."""
+        """OpenAI's usage as it stands; what another server has written counts as output."""
         prompt = self._generation.num_prompt_tokens
+        completion = self._num_resumed + self.num_completion
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": self.num_completion,
-            "total_tokens": prompt + self.num_completion,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": min(self.num_cached, prompt)},
             "completion_tokens_details": self._details(),
         }
@@ -86,7 +89,7 @@ class Tally:
         level = self._generation.state.config.per_request_metrics
         if level == "none":
             return None
-        if len(self.ends) != 1 or self._generation.num_choices != 1:
+        if len(self.ends) != 1 or self._generation.order.num_choices != 1:
             return {"speculative_decoding": None}
         spec = self._generation.state.engine.engine.parts.config.user.speculative_config
         most = spec.num_speculative_tokens if spec is not None else 0

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from foretoken.server.requests.answer_json import Tally
 from foretoken.server.requests.generation import Event, Generation, Order, accept
 from foretoken.server.requests.prompt_ids import PromptIds
+from foretoken.server.requests.resuming import resume_of
 from foretoken.server.schemas import GenerationBody, StreamOptions
 from foretoken.server.state import priority_of, request_id_of, salt_of, state_of
 from foretoken.server.transport.events import EventStream, to_json, unless_gone
@@ -66,6 +67,7 @@ async def respond(
         params=params,
         priority=priority_of(request, body.priority),
         cache_salt=salt_of(request, body.cache_salt),
+        resume=resume_of(request, body, len(prompts) * params.n),
         traceparent=request.headers.get("traceparent"),
         without_effect=body.without_effect,
     )
@@ -96,7 +98,7 @@ class _Answer:
 
     async def whole(self) -> dict[str, Any]:
         """The answer once everything is there."""
-        events: list[list[Event]] = [[] for _ in range(self._generation.num_choices)]
+        events: list[list[Event]] = [[] for _ in range(self._generation.order.num_choices)]
         async for batch in self._generation.batches():
             for event in batch:
                 self._tally.add(event)

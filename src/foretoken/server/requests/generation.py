@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 
 from foretoken.engine import Engine
@@ -23,6 +23,7 @@ from foretoken.types import (
     Output,
     Request,
     RequestMetrics,
+    Resume,
     SamplingParams,
     TokenSource,
 )
@@ -59,10 +60,22 @@ class Order:
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    resume: tuple[Resume, ...] | None = None
+    """Every choice as far as another server has written it."""
     traceparent: str | None = None
     """The caller's trace, in W3C's words."""
     without_effect: tuple[str, ...] = ()
     """Fields of the body that change nothing; the log names them."""
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of the answer, those that ended elsewhere included."""
+        return len(self.prompts) * self.params.n
+
+    @property
+    def begun(self) -> frozenset[int]:
+        """Choices whose first tokens another server has sent."""
+        return frozenset(i for i, one in enumerate(self.resume or ()) if one.output_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +84,12 @@ class Generation:
 
     answer_id: str
     order: Order
+    requests: Mapping[int, Request]
+    """By choice; a choice that ended elsewhere has none."""
     stream: OutputStream
     state: ServerState
     deadline: float
     created: int
-
-    @property
-    def num_choices(self) -> int:
-        """Choices of the answer."""
-        return len(self.stream.requests)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -92,7 +102,7 @@ class Generation:
         Raises:
             Problem: 500 the engine failed, 504 it took too long, 503 the server is going away.
         """
-        choices = {r.request_id: i for i, r in enumerate(self.stream.requests)}
+        choices = {request.request_id: choice for choice, request in self.requests.items()}
         try:
             async for outputs in self.stream.batches(self.deadline):
                 events: list[Event] = []
@@ -155,7 +165,7 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
     """
     if state.auditor is not None:
         state.auditor.give_way()
-    _check_admission(state, len(order.prompts) * order.params.n)
+    _check_admission(state, order.num_choices)
     engine = state.engine.engine
     answer_id = f"{kind}-{uuid.uuid4().hex}"
     if not engine.parts.grammars.knows(order.params):
@@ -163,10 +173,12 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
         compiling, params = state.compiling, order.params
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(compiling, engine.parts.grammars.compiled, params)
-    if order.params.prediction is None and not order.params.bad_words:
-        requests = _make_requests(engine, answer_id, order)
+    at_once = order.params.prediction is None and not order.params.bad_words and not order.begun
+    if at_once:
+        by_choice = _make_requests(engine, answer_id, order)
     else:
-        requests = await asyncio.to_thread(_make_requests, engine, answer_id, order)
+        by_choice = await asyncio.to_thread(_make_requests, engine, answer_id, order)
+    requests = list(by_choice.values())
     deadline = asyncio.get_running_loop().time() + state.config.limits.timeout_s
     if state.auditor is not None:  # an audit may have begun while the request was made
         state.auditor.give_way()
@@ -182,12 +194,15 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
         "prompt_tokens": sum(len(prompt.ids) for prompt in order.prompts),
         "choices": len(requests),
     }
+    if order.begun:
+        facts["resumed_tokens"] = sum(len(request.resumed_ids) for request in requests)
     if order.without_effect:
         facts["without_effect"] = ",".join(order.without_effect)
     logger.info("accepted", extra={"facts": facts})
     return Generation(
         answer_id=answer_id,
         order=order,
+        requests=by_choice,
         stream=stream,
         state=state,
         deadline=deadline,
@@ -195,18 +210,22 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
     )
 
 
-def _make_requests(engine: Engine, answer_id: str, order: Order) -> list[Request]:
-    """Requests of all prompts, their grammar compiled before; texts beside them are encoded."""
-    requests: list[Request] = []
+def _make_requests(engine: Engine, answer_id: str, order: Order) -> dict[int, Request]:
+    """Requests of all prompts by choice, their grammar compiled before; texts beside them, and
+    what they resume, are encoded and decoded."""
+    requests: dict[int, Request] = {}
+    count = order.params.n
     for number, prompt in enumerate(order.prompts):
-        name = f"{answer_id}-{number}" if len(order.prompts) > 1 else answer_id
-        requests += engine.make_requests(
-            name,
+        first = number * count
+        made = engine.make_requests(
+            f"{answer_id}-{number}" if len(order.prompts) > 1 else answer_id,
             prompt.ids,
             order.params,
             priority=order.priority,
             cache_salt=order.cache_salt,
+            resume=None if order.resume is None else order.resume[first : first + count],
         )
+        requests |= {first + request.sample_index: request for request in made}
     return requests
 
 
