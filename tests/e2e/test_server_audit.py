@@ -72,7 +72,7 @@ def test_right_answers_are_found_right(audited: Serving) -> None:
         assert post(audited, "/v1/completions", body).status_code == 200
     said = wait(audited, "same", before.get("same", 0) + 5)
     assert said["alarms"] == 0 and said["waiting"] == 0
-    assert set(said["compared"]) <= {"same", "drawn", "interrupted", "left_out"}
+    assert set(said["compared"]) <= {"same", "drawn", "interrupted"}
     page = httpx.get(audited.url + "/metrics").text
     counted = re.search(r'foretoken:audit_requests_total\{.*outcome="same"\} (\d+)', page)
     assert counted is not None and int(counted[1]) >= 5
@@ -87,8 +87,10 @@ def test_drawn_tokens_are_compared_with_plain_draws(audited: Serving) -> None:
     said = wait(audited, "drawn", before["compared"].get("drawn", 0) + 2)
     assert said["drawn_tokens"] > before["drawn_tokens"]
     assert said["alarms"] == 0 and said["evidence"] < 100
-    post(audited, "/v1/completions", {**BODY, "temperature": 1, "presence_penalty": 0.5})
-    wait(audited, "left_out", 1)
+    looks_back = {"presence_penalty": 0.5, "min_tokens": 9, "bad_words": ["self"]}
+    post(audited, "/v1/completions", {**BODY, "temperature": 1, **looks_back})
+    said = wait(audited, "drawn", before["compared"].get("drawn", 0) + 3)
+    assert said["alarms"] == 0 and "failed" not in said["compared"]
 
 
 def test_a_request_ends_the_audit_that_runs(audited: Serving) -> None:

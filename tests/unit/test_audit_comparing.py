@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from foretoken.server.auditing.comparing import (
     Compared,
     Comparison,
     Promise,
-    can_be_drawn_again,
     score,
 )
 from foretoken.server.auditing.samples import FinishedRequest, Samples
@@ -99,11 +99,12 @@ def test_other_tokens_are_drawn_again_at_their_place() -> None:
     assert found.outcome == "drawn"
     assert found.differences == (-3.5,) * len(plain.asked) and 2 <= len(plain.asked) <= 3
     for asked in plain.asked:
-        assert asked.max_tokens == asked.params.max_tokens == 1 and not asked.params.stop
-        assert asked.prompt_token_ids == (1, 2, *given[: len(asked.prompt_token_ids) - 2])
+        assert asked.max_tokens == len(asked.resumed_ids) + 1 and not asked.params.stop
+        assert asked.prompt_token_ids == (1, 2)
+        assert asked.resumed_ids == given[: len(asked.resumed_ids)]
         assert asked.seed != 5
-    lengths = [len(asked.prompt_token_ids) for asked in plain.asked]
-    assert lengths == list(range(lengths[0], 10, 3)) and lengths[0] >= 3
+    lengths = [len(asked.resumed_ids) for asked in plain.asked]
+    assert lengths == list(range(lengths[0], 8, 3)) and lengths[0] >= 1
 
 
 @pytest.mark.parametrize(
@@ -113,10 +114,16 @@ def test_other_tokens_are_drawn_again_at_their_place() -> None:
         {"bad_words": ["x"]}, {"structured_outputs": {"regex": "a+"}},
     ],
 )  # fmt: skip
-def test_what_looks_back_is_left_out(params: dict[str, Any]) -> None:
-    assert not can_be_drawn_again(SamplingParams(max_tokens=8, **params))
-    given = FinishedRequest(request("r", **params), (7, 7))
-    assert compare(Plain([7]), given).outcome == "left_out"
+def test_what_looks_back_finds_its_output(params: dict[str, Any]) -> None:
+    """Also where another engine wrote the beginning of it."""
+    begun = replace(request("r", temperature=1, **params), resumed_ids=(8, 8))
+    plain = Plain([7])
+    found = compare(plain, FinishedRequest(begun, (9,) * 4))
+    assert found.outcome == "drawn" and plain.asked
+    for asked in plain.asked:
+        assert asked.resumed_ids == (8, 8, 9, 9, 9)[: len(asked.resumed_ids)]
+        assert asked.max_tokens == len(asked.resumed_ids) + 1 > 3
+        assert asked.params.min_tokens == begun.params.min_tokens
 
 
 def test_tokens_beyond_the_likeliest_count_alike() -> None:

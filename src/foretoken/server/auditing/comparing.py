@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, final
 from foretoken.server.auditing.samples import FinishedRequest
 from foretoken.types import Logprob, Output, Request, SamplingParams, Speculation
 
-Outcome = Literal["same", "near_tie", "differs", "drawn", "left_out", "unsteady"]
+Outcome = Literal["same", "near_tie", "differs", "drawn", "unsteady"]
 Decode = Callable[[Request], Awaitable[list[Output]]]
 """Runs a request to its end when nothing else runs."""
 
@@ -72,8 +72,6 @@ class Comparison:
         params = sample.request.params
         if self._promise.has_one_answer(params):
             return await self._again(sample)
-        if not can_be_drawn_again(params):
-            return Compared("left_out", "its parameters look back at its own tokens")
         return Compared("drawn", "", tuple([d async for d in self._draws(sample)]))
 
     async def _again(self, sample: FinishedRequest) -> Compared:
@@ -132,22 +130,15 @@ class Comparison:
         )  # fmt: skip
         if given is None:
             return plain
+        written = (*request.resumed_ids, *given)
         return replace(
             plain,
-            prompt_token_ids=(*request.prompt_token_ids, *given),
-            params=replace(params, max_tokens=1, stop=None),
-            max_tokens=1,
+            resumed_ids=written,
+            resumed_text="",
+            params=replace(params, stop=None, detokenize=False),
+            max_tokens=len(written) + 1,
             seed=self._luck.getrandbits(64),
         )
-
-
-def can_be_drawn_again(params: SamplingParams) -> bool:
-    """Whether a token's chances are the same where the tokens before it are part of the prompt."""
-    looks_back = (
-        params.presence_penalty, params.frequency_penalty, params.repetition_penalty != 1.0,
-        params.bad_words, params.min_tokens, params.structured,
-    )  # fmt: skip
-    return not any(looks_back)
 
 
 def score(token: int, row: dict[int, Logprob]) -> float:
