@@ -1,22 +1,14 @@
 """Reuse of KV pages between sequences that begin with the same tokens.
 
-A full page is named by a hash over the name of the page before it and its own token ids; the
-first one's parent is a hash of the model's identity and the request's salt, so a name stands for
-everything before it. Only full pages of committed, computed tokens are inserted, hence a shared
-page is never written again. Knows token ids and page numbers, not requests.
+A full page is named by `foretoken.types.page_names`, so a name stands for everything before it,
+the model and the request's salt. Only full pages of committed, computed tokens are inserted, hence
+a shared page is never written again. Knows token ids and page numbers, not requests.
 """
 
-from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
 
 from foretoken.kv.pool import PagePool
-
-_DIGEST_BYTES = 16
-
-
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
+from foretoken.types.page_names import page_name, root_name
 
 
 class PrefixCache:
@@ -44,7 +36,7 @@ class PrefixCache:
 
     def root(self, salt: str | None) -> bytes:
         """The parent of a first page."""
-        return _digest(repr((self._identity, self._pool.page_size, salt)).encode())
+        return root_name(self._identity, self._pool.page_size, salt)
 
     def extend_names(
         self, names: list[bytes], token_ids: Sequence[int], salt: str | None, num_pages: int
@@ -54,8 +46,7 @@ class PrefixCache:
         assert num_pages * size <= len(token_ids), (num_pages * size, len(token_ids))
         for index in range(len(names), num_pages):
             parent = names[-1] if names else self.root(salt)
-            ids = array("q", token_ids[index * size : (index + 1) * size])
-            names.append(_digest(parent + ids.tobytes()))
+            names.append(page_name(parent, token_ids[index * size : (index + 1) * size]))
 
     def _find(self, name: bytes) -> int | None:
         page = self._page_of.get(name)
