@@ -1,16 +1,20 @@
-"""The lab runs on a laptop against a server elsewhere: nothing of it loads torch."""
+"""The lab runs on a laptop against a server elsewhere, a router beside replicas: nothing of them
+loads torch."""
 
 import subprocess
 import sys
 
+import pytest
+
 from tests.guards.sources import ROOT, modules
 
 
-def test_no_module_of_the_lab_loads_torch() -> None:
+@pytest.mark.parametrize("rooms", [("lab/", "cli/lab/"), ("router/",)])
+def test_no_module_of_these_loads_torch(rooms: tuple[str, ...]) -> None:
     names = [
         "foretoken." + module.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for module in modules()
-        if module.path.startswith(("lab/", "cli/lab/"))
+        if module.path.startswith(rooms)
     ]
     assert len(names) > 3, names
     code = (
