@@ -32,6 +32,8 @@ _TIMES_MOST = 8
 """Measurements that one mean counts for at most."""
 _WINDOW = 15
 """Measurements whose median shows that the machine is faster or slower all at once."""
+_SEEN_AFTER = _WINDOW // 2 + 1
+"""Measurements after which such a change is seen."""
 _FOLLOWS = 1.0 / 32.0
 """Share of what a measurement is off by that the level follows."""
 _MOST_LEVEL = math.log(16.0)
@@ -58,8 +60,8 @@ class Learner:
     """
 
     __slots__ = (
-        "_before", "_buffer", "_due", "_errors", "_features", "_free", "_interval", "_known",
-        "_levels", "_log_level", "_moments", "_new", "_precision", "_prior", "_ratios",
+        "_buffer", "_due", "_errors", "_features", "_free", "_interval", "_known", "_levels",
+        "_levels_then", "_log_level", "_moments", "_new", "_precision", "_prior", "_ratios",
         "coefficients", "count", "covariance", "noise",
     )  # fmt: skip
 
@@ -89,7 +91,9 @@ class Learner:
         self.count = 0
         self._buffer: list[tuple[float, ...]] = []
         self._interval = self._due = LEAST_BATCH
-        self._before = self._log_level = 0.0
+        self._log_level = 0.0
+        self._levels_then: list[float] = []
+        """Of each measurement in the buffer, the level before it."""
         self._ratios: deque[float] = deque(maxlen=_WINDOW)
         self._levels: deque[float] = deque(maxlen=_FITS)
         self._errors: deque[float] = deque(maxlen=_ERRORS)
@@ -161,6 +165,7 @@ class Learner:
         self.count += 1
         times = min(times, _TIMES_MOST)
         self._buffer.append((*shape, seconds, times))
+        self._levels_then.append(self._log_level)
         self._errors.append(error)
         if region in self._known:
             self._ratios.extend((ratio,) * times)
@@ -198,6 +203,10 @@ class Learner:
             return
         median = sorted(self._ratios)[num // 2]
         if abs(median - self._log_level) > self._least_level(num):
+            if abs(median - self._log_level) > _OUTLIER * self.noise:
+                # No cost is believed that wrong: it is the machine, since before it was seen.
+                then = self._levels_then
+                then[-_SEEN_AFTER:] = [median] * min(_SEEN_AFTER, len(then))
             self._move_level(median)
 
     def _least_level(self, num: int) -> float:
@@ -220,28 +229,29 @@ class Learner:
         before_N = columns_NP @ self.coefficients
         expected_N = np.maximum(before_N, seconds_N / _UNEXPECTED)
         ratios_N = np.log(seconds_N / expected_N)
+        # The level of a step is that before it. The one that it fits best would pass off as a fast
+        # machine what is believed wrong of a shape that is seldom seen.
+        levels_N = np.array(self._levels_then)
         if not self._known:
             # The first that is measured: what is wrong with all of it alike is the speed of the
             # machine, and the prior is right about the rest.
             self._move_level(_median(ratios_N))
-            self._before = self._log_level
-        now = self._log_level
-        levels_N, middle = self._levels_of(ratios_N)
-        off_N = np.abs(ratios_N - levels_N)
+            levels_N[:] = self._log_level
+        over_N = ratios_N - levels_N
         doubt_N = ((columns_NP @ self.covariance) * columns_NP).sum(axis=1) / expected_N**2
         doubt_N = np.maximum(doubt_N, 0.0)
         allowed_N = _OUTLIER * np.sqrt(doubt_N + self.noise**2)
         # Of a step that takes a hundred times as long, the logarithm alone would let 99 / log(100)
         # pass; what a step adds to the sums is bounded on both sides.
-        far_N = np.maximum(off_N, np.expm1(np.minimum(ratios_N - levels_N, 50.0)))
+        far_N = np.maximum(np.abs(over_N), np.expm1(np.minimum(over_N, 50.0)))
         weights_N = np.minimum(1.0, allowed_N / np.maximum(far_N, 1e-9))
         weights_N *= times_N / (self.noise * expected_N) ** 2
         kept = _KEEPS ** len(raw)
         weighted_PN = columns_NP.T * weights_N
-        if abs(now) < self._least_level(_WINDOW):
+        if abs(self._log_level) < self._least_level(_WINDOW):
             # Too little for a neighbour: a cost that is believed wrong, and the coefficients of
             # which least is known are to tell which.
-            levels_N -= now
+            levels_N -= self._log_level
         self._precision *= kept
         self._precision += (1.0 - kept) * self._prior[0] + weighted_PN @ columns_NP
         self._moments *= kept
@@ -249,7 +259,7 @@ class Learner:
         self._moments += weighted_PN @ (seconds_N * np.exp(-levels_N))
         # Around their own middle: a level that is off would pass for noise, and noise is what a
         # level has to stand out from.
-        measured = 1.48 * _median(np.abs(ratios_N - middle))
+        measured = 1.48 * _median(np.abs(over_N - _median(over_N)))
         share = min(0.25, len(raw) / 64)
         self.noise += share * (min(max(measured, _LEAST_NOISE), _MOST_NOISE) - self.noise)
         self._solve()
@@ -261,21 +271,10 @@ class Learner:
         self._known |= self._new
         self._interval = LEAST_BATCH if self._new else min(2 * self._interval, MOST_BATCH)
         self._new.clear()
-        self._before = self._log_level
         self._levels.append(self._log_level)
         self._buffer.clear()
+        self._levels_then.clear()
         self._due = self._interval
-
-    def _levels_of(self, ratios_N: Floats) -> tuple[Floats, float]:
-        """The level at each of these measurements, and the middle of those at the present one."""
-        # The level may have changed inside the buffer. A step belongs to the nearer of the two.
-        nearer_N = np.abs(ratios_N - self._log_level) <= np.abs(ratios_N - self._before)
-        levels_N = np.where(nearer_N, self._log_level, self._before)
-        middle = _median(ratios_N[nearer_N] if nearer_N.any() else ratios_N)
-        if nearer_N.sum() > _WINDOW:
-            # Many steps tell the level of the whole buffer better than the last of them.
-            levels_N[nearer_N] = middle
-        return levels_N, middle
 
     def _solve(self) -> None:
         """The most likely coefficients that are not negative.
