@@ -80,10 +80,10 @@ class Prompts:
 
 
 def ours(models: Path, *, eight_bits: bool = False) -> ServerArm:
-    """`foretoken serve`."""
+    """`foretoken serve`, which speculates unless told otherwise; the peers do not."""
     command = [sys.executable, "-m", "foretoken", "serve", str(models / "cycle-target")]
     command += ["--port", "{port}", "--max-model-len", str(CONTEXT), "--max-num-seqs", str(SLOTS)]
-    command += ["--no-enable-prefix-caching"]
+    command += ["--no-enable-prefix-caching", "--speculative-config", "none"]
     if eight_bits:
         command += ["--quantization", "int8", "--activations", "int8"]
     note = "int8, 8-bit activations" if eight_bits else "16 bit"

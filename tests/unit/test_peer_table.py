@@ -256,6 +256,11 @@ def test_texts_are_compared_up_to_half_characters(bench: Any) -> None:
     assert not right("on", "one two three"), "less than half of it is no answer"
 
 
+def test_no_server_of_the_table_drafts(bench: Any) -> None:
+    command = bench.peer_servers.ours(Path("models")).command
+    assert command[command.index("--speculative-config") + 1] == "none"
+
+
 def test_int8_weights_are_within_half_a_step(bench: Any) -> None:
     weight = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
     whole, scale = bench.peer_vllm_int8.rounded(weight)
