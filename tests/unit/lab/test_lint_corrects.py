@@ -62,6 +62,20 @@ def test_containers_come_back_as_lists() -> None:
     assert json.loads(found.removeprefix("CMD "))[2] == "--speculative-config"
 
 
+def test_without_a_length_the_target_s_own_has_to_fit() -> None:
+    serve = "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 2 --spec-method ngram --spec-tokens 3"
+
+    def errors(length: str) -> list[str]:
+        found = judged(f"{serve} {length}", device="h100").findings
+        return [f"{one.message} {one.remedy}" for one in found if one.level == "error"]
+
+    [error] = errors("")
+    assert "one request needs 131,07" in error and "a context of at most 33," in error
+    for fits in ("--max-model-len 32768", "--max-model-len 32k", "--max-model-len auto"):
+        assert not errors(fits), fits
+    assert "one request needs 65,5" in errors("--max-model-len 64K")[0]
+
+
 def test_python_comes_back_as_a_call() -> None:
     found = judged(PYTHON).corrected
     assert found.startswith("llm = LLM(\n    model=TARGET,\n    speculative_config={\n")

@@ -25,6 +25,9 @@ WITH_ENV = "env LLAMA_ARG_MODEL_DRAFT=d.gguf LLAMA_ARG_DRAFT_MAX=8 llama-server 
 DOCKER_RUN = """docker run --rm -e LLAMA_ARG_MODEL_DRAFT=d.gguf \\
   --env LLAMA_ARG_DRAFT_MAX=8 -p 8080:8080 ghcr.io/ggml-org/llama.cpp:server -m t.gguf --metrics
 """
+IN_ONE_WORD = """docker run --rm --env=LLAMA_ARG_MODEL_DRAFT=d.gguf -p8080:8080 \\
+  -eLLAMA_ARG_DRAFT_MAX=8 ghcr.io/ggml-org/llama.cpp:server -m t.gguf --metrics
+"""
 EXPORTED = """#!/bin/sh
 export LLAMA_ARG_MODEL_DRAFT="d.gguf"
 export LLAMA_ARG_DRAFT_MAX=8
@@ -80,6 +83,7 @@ ALL = {
     "before": BEFORE,
     "env": WITH_ENV,
     "docker run": DOCKER_RUN,
+    "in one word": IN_ONE_WORD,
     "exported": EXPORTED,
     "compose": COMPOSE,
     "mapped": MAPPED,
@@ -123,9 +127,13 @@ def test_commands_come_back_with_their_variables() -> None:
     assert judged(WITH_ENV).corrected.startswith(f"env {now}")
     again = judged(DOCKER_RUN).corrected
     assert "--rm -e LLAMA_ARG_SPEC_DRAFT_MODEL=d.gguf --env LLAMA_ARG_SPEC_DRAFT_N_MAX=8" in again
+    again = judged(IN_ONE_WORD).corrected
+    assert "--env=LLAMA_ARG_SPEC_DRAFT_MODEL=d.gguf -p8080:8080 -eLLAMA_ARG_SPEC_DRAFT_N" in again
+    gone = judged("docker run --env=LLAMA_ARG_SPEC_DRAFT_N_MIN=4 " + IN_ONE_WORD.split("--rm ")[1])
+    assert "N_MIN" not in gone.corrected and gone.corrected.startswith("docker run --env=LLAMA")
     lines = judged(EXPORTED).corrected.splitlines()
     assert lines[1] == "export LLAMA_ARG_SPEC_DRAFT_N_MAX=8" and lines[2].startswith("exec llama")
-    for text in (BEFORE, WITH_ENV, DOCKER_RUN, EXPORTED, DOTENV):
+    for text in (BEFORE, WITH_ENV, DOCKER_RUN, IN_ONE_WORD, EXPORTED, DOTENV):
         sound(judged(text).corrected)
     assert judged(UNIT).corrected.startswith("Environment=LLAMA_ARG_SPEC_DRAFT_MODEL=d.gguf\n")
     other = judged("CUDA_VISIBLE_DEVICES=0 vllm serve m --speculative-model d")

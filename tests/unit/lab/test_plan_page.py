@@ -285,6 +285,54 @@ def test_a_way_that_needs_nothing_and_gains_more_is_named() -> None:
     assert "suffix is expected to gain more and needs nothing new" in page(plan)
 
 
+def test_a_drafter_without_room_is_no_verdict_on_those_that_need_none() -> None:
+    two = PlanSettings(target="llama-3.1-70b", draft="llama-3.2-1b", count=2)
+    plan = build_plan(two)
+    assert plan.verdict.word == "leave_off" and "beside the drafter" in plan.verdict.reason
+    alone = build_plan(replace(two, draft=None, method="suffix"))
+    assert plan.instead is not None and plan.instead.method == "suffix"
+    assert plan.instead.verdict == alone.verdict and alone.verdict.speculates
+    assert f"needs nothing new: {alone.verdict.reason} (--method suffix)" in page(plan)
+    assert build_plan(replace(two, slo="ttft")).instead is None
+    assert build_plan(replace(two, count=8)).instead is None, "the draft gains more"
+
+
+def test_a_target_that_does_not_fit_gets_no_command() -> None:
+    plan = build_plan(PlanSettings(target="llama-3.1-70b", draft="llama-3.2-1b", device="h200"))
+    assert "141.1 GB of them the target's own" in plan.verdict.reason and plan.instead is None
+    for one in (plan, build_plan(PlanSettings(target="llama-3.1-70b", method="none"))):
+        text = page(one)
+        assert "vllm serve" not in text and "no command: the target does not fit" in text
+
+
+@pytest.mark.parametrize(
+    ("engine", "method"),
+    [("vllm", "mlp"), ("vllm", "medusa"), ("llama.cpp", "eagle"), ("llama.cpp", "medusa")],
+)
+def test_an_engine_without_the_method_is_not_told_to_use_it(engine: str, method: str) -> None:
+    plan = build_plan(PlanSettings(target="llama-3.1-8b", method=method, engine=engine))
+    text = page(plan)
+    assert plan.verdict.word == "leave_off" and engine in plan.verdict.reason
+    assert f"({method})" in text and method not in plan.commands[engine]
+    assert all(choice.method != method for choice in plan.choices)
+    own = build_plan(PlanSettings(target="llama-3.1-8b", method=method, engine="foretoken"))
+    assert own.verdict.word != "leave_off" and own.commands[engine].startswith("# ")
+
+
+def test_foretoken_is_not_planned_on_two_devices() -> None:
+    asked = PlanSettings(target="llama-3.1-8b", method="ngram", engine="foretoken", count=2)
+    plan = build_plan(asked)
+    assert plan.verdict.word == "leave_off" and "one device, not on 2" in plan.verdict.reason
+    assert "no command: Foretoken runs on one device" in page(plan)
+    assert build_plan(replace(asked, count=1)).verdict.speculates
+
+
+def test_only_a_mixture_of_experts_is_said_to_read_its_experts() -> None:
+    dense = build_plan(PlanSettings(target="llama-3.1-8b", method="eagle"))
+    assert not dense.schedule.falls and "experts" not in page(dense, everything=True)
+    assert "longer for many rows" in page(dense)
+
+
 def test_what_was_asked_for_stays_asked_for() -> None:
     plan = build_plan(
         PlanSettings(target="llama-3.1-8b", draft="llama-3.2-1b", num_speculative_tokens=2)

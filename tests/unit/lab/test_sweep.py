@@ -84,9 +84,22 @@ def test_a_sweep_measures_every_cell(tmp_path: Path) -> None:
 
 def test_without_a_grid_temperatures_are_swept() -> None:
     options = ["--baseline", "http://a", "--candidate", "http://b", "--workload", "x", "--dry-run"]
-    found = CliRunner().invoke(app, ["lab", "sweep", *options])
+    found = CliRunner().invoke(app, ["lab", "sweep", *options, "--json"])
     cells = json.loads(found.stdout)["cells"]
     assert [cell["temperature"] for cell in cells] == [0, 0.4, 0.8, 1]
+
+
+def test_a_dry_run_says_what_each_cell_takes() -> None:
+    arms = ["--baseline", "serve --port {port}", "--candidate", "serve --k {k} --port {port}"]
+    options = [*arms, "--workload", "x", "--dry-run", "--blocks", "3", "--requests", "20"]
+    grid = ["--grid", "k=1,2", "--grid", "concurrency=1,8"]
+    found = CliRunner().invoke(app, ["lab", "sweep", *options, *grid])
+    lines = found.stderr.splitlines()
+    assert len(lines) == 4, found.output
+    said = "3 blocks of 20 requests for each server, about 2 minutes for every second that a "
+    assert lines[0].startswith(f"k=1, concurrency=1: {said}")
+    assert lines[0].endswith("and 6 starts of a server")
+    assert lines[3].startswith("k=2, concurrency=8: 3 blocks") and "about 21 s" in lines[3]
 
 
 def test_the_dial_turns_rates_and_fixes_lengths() -> None:

@@ -1,6 +1,7 @@
 """`foretoken lab sweep` and `foretoken lab dial`: an A/B per cell, or per level of acceptance."""
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -41,6 +42,7 @@ def sweep(
     from foretoken.cli.lab.live_view import live_view
     from foretoken.cli.lab.run_tables import cells_table, console
     from foretoken.lab.decide.crossings import crossings_of
+    from foretoken.lab.measure.estimate import sizes_of
     from foretoken.lab.measure.experiment import AbConfig
     from foretoken.lab.measure.sweep import apply, cells_of, describe, run_sweep
     from foretoken.lab.plain import to_plain
@@ -48,10 +50,13 @@ def sweep(
     settings = shared.settings(AbConfig, arms_of(baseline, candidate))
     axes = parse_grid(grid or ["temperature=0,0.4,0.8,1"])
     cells = cells_of(axes)
-    for values in cells:
-        apply(settings, values)
-    if shared.dry_run:
+    planned = [apply(settings, values) for values in cells]
+    if shared.dry_run and shared.as_json:
         print(json.dumps({"cells": cells}))
+        return
+    for values, cell in zip(cells, planned, strict=True):
+        console().print(f"{_named(values)}: {sizes_of(cell)}", soft_wrap=True)
+    if shared.dry_run:
         return
     tell_if_no_report()
     with live_view() as watch:
@@ -119,6 +124,11 @@ def dial(
     if shared.as_json:
         print(json.dumps({"break_even": to_plain(found)}))
     raise typer.Exit(0 if all(row.points for row in found) else 1)
+
+
+def _named(values: Mapping[str, Any]) -> str:
+    """`k=1, concurrency=8`."""
+    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def parse_grid(texts: list[str]) -> dict[str, list[Any]]:

@@ -24,7 +24,7 @@ from foretoken.lab.plan.bits import QUANTIZATIONS
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import ENGINES as PLANNED
 from foretoken.lab.plan.setup import PlanSettings, planned_methods, resolve_setup
-from foretoken.lab.plan.sizes import known_models
+from foretoken.lab.plan.sizes import known_models, load_plan_model
 
 ROUNDED_AT_LOAD = ("fp8", "int8_per_channel_weight_only")
 """Words of vLLM for weights that are rounded while loading, the faster one first."""
@@ -43,10 +43,15 @@ class Machine:
 def check_pair(launch: Launch, machine: Machine) -> Iterator[Finding]:
     """The plan's errors and warnings for this launch; a note where a device was given in vain."""
     why = f"the planner does not know {launch.model or 'the model'} with {_drafting(launch)[0]}"
+    if not launch.ranks_are_said:
+        why = "the text does not say over how many devices the target is split"
+    elif launch.unread:
+        why = "the text does not say what it drafts with"
     found: tuple[Finding, ...] | None = None
     try:
         settings = planned_settings(launch, machine)
         if settings is not None:
+            settings = _with_longest(settings, launch)
             found = build_plan(settings).findings
             yield from check_share(launch, resolve_setup(settings)) if machine.device else ()
     except (ConfigError, ModelError) as error:  # numbers that other checks have named
@@ -70,6 +75,8 @@ def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
     """
     method, draft = _drafting(launch)
     if launch.model is None or not is_known(launch.model) or method not in planned_methods():
+        return None
+    if not launch.ranks_are_said or launch.unread:
         return None
     if method == "draft_model" and not (isinstance(draft, str) and is_known(draft)):
         return None
@@ -114,14 +121,22 @@ def _drafts(launch: Launch) -> int:
     return min(max(next((count for count in said if count), 0), 0), 128)
 
 
+def _with_longest(settings: PlanSettings, launch: Launch) -> PlanSettings:
+    """vLLM starts only where one request as long as the target reads has room, unless told."""
+    if launch.engine != "vllm" or "max-model-len" in launch.options:
+        return settings
+    longest = load_plan_model(settings.target, "model").context
+    return replace(settings, context=max(longest, settings.context))
+
+
 _LENGTHS = ("max-model-len", "context-length", "max-seq-len")
 """How engines call the longest a request may be."""
 
 
 def _with_options(settings: PlanSettings, launch: Launch) -> PlanSettings:
     options = launch.options
-    length = next((found for name in _LENGTHS if (found := number(options.get(name)))), None)
-    if length:
+    length = next((found for name in _LENGTHS if (found := _length(options.get(name)))), 0)
+    if length > 0:
         settings = replace(settings, context=length)
     share = options.get("gpu-memory-utilization")
     if launch.engine in SHARES:
@@ -135,6 +150,13 @@ def _with_options(settings: PlanSettings, launch: Launch) -> PlanSettings:
     if str(options.get("kv-cache-dtype", "")).startswith("fp8"):
         settings = replace(settings, kv_cache_dtype="fp8")
     return settings
+
+
+def _length(given: object) -> int:
+    """Tokens, which vLLM takes as `32k` and `32K` too; 0: not said, or left to the engine."""
+    text = str(given)
+    factor = {"k": 1000, "K": 1024}.get(text[-1:], 1)
+    return (number(text.removesuffix(text[-1:]) if factor > 1 else text) or 0) * factor
 
 
 def is_known(name: str) -> bool:

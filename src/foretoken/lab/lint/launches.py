@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 from foretoken.config.other_engines import OtherName, find_other
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.read.shell import Word
+from foretoken.lab.lint.unsaid import is_unsaid, read_json
 
 ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm", "foretoken")
 JSON_OPTIONS = ("speculative-config", "sc")
@@ -134,8 +135,11 @@ class Launch:
         for part in self.parts:
             head, _, key = part.name.partition(".")
             if part.name in JSON_OPTIONS and part.value not in ("None", "null", "none", "auto"):
+                if is_unsaid(part.value):
+                    continue
                 try:
-                    value = json.loads(part.value) if isinstance(part.value, str) else part.value
+                    value = part.value
+                    value = read_json(value, part.raw) if isinstance(value, str) else value
                     found |= {str(k).replace("-", "_"): v for k, v in dict(value or {}).items()}
                 except (ValueError, TypeError) as error:
                     broken = str(error)
@@ -148,6 +152,11 @@ class Launch:
         return found, broken
 
     @property
+    def unread(self) -> bool:
+        """Whether the speculative config stands elsewhere, in a variable that nothing here sets."""
+        return any(part.name in JSON_OPTIONS and is_unsaid(part.value) for part in self.parts)
+
+    @property
     def given_twice(self) -> tuple[str, ...]:
         """vLLM's short options whose key stands in the speculative config's JSON too."""
         if self.engine != "vllm":
@@ -158,9 +167,14 @@ class Launch:
 
     @property
     def ranks(self) -> int:
-        """Devices that the target is split over."""
+        """Devices that the target is split over; 1 where the text does not say it."""
         given = (number(self.options[name]) for name in _RANKS if name in self.options)
         return next(given, None) or 1
+
+    @property
+    def ranks_are_said(self) -> bool:
+        """Whether the text says over how many; it does where it leaves the option out."""
+        return not any(part.name in _RANKS and is_unsaid(part.value) for part in self.parts)
 
     def without(self, *names: str) -> Self:
         """The launch without these options."""

@@ -1,7 +1,5 @@
 """Checks of names that are gone, or never were: flags, keys, methods and values of any engine."""
 
-import json
-import shlex
 from collections.abc import Iterator
 
 from foretoken.config.methods import known_methods
@@ -20,6 +18,7 @@ from foretoken.lab.lint.launches import (
     typed,
 )
 from foretoken.lab.lint.translate import method_by_name, schedule_of
+from foretoken.lab.lint.unsaid import is_unsaid, json_for_shell, json_text
 from foretoken.lab.lint.variables import VARIABLE_CHECK
 
 _ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
@@ -56,12 +55,12 @@ def _successor(row: OtherName, launch: Launch, value: object) -> str:
     gone = gone_value("vllm", key, given)
     given = given if gone is None else gone.now
     if row.kind == "keys":
-        return f"{json.dumps({key: given}, default=str)[1:-1]}"
+        return f"{json_text({key: given})[1:-1]}"
     if key == "model" and isinstance(given, str) and given.strip("[]") in _LOOK_UPS:
         key, given = "method", given.strip("[]")
     if launch.form.kind in ("shell", "list", "exec"):
-        return f"--speculative-config {shlex.quote(json.dumps({key: given}, default=str))}"
-    return f"speculative_config={json.dumps({key: given}, default=str)}"
+        return f"--speculative-config {json_for_shell({key: given})}"
+    return f"speculative_config={json_text({key: given})}"
 
 
 def _unknown_flag(launch: Launch) -> Iterator[Finding]:
@@ -103,6 +102,8 @@ def _removed_key(launch: Launch) -> Iterator[Finding]:
 
 def _removed_method(launch: Launch) -> Iterator[Finding]:
     for where, word in _methods(launch):
+        if is_unsaid(word):
+            continue
         row = find_other("methods", word, launch.engine)
         if row is None:
             words = ", ".join(todays_names("methods", launch.engine))

@@ -14,7 +14,7 @@ from foretoken.lab.lint.launches import (
     in_json,
     number,
 )
-from foretoken.lab.lint.read.python import Expression
+from foretoken.lab.lint.unsaid import Expression
 
 _LLAMA = ("llama.cpp",)
 _MOST, _FEWEST = "spec-draft-n-max", "spec-draft-n-min"
@@ -25,7 +25,7 @@ def speculates(launch: Launch) -> bool:
     if launch.engine == "sglang":
         return "speculative-algorithm" in launch.options
     if launch.engine != "llama.cpp":
-        return bool(launch.speculation)
+        return bool(launch.speculation) or launch.unread
     kinds = str(launch.options.get("spec-type", "none"))
     return kinds != "none" or any(n in launch.options for n in (*DRAFT_OPTIONS, "spec-default"))
 

@@ -4,7 +4,7 @@ Judges nothing and writes nothing: checks say what is wrong, `write` how a launc
 What became of a name is in the configuration's table of other engines.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from foretoken.lab.lint.launches import (
     typed,
 )
 from foretoken.lab.lint.read.variables import part_of
+from foretoken.lab.lint.unsaid import is_unsaid, one_more
 
 _MOST_REQUESTS = 4096
 _NO_WEIGHTS = {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2}
@@ -66,13 +67,15 @@ def translated(launch: Launch) -> Launch:
         elif row.successor.startswith("key:"):
             place = len(parts) if place is None else place
             moved[row.name] = typed(part.value)
+    if moved and launch.unread:
+        return launch
     parts += late
     spoken = launch.speculation or {}
     config = _config(launch, {**spoken, **moved})
     if place is not None and config == spoken and not moved and not launch.given_twice:
         parts[place:place] = kept
     elif place is not None and config:
-        if launch.engine == "vllm" and isinstance(config.get("model"), str):
+        if launch.engine == "vllm" and _names_a_model(config):
             config.setdefault("method", method_by_name(config["model"]))
         parts.insert(place, _json_part(launch, config))
     return replace(launch, parts=tuple(part for part in parts if not _is_gone_value(launch, part)))
@@ -97,10 +100,13 @@ def method_of(name: object) -> DraftingMethod | None:
     return next((m for m in known_methods() if name in (m.name, *m.aliases)), None)
 
 
-def schedule_of(switched_off_above: object, drafts: object) -> list[list[int]]:
-    """The old switch-off above a batch size as ranges of batch sizes."""
+def schedule_of(switched_off_above: Any, drafts: Any) -> list[list[Any]]:
+    """The old switch-off above a batch size as ranges of batch sizes, numbers or unsaid."""
+    k: Any = drafts if is_unsaid(drafts) else number(drafts) or 5
+    if is_unsaid(switched_off_above):
+        first = one_more(switched_off_above)
+        return [[1, switched_off_above, k], [first, _MOST_REQUESTS, 0]]
     most = number(switched_off_above) or 32
-    k = number(drafts) or 5
     return [[1, most, k], [most + 1, max(_MOST_REQUESTS, most + 1), 0]]
 
 
@@ -135,7 +141,8 @@ def _config(launch: Launch, given: dict[str, Any]) -> dict[str, Any]:
         if key == "num_speculative_tokens_per_batch_size" and key != name:
             switched_off = value
         elif key == "synthetic_acceptance_length" and key != name:
-            found[key] = _length_of(value, given.get("num_speculative_tokens"))
+            drafts = given.get("num_speculative_tokens")
+            found[key] = value if is_unsaid(value) else _length_of(value, drafts)
         else:
             found.setdefault(key, value)
     if launch.engine == "vllm":
@@ -165,7 +172,7 @@ def _use_todays_words(config: dict[str, Any]) -> None:
     if isinstance(model, str) and model.strip("[]") == "ngram":
         config.pop("model")
         method = config["method"] = "ngram"
-    elif method is None and isinstance(model, str):
+    elif method is None and isinstance(model, str) and _names_a_model(config):
         method = method_by_name(model)
     row = find_other("methods", method, "vllm")
     if row is not None and row.gone and row.method:
@@ -181,6 +188,11 @@ def _use_todays_words(config: dict[str, Any]) -> None:
             config["draft_sample_method"] = "probabilistic"
         for key in _LOSSY_KEYS:
             config.pop(key, None)
+
+
+def _names_a_model(config: Mapping[str, Any]) -> bool:
+    model = config.get("model")
+    return isinstance(model, str) and not is_unsaid(model)
 
 
 def method_by_name(model: str) -> str:
@@ -242,7 +254,8 @@ def _mended(launch: Launch, config: dict[str, Any]) -> Iterator[tuple[str, Any]]
     for key, value in config.items():
         if key == "draft_tensor_parallel_size":
             one = number(value) == 1 and config.get("method") != "draft_model"
-            value = value if one or number(value) == target else target
+            said = launch.ranks_are_said and not is_unsaid(value)
+            value = value if one or not said or number(value) == target else target
         elif (gone := gone_value("vllm", key, value)) is not None:
             value = gone.now
         elif key == "disable_padded_drafter_batch" and value is True:

@@ -5,8 +5,9 @@ from typing import Any
 
 from foretoken.config.methods import DraftingMethod
 from foretoken.lab.findings import Finding
-from foretoken.lab.lint.launches import Launch, LaunchCheck, engine_table, number
+from foretoken.lab.lint.launches import JSON_OPTIONS, Launch, LaunchCheck, engine_table, number
 from foretoken.lab.lint.translate import method_of
+from foretoken.lab.lint.unsaid import is_unsaid
 
 _VLLM = ("vllm",)
 
@@ -18,6 +19,18 @@ def _method(launch: Launch) -> DraftingMethod | None:
 
 def _speculation(launch: Launch) -> Mapping[str, Any]:
     return launch.speculation or {}
+
+
+def _unread_config(launch: Launch) -> Iterator[Finding]:
+    if launch.unread:
+        part = next(p for p in launch.parts if p.name in JSON_OPTIONS and is_unsaid(p.value))
+        yield Finding(
+            check="unread_config",
+            level="note",
+            where="speculative_config",
+            message=f"the text does not say what {part.value} is, so it was not checked",
+            remedy="the value in its place, or the line that sets it",
+        )
 
 
 def _broken_config(launch: Launch) -> Iterator[Finding]:
@@ -41,7 +54,7 @@ def _broken_config(launch: Launch) -> Iterator[Finding]:
             where="speculative_config.num_speculative_tokens",
             message="it is required for this method",
         )
-    elif count is not None and not 1 <= (number(count) or 0) <= 128:
+    elif not (count is None or is_unsaid(count)) and not 1 <= (number(count) or 0) <= 128:
         yield Finding(
             check="broken_config",
             level="error",
@@ -54,10 +67,10 @@ def _draft_ranks(launch: Launch) -> Iterator[Finding]:
     speculation = _speculation(launch)
     ranks = number(speculation.get("draft_tensor_parallel_size"))
     target = launch.ranks
-    if ranks is None or ranks == target:
+    if ranks is None or ranks == target or not launch.ranks_are_said:
         return
     if ranks != 1:
-        level, message = "error", f"it must be 1 or the target's {target}"
+        level, message = "error", f"it must be {'1 or ' if target > 1 else ''}the target's {target}"
     elif speculation.get("method") == "draft_model":
         level = "error"
         message = (
@@ -83,7 +96,7 @@ def _draft_rule(launch: Launch) -> Iterator[Finding]:
     known_method = _method(launch)
     if sampled == "probabilistic" and known_method and known_method.drafts_with == "text":
         yield _rule("error", "draft_sample_method", "looked-up drafts have no distribution")
-    if sampled is not None and sampled not in known["draft_sample_methods"]:
+    if not (sampled is None or is_unsaid(sampled)) and sampled not in known["draft_sample_methods"]:
         yield _rule("error", "draft_sample_method", f"{sampled!r} is unknown")
     if rule == "fly":
         yield _rule("warning", "rejection_sample_method", "fly is lossy: outputs change")
@@ -160,6 +173,8 @@ def _schedule_problem(ranges: object) -> str:
         return "not a list of [first, last, k]"
     end = 0
     for part in ranges:
+        if isinstance(part, list) and len(part) == 3 and any(map(is_unsaid, part)):
+            return ""  # only running tells whether they rise
         if not isinstance(part, list) or len(part) != 3 or not all(type(n) is int for n in part):
             return f"{part!r} is not [first, last, k]"
         first, last, k = part
@@ -225,6 +240,7 @@ def _monitoring(launch: Launch) -> Iterator[Finding]:
 
 
 VLLM_CHECKS = (
+    LaunchCheck("unread_config", _VLLM, _unread_config),
     LaunchCheck("broken_config", _VLLM, _broken_config),
     LaunchCheck("draft_ranks", _VLLM, _draft_ranks),
     LaunchCheck("draft_rule", _VLLM, _draft_rule),

@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from foretoken.lab.lint.launches import ELSEWHERE, Launch, LaunchPart
-from foretoken.lab.lint.read.python import Expression
 from foretoken.lab.lint.read.shell import quoted
-from foretoken.lab.lint.read.variables import SETTERS, places_of
+from foretoken.lab.lint.read.variables import SETTERS, words_that_set
+from foretoken.lab.lint.unsaid import Expression, json_for_shell, json_text
 
 
 def written(launch: Launch) -> str:
@@ -34,7 +34,7 @@ def _command(launch: Launch) -> str:
     """A shell command, one option on each line."""
     lines = [" ".join(_before(launch))]
     for part in launch.arguments:
-        value = "" if part.value is True and part.name else part.raw or shlex.quote(_text(part))
+        value = "" if part.value is True and part.name else part.raw or _for_shell(part)
         if part.name:
             lines.append(f"{part.written} {value}".strip())
         elif len(lines) == 1:
@@ -49,15 +49,18 @@ def _command(launch: Launch) -> str:
 
 def _before(launch: Launch) -> Iterator[str]:
     """The words up to the server's name, with the variables among them as they are now."""
-    places = {place: name for place, name, _ in places_of(launch.before)}
+    places = {one.place: one for one in words_that_set(launch.before)}
     kept = {part.place: part for part in launch.parts if part.place is not None}
     gone = [place for place in places if place not in kept]
     for place, word in enumerate(launch.before):
         if place in gone or (place + 1 in gone and word.text in SETTERS):
             continue
         part = kept.get(place)
-        same = part is None or (part.written == places.get(place) and part.raw)
-        yield quoted(word) if part is None or same else _setting(part)
+        own = places.get(place)
+        if part is None or own is None or (part.written == own.name and part.raw):
+            yield quoted(word)
+        else:
+            yield own.option + _setting(part)
 
 
 def _setting(part: LaunchPart) -> str:
@@ -80,8 +83,14 @@ def _instructions(launch: Launch) -> list[str]:
 
 def _text(part: LaunchPart) -> str:
     if isinstance(part.value, dict | list):
-        return json.dumps(part.value, default=str)
+        return json_text(part.value)
     return str(part.value)
+
+
+def _for_shell(part: LaunchPart) -> str:
+    if isinstance(part.value, dict | list):
+        return json_for_shell(part.value)
+    return shlex.quote(str(part.value))
 
 
 def _listed(launch: Launch) -> str:

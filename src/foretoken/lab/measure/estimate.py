@@ -112,6 +112,15 @@ def show_time(seconds: float) -> str:
     return f"about {seconds / 3600:.1f} hours"
 
 
+def sizes_of(config: AbConfig) -> str:
+    """What will be measured, before a server was started."""
+    sizes = config.sizes
+    return (
+        f"{sizes.blocks} blocks of {sizes.requests_per_block} requests for each server, "
+        f"{without_asking(config)}"
+    )
+
+
 def without_asking(config: AbConfig) -> str:
     """What can be said of the time before a server was started."""
     unit = seconds_of(config, {n: Pace(0.0, 1.0) for n in ("off", "on")})

@@ -12,7 +12,7 @@ from typing import Any
 
 from foretoken.lab.plan.bits import Quantization
 from foretoken.lab.plan.schedule import DraftSchedule
-from foretoken.lab.plan.setup import DRAWN_FROM, Setup
+from foretoken.lab.plan.setup import DRAWN_FROM, Setup, refusal
 from foretoken.lab.plan.sizes import PlanModel
 
 _FLOATS = ("bf16", "fp16", "fp32")
@@ -33,11 +33,16 @@ def ready_commands(setup: Setup, schedule: DraftSchedule, *, speculates: bool) -
         setup = replace(setup, method="none")
     elif setup.method != "none" and not setup.settings.num_speculative_tokens:
         setup = replace(setup, k=max(1, schedule.usual_k))
-    return {
+    written = {
         "foretoken": _foretoken(setup),
         "vllm": _vllm(setup, schedule),
         "llama.cpp": _llama_cpp(setup),
     }
+    if setup.drafting is None:
+        return written
+    refused = {engine: refusal(engine, setup.drafting) for engine in written}
+    return {engine: f"# {refused[engine]}" if refused[engine] else command
+            for engine, command in written.items()}  # fmt: skip
 
 
 def _join(parts: list[str]) -> str:
@@ -63,8 +68,6 @@ def _speculative_config(setup: Setup) -> dict[str, Any]:
 
 
 def _foretoken(setup: Setup) -> str:
-    if setup.drafting is not None and not setup.drafting.is_built:
-        return f"# Foretoken does not draft with {setup.method}"
     if setup.tp > 1:
         return "# Foretoken runs on one device"
     weights, stored = setup.quantization.name, setup.target.quantization
@@ -150,8 +153,6 @@ def _llama_cpp(setup: Setup) -> str:
     if setup.device.kind != "cpu":
         parts += ["-ngl", "99"]
     word = setup.drafting.plan.llama_cpp if setup.drafting and setup.drafting.plan else None
-    if setup.drafting is not None and word is None:
-        return f"# llama.cpp does not draft with {setup.method}"
     if word is not None:
         parts += ["--spec-type", word]
     if setup.drafts_with == "model" and setup.draft is not None:

@@ -25,8 +25,16 @@ from foretoken.lab.plan.memory_plan import (
 from foretoken.lab.plan.predict import PlannedSpeed, predict
 from foretoken.lab.plan.ranking import Choice, MethodOutlook, method_outlooks, rank_methods
 from foretoken.lab.plan.schedule import DraftSchedule, chosen_k, draft_schedule
-from foretoken.lab.plan.setup import WORKLOADS, PlanSettings, Setup, named_drafts, resolve_setup
-from foretoken.lab.plan.verdict import PlanVerdict, judge
+from foretoken.lab.plan.setup import (
+    WORKLOADS,
+    PlanSettings,
+    Setup,
+    named_drafts,
+    planned_methods,
+    resolve_setup,
+    usual_drafts,
+)
+from foretoken.lab.plan.verdict import CLEARLY, PlanVerdict, judge
 
 CHECKS = (*MEMORY_CHECKS, *DRAFT_CHECKS, *LOAD_CHECKS)
 
@@ -53,6 +61,14 @@ class WorkloadOutlook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InsteadOutlook:
+    """A method that needs nothing more, would be used, and is expected to gain clearly more."""
+
+    method: str
+    verdict: PlanVerdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationPlan:
     """The answer to one set of settings."""
 
@@ -74,6 +90,8 @@ class SpeculationPlan:
     prediction: PlannedSpeed
     outlooks: tuple[MethodOutlook, ...]
     choices: tuple[Choice, ...]
+    instead: InsteadOutlook | None
+    """None: nothing to be had would do better."""
     findings: tuple[Finding, ...]
     commands: dict[str, str]
     """By engine; plain ones where the verdict is against speculating."""
@@ -92,13 +110,7 @@ def build_plan(settings: PlanSettings) -> SpeculationPlan:
     drafts = tuple(_draft_outlook(one) for one in contexts if one.setup.draft is not None)
     context = contexts[_best(drafts, settings.concurrency)] if drafts else contexts[0]
     setup = context.setup
-    findings = tuple(finding for check in CHECKS for finding in check.run(context))
-    latencies = tuple(
-        latency(setup, load, chosen_k(setup, load))
-        for load in map(context.prediction.at, (settings.concurrency, settings.peak_concurrency))
-    )
-    deciding = latencies[1 if settings.slo == "throughput" else 0]
-    verdict = judge(context, findings, deciding)
+    findings, latencies, verdict = _judged(context)
     return SpeculationPlan(
         setup=setup,
         verdict=verdict,
@@ -113,6 +125,7 @@ def build_plan(settings: PlanSettings) -> SpeculationPlan:
         prediction=context.prediction,
         outlooks=context.outlooks,
         choices=context.choices,
+        instead=_instead(context, verdict),
         findings=findings,
         commands=ready_commands(setup, context.schedule, speculates=verdict.speculates),
     )
@@ -130,6 +143,50 @@ def _context(setup: Setup) -> PlanContext:
         choices=rank_methods(setup, outlooks),
         nominal=_nominal(setup),
         schedule=draft_schedule(setup, prediction),
+    )
+
+
+def _judged(
+    context: PlanContext,
+) -> tuple[tuple[Finding, ...], tuple[PlannedLatency, ...], PlanVerdict]:
+    """What the checks find, times at the usual load and at the peak, and the verdict."""
+    setup, settings = context.setup, context.setup.settings
+    findings = tuple(finding for check in CHECKS for finding in check.run(context))
+    loads = map(context.prediction.at, (settings.concurrency, settings.peak_concurrency))
+    latencies = tuple(latency(setup, load, chosen_k(setup, load)) for load in loads)
+    deciding = latencies[1 if settings.slo == "throughput" else 0]
+    return findings, latencies, judge(context, findings, deciding)
+
+
+def _instead(context: PlanContext, verdict: PlanVerdict) -> InsteadOutlook | None:
+    """The best of the methods that need nothing new, where it does clearly better."""
+    usual = context.setup.settings.concurrency
+    k = context.schedule.usual_k if verdict.speculates else 0
+    now = context.prediction.at(usual).gain(k).middle
+    others = (
+        one for one in context.outlooks if one.available and one.method != context.setup.method
+    )
+    best = max(others, key=lambda one: one.prediction.at(usual).best, default=None)
+    if context.setup.method == "none" or best is None:
+        return None
+    if best.prediction.at(usual).best < CLEARLY * now:
+        return None
+    found = _judged(_with_method(context, best))[2]
+    return InsteadOutlook(method=best.method, verdict=found) if found.speculates else None
+
+
+def _with_method(context: PlanContext, other: MethodOutlook) -> PlanContext:
+    """The same question about another method."""
+    method = planned_methods()[other.method]
+    draft = context.setup.draft if method.drafts_with == "model" else None
+    setup = replace(context.setup, method=other.method, k=usual_drafts(method), draft=draft)
+    return replace(
+        context,
+        setup=setup,
+        speculating=plan_memory(setup, draft_load(setup)),
+        prediction=other.prediction,
+        schedule=draft_schedule(setup, other.prediction),
+        nominal=_nominal(setup),
     )
 
 

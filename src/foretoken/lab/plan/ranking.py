@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from foretoken.config.methods import DraftingMethod, MethodPlan
 from foretoken.lab.plan.memory_plan import draft_load
 from foretoken.lab.plan.predict import PlannedSpeed, predict
-from foretoken.lab.plan.setup import Setup, planned_methods, usual_drafts
+from foretoken.lab.plan.setup import Setup, planned_methods, refusal, usual_drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,8 @@ class MethodOutlook:
     method: str
     available: bool
     """Whether it can be tried as things stand."""
+    refused: str
+    """Why the engine does not draft so; empty if it does."""
     needs: str
     effort: int
     """Rank of the work to set it up, 0 is none."""
@@ -46,10 +48,12 @@ def method_outlooks(setup: Setup) -> tuple[MethodOutlook, ...]:
         k = setup.k if name == setup.method else usual_drafts(method)
         given = setup.settings.acceptance if name == setup.method else ""
         own = replace(setup, method=name, k=k, settings=replace(setup.settings, acceptance=given))
+        refused = refusal(setup.settings.engine, method)
         found.append(
             MethodOutlook(
                 method=name,
-                available=not (method.drafts_with == "head" and method.own_file),
+                available=not (refused or (method.drafts_with == "head" and method.own_file)),
+                refused=refused,
                 needs=plan.needs,
                 effort=plan.effort,
                 memory_bytes=draft_load(own).weight_bytes,
@@ -82,6 +86,7 @@ def _plan_of(method: DraftingMethod) -> MethodPlan:
 def rank_methods(setup: Setup, outlooks: Sequence[MethodOutlook]) -> tuple[Choice, ...]:
     """Lowest latency, no memory, peak-safe, easiest; each method with the k that suits the load."""
     ordinary, peak = setup.settings.concurrency, setup.settings.peak_concurrency
+    outlooks = [outlook for outlook in outlooks if not outlook.refused]
     fast = max(outlooks, key=lambda o: o.prediction.at(ordinary).best)
     light = max(
         (o for o in outlooks if o.memory_bytes == 0),

@@ -1,8 +1,9 @@
 """Drafts per verification by load: what the prediction would choose, what an engine can be told.
 
 Engines take a list that may only fall as the load rises. A mixture of experts can want the
-opposite: few rows touch many experts anew, many rows share them. Such a list is said as advice,
-and the number of the usual load is used throughout.
+opposite: few rows touch many experts anew, many rows share them. So can a small target whose
+drafter is bound by launches. Such a list is said as advice, and the number of the usual load is
+used throughout.
 """
 
 from collections.abc import Sequence

@@ -23,6 +23,10 @@ WORDS = {
 EXIT_CODES = {"use": 0, "plain": 0, "leave_off": 1, "measure": 4}
 
 
+CLEARLY = 1.05
+"""How much more another method has to gain to be named instead."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanVerdict:
     """One word and its reason."""

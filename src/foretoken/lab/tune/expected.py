@@ -139,7 +139,7 @@ def _would_promise_more(
 ) -> list[str]:
     """The drafter that is not there and promises clearly more than what is."""
     now = max((_most(plan, loads) for plan in there), default=1.0)
-    absent = [one for one in outlooks if not one.available]
+    absent = [one for one in outlooks if not one.available and not one.refused]
     best = max(absent, key=lambda one: _most(one.prediction, loads), default=None)
     if best is None or _most(best.prediction, loads) < _CLEARLY * now:
         return []

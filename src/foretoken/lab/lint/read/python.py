@@ -9,11 +9,12 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import Form, Launch, LaunchPart
+from foretoken.lab.lint.unsaid import Expression
 
 _CALLS = {
     "LLM": "vllm",
@@ -36,17 +37,6 @@ _STARTS_SERVER = re.compile(
     r"trtllm-serve|foretoken serve)\b"
 )
 PYTHON_CHECK = "script"
-
-
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """A value that only running the script would tell."""
-
-    source: str
-
-    def __str__(self) -> str:
-        """As it was written."""
-        return self.source
 
 
 def is_python(text: str) -> bool:

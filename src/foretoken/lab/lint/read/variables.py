@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from foretoken.config.other_engines import find_other
 from foretoken.lab.lint.launches import ELSEWHERE, Form, Launch, LaunchPart
@@ -19,7 +19,8 @@ PREFIXES = {"LLAMA_ARG_": "llama.cpp", "VLLM_": "vllm", "SGLANG_": "sglang"}
 KEYS = ("environment", "env")
 """Keys of a container that set variables."""
 SETTERS = ("-e", "--env")
-"""Options of containers that set one."""
+"""Options of containers that set one, which is the next word or stands in theirs."""
+_SET_IN_ONE = re.compile(r"--env=|-e=?(?=[A-Za-z_]\w*=)")
 _TRUE = ("1", "true", "on", "enabled")
 _EXPORTS = re.compile(r"^[ \t]*(?:export[ \t]+|Environment=)(.*)$", re.MULTILINE)
 _EXPORTS_ALL = re.compile(r"^[ \t]*set -(?:a|o allexport)\b", re.MULTILINE)
@@ -54,20 +55,32 @@ def part_of(variable: str, value: Any, engine: str, place: int = ELSEWHERE) -> L
     return LaunchPart(name=name, written=variable, value=given, raw=raw, place=place)
 
 
-def places_of(words: Sequence[Word]) -> Iterator[tuple[int, str, str]]:
-    """Place, name and value of the words that set a variable, before a server's name."""
+class SetWord(NamedTuple):
+    """A word that sets a variable, before a server's name."""
+
+    place: int
+    name: str
+    value: str
+    option: str
+    """What the word begins with: `--env=`, `-e`; empty if it begins with the name."""
+
+
+def words_that_set(words: Sequence[Word]) -> Iterator[SetWord]:
+    """`A=1 server`, `docker run -e A=1 --env=B=2 -eC=3 image`."""
     leading = True
     for place, word in enumerate(words):
-        match = ASSIGNED.match(word.text)
+        option = _SET_IN_ONE.match(word.text)
+        start = option.end() if option else 0
+        match = ASSIGNED.match(word.text, start)
         behind = place > 0 and words[place - 1].text in SETTERS
-        leading = leading and (match is not None or word.text == "env")
-        if match is not None and (leading or behind):
-            yield place, match[1], word.text[match.end() :]
+        leading = leading and not option and (match is not None or word.text == "env")
+        if match is not None and (leading or behind or option):
+            yield SetWord(place, match[1], word.text[match.end() :], word.text[:start])
 
 
 def set_before(words: Sequence[Word], engine: str) -> list[LaunchPart]:
-    """Variables that a command sets itself: `A=1 server`, `docker run -e A=1 image`."""
-    return [part_of(name, value, engine, place) for place, name, value in places_of(words)]
+    """The variables that a command sets itself."""
+    return [part_of(one.name, one.value, engine, one.place) for one in words_that_set(words)]
 
 
 def first_word(words: Sequence[Word]) -> Word:

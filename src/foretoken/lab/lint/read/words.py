@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from foretoken.config.other_engines import find_other
 from foretoken.lab.lint.launches import ENGINES, Form, Launch, LaunchPart
 from foretoken.lab.lint.read.shell import ASSIGNED, Word
-from foretoken.lab.lint.read.variables import first_word, owner_of, places_of, set_before
+from foretoken.lab.lint.read.variables import first_word, owner_of, set_before, words_that_set
 
 FLAG = re.compile(r"^--?[a-zA-Z]")
 _SERVERS = {
@@ -30,6 +30,9 @@ IMAGES = {
 }
 """Parts of the names of images, and the engine that they start."""
 _SWITCH = re.compile(r"(enable|disable|no|use|skip)-|trust-remote-code$|enforce-eager$|metrics$")
+_DOCKER_SWITCHES = ("--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tty", "--init",
+             "--privileged")  # fmt: skip
+"""Options of `docker run` that have no value."""
 _MOST_LOOSE_WORDS = 2
 """Words without an option that may stand beside options alone; more make a sentence."""
 _REDIRECTS = re.compile(r"\d*[<>]|&>|&$")
@@ -79,7 +82,7 @@ def launch_of(
 
 def _owners(words: Sequence[Word]) -> Iterator[str]:
     """The engines that variables before a command are for."""
-    found = ((name, owner_of(name)) for _, name, _ in places_of(words))
+    found = ((one.name, owner_of(one.name)) for one in words_that_set(words))
     return (own for name, own in found if own and find_other("variables", name, own))
 
 
@@ -122,10 +125,15 @@ def _server(words: Sequence[Word]) -> tuple[str, int]:
             module = next(module for module in _MODULES if word.text.startswith(module))
             found = _MODULES[module], index + 1
         elif found[0] == "unknown" and engine_of_image(word.text) != "unknown":
-            before = words[index - 1].text if index else ""
-            if not FLAG.match(before) or before in ("--rm", "-it", "-d", "-i", "-t"):
+            if index == 0 or not _waits_for_value(words[index - 1].text):
                 found = engine_of_image(word.text), index + 1
     return found
+
+
+def _waits_for_value(word: str) -> bool:
+    """Whether the word behind one of `docker run` may be its value and no image."""
+    has_its_own = "=" in word or re.match(r"-\w\w", word)  # `-p80:80`; or two switches, `-it`
+    return bool(FLAG.match(word)) and not has_its_own and word not in _DOCKER_SWITCHES
 
 
 def _parts(words: Sequence[Word]) -> list[LaunchPart]:

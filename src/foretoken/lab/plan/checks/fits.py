@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from foretoken.lab.findings import Finding
 from foretoken.lab.plan.checks import PlanCheck, PlanContext
-from foretoken.lab.plan.memory_plan import nominal_billions, weight_bytes
+from foretoken.lab.plan.memory_plan import MemoryPlan, nominal_billions, weight_bytes
 from foretoken.lab.plan.setup import Setup
 
 
@@ -20,6 +20,12 @@ def _weights(context: PlanContext) -> Iterator[Finding]:
     )
 
 
+def _shorter(plan: MemoryPlan) -> str:
+    """How long a request may be."""
+    most = plan.tokens - plan.lookahead
+    return f"a context of at most {most:,} tokens" if most > 0 else "a shorter context"
+
+
 def _small_kv(setup: Setup) -> str:
     """The type of keys and values of half the size that the engine has."""
     return {"vllm": "fp8", "llama.cpp": "q8_0", "foretoken": "int8"}[setup.settings.engine]
@@ -28,12 +34,16 @@ def _small_kv(setup: Setup) -> str:
 def _kv_budget(context: PlanContext) -> Iterator[Finding]:
     plan, setup = context.speculating, context.setup
     if plan.kv_pool_bytes <= 0:
+        alone = context.plain.fullest_rank_bytes
+        crowded = alone >= plan.rank_limit_bytes
         yield Finding(
             check="kv_budget",
             level="error",
             message=f"does not load: {plan.fullest_rank_bytes / 1e9:.1f} GB of weights on a rank "
-            f"that may hold {plan.rank_limit_bytes / 1e9:.1f} GB",
-            remedy="more devices, a smaller quantization, or a method without weights",
+            f"that may hold {plan.rank_limit_bytes / 1e9:.1f} GB"
+            + (f", {alone / 1e9:.1f} GB of them the target's own" if crowded else ""),
+            remedy="more devices, a smaller quantization"
+            + ("" if crowded else ", or a method without weights"),
         )
     elif not plan.fits:
         yield Finding(
@@ -41,7 +51,7 @@ def _kv_budget(context: PlanContext) -> Iterator[Finding]:
             level="error",
             message=f"room for {plan.tokens:,} tokens, but one request needs "
             f"{setup.settings.context + plan.lookahead:,}",
-            remedy=f"a shorter context, {_small_kv(setup)} keys and values, or more memory",
+            remedy=f"{_shorter(plan)}, {_small_kv(setup)} keys and values, or more memory",
         )
     elif plan.requests < setup.settings.peak_concurrency:
         yield Finding(

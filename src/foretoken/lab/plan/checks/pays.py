@@ -56,12 +56,16 @@ def _schedule(context: PlanContext) -> Iterator[Finding]:
             where="num_speculative_tokens_per_batch_size",
         )
         return
+    why = (
+        "a mixture of experts reads more experts for each of few rows than for each of many"
+        if context.setup.target.num_experts
+        else "a step of the drafter takes hardly longer for many rows, one of the target does"
+    )
     yield Finding(
         check="schedule",
         level="warning",
         message=f"predicted best by requests in flight: {schedule.words}. It rises with the load, "
-        "which no engine's schedule may; a mixture of experts reads more experts for each of few "
-        "rows than for each of many",
+        f"which no engine's schedule may; {why}",
         remedy=f"k = {schedule.usual_k} throughout, or one server per range of load",
     )
 

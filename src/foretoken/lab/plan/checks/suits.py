@@ -5,6 +5,32 @@ from collections.abc import Iterator
 from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.lab.findings import Finding
 from foretoken.lab.plan.checks import PlanCheck, PlanContext
+from foretoken.lab.plan.setup import ENGINES, refusal
+
+
+def _engine_has_it(context: PlanContext) -> Iterator[Finding]:
+    drafting, own = context.setup.drafting, context.setup.settings.engine
+    if drafting is None or not refusal(own, drafting):
+        return
+    others = [engine for engine in ENGINES if not refusal(engine, drafting)]
+    yield Finding(
+        check="engine_has_it",
+        level="error",
+        message=refusal(own, drafting),
+        where="speculative_config.method",
+        remedy=f"another method, or --engine {' or '.join(others)}",
+    )
+
+
+def _one_device(context: PlanContext) -> Iterator[Finding]:
+    if context.setup.settings.engine == "foretoken" and context.setup.tp > 1:
+        yield Finding(
+            check="one_device",
+            level="error",
+            message=f"foretoken runs on one device, not on {context.setup.tp}",
+            where="plan.count",
+            remedy="--count 1, or another engine",
+        )
 
 
 def _same_family(context: PlanContext) -> Iterator[Finding]:
@@ -171,6 +197,8 @@ def _quantize_first(context: PlanContext) -> Iterator[Finding]:
 
 
 DRAFT_CHECKS = (
+    PlanCheck("engine_has_it", _engine_has_it),
+    PlanCheck("one_device", _one_device),
     PlanCheck("same_family", _same_family),
     PlanCheck("same_tokenizer", _same_tokenizer),
     PlanCheck("size_ratio", _size_ratio),

@@ -19,7 +19,6 @@ from foretoken.lab.plan.verdict import WORDS
 _SHOWN_LOADS = (1, 64, 256, 16, 4)
 _MOST_LOADS = 5
 _MOST_WARNINGS = 4
-_CLEARLY = 1.05
 _COLORS = {"use": "bold green", "measure": "bold yellow", "leave_off": "bold red", "plain": "bold"}
 
 
@@ -143,19 +142,13 @@ def _found(own: AssumedAcceptance) -> str:
 
 
 def _instead(plan: SpeculationPlan) -> Iterator[Text]:
-    """A method that needs nothing more and is expected to gain clearly more."""
-    requests = plan.setup.settings.concurrency
-    usual = plan.prediction.at(requests)
-    now = usual.gain(plan.schedule.usual_k).middle
-    there = [one for one in plan.outlooks if one.available and one.method != plan.setup.method]
-    best = max(there, key=lambda one: one.prediction.at(requests).best, default=None)
-    if best is None or best.prediction.at(requests).best < _CLEARLY * now:
-        return
-    load = best.prediction.at(requests)
-    yield Text(
-        f"{best.method} is expected to gain more and needs nothing new: {load.best:.2f}x "
-        f"({load.best_low:.2f} to {load.best_high:.2f}) with k = {load.best_k}."
-    )
+    if plan.instead is not None:
+        name, verdict = plan.instead.method, plan.instead.verdict
+        yield Text(
+            f"{name} is expected to gain more and needs nothing new: {verdict.reason} "
+            f"(--method {name}).",
+            style="bold",
+        )
 
 
 def _by_workload(plan: SpeculationPlan, width: int) -> Iterator[Table]:
@@ -244,6 +237,12 @@ def _warnings(plan: SpeculationPlan) -> Iterator[Text]:
 
 def _command(plan: SpeculationPlan) -> Iterator[Text]:
     engine, verdict = plan.setup.settings.engine, plan.verdict
+    if not plan.plain.fits:
+        yield Text("\nno command: the target does not fit without drafts either", style="bold")
+        return
+    if plan.commands[engine].startswith("# ") and "\n" not in plan.commands[engine]:
+        yield Text(f"\nno command: {plan.commands[engine][2:]}", style="bold")
+        return
     title = "serve it with" if verdict.speculates else "serve it without speculation"
     yield Text(f"\n{title} ({engine}):", style="bold")
     yield Text(plan.commands[engine])
