@@ -261,3 +261,28 @@ def test_an_unknown_device_is_named() -> None:
     arguments = ["lab", "lint", "vllm serve Qwen/Qwen3-8B -tp 2", "--device", "h100-sxn"]
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 2 and "h100-sxm" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "owner", "remedy"),
+    [
+        ("vllm serve m --model-draft d", "llama.cpp", '{"model": "d"}'),
+        ("vllm serve m --draft-max 8", "llama.cpp", '{"num_speculative_tokens": 8}'),
+        ("sglang serve --model-path m --draft-max 8", "llama.cpp", ""),
+    ],
+)
+def test_an_option_of_another_engine_is_named_as_such(
+    command: str, owner: str, remedy: str
+) -> None:
+    found = [one for one in judged(command).findings if one.check == "unknown_flag"]
+    assert len(found) == 1 and found[0].level == "error", found
+    assert f"one of {owner}" in found[0].message and remedy in found[0].remedy, found
+
+
+def test_options_that_several_engines_have_are_no_matter() -> None:
+    for command in (
+        "vllm serve m --model n --quantization fp8 --max-model-len 4096 --kv-cache-dtype fp8",
+        "llama-server -m t.gguf -ngl 99 --ctx-size 4096 --threads 8 --seed 1",
+        "sglang serve --model-path m --quantization fp8 --mem-fraction-static 0.8 --tp 2",
+    ):
+        assert not [one for one in judged(command).findings if one.check == "unknown_flag"]

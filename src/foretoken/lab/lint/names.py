@@ -22,6 +22,7 @@ from foretoken.lab.lint.unsaid import is_unsaid, json_for_shell, json_text
 from foretoken.lab.lint.variables import VARIABLE_CHECK
 
 _ENGINES = ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
+_SHORTEST = 4
 _LOOK_UPS = tuple(method.name for method in known_methods() if method.drafts_with == "text")
 
 
@@ -67,16 +68,39 @@ def _unknown_flag(launch: Launch) -> Iterator[Finding]:
     known = [f"--{r.name.replace('_', '-')}" for r in other_names()
              if (r.engine, r.kind) == (launch.engine, "flags")]  # fmt: skip
     for part in launch.arguments:
-        speculates = part.name.startswith(("spec-", "speculative"))
-        if speculates and flag_name(launch.engine, part.name) is None and part.written:
+        if flag_name(launch.engine, part.name) is not None or not part.written:
+            continue
+        other = _of_another(part.name)
+        if other is not None or part.name.startswith(("spec-", "speculative")):
             near = nearest(part.written, known)
+            whose = f": it is one of {other.engine}" if other is not None else ""
             yield Finding(
                 check="unknown_flag",
                 level="error",
                 where=part.written,
-                message=f"{launch.engine} knows no such option about speculation",
-                remedy=f"did you mean {near}?" if near else "",
+                message=f"{launch.engine} knows no such option about speculation{whose}",
+                remedy=_in_config(launch, other, part.value)
+                or (f"did you mean {near}?" if near else ""),
             )
+
+
+def _of_another(name: str) -> OtherName | None:
+    """An option by which another engine drafts; short ones may mean something else."""
+    row = find_other("flags", name)
+    return row if row is not None and len(name) > _SHORTEST and (row.key or row.method) else None
+
+
+def _in_config(launch: Launch, other: OtherName | None, value: object) -> str:
+    """The key of vLLM's that says the same as an option of another engine; empty: none."""
+    if other is None or launch.engine != "vllm" or not other.key:
+        return ""
+    row = find_other("keys", other.key, "vllm")
+    if row is None or row.gone:
+        return ""
+    given = {other.key: typed(value)}
+    if launch.form.kind in ("shell", "list", "exec"):
+        return f"--speculative-config {json_for_shell(given)}"
+    return f"speculative_config={json_text(given)}"
 
 
 def _removed_key(launch: Launch) -> Iterator[Finding]:
