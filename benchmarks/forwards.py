@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from foretoken import LLM
+from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
 from foretoken.proposers.choose.drafters import Drafters
 from foretoken.proposers.models.draft_model.steps import ModelSteps
@@ -40,11 +41,25 @@ class Probe:
         """`seconds`, to be called later."""
         return lambda: self.seconds(rows, times)
 
+    def drafting_seconds(self, fed: int, drafts: int, times: int) -> float:
+        """Mean time of one call that feeds `fed` tokens after the context and drafts greedily."""
+        layout, ids = self._span(self.context, fed, fed + drafts)
+        plan = plan_best(1, drafts)
+        began = time.perf_counter()
+        for _ in range(times):
+            found = self.runner.roll_out([layout], [ids], plan)
+            assert found is not None, "no compiled kernels"
+        return (time.perf_counter() - began) / times
+
     def _forward(self, start: int, rows: int) -> None:
-        pages = list(range(-(-(start + rows) // self.runner.page_size)))
-        layout = SpanLayout(start=start, num_tokens=rows, page_table=pages)
-        ids = random.Random(rows).choices(range(2, self.vocab), k=rows)
+        layout, ids = self._span(start, rows, rows)
         self.runner.forward([layout], [ids], range(rows))
+
+    def _span(self, start: int, rows: int, reach: int) -> tuple[SpanLayout, list[int]]:
+        """Random tokens, on pages that hold `reach` positions from their first one on."""
+        pages = list(range(-(-(start + reach) // self.runner.page_size)))
+        layout = SpanLayout(start=start, num_tokens=rows, page_table=pages)
+        return layout, random.Random(rows).choices(range(2, self.vocab), k=rows)
 
 
 def target_probe(llm: LLM, context: int) -> Probe:

@@ -1,6 +1,7 @@
 """Make models of about one billion parameters whose drafts are accepted at a known rate.
 
     python benchmarks/make_models.py FOLDER [--shape tiny]
+    python benchmarks/make_models.py FOLDER --shape 8b --only cycle
 
 Two families of Llama checkpoints in bfloat16, a tokenizer, and prompts.json with token ids.
 
@@ -15,6 +16,10 @@ grown-target, grown-draft
 
 Prompts: `text` is source code; `fresh` is source code that ends at the entry of a cycle it has
 not shown; `echo` runs through a cycle two and a half times, so that prompt look-up always hits.
+
+`8b` has the sizes of an 8 B Llama with its vocabulary of 128,256, and a draft that is right at 80 %,
+of two layers of the 1 B model. Every fourth layer of the target has the same weights, which are on
+disk once: 4 GB. In memory each layer has its own.
 """
 
 import json
@@ -24,7 +29,7 @@ from pathlib import Path
 
 import torch
 from common import make_parser
-from shapes import LlamaShape, gaussian, layer_tensors, write_model
+from shapes import LlamaShape, gaussian, layer_tensors, repeated_layers, write_model
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -40,10 +45,17 @@ HEAD_SCALE = 0.02
 CYCLE_RESIDUAL_STD = 0.02
 SHAPES = {
     "1b": LlamaShape(hidden=2048, layers=16, heads=32, kv_heads=8, ffn=8192, vocab=VOCAB),
+    "8b": LlamaShape(
+        hidden=4096, layers=32, heads=32, kv_heads=8, ffn=14336, vocab=128256, distinct=4
+    ),
     "tiny": LlamaShape(hidden=256, layers=4, heads=4, kv_heads=2, ffn=512, vocab=VOCAB),
 }
-DRAFT_LAYERS = {"1b": 2, "tiny": 1}
-AGREEMENTS = (100, 80, 60)
+DRAFTS = {
+    "1b": replace(SHAPES["1b"], layers=2),
+    "8b": replace(SHAPES["1b"], layers=2, vocab=SHAPES["8b"].vocab),
+    "tiny": replace(SHAPES["tiny"], layers=1),
+}
+AGREEMENTS = {"1b": (100, 80, 60), "8b": (80,), "tiny": (100, 80, 60)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,31 +98,31 @@ def draft_successors(cycles: Cycles, agreement: int, seed: int) -> list[int]:
     return following
 
 
-def cycle_weights(
-    shape: LlamaShape, following: list[int], embedding_VD: Tensor
-) -> dict[str, Tensor]:
-    """Tensors of a model that continues any token x with following[x]."""
+def cycle_weights(shape: LlamaShape, following: list[int]) -> dict[str, Tensor]:
+    """Tensors of a model that continues any token x of the tokenizer with following[x]."""
+    table = torch.Generator().manual_seed(101)
+    embedding_VD = gaussian(shape.vocab, shape.hidden, 1.0, table)
     generator = torch.Generator().manual_seed(shape.layers)
     tensors: dict[str, Tensor] = {"model.embed_tokens.weight": embedding_VD}
-    for layer in range(shape.layers):
+    for layer in range(shape.distinct or shape.layers):
         tensors.update(layer_tensors(shape, layer, CYCLE_RESIDUAL_STD, generator))
+    if shape.distinct:
+        tensors.update(dict(repeated_layers(shape, tensors)))
     head_VD = torch.zeros_like(embedding_VD)
-    head_VD[torch.tensor(following)] = embedding_VD * HEAD_SCALE
+    head_VD[torch.tensor(following)] = embedding_VD[: len(following)] * HEAD_SCALE
     tensors["lm_head.weight"] = head_VD
     return tensors
 
 
 def write_cycle_family(folder: Path, size: str, cycles: Cycles, tokenizer: Tokenizer) -> None:
     """cycle-target and its drafts."""
-    shape = SHAPES[size]
-    embedding_VD = gaussian(VOCAB, shape.hidden, 1.0, torch.Generator().manual_seed(101))
-    target = cycle_weights(shape, list(cycles.next_token), embedding_VD)
+    shape, small = SHAPES[size], DRAFTS[size]
+    target = cycle_weights(shape, list(cycles.next_token))
     write_model(folder / "cycle-target", shape, target, tokenizer)
     del target
-    small = replace(shape, layers=DRAFT_LAYERS[size])
-    for agreement in AGREEMENTS:
+    for agreement in AGREEMENTS[size]:
         successors = draft_successors(cycles, agreement, seed=agreement)
-        weights = cycle_weights(small, successors, embedding_VD)
+        weights = cycle_weights(small, successors)
         write_model(folder / f"cycle-draft-{agreement}", small, weights, tokenizer)
 
 
@@ -121,7 +133,7 @@ def write_grown_family(folder: Path, size: str, tokenizer: Tokenizer) -> None:
     tensors: dict[str, Tensor] = {
         "model.embed_tokens.weight": gaussian(VOCAB, shape.hidden, 0.02, generator)
     }
-    small = replace(shape, layers=DRAFT_LAYERS[size])
+    small = replace(shape, layers=DRAFTS[size].layers)
     for layer in range(small.layers):
         tensors.update(layer_tensors(shape, layer, 1.0, generator))
     write_model(folder / "grown-draft", small, dict(tensors), tokenizer)
@@ -158,6 +170,8 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     size = "tiny" if arguments.quick else arguments.shape
+    if size == "8b" and arguments.only != "cycle":
+        parser.error("--shape 8b is made with --only cycle")
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
     tokenizer = train_tokenizer((file.text for file in load_corpus().training), VOCAB)
     cycles = make_cycles(seed=7)

@@ -81,16 +81,31 @@ class Work:
         storage = engine_storage(2, SCHEMES[self.weights])
         return weight_bytes(counts, storage) - counts.table * storage.table
 
-    def decode_s(self, limits: Limits, first: int, last: int) -> float:
-        """Seconds for a token, the mean over contexts from `first` to `last` positions."""
-        context = (first + last) / 2
+    def head_bytes(self) -> float:
+        """Of them, the output head's."""
+        counts, storage = self.shape.weight_counts(), engine_storage(2, SCHEMES[self.weights])
+        return counts.head * storage.head + counts.head_outputs * storage.per_head_output
+
+    def head_s(self, limits: Limits, rows: int) -> float:
+        """Seconds for the output head of `rows` tokens."""
+        products = {self.kind: float(self.shape.weight_counts().head) * rows}
+        return limits.seconds(self.head_bytes(), products)
+
+    def pass_s(self, limits: Limits, context: float, rows: float) -> float:
+        """Seconds for a pass over `rows` tokens after `context` positions, the head for each."""
         counts, shape = self.shape.weight_counts(), self.shape
         keys = context * shape.num_hidden_layers
         read = self.step_bytes() + 2 * keys * shape.kv_size * 2
         products = _added(
-            {self.kind: float(counts.matrices + counts.head)}, "bf16", 2 * keys * shape.query_size
+            {self.kind: rows * float(counts.matrices + counts.head)},
+            "bf16",
+            2 * rows * keys * shape.query_size,
         )
         return limits.seconds(read, products)
+
+    def decode_s(self, limits: Limits, first: int, last: int) -> float:
+        """Seconds for a token, the mean over contexts from `first` to `last` positions."""
+        return self.pass_s(limits, (first + last) / 2, 1)
 
     def prompt_s(self, limits: Limits, tokens: int) -> float:
         """Seconds for a prompt: weights once, all rows' products, the head for one of them."""

@@ -6,7 +6,7 @@ It does not know what the weights are meant to do; `make_models` does.
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,8 @@ class LlamaShape:
     ffn: int
     vocab: int
     tied: bool = False
+    distinct: int = 0
+    """Layers with weights of their own, which the others repeat in turns; 0: all of them."""
 
     @property
     def head_dim(self) -> int:
@@ -101,6 +103,17 @@ def layer_tensors(
         yield name, torch.ones(shape.hidden, dtype=torch.bfloat16)
 
 
+def repeated_layers(
+    shape: LlamaShape, tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Names of the layers after the distinct ones, and the tensors that they share with these."""
+    for layer in range(shape.distinct, shape.layers):
+        own, shared = (f"model.layers.{n}." for n in (layer, layer % shape.distinct))
+        for name, tensor in tensors.items():
+            if name.startswith(shared):
+                yield own + name.removeprefix(shared), tensor
+
+
 def write_model(
     folder: Path, shape: LlamaShape, tensors: dict[str, Tensor], tokenizer: Tokenizer
 ) -> None:
@@ -109,7 +122,10 @@ def write_model(
     tensors["model.norm.weight"] = torch.ones(shape.hidden, dtype=torch.bfloat16)
     if shape.tied:
         tensors.pop("lm_head.weight", None)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if shape.distinct:
+        torch.save(tensors, folder / "pytorch_model.bin")  # safetensors keep no shared tensors
+    else:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(shape.config(), indent=2) + "\n")
     generation = {"bos_token_id": BEGIN_ID, "eos_token_id": END_ID, "pad_token_id": END_ID}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")

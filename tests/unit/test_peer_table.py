@@ -158,6 +158,20 @@ def test_integer_weights_are_bytes_and_scales_and_their_own_products(bench: Any)
     assert int8.decode_s(peaks, 1, 1) == pytest.approx(4 * eight.decode_s(peaks, 1, 1), rel=1e-6)
 
 
+def test_rows_of_a_pass_share_its_bytes_and_have_their_own_products(bench: Any) -> None:
+    work = bench.peer_floor.Work(shape=SHAPE, weights="int8")
+    reading = limits(bench, 1e6, int16=1e15, bf16=1e15)
+    assert work.pass_s(reading, 30, 6) == work.decode_s(reading, 20, 40)
+    multiplying = limits(bench, 1e15, int16=1e6, bf16=1e15)
+    assert work.pass_s(multiplying, 30, 6) == pytest.approx(6 * (MATRICES + HEAD) / 1e6)
+
+
+def test_the_heads_floor_is_its_share_of_a_pass(bench: Any) -> None:
+    work = bench.peer_floor.Work(shape=SHAPE, weights="int8")
+    assert work.head_s(limits(bench, 1e6, int16=1e15), 6) == pytest.approx((HEAD + 400) / 1e6)
+    assert work.head_s(limits(bench, 1e15, int16=1e6), 6) == pytest.approx(6 * HEAD / 1e6)
+
+
 def test_a_prompt_needs_the_head_once_and_every_pair(bench: Any) -> None:
     work = bench.peer_floor.Work(shape=SHAPE, weights="16 bit")
     pairs = 10 * 11 / 2 * 3
