@@ -17,9 +17,9 @@ grown-target, grown-draft
 Prompts: `text` is source code; `fresh` is source code that ends at the entry of a cycle it has
 not shown; `echo` runs through a cycle two and a half times, so that prompt look-up always hits.
 
-`8b` has the sizes of an 8 B Llama with its vocabulary of 128,256, and a draft that is right at 80 %,
-of two layers of the 1 B model. Every fourth layer of the target has the same weights, which are on
-disk once: 4 GB. In memory each layer has its own.
+`8b` has the sizes of an 8 B Llama with its vocabulary of 128,256. Its draft, right at 80 %, has two
+layers of the 1 B model. Every fourth layer of the target has the same weights, which are on disk
+once: 4 GB. In memory each layer has its own.
 """
 
 import json

@@ -7,7 +7,7 @@ rows and of the draft over 1 and 2 (2: after all drafts were accepted, the last 
 caught up with), k drafts in one call as the engine makes them, then steps of the running engine.
 The floor of a pass is the longer of reading its weights, keys and values, and of making its
 products, at the limits of the machine in the same seconds (`peer_floor.py`); embedding, sampling
-and Python count nothing. Wanted: at most 1.05 of it.
+and Python count nothing, and caches hold nothing. Wanted: at most 1.05 of it.
 """
 
 import argparse
@@ -149,9 +149,7 @@ def measure(timer: StepTimer, settings: argparse.Namespace) -> Kept:
     def of(kind: str) -> dict[Any, Any]:
         return {key: kept for (one, key), kept in found.items() if one == kind}
 
-    return Kept(
-        target=of("target"), draft=of("draft"), drafts=of("drafts"), steps=of("steps")
-    )
+    return Kept(target=of("target"), draft=of("draft"), drafts=of("drafts"), steps=of("steps"))
 
 
 def passes(kept: Mapping[int, Sequence[Pass]], work: Work, context: int) -> dict[int, Passes]:
