@@ -2,6 +2,7 @@
 
     ForetokenError                 exit 1  HTTP 500
     +-- EngineLostError            exit 1  HTTP 503  the engine has ended; nothing more can be run
+    |   +-- RankLostError          exit 1  HTTP 503  a process that shared its work is gone or stuck
     +-- TrainingError              exit 1  HTTP 500  a run cannot go on; its checkpoints are intact
     +-- EndpointError              exit 5  HTTP 502  a measured server that is not there, or broke
     +-- MissingPackageError        exit 2  HTTP 501  an extra of the installation that is not there
@@ -41,6 +42,10 @@ class EngineLostError(ForetokenError):
     """The engine's thread has ended, by request or by an error; nothing more can be run."""
 
     http_status = 503
+
+
+class RankLostError(EngineLostError):
+    """A process of a group left, died, or was not there in time; the others cannot go on."""
 
 
 class TrainingError(ForetokenError):

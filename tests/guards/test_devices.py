@@ -15,6 +15,7 @@ ASKS_FOR_A_DEVICE = {
 }
 ASKS_FOR_THE_LIBRARY = {
     "backend.py": "the border",
+    "distributed/": "processes wait for each other, whatever computes",
     "kernels/library.py": "its own description of itself",
 }
 

@@ -24,6 +24,8 @@ SPAN_INTS: Final = 6
 """int32 numbers of an ft_span: row, num_rows, start, pages, paths, known."""
 UNIT_INTS: Final = 5
 """int32 numbers of an ft_attention_unit, which only C writes."""
+MOST_RANKS: Final = 64
+"""Processes of an ft_group."""
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -259,6 +261,23 @@ class FtAllocateCall(ctypes.Structure):
     ]
 
 
+class FtSeat(ctypes.Structure):
+    """Where a rank of a group counts its turns (group.h)."""
+
+    _fields_ = [(name, _I32 * 16) for name in ("turns", "sleepers", "ended")]
+
+
+class FtGroup(ctypes.Structure):
+    """A rank and those that it waits for (group.h)."""
+
+    _fields_ = [
+        ("seats", _PTR * MOST_RANKS),
+        ("lines", _I32 * MOST_RANKS),
+        *_fields(_I32, "rank size"),
+        ("spin_ns", _I64),
+    ]
+
+
 STRUCTURES: Final = (
     FtLinear,
     FtLinearRows,
@@ -282,6 +301,8 @@ STRUCTURES: Final = (
     FtHeadCall,
     FtDraftOption,
     FtAllocateCall,
+    FtSeat,
+    FtGroup,
 )
 SIZES: Final = {
     **{re.sub("(?=[A-Z])", "_", s.__name__)[1:].lower(): ctypes.sizeof(s) for s in STRUCTURES},

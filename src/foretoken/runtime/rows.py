@@ -105,7 +105,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """One Rows with its request's profile and where its logits start."""
 
     rows: Rows
@@ -130,11 +130,11 @@ class Group:
             return pack_rows((0,) * self.rows.num_rows, BEST)
         return pack_rows(self.profile.keys(self.rows, stream), self.profile.drawing)
 
-    def single(self, row: int, start: int) -> "Group":
+    def single(self, row: int, start: int) -> "RowGroup":
         """A group of one of these rows, by index over all; the logits of it start at `start`."""
         first = self.rows.first + row - self.start
         one = Rows(sequence=self.rows.sequence, drafts=self.rows.drafts[:first], first=first)
-        return Group(one, self.profile, start)
+        return RowGroup(one, self.profile, start)
 
 
 def _forbidden(request: Request, vocab_size: int, device: torch.device) -> Tensor | None:

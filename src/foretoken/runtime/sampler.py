@@ -18,7 +18,7 @@ from foretoken.ops.noise import KeyedNoise, Stream, pack_keys
 from foretoken.ops.sampling import draw, draw_filtered, greedy
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.penalties import PenaltyCounts
-from foretoken.runtime.rows import Group, Kind, Profile, Rows, banned_cells
+from foretoken.runtime.rows import Kind, Profile, RowGroup, Rows, banned_cells
 from foretoken.types import Request
 
 
@@ -80,7 +80,7 @@ class Sampler:
             chosen_R[left] = self._choose_each(edited_RV[left], part, stream)
         return chosen_R
 
-    def _choose_each(self, edited_RV: Tensor, groups: list[Group], stream: Stream) -> Tensor:
+    def _choose_each(self, edited_RV: Tensor, groups: list[RowGroup], stream: Stream) -> Tensor:
         """`choose` by PyTorch's operations, from edited logits."""
         kinds = sorted({group.kind for group in groups})
         if len(kinds) == 1:
@@ -149,7 +149,7 @@ class Sampler:
                 ids[row] = token
         return ids
 
-    def _choose(self, edited_PV: Tensor, part: list[Group], stream: Stream) -> Tensor:
+    def _choose(self, edited_PV: Tensor, part: list[RowGroup], stream: Stream) -> Tensor:
         """Tokens of groups that are all of one kind."""
         kind = part[0].kind
         if kind is Kind.GREEDY:
@@ -160,16 +160,16 @@ class Sampler:
             return draw(scaled_PV, keys_P2, self.noise)
         return draw_filtered(scaled_PV, self._filters(part), keys_P2, self.noise)
 
-    def _groups(self, logits_RV: Tensor, rows: Seq[Rows]) -> list[Group]:
+    def _groups(self, logits_RV: Tensor, rows: Seq[Rows]) -> list[RowGroup]:
         groups, start = [], 0
         for group in rows:
-            groups.append(Group(group, self.profile(group.sequence.request), start))
+            groups.append(RowGroup(group, self.profile(group.sequence.request), start))
             start += group.num_rows
         assert logits_RV.shape == (start, self.vocab_size), (logits_RV.shape, start)
         assert logits_RV.dtype == torch.float32, logits_RV.dtype
         return groups
 
-    def _edit(self, logits_RV: Tensor, groups: list[Group]) -> Tensor:
+    def _edit(self, logits_RV: Tensor, groups: list[RowGroup]) -> Tensor:
         """Everything before temperature; the given tensor itself if there is nothing to do."""
         # Most requests edit nothing: then no copy is made. Otherwise raw logits stay as they are,
         # for logprobs are of raw logits.
@@ -198,14 +198,14 @@ class Sampler:
                 self._counts.apply(rows_RV, group.rows, group.profile.penalties)
         return edited_RV
 
-    def _index(self, part: list[Group]) -> Tensor:
+    def _index(self, part: list[RowGroup]) -> Tensor:
         """Rows of the groups, int64."""
         return torch.tensor([i for g in part for i in range(g.start, g.end)], device=self.device)
 
-    def _temperatures(self, groups: list[Group]) -> list[float]:
+    def _temperatures(self, groups: list[RowGroup]) -> list[float]:
         return [g.profile.temperature for g in groups for _ in range(g.rows.num_rows)]
 
-    def _filters(self, groups: list[Group]) -> Filters:
+    def _filters(self, groups: list[RowGroup]) -> Filters:
         each = [
             (g.profile.filters or (0.0, 0, 1.0)) for g in groups for _ in range(g.rows.num_rows)
         ]

@@ -2,6 +2,7 @@
 // loads the library (kernels/structures.py), since neither compiler sees the other side.
 #include "allocate.h"
 #include "decoder.h"
+#include "group.h"
 #include "heads.h"
 #include "reject.h"
 #include "rollout.h"
@@ -41,5 +42,7 @@ const ft_size ft_sizes[] = {
     SIZE(ft_head_call),
     SIZE(ft_draft_option),
     SIZE(ft_allocate_call),
+    SIZE(ft_seat),
+    SIZE(ft_group),
     {NULL, 0},
 };

@@ -1,0 +1,7 @@
+"""One of a group's processes, as rank 0 starts it: `python -m foretoken.distributed DESCRIPTOR`."""
+
+import sys
+
+from foretoken.distributed.processes import follow
+
+sys.exit(follow(int(sys.argv[1])))

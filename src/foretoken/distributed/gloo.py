@@ -1,0 +1,113 @@
+"""A group over torch.distributed's gloo: sockets, so it needs no kernels of ours.
+
+Owns a process group of its own, which is not PyTorch's default one. Gloo gathers tensors of one
+size only: labels go first, then bytes as many as the largest tensor has.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions, ProcessGroupGloo, TCPStore
+
+from foretoken.distributed.group import Group, Label, Rendezvous, bytes_of
+from foretoken.errors import RankLostError
+
+_HOST: Final = "127.0.0.1"
+_JOIN: Final = timedelta(seconds=120)
+_LONGEST: Final = timedelta(days=7)
+"""Gloo has no wait without end."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlooRendezvous(Rendezvous):
+    """A store of rank 0 on a free port of this host."""
+
+    size: int
+    port: int
+    wait_s: float
+    made: list[TCPStore] = field(default_factory=list)
+    """Rank 0's, which stays there."""
+
+    @classmethod
+    def make(cls, size: int, wait_s: float) -> "GlooRendezvous":
+        """Open the store; it ends with the group of rank 0."""
+        store = TCPStore(_HOST, 0, size, True, _JOIN, wait_for_workers=False)
+        return cls(size=size, port=store.port, wait_s=wait_s, made=[store])
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+    def join(self, rank: int, lines: Mapping[int, int]) -> "GlooGroup":
+        """Connect to every other rank; gloo sees for itself who dies."""
+        try:
+            store = self.made.pop() if self.made else TCPStore(_HOST, self.port, self.size)
+            found = ProcessGroupGloo(store, rank, self.size, _JOIN)
+        except RuntimeError as error:
+            raise RankLostError(f"not all processes came: {_first_line(error)}") from error
+        return GlooGroup(found, rank, self.size, self.wait_s)
+
+    def __reduce__(self) -> tuple[Callable[..., Rendezvous], tuple[int, int, float]]:
+        """A pickle without the store."""
+        return _found, (self.size, self.port, self.wait_s)
+
+
+def _found(size: int, port: int, wait_s: float) -> GlooRendezvous:
+    return GlooRendezvous(size=size, port=port, wait_s=wait_s)
+
+
+@final
+class GlooGroup(Group):
+    """Two gathers for each swap. Whoever leaves closes its connections, which the others notice."""
+
+    def __init__(self, found: ProcessGroupGloo, rank: int, size: int, wait_s: float) -> None:
+        """Take over a process group that is connected."""
+        self.rank, self.size, self.wait_s = rank, size, wait_s
+        self._group: Any = found  # whose operations have no types
+
+    def swap(self, x: Tensor, wait_s: float | None) -> list[Tensor]:
+        """Labels, then bytes."""
+        flat = bytes_of(x.contiguous())
+        numbers = self._gather(torch.tensor(Label.of(x).numbers()), wait_s)
+        labels = [Label.from_numbers(tuple(one.tolist())) for one in numbers]
+        most = max(label.payload for label in labels)
+        if not most:
+            return [torch.empty(label.shape, dtype=label.dtype) for label in labels]
+        padded = torch.empty(most, dtype=torch.uint8)
+        padded[: flat.shape[0]] = flat
+        return [
+            one[: label.payload].view(label.dtype).view(label.shape)
+            for one, label in zip(self._gather(padded, self.wait_s), labels, strict=True)
+        ]
+
+    def abort(self, why: str) -> None:
+        """Close the connections; gloo cannot pass on `why`."""
+        self._group = None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._group = None
+
+    def _gather(self, x: Tensor, wait_s: float | None) -> list[Tensor]:
+        if self._group is None:
+            raise RankLostError("the group of this process has been closed")
+        found = [torch.empty_like(x) for _ in range(self.size)]
+        options = AllgatherOptions()
+        options.timeout = _LONGEST if wait_s is None else timedelta(seconds=wait_s)
+        try:
+            self._group.allgather([found], [x], options).wait()
+        except RuntimeError as error:
+            self._group = None
+            said = _first_line(error)
+            raise RankLostError(f"another process has left, died or is late: {said}") from error
+        return found
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,169 @@
+"""A group of processes, its ranks, and the one thing that they do together: swap tensors.
+
+Knows no models. Nothing here adds numbers, so nothing depends on an order: what comes out is made
+of bits that went in. Invariants: every rank calls the same operations in the same order; a wait
+ends, with the others' tensors or with `RankLostError` on every rank that still runs.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from struct import Struct
+from typing import Final, final
+
+import torch
+from torch import Tensor
+
+IDLE: Final = None
+"""Time to wait where there may be nothing to do for hours."""
+
+
+class Group(ABC):
+    """One rank's view of its group. Not thread-safe."""
+
+    rank: int
+    size: int
+    wait_s: float
+    """Seconds that a rank waits for another before it gives the group up."""
+
+    @abstractmethod
+    def swap(self, x: Tensor, wait_s: float | None) -> list[Tensor]:
+        """Every rank's tensor, in the order of ranks, valid until the next call.
+
+        Args:
+            x: on the CPU, of any shape and type; ranks may give different ones.
+            wait_s: seconds to wait for the others; `IDLE`: until they come or the group ends.
+
+        Raises:
+            RankLostError: a rank left, died or was late.
+        """
+
+    @abstractmethod
+    def abort(self, why: str) -> None:
+        """End the group for all ranks, who are told `why`; an end that was before stands."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave, which ends the group for those who still wait. Closing twice is fine."""
+
+    @final
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """What `torch.cat` makes of all ranks' tensors along `dim`, on every rank.
+
+        Raises:
+            RankLostError: a rank left, died or was late.
+        """
+        return _joined(self.swap(x, self.wait_s), dim)
+
+    @final
+    def gather(self, x: Tensor, dim: int) -> Tensor | None:
+        """The same on rank 0; None on the others.
+
+        Raises:
+            RankLostError: a rank left, died or was late.
+        """
+        parts = self.swap(x, self.wait_s)
+        return None if self.rank else _joined(parts, dim)
+
+    @final
+    def broadcast(self, message: bytes | None, *, idle: bool = False) -> bytes:
+        """What rank 0 says.
+
+        Args:
+            message: on rank 0; None on the others.
+            idle: whether others wait for it as long as it takes; rank 0 never waits so long.
+
+        Raises:
+            RankLostError: a rank left, died or was late.
+        """
+        assert (message is None) == (self.rank > 0), (self.rank, message is None)
+        said = torch.empty(0, dtype=torch.uint8)
+        if message:
+            said = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        parts = self.swap(said, IDLE if idle and self.rank else self.wait_s)
+        return parts[0].numpy().tobytes()
+
+
+class Rendezvous(ABC):
+    """How the processes of a group find each other. Rank 0 makes it; it travels as a pickle."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    @abstractmethod
+    def descriptors(self) -> tuple[int, ...]:
+        """Descriptors that a process must inherit under the same numbers before it joins."""
+
+    @abstractmethod
+    def join(self, rank: int, lines: Mapping[int, int]) -> Group:
+        """Wait for the others.
+
+        Args:
+            rank: of this process.
+            lines: rank -> a descriptor that can be read, or hangs up, when that one has died.
+                Rank 0 has those of all others, they have rank 0's.
+
+        Raises:
+            RankLostError: a rank died or did not come.
+        """
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    types = {part.dtype for part in parts}
+    assert len(types) == 1, f"one type for all ranks: {types}"
+    return torch.cat(parts, dim)
+
+
+_TYPES: Final = (
+    torch.float32, torch.bfloat16, torch.float16, torch.float64,
+    torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool,
+)  # fmt: skip
+_LABEL: Final = Struct("=16q")
+_MOST_DIMS: Final = 13
+
+
+@final
+class Label:
+    """What goes before a tensor's bytes: how many they are, and of what."""
+
+    num_bytes: Final = _LABEL.size
+    __slots__ = ("dtype", "payload", "shape")
+
+    def __init__(self, payload: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        """`payload` bytes of a tensor of this type and shape."""
+        self.payload, self.dtype, self.shape = payload, dtype, shape
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Label":
+        """That of a tensor."""
+        return cls(x.numel() * x.element_size(), x.dtype, tuple(x.shape))
+
+    def numbers(self) -> list[int]:
+        """Sixteen numbers that say it."""
+        dims = len(self.shape)
+        assert dims <= _MOST_DIMS, (dims, _MOST_DIMS)
+        rest = [0] * (_MOST_DIMS - dims)
+        return [self.payload, _TYPES.index(self.dtype), dims, *self.shape, *rest]
+
+    def put(self, buffer: memoryview, at: int) -> None:
+        """Write it."""
+        _LABEL.pack_into(buffer, at, *self.numbers())
+
+    @classmethod
+    def read(cls, buffer: memoryview, at: int) -> "Label":
+        """What `put` wrote."""
+        return cls.from_numbers(_LABEL.unpack_from(buffer, at))
+
+    @classmethod
+    def from_numbers(cls, numbers: tuple[int, ...]) -> "Label":
+        """What `numbers` says."""
+        payload, kind, dims, *shape = numbers
+        return cls(payload, _TYPES[kind], tuple(shape[:dims]))
+
+
+def bytes_of(x: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor, uint8 [bytes], without a copy."""
+    assert x.is_contiguous(), x.stride()
+    return x.reshape(-1).view(torch.uint8)

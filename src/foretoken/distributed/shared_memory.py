@@ -1,0 +1,186 @@
+"""A group on one host, over memory that its processes share (native/group.h).
+
+Each rank has a segment: its counter of turns, a note for the others if it gives up, and two buffers
+that take turns. The segments have no names, so nothing can be left behind: the system frees them
+with the last process. Knows nothing of how processes are started.
+"""
+
+import ctypes
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from mmap import mmap
+from typing import Final, final
+
+import torch
+from torch import Tensor
+
+from foretoken.distributed.group import Group, Label, Rendezvous, bytes_of
+from foretoken.errors import RankLostError
+from foretoken.hardware import usable_cores
+from foretoken.kernels.library import Library, find_library
+from foretoken.kernels.structures import MOST_RANKS, FtGroup
+
+_PTR, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+BUFFER_BYTES: Final = 1 << 20
+"""A tensor beyond it goes in several turns."""
+_HEAD_BYTES: Final = 4096
+_NOTE_AT, _NOTE_BYTES = 1024, 2048
+_SEGMENT_BYTES: Final = _HEAD_BYTES + 2 * BUFFER_BYTES
+_ROOM: Final = BUFFER_BYTES - Label.num_bytes
+_SPIN_NS: Final = 20_000
+_LEFT, _DIED, _LATE = 1, 2, 3
+_JOIN_S: Final = 120.0
+"""Importing PyTorch takes seconds, and many on a busy machine."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMemoryRendezvous(Rendezvous):
+    """Segments that processes on this host inherit."""
+
+    segments: tuple[int, ...]
+    """Their descriptors."""
+    wait_s: float
+
+    @classmethod
+    def make(cls, size: int, wait_s: float) -> "SharedMemoryRendezvous":
+        """Make the segments of `size` ranks; `close` gives the descriptors back."""
+        assert 1 <= size <= MOST_RANKS, (size, MOST_RANKS)
+        made = tuple(os.memfd_create(f"foretoken rank {rank}") for rank in range(size))
+        for segment in made:
+            os.ftruncate(segment, _SEGMENT_BYTES)
+        return cls(segments=made, wait_s=wait_s)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.segments)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The segments."""
+        return self.segments
+
+    def join(self, rank: int, lines: Mapping[int, int]) -> "SharedMemoryGroup":
+        """Map all segments and wait for the others."""
+        library = find_library()
+        assert library is not None, "whoever makes it has the kernels"
+        mapped = [mmap(segment, _SEGMENT_BYTES) for segment in self.segments]
+        for segment in self.segments:
+            os.close(segment)
+        group = SharedMemoryGroup(library, mapped, rank, lines, self.wait_s)
+        group.swap(torch.empty(0), _JOIN_S)
+        return group
+
+
+@final
+class SharedMemoryGroup(Group):
+    """Copies in, counts a turn, waits for the others' counters, and reads their buffers."""
+
+    def __init__(
+        self,
+        library: Library,
+        segments: Sequence[mmap],
+        rank: int,
+        lines: Mapping[int, int],
+        wait_s: float,
+    ) -> None:
+        """Take over mapped segments; `lines` as for `Rendezvous.join`."""
+        self.rank, self.size, self.wait_s = rank, len(segments), wait_s
+        self._views = [memoryview(segment) for segment in segments]
+        self._bytes = [torch.frombuffer(segment, dtype=torch.uint8) for segment in segments]
+        self._turns = 0
+        self._ended = False
+        self._call = FtGroup(
+            rank=rank,
+            size=self.size,
+            # Whoever looks where another could run only keeps it waiting.
+            spin_ns=_SPIN_NS if self.size <= usable_cores() else 0,
+        )
+        self._call.seats[: self.size] = [x.data_ptr() for x in self._bytes]
+        self._call.lines[: self.size] = [lines.get(other, -1) for other in range(self.size)]
+        self._arrive = library.function("ft_group_arrive", (_PTR,))
+        self._wait = library.function("ft_group_wait", (_PTR, _I64), _I64)
+        self._end = library.function("ft_group_end", (_PTR, _I32, _I32), _I64)
+
+    def swap(self, x: Tensor, wait_s: float | None) -> list[Tensor]:
+        """The other ranks' are views of their buffers where they fit in."""
+        x = x.contiguous()
+        flat = bytes_of(x)
+        at = self._begin()
+        Label.of(x).put(self._views[self.rank], at)
+        self._write(flat[:_ROOM], at)
+        self._take_turn(wait_s)
+        labels = [Label.read(view, at) for view in self._views]
+        most = max(label.payload for label in labels)
+        if most <= _ROOM:
+            return [
+                one.narrow(0, at + Label.num_bytes, label.payload)
+                .view(label.dtype)
+                .view(label.shape)
+                for one, label in zip(self._bytes, labels, strict=True)
+            ]
+        whole = [torch.empty(label.shape, dtype=label.dtype) for label in labels]
+        pieces = [bytes_of(one) for one in whole]
+        self._read(pieces, 0, at)
+        for done in range(_ROOM, most, _ROOM):
+            at = self._begin()
+            self._write(flat[done : done + _ROOM], at)
+            self._take_turn(self.wait_s)
+            self._read(pieces, done, at)
+        return whole
+
+    def abort(self, why: str) -> None:
+        """Leave a note, then end the group."""
+        if self._ended:
+            return
+        self._ended = True
+        note = why.encode()[: _NOTE_BYTES - 1] + b"\0"
+        self._views[self.rank][_NOTE_AT : _NOTE_AT + len(note)] = note
+        self._end(ctypes.addressof(self._call), _LEFT, self.rank)
+
+    def close(self) -> None:
+        """End the group; the memory goes with the last process's last look at it."""
+        self.abort("it was closed")
+        self._views, self._bytes = [], []
+
+    def _begin(self) -> int:
+        """Where the buffer of the next turn is, in every segment."""
+        if not self._views:
+            raise RankLostError("the group of this process has been closed")
+        return _HEAD_BYTES + self._turns % 2 * BUFFER_BYTES
+
+    def _write(self, piece: Tensor, at: int) -> None:
+        self._bytes[self.rank].narrow(0, at + Label.num_bytes, piece.shape[0]).copy_(piece)
+
+    def _read(self, pieces: Sequence[Tensor], done: int, at: int) -> None:
+        """Copy what follows the first `done` bytes of every rank's tensor."""
+        for one, piece in zip(self._bytes, pieces, strict=True):
+            part = piece[done : done + _ROOM]
+            part.copy_(one.narrow(0, at + Label.num_bytes, part.shape[0]))
+
+    def _take_turn(self, wait_s: float | None) -> None:
+        address = ctypes.addressof(self._call)
+        until = None if wait_s is None else time.monotonic() + wait_s
+        self._turns += 1
+        self._arrive(address)
+        word = -1
+        while word < 0:  # After a signal, whose handler Python runs between two calls.
+            left = -1 if until is None else max(0, round((until - time.monotonic()) * 1e9))
+            word = self._wait(address, left)
+        if word:
+            raise RankLostError(self._describe(word, wait_s))
+
+    def _describe(self, word: int, wait_s: float | None) -> str:
+        reason, rank = word >> 8, word & 0xFF
+        if reason == _DIED:
+            return f"the process of rank {rank} has died"
+        if reason == _LATE:
+            waited = "in time" if wait_s is None else f"within {wait_s:g} s"
+            return f"the process of rank {rank} did not answer {waited}"
+        assert reason == _LEFT, (reason, rank)
+        note = bytes(self._views[rank][_NOTE_AT : _NOTE_AT + _NOTE_BYTES]).partition(b"\0")[0]
+        return f"the process of rank {rank} has left: {note.decode(errors='replace')}"

@@ -1,0 +1,85 @@
+"""What ranks of tests do. Fresh processes import it, so it imports little."""
+
+import os
+import random
+import time
+
+import torch
+from torch import Tensor
+
+from foretoken.distributed import Group
+from foretoken.distributed.shared_memory import BUFFER_BYTES
+from foretoken.errors import ConfigError
+
+TYPES = (torch.float32, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.float16)
+
+
+def shares(seed: int, size: int, *, large: bool) -> tuple[int, list[Tensor]]:
+    """A dimension, and one tensor for each rank that differ there only."""
+    made = torch.Generator().manual_seed(seed)
+    draw = random.Random(seed)
+    dtype = draw.choice(TYPES)
+    shape = [draw.randint(1, 6) for _ in range(draw.randint(1, 4))]
+    dim = draw.randrange(len(shape))
+    if large:
+        shape[dim - 1 if dim else -1] *= draw.randint(1, BUFFER_BYTES // 64)
+    found = []
+    for _ in range(size):
+        shape[dim] = draw.randint(0 if draw.random() < 0.2 else 1, 7)
+        raw = torch.randint(-100, 100, shape, generator=made)
+        x = raw.to(dtype)
+        found.append(x.mT.contiguous().mT if x.ndim > 1 and draw.random() < 0.3 else x)
+    return draw.choice([dim, dim - len(shape)]), found
+
+
+def gathers(group: Group, seeds: range, large: frozenset[int]) -> None:
+    """Every operation in turn; what comes out is what torch.cat makes."""
+    for seed in seeds:
+        dim, parts = shares(seed, group.size, large=seed in large)
+        wanted, own = torch.cat(parts, dim), parts[group.rank]
+        found = group.all_gather(own, dim)
+        assert found.dtype == wanted.dtype and torch.equal(found, wanted), seed
+        collected = group.gather(own, dim)
+        assert (collected is None) == (group.rank > 0)
+        assert collected is None or torch.equal(collected, wanted), seed
+        said = random.Random(seed).randbytes(seed * 1000 if seed in large else seed)
+        assert group.broadcast(None if group.rank else said) == said, seed
+        if seed % 7 == group.rank:
+            time.sleep(0.002)
+
+
+def turns(group: Group, times: int) -> None:
+    """Short gathers without end or for a number of times."""
+    for turn in range(times):
+        found = group.all_gather(torch.tensor([[turn, group.rank]]), 0)
+        assert found.tolist() == [[turn, rank] for rank in range(group.size)], found
+
+
+def harms_itself(group: Group, rank: int, after: int, how: int) -> None:
+    """One rank sends itself a signal after some turns, the others go on."""
+    turns(group, after)
+    if group.rank == rank:
+        os.kill(os.getpid(), how)
+    turns(group, 1 << 30)
+
+
+def breaks(group: Group, rank: int, bug: bool) -> None:
+    """One rank cannot go on."""
+    turns(group, 3)
+    if group.rank == rank:
+        raise ValueError("no") if bug else ConfigError("page_size", 3, "a power of two")
+    turns(group, 1 << 30)
+
+
+def is_slow(group: Group, rank: int, seconds: float) -> None:
+    """One rank computes for longer than others wait."""
+    turns(group, 3)
+    if group.rank == rank:
+        time.sleep(seconds)
+    turns(group, 1 << 30)
+
+
+def listens(group: Group) -> None:
+    """Echo what rank 0 says until it says nothing more."""
+    while said := group.broadcast(None, idle=True):
+        group.gather(torch.tensor(list(said)), 0)
