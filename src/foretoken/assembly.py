@@ -18,6 +18,8 @@ from foretoken.config.memory import Drafting
 from foretoken.config.quantization import Numbers
 from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
 from foretoken.deciding import FoundParts, decide_how
+from foretoken.distributed import Group
+from foretoken.distributed.processes import Followers, meet
 from foretoken.engine import Engine, EngineParts
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
@@ -36,6 +38,7 @@ from foretoken.proposers.choose.policy import FirstPolicy
 from foretoken.proposers.custom import DraftCheck
 from foretoken.proposers.method import BuildContext, Target
 from foretoken.proposers.registry import create_drafters, feature_points, find_drafters
+from foretoken.runtime.following import follow
 from foretoken.runtime.grammar import Grammars
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner
@@ -51,6 +54,8 @@ logger = logging.getLogger("foretoken")
 _DEFAULT_DRAFTS = 5
 _USUAL_CHANCE = 0.6
 _NO_LIMIT = 1 << 30
+_RANK_WAIT_S = 30.0
+"""A rank that is so much later than others in a step is taken for lost: all do the same work."""
 
 
 def build_engine(config: EngineConfig, proposer: Proposer | None = None) -> Engine:
@@ -129,6 +134,16 @@ class _Assembly:
         )
 
     def engine(self, proposer: Proposer | None) -> Engine:
+        """The engine, and the processes that share its model."""
+        followers = self._followers()
+        try:
+            return self._engine(proposer, followers)
+        except BaseException:
+            if followers is not None:
+                followers.close()
+            raise
+
+    def _engine(self, proposer: Proposer | None, followers: Followers | None) -> Engine:
         config, shape = self.config, self.shape
         rule = self.speculative.rule.rejection_sample_method if self.speculative else "auto"
         eos_ids = _eos_ids(shape, self.tokenizer)
@@ -136,12 +151,12 @@ class _Assembly:
         settings = _rule_settings(self.speculative)
         verifier = Verifier(shape.vocab_size, config.device, rule, settings, grammars)
         texts = TextStreams(self.tokenizer)
-        invariant = config.batch_invariant
         runner = self._runner(
             self.folder,
             config.user.numbers,
-            batch_invariant=invariant,
+            batch_invariant=config.batch_invariant,
             points=self.points,
+            group=None if followers is None else followers.group,
         )
         shared = self._shared_pages(runner)
         given = None if proposer is None else self._given(proposer, grammars)
@@ -180,27 +195,38 @@ class _Assembly:
                 grammars=grammars,
                 threads=threads,
                 shared=shared,
+                followers=followers,
             )
         )
 
     def _threads(self) -> StepThreads:
         """As many as PyTorch has now; its own are kept where it does the heavy work."""
         backend = backend_for(torch.device(self.config.device))
-        return backend.step_threads(getattr(torch, self.config.dtype))
+        return backend.step_threads(getattr(torch, self.config.dtype), self._threads_of_a_rank)
+
+    @property
+    def _threads_of_a_rank(self) -> int:
+        """Processes that share a model share the cores too."""
+        return max(1, torch.get_num_threads() // self.config.user.tensor_parallel_size)
+
+    def _followers(self) -> Followers | None:
+        """The processes of the other ranks, which begin to load; None: this one does it all."""
+        config = self.config
+        if config.user.tensor_parallel_size == 1:
+            return None
+        options = self._options(config.user.numbers, batch_invariant=config.batch_invariant)
+        given = (self.folder, options, config.num_pages, self._threads_of_a_rank)
+        rendezvous = meet(config.user.tensor_parallel_size, _RANK_WAIT_S)
+        return Followers(rendezvous, follow, *given)
 
     def _grammars(self, eos_ids: frozenset[int]) -> Grammars:
         text = None if self.tokenizer is None else self.tokenizer.to_json()
         return Grammars(text, self.shape.vocab_size, sorted(eos_ids), self.config.device)
 
-    def _runner(
-        self,
-        folder: Path,
-        numbers: Numbers,
-        *,
-        batch_invariant: bool,
-        points: tuple[int, ...] = (),
-    ) -> Runner:
-        options = LoadOptions(
+    def _options(
+        self, numbers: Numbers, *, batch_invariant: bool, group: Group | None = None
+    ) -> LoadOptions:
+        return LoadOptions(
             dtype=getattr(torch, self.config.dtype),
             device=torch.device(self.config.device),
             batch_invariant=batch_invariant,
@@ -210,10 +236,21 @@ class _Assembly:
             page_size=self.config.page_size,
             kv_dtype=kept_dtype(numbers.kv_cache_dtype),
             max_model_len=self.config.max_model_len,
+            group=group,
         )
+
+    def _runner(
+        self,
+        folder: Path,
+        numbers: Numbers,
+        *,
+        batch_invariant: bool,
+        points: tuple[int, ...] = (),
+        group: Group | None = None,
+    ) -> Runner:
         return Runner.load(
             folder,
-            options,
+            self._options(numbers, batch_invariant=batch_invariant, group=group),
             num_pages=self.config.num_pages,
             points=points,
             readers={name: one.points for name, one in self.found.items()} if points else None,

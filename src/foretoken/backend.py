@@ -121,9 +121,9 @@ class Backend(ABC):
         """Norms, rotary positions and gates for rows like `x`."""
         return None
 
-    def step_threads(self, dtype: torch.dtype) -> StepThreads:
-        """Which threads work during a step of a model of this type."""
-        return StepThreads(None, torch.get_num_threads())
+    def step_threads(self, dtype: torch.dtype, threads: int) -> StepThreads:
+        """Which work during a step of a model of this type, so many `threads`."""
+        return StepThreads(None, threads)
 
 
 @final
@@ -221,10 +221,10 @@ class CpuKernels(Backend):
         """The kernels, if they take tensors like `x`."""
         return self._rows if x.dtype in TYPES and x.stride(-1) == 1 else None
 
-    def step_threads(self, dtype: torch.dtype) -> StepThreads:
+    def step_threads(self, dtype: torch.dtype, threads: int) -> StepThreads:
         """The kernels' own pool has them, where the kernels do the heavy work."""
         library = self._library if dtype in TYPES else None
-        return StepThreads(library, torch.get_num_threads())
+        return StepThreads(library, threads)
 
 
 @final

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from foretoken.config import ResolvedConfig
 from foretoken.deciding import Decider, StepObserver
+from foretoken.distributed.processes import Followers
+from foretoken.errors import EngineLostError
 from foretoken.intake import Intake
 from foretoken.kernels.threads import StepThreads
 from foretoken.kv.shared_pages import SharedPages
@@ -70,6 +72,8 @@ class EngineParts:
     """Whose threads run a step."""
     shared: SharedPages | None = None
     """The memory of pages, where drafters have no part of their own."""
+    followers: Followers | None = None
+    """The processes that share the model with this one, if there are any."""
 
 
 class Engine:
@@ -161,6 +165,14 @@ class Engine:
         """End a request with an error; None if it is not there or has already ended."""
         return self._interrupted(self.parts.scheduler.fail(request_id, error))
 
+    def close(self) -> None:
+        """End the processes that share the model, if there are any; nothing can be run then.
+
+        Closing twice is fine.
+        """
+        if self.parts.followers is not None:
+            self.parts.followers.close()
+
     def _interrupted(self, output: Output | None) -> Output | None:
         if output is None:
             return None
@@ -172,7 +184,7 @@ class Engine:
         """Run one step; new tokens and ends of the requests it touched.
 
         If it raises with `cancelled` not empty, nothing was committed: the engine can go on once
-        those requests have been ended.
+        those requests have been ended. With `cancelled` empty it cannot.
         """
         parts, began = self.parts, time.perf_counter()
         between_s = 0.0 if self._left_at is None else began - self._left_at
@@ -190,9 +202,11 @@ class Engine:
                 drafted = time.perf_counter()
                 verification, broken = verify_apart(parts.verifier, batch, parts.runner.run(batch))
                 parts.runner.settle(batch, verification.paths)
-        except BaseException:
+        except BaseException as error:
             parts.scheduler.cancel(planned)
-            self.cancelled = tuple(span.sequence.request.request_id for span in planned.spans)
+            if not isinstance(error, EngineLostError):
+                ids = (span.sequence.request.request_id for span in planned.spans)
+                self.cancelled = tuple(ids)
             raise
         verified = time.perf_counter()
         verification, masked = leave_out_masked(batch, verification)

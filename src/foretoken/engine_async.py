@@ -220,6 +220,8 @@ class AsyncEngine:
             self._post(self._lose, error)
         else:
             self._post(self._lose, None)
+        finally:
+            self.engine.close()
 
     def _obey(self) -> None:
         """Carry out the commands that wait; wait for one if there is nothing else to do."""

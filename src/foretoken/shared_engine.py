@@ -40,6 +40,8 @@ class SharedEngine:
 
     def close(self) -> None:
         """Let go of the engine; readers that go on get an error."""
+        if self._engine is not None:
+            self._engine.close()
         self._engine = None
 
     def open(self, requests: Iterable[Request]) -> "Reader":

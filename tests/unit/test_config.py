@@ -173,7 +173,7 @@ def test_a_draft_model_needs_a_name() -> None:
         ("gpu_memory_utilization", 0),
         ("gpu_memory_utilization", 1.5),
         ("batch_invariant", "yes"),
-        ("tensor_parallel_size", 2),
+        ("tensor_parallel_size", 0),
         ("seed", "x"),
         ("speculative_config", "ngram"),
     ],

@@ -93,7 +93,7 @@ GROUPS: dict[str, dict[str, Row]] = {
             "Memory for the KV cache.", "N", "a quarter of what is free; on a GPU what is left"
         ),
         "batch_invariant": Row("Bitwise the same tokens whatever the batch.", "auto|on|off"),
-        "tensor_parallel_size": Row("Devices to share a layer; only 1 so far.", "N"),
+        "tensor_parallel_size": Row("Processes that share every layer, on a CPU.", "N"),
     },
     "Limits": {
         "max_body_bytes": Row("Larger bodies are refused.", "N"),

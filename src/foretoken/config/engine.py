@@ -21,7 +21,6 @@ _INVARIANT = Allowed('"auto", True or False', lambda given: given in ("auto", Tr
 _ADAPTIVE = Allowed(
     '"auto", True, False or "measured"', lambda given: given in ("auto", True, False, "measured")
 )
-_ONE = Allowed("1 (more: not yet built)", lambda count: count == 1)
 
 Control: TypeAlias = Literal["adaptive", "measured", "fixed"]
 """How the length of drafts is decided: by what is expected, by trial, or not at all."""
@@ -81,8 +80,9 @@ class EngineConfig:
     batch_invariant: Annotated[bool | str, _INVARIANT] = "auto"
     """Bitwise the same tokens whatever the batch, the chunking and the drafts. Auto: on where it
     is cheap (packed bfloat16 on a CPU), off elsewhere; the choice is logged."""
-    tensor_parallel_size: Annotated[int, _ONE] = 1
-    """Only 1 so far."""
+    tensor_parallel_size: Annotated[int, at_least(1)] = 1
+    """Processes that share every layer, on one machine's cores: see docs/distributed.md. Tokens are
+    those of 1."""
     disable_log_stats: bool = True
     """False: one log line every ten seconds, and those of the start."""
     speculative_config: SpeculativeConfig | None = None

@@ -17,7 +17,7 @@ from foretoken.config.memory import (
 from foretoken.config.quantization import QUANTIZATIONS
 from foretoken.config.reader import require
 from foretoken.config.refusal import budget_of
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, NotYetError
 from foretoken.hardware import Hardware
 from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import Packs
@@ -149,6 +149,7 @@ def resolve(
         gpu_free_memory: free bytes of the CUDA device, None if there is none.
 
     Raises:
+        NotYetError: processes that are to share what only one can run.
         ConfigError: max_model_len beyond the model's context, no CUDA device, activations of
             integers beside floating weights, or not enough memory, with the arithmetic and with
             settings that would work.
@@ -159,12 +160,14 @@ def resolve(
     invariant = resolve_invariance(config.batch_invariant, device, dtype)
     max_model_len = config.max_model_len or shape.max_position_embeddings
     _check_length(max_model_len, shape)
+    drafting, held = drafting or Drafting(), _packs(device, dtype, packs)
+    _check_ranks(config.tensor_parallel_size, shape, held if device == "cpu" else None, drafting)
     tokens = config.max_num_batched_tokens or 2048
     facts = MemoryFacts(
         target=_target(config, shape),
-        drafting=drafting or Drafting(),
+        drafting=drafting,
         dtype_bytes=DTYPE_BYTES[dtype],
-        packs=_packs(device, dtype, packs),
+        packs=held,
         free=_usable_memory(config, hardware, None if device == "cpu" else gpu_free_memory),
         kv_share=_CPU_KV_SHARE if device == "cpu" else 1.0,
         kv_bytes=config.kv_cache_memory_bytes,
@@ -191,6 +194,32 @@ def _check_activations(config: EngineConfig, shape: ModelShape) -> None:
     given, rounded = config.activations, config.quantization in QUANTIZATIONS
     ok = given == "auto" or rounded or shape.stored is not None
     require("activations", given, ok, "auto, or beside integer weights: quantization int8 or int4")
+
+
+def _check_ranks(ranks: int, shape: ModelShape, held: Packs | None, drafting: Drafting) -> None:
+    """Whether `ranks` processes can share the model.
+
+    Args:
+        ranks: how many.
+        shape: the model's.
+        held: what kernels pack on the CPU; None: the model runs elsewhere.
+        drafting: what drafters keep.
+    """
+    where, most = "tensor_parallel_size", shape.num_key_value_heads
+    if ranks == 1:
+        return
+    if held is None:
+        raise NotYetError(where, ranks, "1 on this device; device cpu")
+    if not shape.is_own:
+        raise NotYetError(where, ranks, "1 for a model that runs through transformers")
+    if drafting.heads or drafting.features_per_token:
+        allowed = "1 beside a drafter that reads hidden states; methods that do not"
+        raise NotYetError(where, ranks, allowed)
+    allowed = (
+        "1 without the compiled kernels for this dtype: only they give the bits of one process"
+    )
+    require(where, ranks, held is Packs.ALL, allowed)
+    require(where, ranks, ranks <= most, f"1 to {most}, the key heads of the model")
 
 
 def _packs(device: str, dtype: str, devices: Collection[str]) -> Packs:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.distributed import Group, Share
 from foretoken.errors import ConfigError
 from foretoken.kv.features import FeatureStore
 from foretoken.kv.store import KVStore
@@ -37,6 +38,13 @@ class LoadOptions:
     """Type of stored keys and values; None: `dtype`."""
     max_model_len: int | None = None
     """Positions that sequences will reach at most; None: what the model was made for."""
+    group: Group | None = None
+    """Processes that compute the model together; None: this one does all of it."""
+
+    @property
+    def share(self) -> Share:
+        """What this process computes of it."""
+        return Share() if self.group is None else Share(self.group.rank, self.group.size)
 
 
 def check_bits(options: LoadOptions, found: Container[int]) -> None:

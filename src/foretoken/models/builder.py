@@ -17,6 +17,7 @@ from foretoken.backend import Backend, LinearSpec
 from foretoken.kernels.linear import Packed
 from foretoken.layers.attention import AttentionBlock, HeadNorms
 from foretoken.layers.decoder_layer import Layer, LayerKind
+from foretoken.layers.gathered import GatheredLinear
 from foretoken.layers.mlp import GatedMLP
 from foretoken.layers.norm import RMSNorm
 from foretoken.layers.rope import RotaryTable
@@ -36,22 +37,32 @@ logger = logging.getLogger("foretoken")
 _FUSED = {("q", "k", "v"): "qkv", ("gate", "up"): "gate_up"}
 
 
-def group_major(rows: Tensor, shape: ModelShape) -> Tensor:
+def group_major(rows: Tensor, key_heads: int, queries: int) -> Tensor:
     """Reorder query heads in the first dimension as attention wants them (ops/attention/base).
 
-    A head may have head_dim rows or any other number.
+    Args:
+        rows: of all query heads; a head may have head_dim rows or any other number.
+        key_heads: how many there are.
+        queries: query heads of each.
     """
-    key_heads = shape.num_key_value_heads
-    heads = (key_heads, shape.num_attention_heads // key_heads, -1)
-    reordered: Tensor = rows.unflatten(0, heads).transpose(0, 1).flatten(0, 2)
+    heads = rows.unflatten(0, (key_heads, queries, -1))
+    reordered: Tensor = heads.transpose(0, 1).flatten(0, 2)
     return reordered
 
 
 class Part(NamedTuple):
-    """One projection as stored."""
+    """One projection as stored, or some of its outputs."""
 
     weight: Weights
     bias: Tensor | None
+
+    def cut(self, outputs: range) -> "Part":
+        """Neighbouring outputs of it."""
+        if len(outputs) == self.weight.shape[0]:
+            return self
+        kept = slice(outputs.start, outputs.stop)
+        bias = None if self.bias is None else self.bias[kept]
+        return Part(change_rows(self.weight, lambda rows: rows[kept]), bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,63 +153,92 @@ class Builder:
 
     def attention(self, prefix: str, layer: int) -> AttentionBlock:
         """q, k, v as one matrix, o, and per-head norms where the family has them."""
-        shape = self.shape
+        shape, heads = self.shape, self._key_heads
         sizes = {"q": shape.query_size, "k": shape.kv_size, "v": shape.kv_size}
-        q, k, v = self.parts(prefix, sizes, bias=shape.qkv_bias)
-        weights = [change_rows(q.weight, self._group_major), k.weight, v.weight]
+        whole = self.parts(prefix, sizes, bias=shape.qkv_bias)
+        widths = [size // shape.num_key_value_heads for size in sizes.values()]
+        q, k, v = (
+            part.cut(range(heads.start * width, heads.stop * width))
+            for part, width in zip(whole, widths, strict=True)
+        )
+
+        def reordered(rows: Tensor) -> Tensor:
+            return group_major(rows, len(heads), self._queries)
+
         bias_N = None
         if q.bias is not None and k.bias is not None and v.bias is not None:
-            bias_N = torch.cat([group_major(q.bias, shape), k.bias, v.bias])
+            bias_N = torch.cat([reordered(q.bias), k.bias, v.bias])
         norms = None
         if shape.head_norms:
             names = (f"{prefix}.q_norm", f"{prefix}.k_norm")
             norms = HeadNorms(*(self.norm(name, shape.head_dim) for name in names))
         out = self._down(f"{prefix}.o_proj", shape.query_size, bias=shape.out_bias)
         return AttentionBlock(
-            qkv=self.linear(weights, bias_N),
-            out=self.linear(
-                [self._columns_by_group(out.weight)],
-                out.bias,
-                adds_residual=not shape.sandwich_norms,
-            ),
+            qkv=self.linear([change_rows(q.weight, reordered), k.weight, v.weight], bias_N),
+            # A rank has some key heads, so of each block of as many queries it has some.
+            out=self._back(Part(self._columns_by_group(out.weight), out.bias), self._queries),
             geometry=self.geometry(self.shape.window(layer)),
             norms=norms,
         )
 
-    def _group_major(self, rows: Tensor) -> Tensor:
-        return group_major(rows, self.shape)
+    @property
+    def _key_heads(self) -> range:
+        """Numbers of the key heads that are computed here."""
+        return self.options.share.of(self.shape.num_key_value_heads)
+
+    @property
+    def _queries(self) -> int:
+        """Query heads of a key head."""
+        return self.shape.num_attention_heads // self.shape.num_key_value_heads
 
     def _columns_by_group(self, weights: Weights) -> Weights:
-        """The output projection for heads in attention's order."""
+        """The output projection for heads in attention's order, those of all ranks."""
         shape = self.shape
-        if shape.num_attention_heads == shape.num_key_value_heads:
+        if self._queries == 1:
             return weights
-        changed = change_columns(weights, self._group_major, shape.head_dim)
+
+        def reordered(rows: Tensor) -> Tensor:
+            return group_major(rows, shape.num_key_value_heads, self._queries)
+
+        changed = change_columns(weights, reordered, shape.head_dim)
         if changed is None:
             assert isinstance(weights, IntWeights), "floats have no groups"
             floats = weights.dequantized(self.options.dtype)
-            changed = change_columns(floats, self._group_major, shape.head_dim)
+            changed = change_columns(floats, reordered, shape.head_dim)
         assert changed is not None, "floats have no groups"
         return changed
 
     def _down(self, name: str, width: int, *, bias: bool) -> Part:
-        """A projection from `width` back to the hidden state."""
+        """A projection from `width` back to the hidden state; the outputs that are made here."""
         hidden, source = self.shape.hidden_size, self.checkpoint
         weight = source.matrix(name, (hidden, width))
-        return Part(weight, source.take(f"{name}.bias", (hidden,)) if bias else None)
+        whole = Part(weight, source.take(f"{name}.bias", (hidden,)) if bias else None)
+        return whole.cut(self.options.share.of(hidden))
+
+    def _back(self, part: Part, blocks: int) -> Linear:
+        """The layer of such a projection; `blocks` as for `GatheredLinear`."""
+        adds_residual = not self.shape.sandwich_norms
+        own = self.linear([part.weight], part.bias, adds_residual=adds_residual)
+        return self._gathered(own, self.shape.hidden_size, blocks)
+
+    def _gathered(self, own: Linear, outputs: int, blocks: int = 0) -> Linear:
+        """A layer with so many outputs, of which `own` makes this rank's."""
+        group = self.options.group
+        if group is None:
+            return own
+        return GatheredLinear(group, own, self.options.share.of(outputs), blocks)
 
     def mlp(self, prefix: str) -> GatedMLP:
         """gate and up as one matrix, and down."""
         inner, bias = self.shape.intermediate_size, self.shape.mlp_bias
-        gate, up = self.parts(prefix, {"gate": inner, "up": inner}, bias=bias)
+        whole = self.parts(prefix, {"gate": inner, "up": inner}, bias=bias)
+        gate, up = (part.cut(self.options.share.of(inner)) for part in whole)
         bias_N = None
         if gate.bias is not None and up.bias is not None:
             bias_N = torch.cat([gate.bias, up.bias])
-        down = self._down(f"{prefix}.down_proj", inner, bias=bias)
-        adds_residual = not self.shape.sandwich_norms
         return GatedMLP(
             gate_up=self.linear([gate.weight, up.weight], bias_N),
-            down=self.linear([down.weight], down.bias, adds_residual=adds_residual),
+            down=self._back(self._down(f"{prefix}.down_proj", inner, bias=bias), 1),
             activate=ACTIVATIONS[self.shape.hidden_act],
         )
 
@@ -225,8 +265,9 @@ class Builder:
         """Heads, types and kind of the attention of layers with this window."""
         shape, options = self.shape, self.options
         return Geometry(
-            num_heads=shape.num_attention_heads,
-            num_kv_heads=shape.num_key_value_heads,
+            num_heads=len(self._key_heads) * self._queries,
+            num_kv_heads=len(self._key_heads),
+            first_kv_head=self._key_heads.start,
             head_dim=shape.head_dim,
             page_size=options.page_size,
             dtype=options.dtype,
@@ -255,7 +296,7 @@ class Builder:
         Raises:
             CheckpointError: tensors are missing, unused or misshapen.
         """
-        shape = self.shape
+        shape, options = self.shape, self.options
         table = (shape.vocab_size, shape.hidden_size)
         embedding_VD = self.checkpoint.keep("model.embed_tokens.weight", table)
         if shape.tie_word_embeddings:
@@ -272,7 +313,8 @@ class Builder:
         self.checkpoint.finish()
         kinds = tuple(self.kind(window, embedding_VD) for window in different)
         scale = shape.embedding_scale
-        top, compiled = self.linear([head], is_head=True), compile_layers(layers, kinds)
+        own = self.linear([Part(head, None).cut(options.share.of(table[0])).weight], is_head=True)
+        top, compiled = self._gathered(own, table[0]), compile_layers(layers, kinds)
         parts = RolloutParts(embedding_VD=embedding_VD, norm=norm, head=top)
         rollout = compile_rollout(compiled, parts) if scale == 1.0 else None
         check_bits(self.options, self.fixed)

@@ -90,9 +90,10 @@ def _load(
 
 
 def _packed_cache(folder: Path, shape: ModelShape, options: LoadOptions) -> PackedCache | None:
-    """Where packed weights of this load would be; None: they are not packed, or by others."""
+    """Where packed weights of this load would be; None: they are not packed, or by others, or are a
+    part of the model's."""
     library = backend_for(options.device).library
-    if library is None or options.dtype not in TYPES:
+    if library is None or options.dtype not in TYPES or options.group is not None:
         return None
     return PackedCache.of(weight_files(folder), shape, options, library)
 

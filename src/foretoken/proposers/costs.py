@@ -151,7 +151,9 @@ def key_of(config: ResolvedConfig, runner: Runner, members: Mapping[str, Member]
     speculative = config.user.speculative_config
     shape = hashlib.sha256(repr(runner.model.shape).encode()).hexdigest()[:16]
     user = config.user
-    types = (config.dtype, user.quantization, user.activations, user.kv_cache_dtype)
+    types = [config.dtype, user.quantization, user.activations, user.kv_cache_dtype]
+    if user.tensor_parallel_size > 1:
+        types.append(f"{user.tensor_parallel_size} ranks")
     drafters = (sorted((name, one.most) for name, one in members.items()), speculative)
     return CostKey(
         model=shape,

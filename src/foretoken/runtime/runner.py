@@ -5,6 +5,7 @@ models, each over a KV store of its own.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Self
@@ -25,6 +26,7 @@ from foretoken.models.tensors import (
 )
 from foretoken.ops.attention.base import contiguous_start
 from foretoken.runtime.batch import Batch
+from foretoken.runtime.leading import Forward, Leader, Move, Said, wait_for_loading
 
 
 class Runner:
@@ -38,6 +40,7 @@ class Runner:
         *,
         readers: Mapping[str, Sequence[int]] | None = None,
         generations: Sequence[int] = (),
+        leader: Leader | None = None,
     ) -> None:
         """Run `model` over `store`; keep the hidden states at `points` of every computed token.
 
@@ -47,6 +50,8 @@ class Runner:
             points: where hidden states are taken.
             readers: who reads which of them, by name: those that rest in a step get none.
             generations: of the page pool, as `FeatureGaps` wants them.
+            leader: tells the ranks that have the rest of the model; None: this one has all of it,
+                or follows.
         """
         self.model = model
         self.store = store
@@ -60,6 +65,7 @@ class Runner:
         self._kept = self.features
         """Where the features of the newest step went."""
         self._device = model.embedding_VD.device
+        self._leader = leader
 
     def share_features(self, shared: SharedPages) -> None:
         """From now on keep features only where there is memory for them."""
@@ -85,16 +91,21 @@ class Runner:
 
         Raises:
             ModelError: the checkpoint is not supported or broken.
+            RankLostError: another rank of options.group left, died or was late.
         """
-        model = load_model(folder, options)
+        model, group = load_model(folder, options), options.group
         store = KVStore(
             model.shape,
             num_pages=num_pages,
             page_size=options.page_size,
             dtype=options.kv_dtype or options.dtype,
             device=options.device,
+            kv_heads=options.share.of(model.shape.num_key_value_heads),
         )
-        return cls(model, store, points, readers=readers, generations=generations)
+        if group is not None:
+            wait_for_loading(group)
+        leader = None if group is None or group.rank else Leader(group)
+        return cls(model, store, points, readers=readers, generations=generations, leader=leader)
 
     def run(self, batch: Batch) -> ModelOutput:
         """The engine's step: every span with its drafts; rows span by span, in position order."""
@@ -149,7 +160,6 @@ class Runner:
         for gaps in self.gaps.values():
             gaps.lose(pages)
 
-    @torch.inference_mode()
     def settle(self, batch: Batch, accepted: Sequence[tuple[int, ...] | None]) -> None:
         """Move what was computed for the accepted branches of trees to where a chain has it.
 
@@ -167,11 +177,27 @@ class Runner:
                     target.append(slot_of(first + depth, table, self.page_size))
         if not source:
             return
+        with self._leading(Move(source, target)):
+            self._move(source, target)
+
+    @torch.inference_mode()
+    def _move(self, source: Sequence[int], target: Sequence[int]) -> None:
         source_N = torch.tensor(source, device=self._device)
         target_N = torch.tensor(target, device=self._device)
         self.store.move(source_N, target_N)
         if self._kept is not None:
             self._kept.move(source_N, target_N)
+
+    def obey(self, said: Said) -> None:
+        """Do what the runner of rank 0 does now, over this rank's share."""
+        if isinstance(said, Move):
+            self._move(said.source, said.target)
+        else:
+            self._compute(said.layouts, said.token_ids, said.rows, None)
+
+    def _leading(self, said: Said) -> AbstractContextManager[None]:
+        """Inside, all ranks do the same."""
+        return nullcontext() if self._leader is None else self._leader.leading(said)
 
     def forward_last(
         self, layouts: Sequence[SpanLayout], token_ids: Sequence[Sequence[int]]
@@ -218,8 +244,18 @@ class Runner:
         """
         return self._forward(layouts, token_ids, rows, self.features)
 
-    @torch.inference_mode()
     def _forward(
+        self,
+        layouts: Sequence[SpanLayout],
+        token_ids: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        features: FeatureStore | None,
+    ) -> ModelOutput:
+        with self._leading(Forward(layouts, token_ids, rows)):
+            return self._compute(layouts, token_ids, rows, features)
+
+    @torch.inference_mode()
+    def _compute(
         self,
         layouts: Sequence[SpanLayout],
         token_ids: Sequence[Sequence[int]],

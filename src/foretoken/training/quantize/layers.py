@@ -146,7 +146,9 @@ class Calibration:
 
     def _in_file_order(self, moments_KK: Tensor) -> Tensor:
         """Attention has its heads in another order than the file."""
-        file_K = group_major(torch.arange(self._shape.query_size), self._shape)
+        key_heads = self._shape.num_key_value_heads
+        queries = self._shape.num_attention_heads // key_heads
+        file_K = group_major(torch.arange(self._shape.query_size), key_heads, queries)
         place_K = torch.argsort(file_K)
         return moments_KK[place_K][:, place_K]
 

@@ -1,0 +1,166 @@
+"""tensor_parallel_size changes no token, and a lost process ends the engine with a named error."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretoken import LLM, SamplingParams
+from foretoken.engine_async import AsyncEngine
+from foretoken.errors import ConfigError, EngineLostError, NotYetError, RankLostError
+from foretoken.kernels.library import find_library
+from foretoken.testing import write_tiny_llama
+from foretoken.types import FinishReason, Output
+from tests.e2e.lossless import PARAMETERS
+
+PROMPTS: list[Any] = [{"prompt_token_ids": [1 + n * i % 90 for i in range(n)]} for n in (8, 13, 38)]
+SPECULATION: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
+    "draft model": {"method": "draft_model", "num_speculative_tokens": 4},
+}
+TREE = {"method": "draft_model", "choices": [[0], [0, 0], [1], [1, 0]]}
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> None:
+    if find_library() is None:
+        pytest.skip("no compiled kernels")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(
+        tmp_path_factory.mktemp("shared") / "model", num_attention_heads=6, num_key_value_heads=3
+    )
+
+
+def open_llm(folder: Path, ranks: int, **settings: Any) -> LLM:
+    speculative = settings.pop("speculative_config", None)
+    if speculative is not None and "draft_model" in str(speculative):
+        speculative = {**speculative, "model": str(folder)}
+    return LLM(
+        str(folder),
+        tensor_parallel_size=ranks,
+        kv_cache_memory_bytes=8 << 20,
+        speculative_config=speculative,
+        adaptive_speculation=False,
+        **settings,
+    )
+
+
+def tokens(llm: LLM) -> dict[str, list[Any]]:
+    """Ids and log-probabilities of every output."""
+    found = {}
+    for name, given in PARAMETERS.items():
+        params = SamplingParams(**{"max_tokens": 20, "ignore_eos": True, **given})
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        found[name] = [
+            (list(one.token_ids), repr(one.logprobs)) for out in outputs for one in out.outputs
+        ]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("speculation", SPECULATION)
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (2, {"dtype": "float32", "batch_invariant": True}),
+        (3, {"dtype": "bfloat16", "max_num_batched_tokens": 16, "block_size": 8}),
+    ],
+    ids=["2 of float32", "3 of bfloat16 in chunks"],
+)
+def test_tokens_are_those_of_one_process(
+    folder: Path, speculation: str, ranks: int, settings: dict[str, Any]
+) -> None:
+    given = {**settings, "speculative_config": SPECULATION[speculation]}
+    with open_llm(folder, 1, **given) as alone, open_llm(folder, ranks, **given) as shared:
+        assert tokens(shared) == tokens(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"quantization": "int4"}], ids=str)
+def test_so_are_those_of_rounded_models_with_trees(folder: Path, settings: dict[str, Any]) -> None:
+    """Trees move keys and values after a step, on every rank."""
+    given = {**settings, "speculative_config": TREE, "batch_invariant": True}
+    with open_llm(folder, 1, **given) as alone, open_llm(folder, 2, **given) as shared:
+        assert tokens(shared) == tokens(alone)
+
+
+@pytest.fixture
+def shared(folder: Path) -> Iterator[LLM]:
+    with open_llm(folder, 2, dtype="float32") as llm:
+        yield llm
+
+
+def _process(llm: LLM) -> int:
+    followers = llm._engine.parts.followers
+    assert followers is not None
+    [found] = followers.process_ids
+    return found
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_engine_with_its_name(shared: LLM) -> None:
+    params = SamplingParams(max_tokens=50, ignore_eos=True, temperature=0.0)
+    reading = shared.stream(PROMPTS[0], params)
+    next(reading)
+    process = _process(shared)
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(RankLostError, match="rank 1 has died"):
+        list(reading)
+    with pytest.raises(EngineLostError):
+        shared.generate(PROMPTS, params, use_tqdm=False)
+    shared.close()
+    assert not Path(f"/proc/{process}").exists()
+
+
+@pytest.mark.slow
+def test_a_server_ends_every_stream_when_a_process_is_killed(shared: LLM) -> None:
+    async def scenario() -> None:
+        running = AsyncEngine(shared._engine)
+        running.start()
+        params = SamplingParams(max_tokens=100, ignore_eos=True, temperature=0.0)
+        streams = [
+            running.open(shared._engine.make_requests(f"r{i}", prompt["prompt_token_ids"], params))
+            for i, prompt in enumerate(PROMPTS)
+        ]
+        ends, killed = list[Output](), False
+        for stream in streams:
+            async for outputs in stream.batches():
+                if not killed:
+                    os.kill(_process(shared), signal.SIGKILL)
+                    killed = True
+                ends += [one for one in outputs if one.finish_reason is not None]
+        assert [one.finish_reason for one in ends] == [FinishReason.ERROR] * len(PROMPTS)
+        assert isinstance(running.lost, RankLostError)
+        await running.stop()
+
+    process = _process(shared)
+    asyncio.run(scenario())
+    assert not Path(f"/proc/{process}").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"tensor_parallel_size": 4}, ConfigError, "1 to 3, the key heads"),
+        ({"tensor_parallel_size": 2, "dtype": "float16"}, ConfigError, "compiled kernels"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(
+    folder: Path, settings: dict[str, Any], error: type[ConfigError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as found:
+        LLM(str(folder), kv_cache_memory_bytes=8 << 20, **settings)
+    assert found.value.field == "tensor_parallel_size"
+
+
+def test_heads_beside_shared_models_are_not_built_yet() -> None:
+    with pytest.raises(NotYetError, match="hidden states"):
+        LLM("demo", tensor_parallel_size=2, speculative_config={"model": "demo-eagle3"})

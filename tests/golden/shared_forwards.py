@@ -1,0 +1,72 @@
+"""The same forwards on every rank of a group, or alone, for tests that compare them."""
+
+import pickle
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foretoken.distributed import Group
+from foretoken.kv.store import KVStore
+from foretoken.models import LoadOptions, load_model
+from foretoken.runtime.runner import Runner
+from tests.golden.scenario import NUM_PAGES, PAGE, cut, forward, tables
+
+LENGTH = 75
+
+
+@dataclass(frozen=True)
+class Forwards:
+    """What is to be computed."""
+
+    folder: Path
+    dtype: torch.dtype
+    vocab: int
+    kv_dtype: torch.dtype | None = None
+    quantization: str | None = None
+
+
+def compute(group: Group | None, what: Forwards) -> tuple[Tensor, KVStore]:
+    """Logits of two sequences in pieces of all sizes, and the keys and values of this rank."""
+    options = LoadOptions(
+        dtype=what.dtype,
+        device=torch.device("cpu"),
+        batch_invariant=True,
+        page_size=PAGE,
+        kv_dtype=what.kv_dtype,
+        quantization=what.quantization,
+        group=group,
+    )
+    model = load_model(what.folder, options)
+    store = KVStore(
+        model.shape,
+        num_pages=NUM_PAGES,
+        page_size=PAGE,
+        dtype=what.kv_dtype or what.dtype,
+        device=options.device,
+        kv_heads=options.share.of(model.shape.num_key_value_heads),
+    )
+    runner, draw = Runner(model, store), random.Random(5)
+    ids = [draw.randrange(what.vocab) for _ in range(LENGTH)]
+    first, second = tables(draw, [LENGTH, LENGTH], together=False)
+    rows, at = [], 0
+    for count in cut(draw, LENGTH, [1, 1, 5, 33]):
+        spans = [(ids, at, at + count, pages) for pages in (first, second)]
+        rows.append(forward(runner, spans if count != 5 else spans[:1]))
+        at += count
+    return torch.cat(rows), store
+
+
+def compute_on_all(group: Group, what: Forwards) -> tuple[Tensor, KVStore]:
+    """Rank 0's side; the others are in `follow`."""
+    group.broadcast(pickle.dumps(what), idle=True)
+    return compute(group, what)
+
+
+def follow(group: Group) -> None:
+    """Compute what rank 0 does, until it leaves."""
+    torch.set_num_threads(1)
+    while True:
+        compute(group, pickle.loads(group.broadcast(None, idle=True)))

@@ -1,0 +1,107 @@
+"""A model that several processes share gives the bits of one process.
+
+The guarded bugs: outputs of another rank's share, heads gathered in another order than the output
+projection has them, a residual or bias of the wrong columns, a sum that was split.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken.distributed import Share
+from foretoken.distributed.processes import Followers, meet
+from foretoken.kernels.library import find_library
+from tests.golden.families import BASE, OWN, VOCAB, write_checkpoint
+from tests.golden.shared_forwards import Forwards, compute, compute_on_all, follow
+
+WIDE = {
+    "hidden_size": 96,
+    "intermediate_size": 224,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+}
+SHARED: dict[str, tuple[str, dict[str, Any]]] = {
+    **OWN,
+    "llama wide": ("Llama", WIDE),
+    "llama wide, tied, biases": (
+        "Llama",
+        {**WIDE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+}
+SIZES = (2, 3)
+
+
+def _key_heads(case: str) -> int:
+    found: int = {**BASE, **SHARED[case][1]}["num_key_value_heads"]
+    return found
+
+
+def _cases(size: int, names: Any) -> list[str]:
+    return [name for name in names if _key_heads(name) >= size]
+
+
+def _pairs(names: Any) -> list[tuple[int, str]]:
+    return [(size, case) for size in SIZES for case in _cases(size, names)]
+
+
+@pytest.fixture(scope="module")
+def groups() -> Iterator[dict[int, Followers]]:
+    """One group of each size for all tests: processes take seconds to start."""
+    if find_library() is None:
+        pytest.skip("no compiled kernels: other sums may depend on the size of a matrix")
+    found = dict[int, Followers]()
+    yield found
+    for followers in found.values():
+        followers.close()
+
+
+def _agree(groups: dict[int, Followers], size: int, what: Forwards) -> None:
+    if size not in groups:
+        groups[size] = Followers(meet(size, 120.0), follow)
+    group = groups[size].group
+    assert group is not None
+    wanted, whole = compute(None, what)
+    found, store = compute_on_all(group, what)
+    assert torch.equal(found, wanted)
+    heads = store.kv_heads
+    assert 0 < len(heads) < len(whole.kv_heads)
+    for part_SKh, whole_SKh in zip(store.layers, whole.layers, strict=True):
+        keys_SKh, values_SKh = whole_SKh.chunk(2, dim=1)
+        own = slice(heads.start, heads.stop)
+        assert torch.equal(part_SKh, torch.cat([keys_SKh[:, own], values_SKh[:, own]], dim=1))
+        assert part_SKh.count_nonzero() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("size", "case"), _pairs(SHARED))
+def test_bits_are_those_of_one_process(
+    groups: dict[int, Followers], size: int, case: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, *SHARED[case])
+    _agree(groups, size, Forwards(tmp_path, dtype, VOCAB))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", ["int8", "int4", "int8 keys"])
+@pytest.mark.parametrize(("size", "case"), _pairs(["llama wide", "llama wide, tied, biases"]))
+def test_so_are_those_of_rounded_models(
+    groups: dict[int, Followers], size: int, case: str, numbers: str, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, *SHARED[case])
+    keys = torch.int8 if numbers == "int8 keys" else None
+    rounded = None if numbers == "int8 keys" else numbers
+    for dtype in (torch.float32, torch.bfloat16):
+        _agree(groups, size, Forwards(tmp_path, dtype, VOCAB, keys, rounded))
+
+
+def test_shares_are_whole_and_even() -> None:
+    for size in (1, 2, 3, 5):
+        for total in range(size, 40):
+            parts = [Share(rank, size).of(total) for rank in range(size)]
+            assert [item for part in parts for item in part] == list(range(total))
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1
