@@ -4,4 +4,5 @@ import sys
 
 from foretoken.distributed.processes import follow
 
-sys.exit(follow(int(sys.argv[1])))
+if __name__ == "__main__":
+    sys.exit(follow(int(sys.argv[1])))

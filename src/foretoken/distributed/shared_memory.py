@@ -24,12 +24,10 @@ from foretoken.kernels.structures import MOST_RANKS, FtGroup
 
 _PTR, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
-BUFFER_BYTES: Final = 1 << 20
-"""A tensor beyond it goes in several turns."""
+BUFFER_BYTES: Final = 16 << 20
+"""A tensor beyond it goes in several turns. Memory is taken as it is written."""
 _HEAD_BYTES: Final = 4096
 _NOTE_AT, _NOTE_BYTES = 1024, 2048
-_SEGMENT_BYTES: Final = _HEAD_BYTES + 2 * BUFFER_BYTES
-_ROOM: Final = BUFFER_BYTES - Label.num_bytes
 _SPIN_NS: Final = 20_000
 _LEFT, _DIED, _LATE = 1, 2, 3
 _JOIN_S: Final = 120.0
@@ -44,15 +42,20 @@ class SharedMemoryRendezvous(Rendezvous):
     segments: tuple[int, ...]
     """Their descriptors."""
     wait_s: float
+    segment_bytes: int
 
     @classmethod
-    def make(cls, size: int, wait_s: float) -> "SharedMemoryRendezvous":
-        """Make the segments of `size` ranks; `close` gives the descriptors back."""
+    def make(
+        cls, size: int, wait_s: float, buffer_bytes: int = BUFFER_BYTES
+    ) -> "SharedMemoryRendezvous":
+        """Make the segments of `size` ranks, with two buffers each; `join` uses them up."""
         assert 1 <= size <= MOST_RANKS, (size, MOST_RANKS)
+        assert buffer_bytes % 64 == 0, buffer_bytes
+        num_bytes = _HEAD_BYTES + 2 * buffer_bytes
         made = tuple(os.memfd_create(f"foretoken rank {rank}") for rank in range(size))
         for segment in made:
-            os.ftruncate(segment, _SEGMENT_BYTES)
-        return cls(segments=made, wait_s=wait_s)
+            os.ftruncate(segment, num_bytes)
+        return cls(segments=made, wait_s=wait_s, segment_bytes=num_bytes)
 
     @property
     def size(self) -> int:
@@ -68,7 +71,7 @@ class SharedMemoryRendezvous(Rendezvous):
         """Map all segments and wait for the others."""
         library = find_library()
         assert library is not None, "whoever makes it has the kernels"
-        mapped = [mmap(segment, _SEGMENT_BYTES) for segment in self.segments]
+        mapped = [mmap(segment, self.segment_bytes) for segment in self.segments]
         for segment in self.segments:
             os.close(segment)
         group = SharedMemoryGroup(library, mapped, rank, lines, self.wait_s)
@@ -92,6 +95,8 @@ class SharedMemoryGroup(Group):
         self.rank, self.size, self.wait_s = rank, len(segments), wait_s
         self._views = [memoryview(segment) for segment in segments]
         self._bytes = [torch.frombuffer(segment, dtype=torch.uint8) for segment in segments]
+        self._buffer_bytes = (len(segments[0]) - _HEAD_BYTES) // 2
+        self._room = self._buffer_bytes - Label.num_bytes
         self._turns = 0
         self._ended = False
         self._call = FtGroup(
@@ -112,11 +117,11 @@ class SharedMemoryGroup(Group):
         flat = bytes_of(x)
         at = self._begin()
         Label.of(x).put(self._views[self.rank], at)
-        self._write(flat[:_ROOM], at)
+        self._write(flat[: self._room], at)
         self._take_turn(wait_s)
         labels = [Label.read(view, at) for view in self._views]
         most = max(label.payload for label in labels)
-        if most <= _ROOM:
+        if most <= self._room:
             return [
                 one.narrow(0, at + Label.num_bytes, label.payload)
                 .view(label.dtype)
@@ -126,9 +131,9 @@ class SharedMemoryGroup(Group):
         whole = [torch.empty(label.shape, dtype=label.dtype) for label in labels]
         pieces = [bytes_of(one) for one in whole]
         self._read(pieces, 0, at)
-        for done in range(_ROOM, most, _ROOM):
+        for done in range(self._room, most, self._room):
             at = self._begin()
-            self._write(flat[done : done + _ROOM], at)
+            self._write(flat[done : done + self._room], at)
             self._take_turn(self.wait_s)
             self._read(pieces, done, at)
         return whole
@@ -151,7 +156,7 @@ class SharedMemoryGroup(Group):
         """Where the buffer of the next turn is, in every segment."""
         if not self._views:
             raise RankLostError("the group of this process has been closed")
-        return _HEAD_BYTES + self._turns % 2 * BUFFER_BYTES
+        return _HEAD_BYTES + self._turns % 2 * self._buffer_bytes
 
     def _write(self, piece: Tensor, at: int) -> None:
         self._bytes[self.rank].narrow(0, at + Label.num_bytes, piece.shape[0]).copy_(piece)
@@ -159,7 +164,7 @@ class SharedMemoryGroup(Group):
     def _read(self, pieces: Sequence[Tensor], done: int, at: int) -> None:
         """Copy what follows the first `done` bytes of every rank's tensor."""
         for one, piece in zip(self._bytes, pieces, strict=True):
-            part = piece[done : done + _ROOM]
+            part = piece[done : done + self._room]
             part.copy_(one.narrow(0, at + Label.num_bytes, part.shape[0]))
 
     def _take_turn(self, wait_s: float | None) -> None:

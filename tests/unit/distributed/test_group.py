@@ -19,6 +19,8 @@ from foretoken.kernels.library import find_library
 from tests.unit.distributed import working
 
 Make = Callable[[int, float], Rendezvous]
+SMALL_BYTES = 4096
+"""Of buffers, so that tensors go in several turns."""
 LEAVES_S = 1.0
 """How soon everybody has left once one is known to be lost. A promise, not a speed."""
 BUSY_S = 4.0
@@ -28,7 +30,7 @@ BUSY_S = 4.0
 def _shared(size: int, wait_s: float) -> Rendezvous:
     if sys.platform != "linux" or find_library() is None:
         pytest.skip("no compiled kernels")
-    return SharedMemoryRendezvous.make(size, wait_s)
+    return SharedMemoryRendezvous.make(size, wait_s, SMALL_BYTES)
 
 
 both = pytest.mark.parametrize("make", [_shared, GlooRendezvous.make], ids=["shared", "gloo"])

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from foretoken.distributed import Group
-from foretoken.distributed.shared_memory import BUFFER_BYTES
 from foretoken.errors import ConfigError
 
 TYPES = (torch.float32, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.float16)
@@ -22,7 +21,7 @@ def shares(seed: int, size: int, *, large: bool) -> tuple[int, list[Tensor]]:
     shape = [draw.randint(1, 6) for _ in range(draw.randint(1, 4))]
     dim = draw.randrange(len(shape))
     if large:
-        shape[dim - 1 if dim else -1] *= draw.randint(1, BUFFER_BYTES // 64)
+        shape[dim - 1 if dim else -1] *= draw.randint(1, 3000)
     found = []
     for _ in range(size):
         shape[dim] = draw.randint(0 if draw.random() < 0.2 else 1, 7)
