@@ -59,9 +59,10 @@ class TextStreams:
         detokenizer = detokenizer_of(self._tokenizer, params)
         if detokenizer is None:
             return
-        match = detokenizer.feed(request.resumed_ids)
-        assert match is None, f"{request.request_id} resumes an output that ended with {match}"
-        detokenizer.take_lengths()
+        if request.resumed_ids:
+            match = detokenizer.feed(request.resumed_ids)
+            assert match is None, f"{request.request_id} resumes an output that ended with {match}"
+            detokenizer.take_lengths()
         self._streams[request.request_id] = _Stream(
             detokenizer, params.include_stop_str_in_output, len(request.resumed_text)
         )
