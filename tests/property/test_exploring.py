@@ -84,11 +84,11 @@ def test_a_class_that_rises_begins_anew_and_one_that_stays_does_not() -> None:
     acceptance.begin("new", "class")
     before = acceptance.chances(["new"], "draft", 1)[0, 0]
     acceptance.observe_trial("new", "draft", 2, 0)
-    assert acceptance.rises(["new"], "draft") == [0.0]
+    assert acceptance.rises(["class"], "draft") == [0.0]
     acceptance.observe_trial("new", "draft", 2, 2)
     after = acceptance.chances(["new"], "draft", 1)[0, 0]
     assert before < 0.2 < 0.6 < after
-    assert math.isclose(acceptance.rises(["new"], "draft")[0], 0.0)
+    assert math.isclose(acceptance.rises(["class"], "draft")[0], 0.0)
 
 
 def test_what_decides_is_known_before_a_draft_is_drawn() -> None:

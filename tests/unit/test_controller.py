@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
+from foretoken.control.adaptive.tracked import class_of
 from foretoken.control.budget import LivePolicy
 from foretoken.control.floor import FIRST_REST, AcceptanceFloor
 from foretoken.control.learned.drafter_cost import DrafterCost, DraftShape
@@ -251,7 +252,8 @@ def test_what_a_step_taught_is_learnt_when_the_next_is_planned() -> None:
     batch, sequences = batch_of(4, 0.9)
     batch.run(sequences, 200)
     planner = batch.control._planner
-    seen = planner.acceptance.seen([s.request.request_id for s in sequences], "draft")
+    classes = [class_of(s.request) for s in sequences]
+    seen = planner.acceptance.seen(classes, "draft")
     observe = batch.control.observe
     kept: list[float] = []
 
@@ -263,8 +265,32 @@ def test_what_a_step_taught_is_learnt_when_the_next_is_planned() -> None:
     batch.control.observe = watched  # type: ignore[method-assign, assignment]
     batch.run(sequences, 100)
     assert kept == [0] * 100
-    ids = [s.request.request_id for s in sequences]
-    assert planner.acceptance.seen(ids, "draft") > seen
+    assert planner.acceptance.seen(classes, "draft") > seen
+
+
+def test_a_trial_is_told_by_its_classes_though_requests_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that only showed what was known is not followed by the next any sooner for that."""
+    told: list[bool] = []
+    learn = DrafterState.learn_trial
+
+    def watched(self: DrafterState, lost: float, *, surprising: bool, known: bool) -> None:
+        told.append(known)
+        learn(self, lost, surprising=surprising, known=known)
+
+    monkeypatch.setattr(DrafterState, "learn_trial", watched)
+    batch, sequences = batch_of(4, 0.0)
+    batch.run(sequences, 1500)
+    assert told[-1]
+    told.clear()
+    for _ in range(1500):
+        batch.step(sequences)
+        if any(batch.lengths[-1]):
+            break
+    batch.control.release(sequences.pop(0).request.request_id)
+    batch.run(sequences, 3)
+    assert told == [True]
 
 
 def test_a_drafter_whose_plans_do_not_last_has_to_bring_more_at_once() -> None:

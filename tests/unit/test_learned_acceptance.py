@@ -214,3 +214,14 @@ def test_look_ups_are_believed_by_what_came_of_their_promises() -> None:
         found.observe("r", "ngram", 4.0, 0)
     assert found.expected("r", "ngram", 4.0, 4) < 0.4
     assert found.expected("new", "suffix", 4.0, 4) == pytest.approx(0.7 * 4)
+
+
+def test_what_a_class_showed_is_known_when_its_requests_have_ended() -> None:
+    """What a trial told is asked for when it is over, and some of its requests may be too."""
+    found = model()
+    for _ in range(30):
+        found.observe("r", DRAFTER, 2, 1)
+    found.release("r")
+    assert found.seen(["c", "c"], DRAFTER) == 30
+    assert found.seen(["c", "new"], DRAFTER) == 0
+    assert found.describe()[DRAFTER].keys() == {"c", "new"}

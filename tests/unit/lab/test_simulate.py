@@ -196,6 +196,7 @@ def test_costs_that_an_engine_kept_are_a_machine(tmp_path: Path) -> None:
     machine = machine_of_costs(path)
     assert machine.target_s(StepShape(8, 8), 8) == pytest.approx(0.018, rel=0.1)
     assert machine.drafters[0].drafting_s([1], 10.0) == pytest.approx(0.0021, rel=0.1)
+    assert machine.drafters[0].drafting_s([1] * 8, 10.0) == pytest.approx(0.0028, rel=0.05)
     assert machine.drafters[0].reading_s(64, 10.0) == pytest.approx(0.0064, rel=0.2)
     path.write_text("[]", "utf-8")
     with pytest.raises(ConfigError, match="info --costs"):

@@ -180,12 +180,12 @@ class Lengths:
 
 def surprises(scene: Scene, drafter: str) -> bool:
     """Whether trials of this drafter speak for better drafts than were known."""
-    return max(scene.acceptance.rises(scene.ids, drafter)) >= _SURPRISING
+    return max(scene.acceptance.rises(scene.classes, drafter)) >= _SURPRISING
 
 
 def is_known(scene: Scene, drafter: str) -> bool:
     """Whether a trial of this drafter can only show what was seen before."""
-    return scene.acceptance.seen(scene.ids, drafter) >= _KNOWN
+    return scene.acceptance.seen(scene.classes, drafter) >= _KNOWN
 
 
 def _to_try(view: DrafterView, drafter: DrafterState, scene: Scene, *, full: bool) -> Counts:
@@ -193,7 +193,7 @@ def _to_try(view: DrafterView, drafter: DrafterState, scene: Scene, *, full: boo
     in turn."""
     may = np.flatnonzero(view.most_N)
     may = np.roll(may, -drafter.num_trials % len(may))
-    rises_N = np.array(scene.acceptance.rises(scene.ids, view.name))[may] >= _SURPRISING
+    rises_N = np.array(scene.acceptance.rises(scene.classes, view.name))[may] >= _SURPRISING
     found: Counts = may[np.lexsort((view.missing_N[may], ~rises_N))]
     if full:
         return found

@@ -123,7 +123,7 @@ class Planner:
         left_s = self.ledger.left(gained_s, tokens_N, times.plain_s, guard_N)
         allowed_s = AT_ONCE * left_s
         outputs = OutputTokens(left_N, tokens_N)
-        scene = self._scene(ids, shape, times, outputs, allowed_s, views)
+        scene = self._scene(tracked, shape, times, outputs, allowed_s, views)
         alone = count == 1 and not load.num_prompt_tokens
         chosen = self._choose(scene, passing, views, alone=alone)
         has_free = len(passing) < len(views) or any(s.request.brings_drafts for s in sequences)
@@ -359,13 +359,14 @@ class Planner:
 
     def _scene(
         self,
-        ids: list[str],
+        tracked: list[TrackedRequest],
         shape: StepShape,
         times: PlainTimes,
         outputs: OutputTokens,
         allowed_s: Floats,
         views: list[DrafterView],
     ) -> Scene:
+        ids = [one.sequence.request.request_id for one in tracked]
         most = PREDICTED_DRAFTS * len(ids) + sum(int(view.most_N.sum()) for view in views)
         plain_s, prompt_s = times
         model_s = self.target.curve(shape, most)
@@ -378,6 +379,7 @@ class Planner:
             more_s = np.maximum(more_s, alone_s - alone_s[0])
         return Scene(
             ids=ids,
+            classes=[one.class_key for one in tracked],
             context=shape.context,
             outputs=outputs,
             bound_s=plain_s + allowed_s,

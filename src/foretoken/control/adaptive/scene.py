@@ -80,6 +80,8 @@ class Scene:
     """The sequences of one step. N of them."""
 
     ids: list[str]
+    classes: list[str]
+    """The class of each, [N]."""
     context: float
     """Tokens of a sequence, on average."""
     outputs: OutputTokens

@@ -191,15 +191,17 @@ class LearnedAcceptance(AcceptanceModel):
         if own.rise > _RISE_LIMIT:
             self._begin_anew(drafter, own)
 
-    def rises(self, request_ids: Sequence[str], drafter: str) -> list[float]:
-        """How much the trials of each one's class speak for better chances than it had, in nats."""
-        owner = self._owner(drafter)
-        return [one.rise for one in self._classes(owner, request_ids)]
+    def rises(self, class_keys: Sequence[str], drafter: str) -> list[float]:
+        """How much the trials of each class speak for better chances than it had, in nats. Classes
+        outlive their requests."""
+        known = self._classes(drafter, class_keys)
+        return [known[key].rise for key in class_keys]
 
-    def seen(self, request_ids: Sequence[str], drafter: str) -> int:
-        """Drafts that are known of that of their classes of which fewest are."""
-        owner = self._owner(drafter)
-        return min(one.num_seen for one in self._classes(owner, request_ids))
+    def seen(self, class_keys: Sequence[str], drafter: str) -> int:
+        """Drafts that are known of that of these classes of which fewest are. Classes outlive their
+        requests."""
+        known = self._classes(drafter, class_keys)
+        return min(one.num_seen for one in known.values())
 
     def fade(self, request_ids: Sequence[str], drafter: str, steps: int) -> None:
         """These requests had no draft of it for so many steps: what they showed grows old."""
@@ -254,7 +256,9 @@ class LearnedAcceptance(AcceptanceModel):
         return track
 
     def _class(self, owner: DrafterAcceptance, request_id: str) -> AcceptanceClass:
-        key = self._class_keys.get(request_id, "")
+        return self._of_key(owner, self._class_keys.get(request_id, ""))
+
+    def _of_key(self, owner: DrafterAcceptance, key: str) -> AcceptanceClass:
         found = owner.classes.pop(key, None)
         if found is None:
             if len(owner.classes) >= _MOST_CLASSES:
@@ -263,19 +267,10 @@ class LearnedAcceptance(AcceptanceModel):
         owner.classes[key] = found  # the classes used last stand last
         return found
 
-    def _classes(
-        self, owner: DrafterAcceptance, request_ids: Sequence[str]
-    ) -> list[AcceptanceClass]:
-        """The class of each; of those that share one it is looked up once."""
-        known: dict[str, AcceptanceClass] = {}
-        found = []
-        for request_id in request_ids:
-            key = self._class_keys.get(request_id, "")
-            one = known.get(key)
-            if one is None:
-                one = known[key] = self._class(owner, request_id)
-            found.append(one)
-        return found
+    def _classes(self, drafter: str, class_keys: Sequence[str]) -> dict[str, AcceptanceClass]:
+        """The classes of these keys; one that several name is looked up once."""
+        owner = self._owner(drafter)
+        return {key: self._of_key(owner, key) for key in dict.fromkeys(class_keys)}
 
     def _forget_class(self, owner: DrafterAcceptance) -> None:
         for key, one in owner.classes.items():

@@ -92,6 +92,11 @@ class DrafterCost:
         return self._learner.level * self._machine.level / self._machine_level
 
     @property
+    def sequence_s(self) -> float:
+        """Seconds that drafting takes once for each sequence, its rows aside."""
+        return self.level * self._values[1]
+
+    @property
     def error(self) -> tuple[float, float]:
         """Median and ninth decile of |log(measured / predicted)|; NaN before any draft."""
         return self._learner.error

@@ -172,7 +172,8 @@ def _known_drafter(name: str, cost: DrafterCost) -> SimulatedDrafter:
     return SimulatedDrafter(
         name=name,
         passes=_LearnedPass(cost),
-        call_s=0.0 if cost.one_pass else 2.0 * one - two,
+        call_s=0.0 if cost.one_pass else 2.0 * one - two - cost.sequence_s,
+        sequence_s=cost.sequence_s,
         one_pass=cost.one_pass,
         reads=cost.reads,
     )
@@ -190,7 +191,8 @@ class _LearnedPass(CostModel):
         if shape.rows > shape.sequences:
             return StepTime(self._cost.feeding(shape.rows, shape.context))
         _, one, two = self._cost.drafting(shape.sequences, 2, shape.context).tolist()
-        return StepTime(one if self._cost.one_pass else two - one)
+        pass_s = one - self._cost.sequence_s * shape.sequences
+        return StepTime(pass_s if self._cost.one_pass else two - one)
 
 
 def planned_machine(settings: PlanSettings, name: str = "draft") -> SimulatedMachine:
