@@ -31,6 +31,7 @@ _AVX512 = (
 _AVX512BF16 = (*_AVX512, "-mavx512vnni", "-mavx512bf16")
 BY_SUFFIX = {
     "_avx2": ("x86_64", *_AVX2),
+    "_avxvnni": ("x86_64", *_AVX2, "-mavxvnni"),
     "_avx512": ("x86_64", *_AVX512),
     "_avx512bf16": ("x86_64", *_AVX512BF16),
     "_amx": ("x86_64", *_AVX512BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),

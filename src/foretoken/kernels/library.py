@@ -1,9 +1,9 @@
 """Loads the compiled kernels once and says which instruction set they use.
 
 FORETOKEN_KERNELS chooses: `auto` (default), `off`, or the highest level to use: `portable`, on x86
-`avx2`, `avx512`, `avx512bf16` or `amx`, on aarch64 `neon`, `neondot` or `neonbf16`. Owns no kernel:
-those who call one declare its arguments themselves (`Library.function`). Calls into C release the
-GIL.
+`avx2`, `avxvnni`, `avx512`, `avx512bf16` or `amx`, on aarch64 `neon`, `neondot` or `neonbf16`. Owns
+no kernel: those who call one declare its arguments themselves (`Library.function`). Calls into C
+release the GIL.
 """
 
 import ctypes
@@ -25,11 +25,12 @@ logger = logging.getLogger("foretoken")
 
 VARIABLE = "FORETOKEN_KERNELS"
 _BY_ARCHITECTURE = {
-    "x86_64": ("portable", "avx2", "avx512", "avx512bf16", "amx"),
+    "x86_64": ("portable", "avx2", "avxvnni", "avx512", "avx512bf16", "amx"),
     "aarch64": ("portable", "neon", "neondot", "neonbf16"),
 }
 LEVELS = _BY_ARCHITECTURE.get(build.architecture(platform.machine()), ("portable",))
-"""Those of this machine's architecture, each with what those before it have, as numbered in C."""
+"""Those of this machine's architecture, as numbered in C, each with what those before it have; but
+`avxvnni` is of processors without AVX-512, and not all that have that have it."""
 _UNTRIED = frozenset({"amx"})
 """`auto` stops below: these have not run on hardware, nor whole in an emulator."""
 _CHOICES = ("auto", "off", *LEVELS)
@@ -87,7 +88,8 @@ def find_library() -> Library | None:
         level = min(most, tried[-1], key=LEVELS.index)
     if LEVELS.index(level) > LEVELS.index(most):
         raise ConfigError(VARIABLE, wanted, f"auto, off, or at most {most} on this machine")
-    handle.ft_set_level(LEVELS.index(level))
+    if handle.ft_set_level(LEVELS.index(level)) != LEVELS.index(level):
+        raise ConfigError(VARIABLE, wanted, "another level: this machine has no AVX-VNNI")
     library = Library(handle, level, usable_cores())
     library.use_threads(library.cores)
     return library

@@ -202,6 +202,8 @@ while [ "$1" != -o ]; do shift; done
     assert ("-march=armv8.2-a+dotprod" in flags("linear_neondot")) == (machine == "aarch64")
     assert ("+bf16+i8mm" in "".join(flags("attention_neonbf16"))) == (machine == "aarch64")
     assert ("-mavx2" in flags("linear_avx2")) == (machine == "x86_64")
+    assert ("-mavxvnni" in flags("linear_avxvnni")) == (machine == "x86_64")
+    assert "-mavxvnni" not in flags("linear_avx2")
     assert ("-mavx512bf16" in flags("rows_avx512bf16")) == (machine == "x86_64")
 
 

@@ -20,9 +20,9 @@ static const ft_attention_kernel *kernel_of(int32_t type) {
                                               &ft_attention_neon, &ft_attention_neonbf16};
 #else
     enum { BEST_OF_FLOATS = FT_AVX512 };
-    const ft_attention_kernel *const all[] = {&ft_attention_portable, &ft_attention_avx2,
-                                              &ft_attention_avx512, &ft_attention_avx512bf16,
-                                              &ft_attention_avx512bf16};
+    const ft_attention_kernel *const all[] = {&ft_attention_portable,   &ft_attention_avx2,
+                                              &ft_attention_avx2,       &ft_attention_avx512,
+                                              &ft_attention_avx512bf16, &ft_attention_avx512bf16};
 #endif
     int level = ft_level();
     if (type == FT_FLOAT32 && level > BEST_OF_FLOATS) level = BEST_OF_FLOATS;

@@ -32,6 +32,11 @@ static int may_use_tiles(void) {
 #endif
 }
 
+static int has_avxvnni(void) {
+    uint32_t a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && has(a, 4);
+}
+
 int ft_cpu_level(void) {
     uint32_t a, b, c, d, b7, c7, d7, a71, unused;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !has(c, 27)) return FT_PORTABLE;  // OSXSAVE
@@ -41,7 +46,7 @@ int ft_cpu_level(void) {
     if ((state & 0x6) != 0x6 || !fma || !has(b7, 5)) return FT_PORTABLE;
     if (!__get_cpuid_count(7, 1, &a71, &b, &c, &unused)) a71 = 0;
     int wide = has(b7, 16) && has(b7, 17) && has(b7, 30) && has(b7, 31);  // F, DQ, BW, VL
-    if ((state & 0xe6) != 0xe6 || !wide) return FT_AVX2;
+    if ((state & 0xe6) != 0xe6 || !wide) return has_avxvnni() ? FT_AVXVNNI : FT_AVX2;
     if (!has(c7, 11) || !has(a71, 5)) return FT_AVX512;  // VNNI, BF16
     int tiles = has(d7, 24) && has(d7, 22) && (state & 0x60000) == 0x60000;
     return tiles && may_use_tiles() ? FT_AMX : FT_AVX512BF16;
@@ -98,6 +103,9 @@ int ft_level(void) { return atomic_load_explicit(&level, memory_order_relaxed); 
 int ft_set_level(int wanted) {
     int most = ft_cpu_level();
     int chosen = wanted < FT_PORTABLE ? FT_PORTABLE : wanted > most ? most : wanted;
+#if defined(__x86_64__)
+    if (chosen == FT_AVXVNNI && !has_avxvnni()) chosen = FT_AVX2;
+#endif
     atomic_store_explicit(&level, chosen, memory_order_relaxed);
     return chosen;
 }

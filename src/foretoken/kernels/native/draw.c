@@ -7,8 +7,8 @@ ft_draw_one ft_draw_in_use(void) {
 #if defined(__aarch64__)
     const ft_draw_one all[] = {ft_draw_portable, ft_draw_neon, ft_draw_neon, ft_draw_neon};
 #else
-    const ft_draw_one all[] = {ft_draw_portable, ft_draw_avx2, ft_draw_avx512, ft_draw_avx512,
-                               ft_draw_avx512};
+    const ft_draw_one all[] = {ft_draw_portable, ft_draw_avx2,   ft_draw_avx2,
+                               ft_draw_avx512,   ft_draw_avx512, ft_draw_avx512};
 #endif
     int level = ft_level();
     while (level > FT_PORTABLE && !all[level]) level--;
@@ -48,8 +48,8 @@ void ft_sure(const float *logits, int64_t rows, int64_t vocabulary, float *chanc
 #if defined(__aarch64__)
     const ft_sure_one all[] = {ft_sure_portable, ft_sure_neon, ft_sure_neon, ft_sure_neon};
 #else
-    const ft_sure_one all[] = {ft_sure_portable, ft_sure_avx2, ft_sure_avx512, ft_sure_avx512,
-                               ft_sure_avx512};
+    const ft_sure_one all[] = {ft_sure_portable, ft_sure_avx2,   ft_sure_avx2,
+                               ft_sure_avx512,   ft_sure_avx512, ft_sure_avx512};
 #endif
     int level = ft_level();
     while (level > FT_PORTABLE && !all[level]) level--;

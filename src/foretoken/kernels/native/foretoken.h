@@ -18,15 +18,16 @@ enum { FT_FLOAT32 = 0, FT_BFLOAT16 = 1, FT_INT8 = 2 };
 enum { FT_SCALE_BYTES = 4 };
 
 // Levels of an architecture count from FT_PORTABLE, each with all of those below it. On x86: FT_AVX2
-// includes FMA and F16C, FT_AVX512 means F, BW, VL and DQ, FT_AVX512BF16 adds BF16 and VNNI, FT_AMX its
-// tiles for bfloat16. On aarch64: FT_NEON is its base, FT_NEONDOT adds dot products of bytes, FT_NEONBF16
+// includes FMA and F16C, FT_AVXVNNI adds VNNI to it, FT_AVX512 means F, BW, VL and DQ, FT_AVX512BF16 adds
+// BF16 and VNNI, FT_AMX its tiles for bfloat16. A processor may have FT_AVX512 and above without FT_AVXVNNI. On aarch64: FT_NEON is its base, FT_NEONDOT adds dot products of bytes, FT_NEONBF16
 // those of bfloat16 and products of small matrices of either (I8MM).
-enum { FT_PORTABLE, FT_AVX2, FT_AVX512, FT_AVX512BF16, FT_AMX };
+enum { FT_PORTABLE, FT_AVX2, FT_AVXVNNI, FT_AVX512, FT_AVX512BF16, FT_AMX };
 enum { FT_NEON = 1, FT_NEONDOT, FT_NEONBF16 };
 
 // The best level that both the processor and the operating system have.
 FT_EXPORT int ft_cpu_level(void);
-// The level in use; ft_set_level returns the one that now is, at most ft_cpu_level().
+// The level in use; ft_set_level returns the one that now is, at most ft_cpu_level(), and FT_AVX2 in
+// place of FT_AVXVNNI where the processor has none.
 FT_EXPORT int ft_level(void);
 // Whether weights are fetched into the L1 cache ahead of their use, or only into the next one: which
 // of them is faster depends on the processor. Set it to compare; negative: as the processor likes it.

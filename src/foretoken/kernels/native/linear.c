@@ -8,8 +8,9 @@ static const ft_linear_kernels *kernels_of(int level) {
     const ft_linear_kernels *const all[] = {&ft_linear_portable, &ft_linear_neon,
                                             &ft_linear_neondot, &ft_linear_neonbf16};
 #else
-    const ft_linear_kernels *const all[] = {&ft_linear_portable, &ft_linear_avx2, &ft_linear_avx512,
-                                            &ft_linear_avx512bf16, &ft_linear_amx};
+    const ft_linear_kernels *const all[] = {
+        &ft_linear_portable, &ft_linear_avx2,       &ft_linear_avxvnni,
+        &ft_linear_avx512,   &ft_linear_avx512bf16, &ft_linear_amx};
 #endif
     while (level > FT_PORTABLE && !all[level]->ready) level--;
     return all[level];

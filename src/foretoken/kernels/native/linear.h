@@ -89,8 +89,8 @@ typedef struct {
     int bf16_inputs;  // bfloat16 rows of a multiple of so many inputs are used where they lie; or 0
 } ft_linear_kernels;
 
-extern const ft_linear_kernels ft_linear_portable, ft_linear_avx2, ft_linear_avx512,
-    ft_linear_avx512bf16, ft_linear_amx, ft_linear_neon, ft_linear_neondot, ft_linear_neonbf16;
+extern const ft_linear_kernels ft_linear_portable, ft_linear_avx2, ft_linear_avxvnni,
+    ft_linear_avx512, ft_linear_avx512bf16, ft_linear_amx, ft_linear_neon, ft_linear_neondot, ft_linear_neonbf16;
 
 // Byte `byte` of a prepared row.
 static inline char *ft_prepared_at(const ft_prepared *x, int64_t row, int64_t byte) {

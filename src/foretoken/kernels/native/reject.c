@@ -279,8 +279,8 @@ static ft_reject_rows const *rows_in_use(void) {
     const ft_reject_rows *all[] = {&ft_reject_portable, &ft_reject_neon, &ft_reject_neon,
                                    &ft_reject_neon};
 #else
-    const ft_reject_rows *all[] = {&ft_reject_portable, &ft_reject_avx2, &ft_reject_avx512,
-                                   &ft_reject_avx512, &ft_reject_avx512};
+    const ft_reject_rows *all[] = {&ft_reject_portable, &ft_reject_avx2,   &ft_reject_avx2,
+                                   &ft_reject_avx512,   &ft_reject_avx512, &ft_reject_avx512};
 #endif
     int level = ft_level();
     while (level > FT_PORTABLE && !all[level]->distribute) level--;

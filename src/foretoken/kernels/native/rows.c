@@ -11,7 +11,8 @@ static const ft_row_kernels *kernels(void) {
     const ft_row_kernels *const all[] = {&ft_rows_portable, &ft_rows_neon, &ft_rows_neon,
                                          &ft_rows_neonbf16};
 #else
-    const ft_row_kernels *const all[] = {&ft_rows_portable, &ft_rows_avx2, &ft_rows_avx512,
+    const ft_row_kernels *const all[] = {&ft_rows_portable,   &ft_rows_avx2,
+                                         &ft_rows_avx2,       &ft_rows_avx512,
                                          &ft_rows_avx512bf16, &ft_rows_avx512bf16};
 #endif
     int level = ft_level();

@@ -64,6 +64,19 @@ static inline vi vi_load(const void *p) { return _mm256_loadu_si256((const __m25
 static inline vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
 #define vi_shift(x, bits) _mm256_srli_epi16(x, bits)
 static inline vf vf_of_vi(vi x) { return _mm256_cvtepi32_ps(x); }
+#ifdef __AVXVNNI__
+static inline void vi_add_products(vi *sum, vi a, vi b) {
+    __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(*sum) : "x"(a), "x"(b));
+}
+#define QUAD_BITS 8
+#define FEW_ROWS 4
+static inline void vi_add_quads(vi *sum, vi a, vi b) {
+    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(*sum) : "x"(a), "x"(b));
+}
+static inline vi vi_odd_or_even_bytes(vi x, const int odd) {
+    return _mm256_srai_epi16(odd ? x : _mm256_slli_epi16(x, 8), 8);
+}
+#else
 static inline void vi_add_products(vi *sum, vi a, vi b) {
     *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(a, b));
 }
@@ -72,6 +85,7 @@ static inline void vi_add_products(vi *sum, vi a, vi b) {
 static inline void vi_add_quads(vi *sum, vi a, vi b) {
     *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(a, b));
 }
+#endif
 
 #elif defined(NEON)
 

@@ -1,0 +1,11 @@
+// Linear layers for AVX2 with AVX-VNNI, whose products of whole numbers are sums already; see linear_body.h.
+#include "linear.h"
+#if defined(__AVX2__) && defined(__FMA__) && defined(__AVXVNNI__)
+#define NAME ft_linear_avxvnni
+#define MOST_ROWS 2
+#define MOST_FIXED_ROWS 6
+#define FIXED_PANELS 1
+#include "linear_body.h"
+#else
+const ft_linear_kernels ft_linear_avxvnni = {0};
+#endif
