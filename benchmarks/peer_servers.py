@@ -114,7 +114,7 @@ def llama_cpp(models: Path, loader: Loader) -> ServerArm:
     command = [str(llama_server(environment)), "-m", str(file), "--port", "{port}"]
     command += ["-t", str(THREADS), "-c", str(CONTEXT * SLOTS), "-np", str(SLOTS)]
     command += ["--device", "none", "--no-webui"]
-    env = {"LD_LIBRARY_PATH": library_path(environment, "own")}
+    env = {"LD_LIBRARY_PATH": library_path(environment, "own", loader.instructions)}
     return ServerArm(command=command, env=env, body={"cache_prompt": False}, note="16 bit")
 
 

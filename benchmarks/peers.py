@@ -12,11 +12,13 @@ who met it and by how much it was missed.
 All engines of a row stay loaded and take turns; ratios are of medians over turns, with 95 % of
 their bootstrap. Beside each figure stands what memory gave to plain reading right then. A part that
 has been measured is kept until the whole table is, so that an ended run goes on where it was.
-A peer that cannot be installed is named and left out.
+A peer that cannot be installed is named and left out. `--instructions avx2` makes the table of a
+processor without AVX-512, as far as each engine can be held to that (`peer_instructions.py`).
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -36,6 +38,7 @@ from peer_compare import (
     searching_for,
 )
 from peer_floor import LimitsProbe
+from peer_instructions import CHOICES, NATIVE, STAYS, VARIABLES
 from peer_kept import Kept
 from peer_load import Loader
 from peer_servers import SERVING, serve_and_measure, server_arms
@@ -85,7 +88,7 @@ class Table:
         """Find out which engines there are, and read what was kept."""
         self._given = arguments
         self._models: Path = arguments.models
-        self._loader = Loader(arguments.models, arguments.environments, arguments.torch_index)
+        self._loader = loader_of(arguments)
         self._probe = LimitsProbe(2)
         self._shape = ModelShape.from_config(arguments.models / "cycle-target")
         wanted = (OURS, OURS_8, *arguments.peer)
@@ -285,6 +288,12 @@ def make_arguments() -> argparse.ArgumentParser:
                         help="of the table, or other cases; default: the table")  # fmt: skip
     parser.add_argument("--again", action="store_true", help="measure kept parts again, too")
     parser.add_argument("--torch-index", help="package index of a CPU build of PyTorch")
+    parser.add_argument(
+        "--instructions",
+        choices=CHOICES,
+        default=NATIVE,
+        help="hold every engine to these; settings stay those of the machine's own",
+    )
     parser.add_argument("--prompts", type=int, default=1, help="per turn; default: %(default)s")
     parser.add_argument("--tokens", type=int, help="at most; default: what each case says")
     parser.add_argument("--settings", type=Path, help="default: MODELS/peer-settings.json")
@@ -293,6 +302,11 @@ def make_arguments() -> argparse.ArgumentParser:
                         help="each setting is tried with; default: %(default)s")  # fmt: skip
     parser.set_defaults(repeats=TURNS)
     return parser
+
+
+def loader_of(given: argparse.Namespace) -> Loader:
+    """Of engines as the command line asks for them."""
+    return Loader(given.models, given.environments, given.torch_index, given.instructions)
 
 
 def has_models(folder: Path) -> bool:
@@ -325,7 +339,7 @@ def prepare(given: argparse.Namespace) -> None:
     print(f"to install: {', '.join(missing) or 'nothing'}; models, installing and compiling take "
           f"about {minutes} minutes, conversions up to 10 more, once", flush=True)  # fmt: skip
     make_models(given.models, "tiny" if given.quick else "1b")
-    loader = Loader(given.models, given.environments, given.torch_index)
+    loader = loader_of(given)
     names = cases_to_tune(given.parts)
     for engine in (OURS_8, *given.peer):
         wanted = [CASES[name] for name in names if engine in CASES[name].engines]
@@ -353,13 +367,17 @@ def run_table(given: argparse.Namespace, table: Table, where: Mapping[str, Any])
     key = {"git": where["git"], "cpu": where["cpu"], "versions": table.versions(),
            "quick": given.quick, "repeats": given.repeats, "tokens": given.tokens,
            "prompts": given.prompts}  # fmt: skip
-    kept = Kept(given.models / "peer-table.json", key)
+    suffix = "" if given.instructions == NATIVE else f"-{given.instructions}"
+    kept = Kept(given.models / f"peer-table{suffix}.json", key)
     known = {} if given.again else {p: rows for p in given.parts if (rows := kept.rows(p))}
     left = [part for part in given.parts if part not in known]
     minutes = sum(table.seconds(part) for part in left) / 60
     print(f"{len(left)} of {len(given.parts)} parts to measure, about {minutes:.0f} minutes")
     for engine, why in table.absent.items():
         print(f"left out: {engine}: {why}")
+    if given.instructions != NATIVE:
+        for engine, what in STAYS.items():
+            print(f"not held to {given.instructions}: {engine}: {what}")
     results: list[RowResult] = []
     for part in given.parts:
         found = known.get(part)
@@ -386,6 +404,8 @@ def main() -> None:
     if given.quick:
         given.repeats, given.tokens, given.search_tokens = 2, 24, 8
         given.models = given.models / "quick"
+    # For this process, whose limits are measured with them, and for all that it starts.
+    os.environ.update(VARIABLES[given.instructions])
     given.settings = given.settings or given.models / "peer-settings.json"
     if given.prepare:
         prepare(given)

@@ -13,6 +13,10 @@ enum { BYTES = 64 };
 #define MADD16(a, b) _mm512_madd_epi16(a, b)
 #define MADD8(a, b) _mm512_maddubs_epi16(a, b)
 #define FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
+#if defined(__AVX512VNNI__)
+#define ADD16(sum, a, b) _mm512_dpwssd_epi32(sum, a, b)
+#define ADD8(sum, a, b) _mm512_dpbusd_epi32(sum, a, b)
+#endif
 #else
 typedef __m256i whole;
 typedef __m256 real;
@@ -21,6 +25,10 @@ enum { BYTES = 32 };
 #define MADD16(a, b) _mm256_madd_epi16(a, b)
 #define MADD8(a, b) _mm256_maddubs_epi16(a, b)
 #define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+#if defined(__AVXVNNI__)
+#define ADD16(sum, a, b) _mm256_dpwssd_avx_epi32(sum, a, b)
+#define ADD8(sum, a, b) _mm256_dpbusd_avx_epi32(sum, a, b)
+#endif
 #endif
 // The compiler must neither drop a sum nor move it to memory.
 #define KEEP(x) __asm__ volatile("" : "+v"(x))
@@ -62,8 +70,8 @@ uint64_t products_int16(uint64_t rounds) {
     for (uint64_t n = 0; n < rounds; n++) {
 #pragma GCC unroll 12
         EACH {
-#if defined(__AVX512VNNI__)
-            sum[i] = _mm512_dpwssd_epi32(sum[i], a, b);
+#if defined(ADD16)
+            sum[i] = ADD16(sum[i], a, b);
 #else
             whole pair = MADD16(a, b);
             KEEP(pair);
@@ -82,8 +90,8 @@ uint64_t products_int8(uint64_t rounds) {
     for (uint64_t n = 0; n < rounds; n++) {
 #pragma GCC unroll 12
         EACH {
-#if defined(__AVX512VNNI__)
-            sum[i] = _mm512_dpbusd_epi32(sum[i], a, b);
+#if defined(ADD8)
+            sum[i] = ADD8(sum[i], a, b);
 #else
             whole pair = MADD8(a, b);
             KEEP(pair);
