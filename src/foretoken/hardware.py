@@ -28,7 +28,7 @@ class Hardware:
     @property
     def has_bf16(self) -> bool:
         """Whether the CPU multiplies bfloat16 in hardware."""
-        return "avx512_bf16" in self.cpu_flags or "amx_bf16" in self.cpu_flags
+        return not self.cpu_flags.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
     @property
     def gives_memory_back(self) -> bool:
@@ -43,7 +43,7 @@ class Hardware:
             cpu_name=info.get("model name", "unknown"),
             num_cores=usable_cores(),
             free_memory=_free_memory(),
-            cpu_flags=frozenset(info.get("flags", "").split()),
+            cpu_flags=frozenset((info.get("flags") or info.get("Features", "")).split()),
         )
 
 

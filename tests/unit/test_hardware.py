@@ -62,6 +62,12 @@ def test_what_the_processor_can(flags: str, expected: bool, files: Path) -> None
     assert found.cpu_name == "A CPU" and found.has_bf16 is expected
 
 
+@pytest.mark.parametrize(("features", "expected"), [("asimd bf16 i8mm", True), ("asimd", False)])
+def test_what_an_arm_processor_can(features: str, expected: bool, files: Path) -> None:
+    write(files, cpuinfo=f"processor\t: 0\nFeatures\t: {features}\n")
+    assert Hardware.detect().has_bf16 is expected
+
+
 def test_a_system_that_says_nothing(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)

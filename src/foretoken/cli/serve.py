@@ -26,6 +26,7 @@ from foretoken.config.auto import AUTO
 from foretoken.config.other_engines import find_other
 from foretoken.config.reader import KeyTable
 from foretoken.errors import ConfigError
+from foretoken.placement import cores_of, keep_to
 from foretoken.server.settings import Limits, ServerConfig
 
 _SHORT = {"method": "method", "model": "model", "num_speculative_tokens": "tokens"}
@@ -54,7 +55,7 @@ _ENGINE = (
     "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_memory_bytes", "batch_invariant",
     "tensor_parallel_size", "disable_log_stats", "adaptive_speculation",
 )  # fmt: skip
-_KNOWN = ("model", "log_format", *_SPECULATION, *_SERVER, *_LIMITS, *_ENGINE)
+_KNOWN = ("model", "log_format", "cpus", *_SPECULATION, *_SERVER, *_LIMITS, *_ENGINE)
 _KEYS = KeyTable(where="--config", neutral={}, removed={})
 
 Text = str | None
@@ -99,6 +100,7 @@ def serve(
     kv_cache_memory_bytes: Annotated[Number, option("kv_cache_memory_bytes")] = None,
     batch_invariant: Annotated[Text, option("batch_invariant")] = None,
     tensor_parallel_size: Annotated[Number, option("tensor_parallel_size")] = None,
+    cpus: Annotated[Text, option("cpus")] = None,
     max_body_bytes: Annotated[Number, option("max_body_bytes")] = None,
     max_prompt_tokens: Annotated[Number, option("max_prompt_tokens")] = None,
     max_tokens: Annotated[Number, option("max_tokens")] = None,
@@ -165,6 +167,8 @@ def _read_config(path: Path | None) -> dict[str, Any]:
 
 
 def _serve(settings: dict[str, Any]) -> int:
+    if "cpus" in settings:
+        keep_to(cores_of(str(settings["cpus"])))  # before PyTorch counts them
     from foretoken.assembly import default_speculation
     from foretoken.logs import show_logs
     from foretoken.server.observing.log_lines import LOG_FORMATS, LineFormatter

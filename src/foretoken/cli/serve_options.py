@@ -94,6 +94,7 @@ GROUPS: dict[str, dict[str, Row]] = {
         ),
         "batch_invariant": Row("Bitwise the same tokens whatever the batch.", "auto|on|off"),
         "tensor_parallel_size": Row("Processes that share every layer, on a CPU.", "N"),
+        "cpus": Row("Cores to keep to: 0-7,16-23, or a node: numa:0.", "LIST", "all"),
     },
     "Limits": {
         "max_body_bytes": Row("Larger bodies are refused.", "N"),
