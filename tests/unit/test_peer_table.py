@@ -38,7 +38,8 @@ NORMS = 3 * 2 * 8 + 8
 def bench() -> Any:
     """The benchmark's modules by name."""
     names = ("peer_table", "peer_floor", "peer_compare", "peer_cases", "peer_kept", "peer_settings",
-             "peer_servers", "peer_vllm_int8", "peers", "loop")  # fmt: skip
+             "peer_servers", "peer_vllm_int8", "peer_llama_cpp", "peer_instructions",
+             "sockets_on_paper", "peers", "loop")  # fmt: skip
     sys.path.insert(0, str(BENCHMARKS))
     try:
         return SimpleNamespace(**{name: import_module(name) for name in names})
@@ -273,6 +274,35 @@ def test_texts_are_compared_up_to_half_characters(bench: Any) -> None:
 def test_no_server_of_the_table_drafts(bench: Any) -> None:
     command = bench.peer_servers.ours(Path("models")).command
     assert command[command.index("--speculative-config") + 1] == "none"
+
+
+def test_everyone_is_held_to_the_same_instructions(bench: Any, tmp_path: Path) -> None:
+    own, llama = bench.peer_instructions, bench.peer_llama_cpp
+    assert own.VARIABLES.keys() == own.LLAMA_CPP.keys() == set(own.CHOICES)
+    for name in own.CHOICES[1:]:
+        assert own.VARIABLES[name]["FORETOKEN_KERNELS"] == name
+        assert "-DGGML_NATIVE=OFF" in own.LLAMA_CPP[name]
+    environment = tmp_path / "venv"
+    first, *rest = llama.library_path(environment, "openmp", "avx2").split(":")
+    assert first == str(tmp_path / "llama-cpp" / "openmp-avx2" / "bin")
+    assert rest == llama.library_path(environment, "openmp").split(":")
+    (tmp_path / "llama-cpp").mkdir()
+    (tmp_path / "llama-cpp" / f".built-{llama.VERSION}").touch()
+    assert llama.is_built(environment, "native") and not llama.is_built(environment, "avx2")
+
+
+def test_sockets_on_paper(bench: Any) -> None:
+    paper = bench.sockets_on_paper
+    machine = paper.Machine(nodes=2, cores=4, read_gb_per_s=100.0, core_gb_per_s=50.0,
+                            link_gb_per_s=10.0, products_per_ns=1e9, gather_us=0.0)  # fmt: skip
+    work = bench.peer_floor.Work(shape=SHAPE, weights="16 bit")
+    ways = list(paper.step_seconds(machine, work, rows=1, context=0).values())
+    one_node, spread, own_node, shared, replicas = (seconds for seconds, _ in ways)
+    # 100 GB/s; 4 x 10 over the link; 100; 2 x 100; 100.
+    assert [own_node / s for s in (one_node, spread, shared, replicas)] == pytest.approx(
+        [1.0, 0.4, 2.0, 1.0]
+    )
+    assert [count for _, count in ways] == [1, 1, 1, 1, 2]
 
 
 def test_int8_weights_are_within_half_a_step(bench: Any) -> None:
