@@ -201,8 +201,11 @@ ALWAYS void add_step(const chunk *c, const int bits, const int x_bits, const int
     fetch_ahead(c, at->panel, panels, step, near);
 #if FEW_ROWS
     if (split) {
-        UNROLL for (int part = 0; part < 16 / bits; part++)
-            add_split_part(c, bits, rows, panels, weight, x, part, sum);
+        add_split_part(c, bits, rows, panels, weight, x, 0, sum);
+        add_split_part(c, bits, rows, panels, weight, x, 1, sum);
+        if (bits == 8) return;
+        add_split_part(c, bits, rows, panels, weight, x, 2, sum);
+        add_split_part(c, bits, rows, panels, weight, x, 3, sum);
         return;
     }
 #endif
