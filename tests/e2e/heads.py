@@ -1,6 +1,7 @@
 """Random heads for the suite's tiny target, in their published formats."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,17 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from foretoken.proposers.heads.dflash.head import BlockHead
+from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
+from foretoken.proposers.heads.dflash.network import DFlash
+from foretoken.proposers.heads.dspark import DSpark, MarkovShape
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.medusa import Medusa, MedusaShape
 from foretoken.proposers.heads.mlp import MLPShape, MLPSpeculator
 from foretoken.proposers.heads.parts import HeadShape
+from foretoken.shape import RopeShape
 from foretoken.testing import TINY
 
 VOCAB, HIDDEN = int(TINY["vocab_size"]), int(TINY["hidden_size"])
@@ -29,6 +35,17 @@ LAYER = HeadShape(
     rms_norm_eps=1e-5,
     rope_theta=10000.0,
 )
+BLOCK = BlockShape(
+    layer=replace(LAYER, num_hidden_layers=2),
+    rope=RopeShape(theta=10000.0, rotary_dim=16),
+    views=(BlockView(24, causal=True), BlockView()),
+    block_size=5,
+    first_row=1,
+    mask_token_id=96,
+    target_hidden_size=HIDDEN,
+    num_features=2,
+    draft_vocab_size=VOCAB,
+)
 HEADS: dict[str, dict[str, Any]] = {
     "eagle": {"method": "eagle", "num_speculative_tokens": 4},
     "eagle3": {"method": "eagle3", "num_speculative_tokens": 4},
@@ -39,6 +56,9 @@ HEADS: dict[str, dict[str, Any]] = {
     },
     "peagle": {"method": "peagle", "num_speculative_tokens": 3, "parallel_drafting": True},
     "anchored": {"method": "peagle", "num_speculative_tokens": 4},
+    "dflash": {"method": "dflash", "num_speculative_tokens": 4},
+    "dflash reduced": {"method": "dflash", "num_speculative_tokens": 9},
+    "dspark": {"method": "dspark", "num_speculative_tokens": 5},
     "mlp": {"method": "mlp_speculator", "num_speculative_tokens": 5},
     "medusa": {"method": "medusa", "num_speculative_tokens": 3},
     "pard": {"method": "draft_model", "num_speculative_tokens": 4, "parallel_drafting": True},
@@ -75,6 +95,39 @@ def _eagle3(name: str) -> tuple[nn.Module, dict[str, Any]]:
     return net, config
 
 
+def _block(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    """The authors' layout, `speculators` with a reduced vocabulary, or DeepSpec's with tables."""
+    config: dict[str, Any] = {
+        **_config(BLOCK.layer),
+        "architectures": ["DFlashDraftModel"],
+        "block_size": BLOCK.block_size,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 24,
+    }
+    net: BlockHead
+    if name == "dflash":
+        net = DFlash(BLOCK, (0, 1))
+        config["dflash_config"] = {"mask_token_id": 96, "target_layer_ids": [-1, 0]}
+    elif name == "dflash reduced":
+        net = DFlash(replace(BLOCK, draft_vocab_size=40, own_head=True), (1, 0))
+        net.d2t.copy_(torch.arange(40) + 3)
+        config = {
+            "speculators_model_type": "dflash",
+            "transformer_layer_config": config,
+            "aux_hidden_state_layer_ids": [1, 0],
+            "block_size": BLOCK.block_size,
+            "mask_token_id": 96,
+            "sliding_window_non_causal": True,
+        }
+    else:
+        shape = replace(BLOCK, first_row=0, own_embedding=True, own_head=True)
+        markov = MarkovShape(rank=8, judges=True, judges_by_token=True)
+        net = DSpark(shape, (0, 1), markov)
+        config |= {"architectures": ["Qwen3DSparkModel"], "target_layer_ids": [-1, 0]}
+        config |= {"markov_rank": 8, "mask_token_id": 96}
+    return net, config
+
+
 def write_head(folder: Path, name: str, draft: Path) -> Path:
     """Write the head of one of HEADS; for `pard` a copy of `draft` with a mask token."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,6 +143,8 @@ def write_head(folder: Path, name: str, draft: Path) -> Path:
         net, config = Eagle(LAYER, fc_bias=True), _config(LAYER)
     elif name in ("eagle3", "peagle", "anchored"):
         net, config = _eagle3(name)
+    elif name in ("dflash", "dflash reduced", "dspark"):
+        net, config = _block(name)
     elif name == "mlp":
         shape = MLPShape(vocab_size=VOCAB, emb_dim=HIDDEN, inner_dim=24, n_predict=3)
         net = MLPSpeculator(shape)

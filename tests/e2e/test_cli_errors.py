@@ -72,8 +72,8 @@ def test_unknown_speculative_key() -> None:
 
 
 def test_method_that_is_not_built() -> None:
-    result = run("generate", "x", "--speculative-config", '{"method": "dflash"}')
-    assert_one_line(result, 2, "dflash", "not yet built")
+    result = run("generate", "x", "--speculative-config", '{"method": "mtp"}')
+    assert_one_line(result, 2, "mtp", "not yet built")
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts
 
 CHOICES = [[0], [0, 0], [0, 0, 0], [0, 0, 1], [0, 1], [1], [1, 0], [1, 0, 0], [2]]
-NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa")
-DYNAMIC = {"tree_top_k": 3, "tree_depth": 3, "num_speculative_tokens": 10}
+NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa", "dflash", "dspark")
+DEPTH = 3
+DYNAMIC = {"tree_top_k": 3, "tree_depth": DEPTH, "num_speculative_tokens": 10}
 COUNT, TOKENS = 6, 24
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
@@ -74,7 +75,7 @@ def chain_logits(
     """What the head's own chain gives after these drafts, [V]."""
     steps: Any
     if isinstance(proposer, KVProposer):
-        steps = proposer.make_steps([replace(span, draft_budget=len(drafted) + 1)])
+        steps = proposer.make_steps([replace(span, draft_budget=DEPTH)])
     else:
         steps = proposer.head.chain_steps(proposer.newest_states([span]), [span])
     logits = steps.first()

@@ -1,5 +1,6 @@
 """Heads in the engine: the same tokens as plain decoding, and KV that is never stale."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +12,22 @@ from foretoken import LLM, SamplingParams
 from foretoken.config import SpeculativeConfig
 from foretoken.control.plan import DraftPlan
 from foretoken.errors import CheckpointError, ConfigError
-from foretoken.metrics import Counter
+from foretoken.metrics import Counter as CounterMetric
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.own_kv import KVProposer
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
+from tests.property.exact import assert_alike
 
 TOKENS, COUNT = 32, 12
+WITH_KV = (
+    "eagle", "eagle3", "padded", "peagle", "anchored", "dflash", "dflash reduced", "dspark",
+)  # fmt: skip
 UNSURE = {
+    "dflash": 0.05,
+    "dflash reduced": 0.06,
+    "dspark": 0.5,
     "eagle": 0.05,
     "eagle3": 0.07,
     "padded": 0.07,
@@ -76,7 +84,7 @@ def test_heads_change_no_token(
         [drafted] = [m for m in llm.get_metrics() if m.name.endswith("num_draft_tokens")]
         # Short of pages the target's come first, and drafters have what is left.
         least = 5 if pressure == "shortage" else 100
-        assert isinstance(drafted, Counter) and drafted.value > least
+        assert isinstance(drafted, CounterMetric) and drafted.value > least
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -110,7 +118,7 @@ def test_stopping_where_no_gain_is_expected_changes_no_token(
             assert generate(llm, make_prompts(COUNT, 3), chosen) == plain(parameters, COUNT)
         counts = {m.name.rsplit(":")[-1]: m for m in llm.get_metrics()}
     drafts, tokens = (counts[f"spec_decode_num_{name}"] for name in ("drafts", "draft_tokens"))
-    assert isinstance(drafts, Counter) and isinstance(tokens, Counter)
+    assert isinstance(drafts, CounterMetric) and isinstance(tokens, CounterMetric)
     assert 100 < drafts.value <= tokens.value < drafts.value * wary["num_speculative_tokens"]
 
 
@@ -155,7 +163,10 @@ class Audited(Proposer):
 
 
 @pytest.mark.parametrize("pressure", ["calm", "chunks", "shortage"])
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "padded", "peagle", "anchored"])
+@pytest.mark.parametrize(
+    "name",
+    ["eagle", "eagle3", "padded", "peagle", "anchored", "dflash", "dflash reduced", "dspark"],
+)
 def test_kept_kv_equals_kv_computed_anew(
     name: str, pressure: str, model: Path, folders: dict[str, Path]
 ) -> None:
@@ -200,6 +211,9 @@ def test_wrong_heads_are_refused(model: Path, draft: Path, folders: dict[str, Pa
         ("eagle", "eagle"),
         ("eagle3", "eagle3"),
         ("peagle", "eagle3"),
+        ("dflash", "dflash"),
+        ("dflash reduced", "dflash"),
+        ("dspark", "dspark"),
         ("mlp", "mlp"),
         ("medusa", "medusa"),
         ("pard", "parallel"),
@@ -220,7 +234,7 @@ def test_heads_among_other_drafters(
     """Several heads and a look-up take turns; a request may name one; no token changes."""
     heads = [
         {**HEADS[name], "model": str(folders[name]), "name": name}
-        for name in ("eagle3", "mlp", "medusa")
+        for name in ("eagle3", "mlp", "medusa", "dflash")
     ]
     lookup = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
     config = {"policy": policy, "drafters": [lookup, *heads]}
@@ -229,7 +243,7 @@ def test_heads_among_other_drafters(
         for parameters in ("greedy", "filters"):
             chosen = {"max_tokens": TOKENS, **PARAMETERS[parameters]}
             assert generate(llm, make_prompts(COUNT, 3), chosen) == plain(parameters, COUNT)
-        wishes = ["mlp", "eagle3", "medusa"] * (COUNT // 3)
+        wishes = ["mlp", "eagle3", "medusa", "dflash"] * (COUNT // 4)
         params = [
             SamplingParams(
                 max_tokens=TOKENS, temperature=0.0, detokenize=False, speculation={"drafter": wish}
@@ -243,3 +257,20 @@ def test_heads_among_other_drafters(
         metrics = out.outputs[0].metrics
         assert metrics is not None and set(metrics.drafter_per_step) <= {wish, ""}
         assert policy == "best" or wish in metrics.drafter_per_step, "best may choose none"
+
+
+@pytest.mark.parametrize("stop", [{}, {"draft_confidence_threshold": 0.45}], ids=["all", "sure"])
+@pytest.mark.parametrize("name", ["peagle", "dflash", "dspark"])
+def test_drawn_drafts_have_the_plain_distribution(
+    name: str, stop: dict[str, Any], model: Path, folders: dict[str, Path]
+) -> None:
+    """Four tokens without a seed: a two-sample chi-square of what came out."""
+    params = SamplingParams(
+        max_tokens=4, temperature=1.0, top_k=2, n=1200, detokenize=False, ignore_eos=True
+    )
+    counts: list[Counter[tuple[int, ...]]] = []
+    for config in (None, {**HEADS[name], **stop, "model": str(folders[name])}):
+        with LLM(str(model), speculative_config=config, seed=3, **EXACT) as llm:
+            (output,) = llm.generate([{"prompt_token_ids": [5, 17, 3]}], params, use_tqdm=False)
+            counts.append(Counter(out.token_ids for out in output.outputs))
+    assert_alike(*counts, least_freedom=3)

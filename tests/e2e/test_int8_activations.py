@@ -36,6 +36,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "wide draft": METHODS["draft auto"],
     "tree": {"method": "draft_model", "choices": TREE, "quantization": "int4"},
     "eagle3": {**HEADS["eagle3"], **ROUNDED},
+    "dflash": {**HEADS["dflash"], **ROUNDED},
+    "dspark": {**HEADS["dspark"], "quantization": "int4"},
 }
 
 pytestmark = pytest.mark.skipif(find_library() is None, reason="only kernels multiply so")
@@ -69,9 +71,11 @@ def plain(model: Path, kept: dict[str, Any]) -> Iterator[Callable[[str], list[Re
 @pytest.fixture(scope="module")
 def drafters(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, dict[str, Any]]:
     """The drafters with the folders of their models."""
-    head = write_head(tmp_path_factory.mktemp("head") / "eagle3", "eagle3", draft)
+    root = tmp_path_factory.mktemp("heads")
     found = {name: with_model(config, draft) for name, config in DRAFTERS.items()}
-    return {**found, "eagle3": {**DRAFTERS["eagle3"], "model": str(head)}}
+    for name in ("eagle3", "dflash", "dspark"):
+        found[name] = {**DRAFTERS[name], "model": str(write_head(root / name, name, draft))}
+    return found
 
 
 @pytest.mark.parametrize("pressure", ["calm", "chunks"])

@@ -33,9 +33,11 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "wide draft": METHODS["draft auto"],
     "tree": {"method": "draft_model", "choices": TREE, "kv_cache_dtype": "int8"},
     "eagle3": {**HEADS["eagle3"], "kv_cache_dtype": "int8"},
+    "dflash": {**HEADS["dflash"], "kv_cache_dtype": "int8"},
+    "dspark": {**HEADS["dspark"], "kv_cache_dtype": "int8"},
 }
 
-FEW = {"draft": 28_000, "tree": 28_000, "eagle3": 28_000}
+FEW = {"draft": 28_000, "tree": 28_000, "eagle3": 28_000, "dflash": 28_000}
 """Bytes for keys and values that are about twenty pages of 8 tokens."""
 
 
@@ -61,9 +63,11 @@ def plain(model: Path) -> Iterator[Callable[[str], list[Result]]]:
 @pytest.fixture(scope="module")
 def drafters(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, dict[str, Any]]:
     """The drafters with the folders of their models."""
-    head = write_head(tmp_path_factory.mktemp("head") / "eagle3", "eagle3", draft)
+    root = tmp_path_factory.mktemp("heads")
     found = {name: with_model(config, draft) for name, config in DRAFTERS.items()}
-    return {**found, "eagle3": {**DRAFTERS["eagle3"], "model": str(head)}}
+    for name in ("eagle3", "dflash", "dspark"):
+        found[name] = {**DRAFTERS[name], "model": str(write_head(root / name, name, draft))}
+    return found
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -108,7 +112,7 @@ def test_batches_and_junk_change_no_token(pressure: str, model: Path, plain: Any
                 assert run(llm, parameters) == plain(parameters)
 
 
-@pytest.mark.parametrize("name", ["draft", "tree", "eagle3"])
+@pytest.mark.parametrize("name", ["draft", "tree", "eagle3", "dspark"])
 def test_an_int8_drafter_leaves_a_wide_target_alone(
     name: str, model: Path, drafters: dict[str, Any]
 ) -> None:

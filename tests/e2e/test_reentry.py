@@ -34,6 +34,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "eagle3": HEADS["eagle3"],
     "eagle3 trees": {"method": "eagle3", **TREES},
     "peagle": HEADS["peagle"],
+    "dflash": HEADS["dflash"],
+    "dspark": HEADS["dspark"],
+    "dspark trees": {"method": "dspark", **TREES},
 }
 
 
@@ -42,6 +45,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, 
     root = tmp_path_factory.mktemp("entering")
     heads = {name: write_head(root / name, name, draft) for name in HEADS}
     same = {"draft": draft, "draft trees": draft, "padded": draft, "eagle3 trees": heads["eagle3"]}
+    same["dspark trees"] = heads["dspark"]
     return heads | same
 
 
@@ -92,7 +96,7 @@ class Entering(Proposer):
             kept.name,
             kept.network,
             kept._sampler,
-            DraftProgress(book._generations, PAGE, book.limits, joins_next=bool(book._joins_next)),
+            DraftProgress(book._generations, PAGE, book.limits, made_of=book.made_of),
             trees=kept._trees,
         )
         spans = [

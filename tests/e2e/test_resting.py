@@ -19,7 +19,7 @@ from foretoken.runtime.runner import slot_of
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
 
-NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa")
+NAMES = ("eagle", "eagle3", "peagle", "mlp", "medusa", "dflash", "dspark")
 TOKENS, COUNT = 40, 9
 
 
@@ -116,7 +116,9 @@ def test_one_head_rests_and_the_other_does_not(
     """They read different points of the target."""
     settings: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "block_size": 8}
     settings["adaptive_speculation"] = False
-    drafters = [{**HEADS[name], "model": str(folders[name])} for name in ("eagle3", "eagle")]
+    drafters = [
+        {**HEADS[name], "model": str(folders[name])} for name in ("eagle3", "eagle", "dspark")
+    ]
     with LLM(str(model), speculative_config={"drafters": drafters}, **settings) as llm:
         resting = Resting(llm, seed=3)
         for parameters in ("greedy", "seeded", "greedy"):

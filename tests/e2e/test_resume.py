@@ -85,7 +85,7 @@ def test_every_position_of_many(method: str, pressure: str, golden: Golden) -> N
         assert compare(llm, *golden(FULL, 24)) > 3000
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "mlp"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mlp", "dspark"])
 def test_heads_draft_for_what_they_did_not_see(
     name: str, model: Path, draft: Path, tmp_path: Path
 ) -> None:

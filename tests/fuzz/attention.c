@@ -98,8 +98,10 @@ static void plant(problem *p) {
 static double expected(const problem *p, int row, int head, int d) {
     const ft_attention_shape *s = &p->shape;
     const int h = s->head_dim, kv = s->num_kv_heads;
-    const int last = p->span.start + (p->paths ? path_of(p, row)[0] : row);
-    const int first = s->window && last - s->window + 1 > 0 ? last - s->window + 1 : 0;
+    const int own = p->span.start + (p->paths ? path_of(p, row)[0] : row);
+    const int together = p->span.paths == FT_TOGETHER;
+    const int last = together ? p->span.start + p->span.num_rows - 1 : own;
+    const int first = s->window && own - s->window + 1 > 0 ? own - s->window + 1 : 0;
     double *scores = exactly((size_t)(last + 1) * 8), best = -INFINITY, sum = 0, out = 0;
     for (int pass = 0; pass < 2; pass++)
         for (int i = first; i <= last; i++) {
@@ -155,7 +157,7 @@ static void one(void) {
     p.shape.scale = 1.0f / sqrtf((float)p.shape.head_dim);
     p.span.num_rows = draw(0, 3) ? draw(1, 9) : draw(10, 90);
     p.span.start = draw(0, 1) ? draw(0, 70) : draw(0, 1100);
-    p.span.paths = -1;
+    p.span.paths = draw(0, 2) ? FT_CHAIN : FT_TOGETHER;
     if (!draw(0, 2)) {
         p.span.known = draw(0, 1) ? draw(1, 9) : 0;
         p.span.paths = 0;

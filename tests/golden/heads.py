@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from foretoken.proposers.heads.base import DraftHead, TargetFacts
+from foretoken.proposers.heads.dflash.network import DFlash
+from foretoken.proposers.heads.dspark import DSpark
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.folder import method_of, read_head
@@ -17,6 +19,8 @@ from foretoken.proposers.heads.medusa import Medusa
 from foretoken.proposers.heads.mlp import MLPSpeculator
 
 KINDS: dict[str, type[DraftHead]] = {
+    "dflash": DFlash,
+    "dspark": DSpark,
     "eagle": Eagle,
     "eagle3": Eagle3,
     "medusa": Medusa,

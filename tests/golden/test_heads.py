@@ -256,7 +256,7 @@ def _with(name: str, shape: tuple[int, ...]) -> Callable[[Weights], None]:
             CheckpointError,
             "ascending ids below 61",
         ),
-        (lambda w: None, {"speculators_model_type": "dflash"}, NotYetError, "dflash"),
+        (lambda w: None, {"speculators_model_type": "dflash2"}, NotYetError, "dflash2"),
     ],
 )
 def test_wrong_heads_are_explained(

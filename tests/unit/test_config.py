@@ -98,8 +98,8 @@ def test_activations_of_target_and_draft() -> None:
 def test_a_part_not_built_says_so() -> None:
     with pytest.raises(NotYetError, match="not yet built"):
         EngineConfig.from_kwargs(model="demo", kv_cache_dtype="fp8")
-    with pytest.raises(NotYetError, match="dflash"):
-        SpeculativeConfig.from_dict({"method": "dflash", "model": "x"})
+    with pytest.raises(NotYetError, match="mtp"):
+        SpeculativeConfig.from_dict({"method": "mtp", "model": "x"})
     with pytest.raises(NotYetError, match="fly"):
         SpeculativeConfig.from_dict({"method": "ngram", "rejection_sample_method": "fly"})
     with pytest.raises(ConfigError, match="only draft_model, parallel, eagle3"):

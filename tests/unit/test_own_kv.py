@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.kv.features import FeatureGaps
-from foretoken.proposers.progress import DraftLimits, DraftProgress
+from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
 from foretoken.runtime.sequence import Sequence
 from tests.unit.proposing import make_sequence, make_span
 
@@ -25,8 +25,8 @@ def test_padded_feeds_as_many_of_all_that_decode() -> None:
     assert limits(3).starts([9, 4, 0, 1], [10, 8, 30, 2]) == [9, 4, 0, 1]
 
 
-def progress(gaps: FeatureGaps | None = None, *, joins_next: bool = False) -> DraftProgress:
-    return DraftProgress([1] * 64, PAGE, limits(0), gaps=gaps, joins_next=joins_next)
+def progress(gaps: FeatureGaps | None = None, *, made_of: MadeOf = MadeOf.TOKEN) -> DraftProgress:
+    return DraftProgress([1] * 64, PAGE, limits(0), gaps=gaps, made_of=made_of)
 
 
 def sequence_of(count: int, first_page: int = 0, name: str = "r") -> Sequence:
@@ -121,7 +121,7 @@ def test_a_window_keeps_within_a_context_that_the_text_has_left() -> None:
 
 def test_a_head_enters_behind_what_has_no_features() -> None:
     gaps = FeatureGaps([1] * 64, PAGE)
-    book, sequence = progress(gaps, joins_next=True), sequence_of(30)
+    book, sequence = progress(gaps, made_of=MadeOf.PAIR), sequence_of(30)
     assert book.num_missing(sequence) == 29
     gaps.add(sequence.page_table, 3, 18)
     assert book.num_missing(sequence) == 9
@@ -138,7 +138,7 @@ def test_a_head_enters_behind_what_has_no_features() -> None:
 
 def test_what_was_fed_before_the_features_stopped_is_kept() -> None:
     gaps = FeatureGaps([1] * 64, PAGE)
-    book, sequence = progress(gaps, joins_next=True), sequence_of(30)
+    book, sequence = progress(gaps, made_of=MadeOf.PAIR), sequence_of(30)
     book.record(sequence)
     gaps.add([60], 0, 2)
     sequence.token_ids.append(1)

@@ -242,6 +242,48 @@ class FtHeadCall(ctypes.Structure):
     ]
 
 
+class FtBlockLayer(ctypes.Structure):
+    """The matrices and norms of a layer of a block head (block.h)."""
+
+    _fields_ = [
+        *_fields(_PTR, "q kv out gate_up down"),
+        *_fields(_PTR, "attention_norm mlp_norm query_norm key_norm"),
+        ("kind", _I64),
+    ]
+
+
+class FtBlockKind(ctypes.Structure):
+    """What layers of a block head share that see the same (block.h)."""
+
+    _fields_ = [("shape", _PTR), ("causal", _I64)]
+
+
+class FtBlockModel(ctypes.Structure):
+    """A block head, with what stands around its layers (block.h)."""
+
+    _fields_ = [
+        *_fields(_PTR, "layers kinds mixer context_norm embedding norm head ids"),
+        *_fields(_PTR, "shorts follow judge features cos sin kv"),
+        *_fields(_I64, "hidden inner rank vocabulary"),
+        *_fields(_I64, "feature_bytes feature_stride width kv_stride"),
+        *_fields(_I32, "num_layers num_kinds num_heads num_kv_heads head_dim type norm_type"),
+        *_fields(_F32, "eps embedding_scale output_scale"),
+    ]
+
+
+class FtBlockCall(ctypes.Structure):
+    """New places and blocks of many sequences, and their drafts (block.h)."""
+
+    _fields_ = [
+        *_fields(_PTR, "context blocks pages fed units positions slots"),
+        *_fields(_PTR, "joined gathered x outputs before added"),
+        ("draws", _BYTES),
+        *_fields(_PTR, "tokens logits own"),
+        *_fields(_I64, "num_context num_blocks num_fed rows steps first_row"),
+        ("stop", _PTR),
+    ]
+
+
 class FtDraftOption(ctypes.Structure):
     """What one drafter could do in a step (allocate.h)."""
 
@@ -299,6 +341,10 @@ STRUCTURES: Final = (
     FtMedusaBlock,
     FtMedusa,
     FtHeadCall,
+    FtBlockLayer,
+    FtBlockKind,
+    FtBlockModel,
+    FtBlockCall,
     FtDraftOption,
     FtAllocateCall,
     FtSeat,

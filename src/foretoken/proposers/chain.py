@@ -63,6 +63,16 @@ class ChainSteps(ABC):
         """
         return None
 
+    def sure(self, active: list[int], drafted: list[list[int]]) -> list[float] | None:
+        """The chance that the next draft of each span is accepted, by an opinion of the drafter's
+        own; judged before it is drawn. None: that of its best token.
+
+        Args:
+            active: indices of spans, ascending; their logits have just been asked for.
+            drafted: the drafts so far of each of them, equally many.
+        """
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainDraft:
@@ -119,7 +129,8 @@ def draft_chain(
         # Stopping looks at the distribution and never at the token. A token that was dropped for
         # what it turned out to be would bias what is left.
         if stopping is not None:
-            logits_BV = chains.drop_unsure(logits_BV, stopping)
+            sure = steps.sure(chains.active, chains.before)
+            logits_BV = chains.drop_unsure(logits_BV, stopping, sure)
             if not chains.active:
                 break
         chains.choose(logits_BV)
@@ -210,10 +221,12 @@ class _Chains:
         drafted, spans = self._drafted, self._spans
         self.active = [i for i in self.active if len(drafted[i]) < spans[i].draft_budget]
 
-    def drop_unsure(self, logits_BV: Tensor, stopping: Stopping) -> Tensor:
+    def drop_unsure(
+        self, logits_BV: Tensor, stopping: Stopping, sure: list[float] | None
+    ) -> Tensor:
         """Go on with the spans whose next token is to be drafted; their logits."""
         counts = [len(self._drafted[i]) for i in self.active]
-        kept = stopping.keeps(logits_BV, self.active, counts)
+        kept = stopping.keeps(logits_BV, self.active, counts, sure)
         if len(kept) < len(self.active):
             logits_BV, self.active = logits_BV[kept], [self.active[i] for i in kept]
         return logits_BV

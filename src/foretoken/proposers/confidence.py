@@ -53,6 +53,12 @@ class Confidence:
         return Stopping(self, num_spans, price, gain)
 
 
+def best_chances(logits_BV: Tensor) -> list[float]:
+    """The probability of each row's best token."""
+    chances: list[float] = (logits_BV.amax(dim=-1) - logits_BV.logsumexp(dim=-1)).exp().tolist()
+    return chances
+
+
 @final
 class Stopping:
     """Which spans of a step draft on. Asked before each draft and before each pass."""
@@ -79,24 +85,32 @@ class Stopping:
         chances, each with all before it. None: drafts have no price."""
         return None if self._price is None else self._expected
 
-    def keeps(self, logits_BV: Tensor, active: Sequence[int], counts: Sequence[int]) -> list[int]:
+    def keeps(
+        self,
+        logits_BV: Tensor,
+        active: Sequence[int],
+        counts: Sequence[int],
+        sure: Sequence[float] | None = None,
+    ) -> list[int]:
         """Rows whose next token is to be drafted: before the first one, this may be none.
 
         Args:
             logits_BV: float32, of that token.
             active: the span of each row.
             counts: the drafts that each has.
+            sure: the chance of each row's draft, if something better is known than that of its best
+                token.
         """
         how, gain, price, now = self._how, self._gain, self._price, time.perf_counter()
-        best_B = (logits_BV.amax(dim=-1) - logits_BV.logsumexp(dim=-1)).exp().tolist()
+        best_B = sure or best_chances(logits_BV)
         if gain is not None:
             gain.saw(best_B)
             if self._since is not None:
                 gain.add_pass(now - self._since)
         kept = []
-        for row, (span, count, sure) in enumerate(zip(active, counts, best_B, strict=True)):
-            reach = self._reach[span] * sure
-            goes_on = sure >= how.threshold and (price is None or price.pays(reach))
+        for row, (span, count, chance) in enumerate(zip(active, counts, best_B, strict=True)):
+            reach = self._reach[span] * chance
+            goes_on = chance >= how.threshold and (price is None or price.pays(reach))
             if goes_on or count < how.least:
                 kept.append(row)
                 self._reach[span] = reach

@@ -44,6 +44,9 @@ class KVSteps(ChainSteps, ABC):
 class DraftNetwork(ABC):
     """A model or a head with its keys and values. Sequences are as `DraftProgress` sees them."""
 
+    most: int | None = None
+    """Most drafts of a chain; None: as many as are wanted."""
+
     @abstractmethod
     def steps(self, spans: list[Span], fed: Stretches) -> KVSteps:
         """The steps of one draft of these spans, which begins with what is to be fed of each."""
@@ -88,7 +91,7 @@ class KVProposer(Proposer):
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
         """Drafts of the spans that want one and still fit the drafter's context."""
-        progress, every = self.progress, context.spans
+        progress, every = self.progress, self._clipped(context.spans)
         wanted = [
             i for i in context.wanted if progress.prepare(every[i].sequence, every[i].draft_budget)
         ]
@@ -109,6 +112,13 @@ class KVProposer(Proposer):
         for span, tokens in zip(spans, fed, strict=True):
             self.progress.record(span.sequence, tokens if steps.keeps_drafts else ())
         return draft
+
+    def _clipped(self, spans: Seq[Span]) -> Seq[Span]:
+        """The spans with no more drafts than the network has; trees have their own depth."""
+        most = self.network.most
+        if most is None or self._trees is not None:
+            return spans
+        return [span.clipped(most) for span in spans]
 
     def make_steps(self, spans: list[Span]) -> KVSteps:
         """The steps of one draft, after what does not fit their first pass was fed."""

@@ -16,6 +16,7 @@ makes the other enter again.
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from foretoken.kv.features import FeatureGaps
 from foretoken.kv.shared_pages import DraftPages
@@ -69,6 +70,17 @@ class Stretches:
         return Stretches(starts, ends)
 
 
+class MadeOf(Enum):
+    """What the keys and values of a place are made of, beside the places before it."""
+
+    TOKEN = "token"
+    """The token there."""
+    FEATURES = "features"
+    """What the target made of it, so that the newest token has no place yet."""
+    PAIR = "pair"
+    """The same, and the token at the next place."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Reach:
     """What one sequence has."""
@@ -105,7 +117,7 @@ class DraftProgress:
         page_size: int,
         limits: DraftLimits,
         *,
-        joins_next: bool = False,
+        made_of: MadeOf = MadeOf.TOKEN,
         gaps: FeatureGaps | None = None,
         pages: DraftPages | None = None,
     ) -> None:
@@ -115,15 +127,16 @@ class DraftProgress:
             generations: the page pool's count of how often each page changed its contents.
             page_size: positions of a page.
             limits: of sequences and passes.
-            joins_next: whether what is kept at a place also depends on the token at the next one,
-                so that the newest token has no place yet (heads of the EAGLE family).
+            made_of: what is kept of.
             gaps: where the hidden states that it is fed are missing; None: it reads none.
             pages: the memory that it may write; None: it has all that there is.
         """
         self.limits = limits
         self._generations = generations
         self._page_size = page_size
-        self._joins_next = int(joins_next)
+        self.made_of = made_of
+        self._placeless = int(made_of is not MadeOf.TOKEN)
+        self._joins_next = int(made_of is MadeOf.PAIR)
         self._gaps = gaps
         self._filled: dict[int, int] = {}
         self._reaches: dict[str, _Reach] = {}
@@ -142,15 +155,16 @@ class DraftProgress:
         """Whether it can draft for the sequence; where features are missing, from behind them."""
         if self._gaps is not None and not self._enter_behind_gaps(sequence, self._gaps):
             return False
-        reach, end = self._reach(sequence), sequence.num_tokens - self._joins_next
+        reach, end = self._reach(sequence), sequence.num_tokens - self._placeless
         origin = 0 if reach is None else reach.origin
         if sequence.num_tokens - origin + num_drafts > self.limits.max_model_len or origin >= end:
             return False
+        stop = sequence.num_tokens + num_drafts
         # In most steps nothing is written outside of the pages that it wrote before.
         written = 0 if reach is None else -(-reach.num_valid // self._page_size)
-        if self._pages is None or end + num_drafts <= written * self._page_size:
+        if self._pages is None or stop <= written * self._page_size:
             return True
-        return self._has_room(sequence, end + num_drafts)
+        return self._has_room(sequence, stop)
 
     def missing(self, spans: Seq[Span]) -> Stretches:
         """What the drafter has to be fed of each span before its first draft, as it sees them.
@@ -218,7 +232,7 @@ class DraftProgress:
 
     def record(self, sequence: Sequence, drafted: Seq[int] = ()) -> None:
         """All committed tokens were fed, and `drafted` ones after them."""
-        self.record_until(sequence, sequence.num_tokens - self._joins_next, drafted)
+        self.record_until(sequence, sequence.num_tokens - self._placeless, drafted)
 
     def record_until(self, sequence: Sequence, num_valid: int, drafted: Seq[int] = ()) -> None:
         """Places before `num_valid` were fed, and `drafted` tokens after them."""
@@ -299,7 +313,7 @@ class DraftProgress:
         next token: that token need not be the same here. Who comes last writes it for all; the
         others' drafts lose next to nothing by that one place.
         """
-        end = sequence.num_tokens - self._joins_next
+        end = sequence.num_tokens - self._placeless
         if reach is None:
             valid = self._num_filled(sequence.page_table) * self._page_size - self._joins_next
             return max(0, min(valid, end - 1)), end

@@ -19,10 +19,16 @@
 // start + depth, and its keys from `start` on are those of its path, each at start + its depth: the
 // bits it would have if its path alone were run as a chain. Rows may come after `known` tokens of
 // the tree whose keys are already in the store; indices then count those too.
+//
+// A span of FT_TOGETHER is a block: its rows see each other, later ones too. A window still ends at its
+// distance behind a row's own position.
 #ifndef FORETOKEN_ATTENTION_H
 #define FORETOKEN_ATTENTION_H
 
 #include "foretoken.h"
+
+// What ft_span.paths says where there are none.
+enum { FT_CHAIN = -1, FT_TOGETHER = -2 };
 
 typedef struct {
     int32_t num_heads, num_kv_heads, head_dim, page_size;
@@ -38,7 +44,7 @@ typedef struct {
     int32_t num_rows;
     int32_t start;  // position of its first row
     int32_t pages;  // index into the page numbers of its page table's first entry
-    int32_t paths;  // index of its tree paths, [num_rows, known + num_rows + 1]; -1: a chain
+    int32_t paths;  // index of its tree paths, [num_rows, known + num_rows + 1]; or FT_CHAIN, FT_TOGETHER
     int32_t known;  // tokens of the tree before its rows; a chain has none
 } ft_span;
 

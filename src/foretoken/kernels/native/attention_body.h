@@ -100,7 +100,7 @@ typedef struct {
     float *values;          // cells [VALUE_STEPS, width]
     float *scores;          // [SCORE_ROWS, STRIP]
     float *weights;         // cells [SCORE_ROWS, VALUE_STEPS]
-    int32_t *highs;         // [rows] position of each row: of the last key that it sees
+    int32_t *lows, *highs;  // [rows] positions of the first and the last key that each row sees
     int64_t slot_bytes, head_bytes;
     const char *slots[STRIP]; // where the strip's keys are stored: their slots
     int num_keys, end_key;    // of the strip; cells from one to the other, a whole block's, are zero
@@ -114,7 +114,7 @@ static size_t scratch_floats(const ft_attention_shape *shape, int num_rows, int 
     const size_t width = (size_t)round_up(shape->head_dim, W);
     const size_t steps = (size_t)round_up(shape->head_dim, PER_CELL) / PER_CELL;
     const size_t queries = (size_t)(heads * round_up((int)group * num_rows, TILE_ROWS)) * steps;
-    return queries + rows * (2 * width + W + 4) + steps * STRIP + VALUE_STEPS * width +
+    return queries + rows * (2 * width + W + 5) + steps * STRIP + VALUE_STEPS * width +
            SCORE_ROWS * (STRIP + VALUE_STEPS) + 16 * 16;
 }
 
@@ -137,6 +137,7 @@ static void lay_out(work *w, float *scratch) {
     w->peak = carve(&scratch, all);
     w->all_peak = carve(&scratch, all);
     w->all_sum = carve(&scratch, all);
+    w->lows = (int32_t *)carve(&scratch, (size_t)w->rows);
     w->highs = (int32_t *)carve(&scratch, (size_t)w->rows);
 }
 
@@ -248,7 +249,8 @@ static int find_next(work *w, int first, int end, const ft_attention_unit *next)
         there.span = w->call->spans + next->span;
         const int low = there.span->start + next->first_row - w->shape->window + 1;
         first = w->shape->window > 0 ? most(0, low / BLOCK * BLOCK) : 0;
-        end = there.span->start + next->end_row;
+        end = there.span->start +
+              (there.span->paths == FT_TOGETHER ? there.span->num_rows : next->end_row);
     }
     // A tree's drafts lie where a chain's would, in another order.
     const int count = most(0, least(STRIP - first % STRIP, end - first));
@@ -295,13 +297,14 @@ static void run_unit(const ft_attention_call *call, const ft_attention_unit *uni
     w.head_bytes = shape->head_dim * item + (rounded ? FT_SCALE_BYTES : 0);
     lay_out(&w, scratch);
     pack_queries(&w);
-    for (int m = 0; m < w.rows; m++) w.highs[m] = position(&w, unit->first_row + m / w.group);
     int low = INT32_MAX, end = 0;
-    for (int row = unit->first_row; row < unit->end_row; row++) {
-        low = least(low, position(&w, row));
-        end = most(end, position(&w, row) + 1);
+    for (int m = 0; m < w.rows; m++) {
+        const int row = unit->first_row + m / w.group;
+        w.lows[m] = shape->window > 0 ? most(0, position(&w, row) - shape->window + 1) : 0;
+        w.highs[m] = last_key(&w, row);
+        low = least(low, w.lows[m]);
+        end = most(end, w.highs[m] + 1);
     }
-    low = shape->window > 0 ? most(0, low - shape->window + 1) : 0;
     clear(&w, w.all_peak, w.all_sum, w.all_acc, 1);
     // Each section from a fresh state, then merged: a section's sums do not depend on what was read before
     // it, so a row that begins at a window's edge and one that begins at 0 share their bits.

@@ -11,6 +11,11 @@ static inline int position(const work *w, int row) {
     return w->span->start + (w->span->paths < 0 ? row : path_of(w, row)[0]);
 }
 
+static inline int last_key(const work *w, int row) {
+    const ft_span *span = w->span;
+    return span->paths == FT_TOGETHER ? span->start + span->num_rows - 1 : position(w, row);
+}
+
 // Where the keys of a span are, from its page table.
 typedef struct {
     const ft_attention_call *call;

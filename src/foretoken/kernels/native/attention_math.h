@@ -133,15 +133,12 @@ static inline int scales_later(const ft_attention_shape *shape) {
     return shape->softcap <= 0.0f && shape->scale >= 0.0f;
 }
 
-static inline int sees_all(const work *w, int base, int high) {
-    const int low = w->shape->window > 0 ? high - w->shape->window + 1 : 0;
+static inline int sees_all(int base, int low, int high) {
     return base >= low && base + BLOCK - 1 <= high;
 }
 
 // Cap a row's scores, and make those of keys that it does not see -inf.
-static void change_scores(const work *w, int base, int high, float *scores) {
-    const ft_attention_shape *shape = w->shape;
-    const int low = shape->window > 0 ? high - shape->window + 1 : 0;
+static void change_scores(const ft_attention_shape *shape, int base, int low, int high, float *scores) {
     for (int v = 0; v < BLOCK / W; v++) {
         vf x = vf_load(scores + v * W);
         if (shape->softcap > 0.0f)
@@ -217,11 +214,11 @@ typedef struct {
 
 // Scores of row r of the tile become weights in block b.
 static void soften_block(const work *w, tile *t, int r, int b) {
-    const int base = t->base + b * BLOCK, high = w->highs[t->row + r];
-    const int later = scales_later(w->shape), all = sees_all(w, base, high);
+    const int base = t->base + b * BLOCK, low = w->lows[t->row + r], high = w->highs[t->row + r];
+    const int later = scales_later(w->shape), all = sees_all(base, low, high);
     float *scores = w->scores + r * STRIP + b * BLOCK, *peak = w->peak + t->at + r;
     float *sum = w->sum + (t->at + r) * W;
-    if (!all || !later) change_scores(w, base, high, scores);
+    if (!all || !later) change_scores(w->shape, base, low, high, scores);
     block_scores x, weight;
     if (vf_any_above(scores_less_peak(scores, t->rate, *peak, x), ROOM)) {
         if (!(t->moved >> b & 1))
@@ -275,19 +272,20 @@ static void soften(const work *w, tile *t) {
 
 // Which blocks of the strip at `base` rows [m, m + rows) of head h see.
 static tile tile_of(const work *w, int base, int h, int m, int rows) {
-    const int window = w->shape->window;
-    int high = 0, low = INT32_MAX;
+    // The first and the last key that some row sees, and those that all of them do.
+    int first = INT32_MAX, last = 0, low = 0, high = INT32_MAX;
     for (int r = 0; r < rows; r++) {
-        high = most(high, w->highs[m + r]);
-        low = least(low, w->highs[m + r]);
+        first = least(first, w->lows[m + r]);
+        low = most(low, w->lows[m + r]);
+        last = most(last, w->highs[m + r]);
+        high = least(high, w->highs[m + r]);
     }
     tile t = {.base = base, .row = m, .rows = rows, .at = (int64_t)h * w->rows + m};
-    t.end = high < base ? 0 : least(w->end_key / BLOCK, (high - base) / BLOCK + 1);
-    t.first = window > 0 ? most(0, low - window + 1 - base) / BLOCK : 0;
+    t.end = last < base ? 0 : least(w->end_key / BLOCK, (last - base) / BLOCK + 1);
+    t.first = most(0, first - base) / BLOCK;
     const int later = scales_later(w->shape);
     t.rate = vf_set1(later ? w->shape->scale * LOG2_E : 1.0f);
-    t.plain = later && sees_all(w, base + t.first * BLOCK, high) &&
-              sees_all(w, base + (t.end - 1) * BLOCK, low);
+    t.plain = later && base + t.first * BLOCK >= low && base + t.end * BLOCK - 1 <= high;
     return t;
 }
 

@@ -1,6 +1,7 @@
 // The size of every structure that callers fill in, by name: Python compares them with its own when it
 // loads the library (kernels/structures.py), since neither compiler sees the other side.
 #include "allocate.h"
+#include "block.h"
 #include "decoder.h"
 #include "group.h"
 #include "heads.h"
@@ -40,6 +41,10 @@ const ft_size ft_sizes[] = {
     SIZE(ft_medusa_block),
     SIZE(ft_medusa),
     SIZE(ft_head_call),
+    SIZE(ft_block_layer),
+    SIZE(ft_block_kind),
+    SIZE(ft_block_model),
+    SIZE(ft_block_call),
     SIZE(ft_draft_option),
     SIZE(ft_allocate_call),
     SIZE(ft_seat),

@@ -12,18 +12,20 @@ from functools import partial
 from typing import ClassVar, Protocol, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from foretoken.checkpoint import find_model
 from foretoken.config import DrafterConfig
 from foretoken.config.memory import HeadMemory
-from foretoken.errors import ConfigError
+from foretoken.errors import CheckpointError, ConfigError
 from foretoken.kv.features import FINAL, FeatureGaps, FeatureView
+from foretoken.kv.store import KVStore
 from foretoken.proposers.base import Proposer
 from foretoken.proposers.confidence import Confidence
 from foretoken.proposers.heads.folder import HeadFolder, method_of, read_head
 from foretoken.proposers.heads.linears import HeadLinears
 from foretoken.proposers.method import BuildContext, FoundDrafter, Target
+from foretoken.proposers.progress import DraftLimits, DraftProgress, MadeOf
 from foretoken.proposers.tree import TreeShape
 from foretoken.proposers.tree_shapes import tree_shape
 from foretoken.runtime.draft_sampler import DraftSampler
@@ -67,6 +69,34 @@ class HeadSite:
     """Where chains stop before their budget."""
     gaps: FeatureGaps | None = None
     """Tokens without hidden states, because they were computed while the head rested."""
+
+    def progress(
+        self, store: KVStore, made_of: MadeOf, *, max_positions: int, enters: bool = True
+    ) -> DraftProgress:
+        """The book of the keys and values that the head keeps.
+
+        Args:
+            store: where they lie, under the numbers of the target's pages.
+            made_of: what they are made of.
+            max_positions: as far as the head's own positions reach.
+            enters: as in `DraftLimits`.
+        """
+        config, engine = self.config, self.engine
+        longest = config.max_model_len or engine.target.model.shape.max_position_embeddings
+        limits = DraftLimits(
+            max_model_len=min(longest, max_positions),
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            padded_to=config.padded_to,
+            enters=enters,
+        )
+        return DraftProgress(
+            engine.pool.generation,
+            engine.target.page_size,
+            limits,
+            made_of=made_of,
+            gaps=self.gaps,
+            pages=engine.draft_pages(config.label, store),
+        )
 
 
 class DraftHead(nn.Module, ABC):
@@ -207,3 +237,11 @@ def check_fits(name: str, given: int, wanted: int) -> None:
     if given != wanted:
         allowed = f"a head of this target, whose {name} is {wanted}"
         raise ConfigError("speculative_config.model", f"{name} {given}", allowed)
+
+
+def check_ids(ids: Tensor, target: TargetFacts) -> None:
+    """Raise CheckpointError unless these are ascending ids of the target."""
+    ascending = bool((ids[1:] > ids[:-1]).all())
+    if not ascending or int(ids[0]) < 0 or int(ids[-1]) >= target.vocab_size:
+        allowed = f"offsets that give ascending ids below {target.vocab_size}"
+        raise CheckpointError("d2t", f"ids {int(ids.min())} to {int(ids.max())}", allowed)

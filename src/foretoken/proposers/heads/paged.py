@@ -22,7 +22,7 @@ from foretoken.ops.stored_kv import kept_dtype
 from foretoken.proposers.heads.base import HeadSite
 from foretoken.proposers.heads.head_runner import HeadPages, HeadRunner, PagedHead
 from foretoken.proposers.own_kv import DraftNetwork, KVProposer, KVSteps
-from foretoken.proposers.progress import DraftLimits, DraftProgress, Stretches
+from foretoken.proposers.progress import MadeOf, Stretches
 from foretoken.proposers.tree import LevelRows, SpanTree, TreeSteps, newest_tokens
 from foretoken.runtime.batch import Span
 from foretoken.runtime.sequence import Sequence
@@ -82,21 +82,7 @@ def build_paged(
     )
     if runner.kernels is not None:
         head.drop_matrices()
-    longest = config.max_model_len or target.shape.max_position_embeddings
-    limits = DraftLimits(
-        max_model_len=min(longest, runner.max_positions),
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        padded_to=config.padded_to,
-    )
-    page_size = engine.target.page_size
-    progress = DraftProgress(
-        engine.pool.generation,
-        page_size,
-        limits,
-        joins_next=True,
-        gaps=site.gaps,
-        pages=engine.draft_pages(config.label, runner.store),
-    )
+    progress = site.progress(runner.store, MadeOf.PAIR, max_positions=runner.max_positions)
     return KVProposer(
         head.method,
         HeadNetwork(runner, make_steps or RecurrentSteps),

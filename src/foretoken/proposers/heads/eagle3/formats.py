@@ -84,14 +84,6 @@ def describe(folder: HeadFolder, target: TargetFacts) -> Eagle3Folder:
     )
 
 
-def check_ids(ids: Tensor, target: TargetFacts) -> None:
-    """Raise CheckpointError unless these are ascending ids of the target."""
-    ascending = bool((ids[1:] > ids[:-1]).all())
-    if not ascending or int(ids[0]) < 0 or int(ids[-1]) >= target.vocab_size:
-        allowed = f"offsets that give ascending ids below {target.vocab_size}"
-        raise CheckpointError("d2t", f"ids {int(ids.min())} to {int(ids.max())}", allowed)
-
-
 def _our_name(name: str) -> str:
     """The network's name of a tensor."""
     return re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model."))

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from foretoken.kv.features import FINAL
 from foretoken.layers.rope import Rotation
 from foretoken.proposers.base import Proposer
-from foretoken.proposers.heads.base import HeadSite, TargetFacts
+from foretoken.proposers.heads.base import HeadSite, TargetFacts, check_ids
 from foretoken.proposers.heads.eagle3.compiled import compile_eagle3
-from foretoken.proposers.heads.eagle3.formats import check_ids, describe
+from foretoken.proposers.heads.eagle3.formats import describe
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer, Eagle3Shape
 from foretoken.proposers.heads.eagle3.peagle import MaskedDrafts
 from foretoken.proposers.heads.folder import HeadFolder

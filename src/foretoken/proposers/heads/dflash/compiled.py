@@ -1,0 +1,393 @@
+"""Block heads on the compiled kernels: what is new of the context and whole blocks in one call into
+C (native/block.h).
+
+The network in PyTorch is the twin, which trains and serves wherever some part has no kernel; a test
+compares them. Owns the packed layers and the buffers of a call, kept between calls.
+"""
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.backend import backend_for
+from foretoken.kernels.linear import TYPES
+from foretoken.kernels.structures import (
+    UNIT_INTS,
+    FtBlockCall,
+    FtBlockKind,
+    FtBlockLayer,
+    FtBlockModel,
+)
+from foretoken.kv.features import FeatureView
+from foretoken.kv.store import KVStore
+from foretoken.layers.rope import RotaryTable
+from foretoken.models.rollout import MOST_ROWS
+from foretoken.models.stopping import StopCall, cut
+from foretoken.models.tensors import RolledOut, RolloutPlan, SpanLayout
+from foretoken.ops.attention.base import Geometry
+from foretoken.ops.attention.compiled import CompiledAttention
+from foretoken.ops.linear import KernelLinear, Linear
+from foretoken.proposers.heads.dflash.head import BlockHead
+from foretoken.proposers.heads.dflash.layers import BlockAttention, BlockLayer, BlockView
+from foretoken.proposers.heads.linears import HeadLinears, ServedLinear, kernel_of
+from foretoken.proposers.heads.parts import HeadNorm
+
+_I64, _PTR = ctypes.c_int64, ctypes.c_void_p
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSite:
+    """What a runner has around its network."""
+
+    features: FeatureView
+    store: KVStore
+    rotary: RotaryTable
+    linears: HeadLinears
+    head: Linear | None
+    """The target's, for a network without one; None: something more makes its logits."""
+    vocab_size: int
+    """Ids of the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """The kinds of layers, by what their rows see."""
+
+    views: tuple[BlockView, ...]
+    attentions: tuple[CompiledAttention, ...]
+
+    @classmethod
+    def of(cls, net: BlockHead, site: BlockSite) -> "_Kinds | None":
+        """None: some have no kernel, or windows that end inside of a block on both sides."""
+        shape, like = net.shape, site.features.slots_SF
+        views = tuple(dict.fromkeys(shape.views))
+        if any(0 < (view.window or 0) < shape.block_size for view in views):
+            return None
+        found = []
+        for view in views:
+            geometry = Geometry(
+                num_heads=shape.layer.num_attention_heads,
+                num_kv_heads=shape.layer.num_key_value_heads,
+                head_dim=shape.layer.head_dim,
+                page_size=site.store.page_size,
+                dtype=like.dtype,
+                device=like.device,
+                window=view.window,
+                kv_dtype=site.store.layers[0].dtype,
+            )
+            attention = backend_for(like.device).attention(geometry, batch_invariant=False)
+            if not isinstance(attention, CompiledAttention):
+                return None
+            found.append(attention)
+        return cls(views, tuple(found))
+
+
+def compile_blocks(net: BlockHead, site: BlockSite) -> "CompiledBlocks | None":
+    """The network on kernels, or None if some part has none."""
+    like = site.features.slots_SF
+    kinds = _Kinds.of(net, site)
+    if kinds is None or like.dtype not in TYPES:
+        return None  # Before any matrix is packed.
+    _serve_tops(net, site.linears)
+    pack = _Packing(net, site.linears)
+    layers = [pack.layer(one, kinds.views.index(view)) for one, view in net.viewed_layers]
+    mixer = site.linears(net.fc.weight.detach())
+    if not isinstance(mixer, KernelLinear) or not pack.all_kernels(like.dtype):
+        return None
+    return CompiledBlocks(net, site, kinds, _Packed(mixer, layers, pack.kept))
+
+
+def _serve_tops(net: BlockHead, make: HeadLinears) -> None:
+    """Exchange what makes logits for linears that serve; the network goes on using them."""
+    tops = {id(top) for top in net.tops}
+    for parent in list(net.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear) and id(child) in tops:
+                setattr(parent, name, ServedLinear(child, make, top=True))
+
+
+class _Packing:
+    """Packs the layers of a network, query heads in the order that attention wants."""
+
+    def __init__(self, net: BlockHead, make: HeadLinears) -> None:
+        self._layer, self._make = net.shape.layer, make
+        self.kept: list[Any] = []
+
+    def all_kernels(self, dtype: torch.dtype) -> bool:
+        """Whether everything that was packed is a kernel from `dtype` to `dtype`."""
+        linears = [one for one in self.kept if isinstance(one, Linear)]
+        return all(
+            isinstance(one, KernelLinear) and (one.dtype, one.out_dtype) == (dtype, dtype)
+            for one in linears
+        )
+
+    def layer(self, layer: BlockLayer, kind: int) -> FtBlockLayer:
+        attention, mlp = layer.self_attn, layer.mlp
+        gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        return FtBlockLayer(
+            q=self._pack(self._group_major(attention.q_proj.weight), self._query_bias(attention)),
+            kv=self._pack(*_keys_values(attention)),
+            out=self._pack(
+                self._group_major(attention.o_proj.weight.T).T.contiguous(),
+                attention.o_proj.bias,
+                adds_residual=True,
+            ),
+            gate_up=self._pack(gate_up),
+            down=self._pack(mlp.down_proj.weight, adds_residual=True),
+            attention_norm=self._norm(layer.input_layernorm),
+            mlp_norm=self._norm(layer.post_attention_layernorm),
+            query_norm=self._norm(attention.q_norm),
+            key_norm=self._norm(attention.k_norm),
+            kind=kind,
+        )
+
+    def _pack(
+        self, weight_NK: Tensor, bias_N: Tensor | None = None, *, adds_residual: bool = False
+    ) -> int | None:
+        bias_N = None if bias_N is None else bias_N.detach()
+        linear = self._make(weight_NK.detach(), bias_N, adds_residual=adds_residual)
+        self.kept.append(linear)
+        return linear.address if isinstance(linear, KernelLinear) else None
+
+    def _norm(self, norm: HeadNorm) -> int:
+        self.kept.append(norm.weight)
+        return norm.weight.data_ptr()
+
+    def _query_bias(self, attention: BlockAttention) -> Tensor | None:
+        bias_N: Tensor | None = attention.q_proj.bias
+        return None if bias_N is None else self._group_major(bias_N[:, None])[:, 0].contiguous()
+
+    def _group_major(self, rows: Tensor) -> Tensor:
+        heads = (self._layer.num_key_value_heads, -1, self._layer.head_dim)
+        reordered: Tensor = rows.unflatten(0, heads).transpose(0, 1).flatten(0, 2)
+        return reordered
+
+
+def _keys_values(attention: BlockAttention) -> tuple[Tensor, Tensor | None]:
+    k, v = attention.k_proj, attention.v_proj
+    bias_N = None if k.bias is None else torch.cat([k.bias, v.bias])
+    return torch.cat([k.weight, v.weight]), bias_N
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """What the layers are made of, in C's memory as far as `kept` lives."""
+
+    mixer: KernelLinear
+    layers: list[FtBlockLayer]
+    kept: list[Any]
+
+
+@final
+class CompiledBlocks:
+    """A network bound to C; `compile_blocks` makes it."""
+
+    def __init__(self, net: BlockHead, site: BlockSite, kinds: _Kinds, packed: _Packed) -> None:
+        """Bind the parts, which must stay as they are."""
+        self._site, self._kinds, self._packed = site, kinds, packed
+        self._norms = net.hidden_norm, net.norm
+        self._table_VD = net.table_VD.detach()
+        self._ids_N = None if net.target_ids is None else net.target_ids.contiguous()
+        self._most_units = net.shape.layer.num_key_value_heads * len(kinds.views)
+        self._context = net.hidden_norm
+        self._stores = (_PTR * len(packed.layers))(*(one.data_ptr() for one in site.store.layers))
+        self._layers = (FtBlockLayer * len(packed.layers))(*packed.layers)
+        self._bound = (FtBlockKind * len(kinds.views))(
+            *(
+                FtBlockKind(shape=attention.address, causal=int(view.causal))
+                for view, attention in zip(kinds.views, kinds.attentions, strict=True)
+            )
+        )
+        self._model = self._bind(net)
+        self.drafts = self._bind_drafts(net)
+        """Whether `draft` may be asked."""
+        self._call, self._rooms = FtBlockCall(), dict[str, Tensor]()
+        library = kinds.attentions[0].library
+        self._run: Any = library.function("ft_block_draft", (_PTR, _PTR), _I64)
+
+    def _bind(self, net: BlockHead) -> FtBlockModel:
+        shape, cos = net.shape, self._site.rotary.cos
+        layer, store = shape.layer, self._site.store.layers[0]
+        return FtBlockModel(
+            layers=ctypes.addressof(self._layers),
+            kinds=ctypes.addressof(self._bound),
+            mixer=self._packed.mixer.address,
+            context_norm=net.hidden_norm.weight.data_ptr(),
+            embedding=self._table_VD.data_ptr(),
+            norm=net.norm.weight.data_ptr(),
+            cos=cos.data_ptr(),
+            sin=self._site.rotary.sin.data_ptr(),
+            kv=ctypes.addressof(self._stores),
+            hidden=layer.hidden_size,
+            inner=layer.intermediate_size,
+            vocabulary=self._site.vocab_size,
+            width=cos.shape[-1],
+            kv_stride=store.stride(0),
+            num_layers=len(self._packed.layers),
+            num_kinds=len(self._kinds.views),
+            num_heads=layer.num_attention_heads,
+            num_kv_heads=layer.num_key_value_heads,
+            head_dim=layer.head_dim,
+            type=TYPES[self._table_VD.dtype],
+            norm_type=TYPES[net.norm.weight.dtype],
+            eps=layer.rms_norm_eps,
+            embedding_scale=shape.embedding_scale,
+            output_scale=shape.output_multiplier,
+        )
+
+    def _bind_drafts(self, net: BlockHead) -> bool:
+        """Bind what makes tokens of a block's rows, if all of it has kernels."""
+        site, follow, model = self._site, net.follow, self._model
+        rows_SF, dtype = site.features.rows_SF, self._table_VD.dtype
+        own = net.lm_head if net.shape.own_head else None
+        head = site.head if own is None else kernel_of(own, dtype, torch.float32)
+        if rows_SF is None or follow is None or not isinstance(head, KernelLinear):
+            return False
+        if (head.dtype, head.out_dtype) != (dtype, torch.float32):
+            return False
+        assert rows_SF.stride(1) == 1 and rows_SF.dtype == dtype, rows_SF.stride()
+        model.features = rows_SF.data_ptr()
+        model.feature_bytes = rows_SF.shape[1] * rows_SF.element_size()
+        model.feature_stride = rows_SF.stride(0) * rows_SF.element_size()
+        model.head, self._head = head.address, head
+        model.ids = None if self._ids_N is None else self._ids_N.data_ptr()
+        self._follow = follow
+        if follow.shorts_VR is not None:
+            added = kernel_of(follow.linear, dtype, torch.float32)
+            if added is None:
+                return False
+            model.shorts, model.follow = follow.shorts_VR.data_ptr(), added.address
+            model.rank = follow.shorts_VR.shape[1]
+        model.judge = None if follow.judge is None else follow.judge.data_ptr()
+        return True
+
+    def context(self, features_TF: Tensor) -> Tensor:
+        """Context rows [T, D] of features."""
+        mixed: Tensor = self._context(self._packed.mixer(features_TF.contiguous()))
+        return mixed
+
+    def run(
+        self, context: Sequence[SpanLayout], context_TD: Tensor, blocks: Sequence[SpanLayout],
+        token_ids: Sequence[int],
+    ) -> Tensor:  # fmt: skip
+        """Feed places and run blocks; the blocks' outputs [T, D], valid until the next call.
+
+        Args:
+            context: where the new places lie, in order of their blocks, if there are any.
+            context_TD: their context rows.
+            blocks: where each block lies; all places before it are fed, by this call at the latest.
+            token_ids: the newest token and masks of each.
+        """
+        call, kept = self._begin(context, blocks, token_ids, 0)
+        joined_TD = self._rooms["joined"].view(-1, self._table_VD.shape[1])
+        joined_TD[: context_TD.shape[0]] = context_TD
+        call.gathered = call.stop = None
+        self._run(ctypes.addressof(self._model), ctypes.addressof(call))
+        del kept
+        return self._rooms["outputs"].view(-1, self._table_VD.shape[1])[: len(token_ids)]
+
+    def draft(
+        self,
+        context: Sequence[SpanLayout],
+        blocks: Sequence[SpanLayout],
+        token_ids: Sequence[int],
+        plan: RolloutPlan,
+        first_row: int,
+    ) -> RolledOut | None:
+        """Feed places, run blocks and draft up to `plan.steps` tokens of each; None: too much.
+
+        Args:
+            context, blocks, token_ids: as for `run`.
+            plan: how many tokens, and how each is chosen.
+            first_row: the row of a block that gives the first.
+        """
+        fed = sum(layout.num_tokens for layout in context)
+        if fed > MOST_ROWS:
+            return None
+        steps, count = plan.steps, len(blocks)
+        call, kept = self._begin(context, blocks, token_ids, steps)
+        model, head = self._model, self._head
+        call.gathered = self._room("gathered", fed * model.feature_bytes // self._item)
+        reduced = self._ids_N is not None and not plan.best
+        width = head.columns if self._ids_N is not None and plan.best else model.vocabulary
+        logits_KV = torch.empty(steps * count, width)
+        call.logits = logits_KV.data_ptr()
+        call.own = (
+            self._room("own", steps * count * head.columns, torch.float32) if reduced else None
+        )
+        call.before = self._room("before", count * model.rank)
+        call.added = self._room("added", count * head.columns, torch.float32)
+        tokens = array("q", bytes(8 * count * steps))
+        call.tokens, call.draws, call.first_row = _address(tokens), plan.rows, first_row
+        stop = None if plan.stop is None else StopCall(plan.stop, steps)
+        call.stop = None if stop is None else stop.address
+        done = self._run(ctypes.addressof(model), ctypes.addressof(call))
+        del kept
+        ended, done = done < 0, done if done >= 0 else -1 - done
+        made = tokens[: count * done]
+        undecided = done < steps and not ended
+        found = RolledOut(
+            ids=[made[row::count].tolist() for row in range(count)],
+            logits_KV=logits_KV[: done * count] if plan.keeps_logits else None,
+            undecided_BV=logits_KV[done * count : (done + 1) * count] if undecided else None,
+        )
+        return found if stop is None else cut(found, stop.found(done, ended=ended))
+
+    def _begin(
+        self,
+        context: Sequence[SpanLayout],
+        blocks: Sequence[SpanLayout],
+        token_ids: Sequence[int],
+        steps: int,
+    ) -> tuple[FtBlockCall, tuple[Any, ...]]:
+        """The call with its rows; the second result is to be kept until it is over."""
+        pages, call, wide = array("i"), self._call, self._table_VD.shape[1]
+        spans = [_spans(layouts, pages) for layouts in (context, blocks)]
+        fed, rows = (sum(layout.num_tokens for layout in one) for one in (context, blocks))
+        assert rows == len(token_ids), (rows, len(token_ids))
+        tokens = array("q", token_ids)
+        call.context, call.blocks = map(_address, spans)
+        call.pages, call.fed = _address(pages), _address(tokens)
+        call.num_context, call.num_blocks = len(context), len(blocks)
+        call.num_fed, call.rows, call.steps = fed, rows, steps
+        ints = 2 * (fed + rows) + -(-rows * self._most_units * UNIT_INTS // 2)
+        call.positions = self._room("ints", ints, torch.int64)
+        call.slots = call.positions + 8 * (fed + rows)
+        call.units = call.slots + 8 * (fed + rows)
+        call.joined = self._room("joined", (fed + rows) * wide)
+        call.x = self._room("x", rows * wide)
+        call.outputs = self._room("outputs", max(rows, steps * len(blocks)) * wide)
+        return call, (spans, pages, tokens)
+
+    @property
+    def _item(self) -> int:
+        return self._table_VD.element_size()
+
+    def _room(self, name: str, count: int, dtype: torch.dtype | None = None) -> int:
+        """Address of a buffer that only grows."""
+        found = self._rooms.get(name)
+        if found is None or found.shape[0] < count:
+            size = -(-count // self._table_VD.shape[1]) * self._table_VD.shape[1]
+            found = torch.empty(size, dtype=dtype or self._table_VD.dtype)
+            self._rooms[name] = found
+        return found.data_ptr()
+
+
+def _spans(layouts: Sequence[SpanLayout], pages: "array[int]") -> "array[int]":
+    """ft_span of each; their page tables are added to `pages`."""
+    found, row = array("i"), 0
+    for layout in layouts:
+        found.extend((row, layout.num_tokens, layout.start, len(pages), -1, 0))
+        pages.extend(chain(layout.page_table))
+        row += layout.num_tokens
+    return found
+
+
+def _address(values: "array[int]") -> int:
+    return values.buffer_info()[0]

@@ -1,0 +1,164 @@
+"""What block heads share: the network over a block of masks and the target's context.
+
+Once for each position, the features of some target layers become a context vector
+c = norm(fc(features)), of which every layer makes keys and values. A draft is one pass over a
+block: the newest token and mask tokens behind it, at their own positions. The rows of the block see
+the context before it and each other. Knows no pages and no requests; training gives the same
+network other functions to attend with.
+
+Source: DFlash (arXiv 2602.06036) and its published checkpoints.
+"""
+
+from abc import ABC
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretoken.layers.rope import Rotation
+from foretoken.proposers.heads.base import DraftHead
+from foretoken.proposers.heads.dflash.layers import BlockLayer, BlockShape, BlockView
+from foretoken.proposers.heads.parts import Attend, HeadNorm
+from foretoken.shape.memory_formula import KeptNumbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFollow:
+    """What is done to the rows of a block one after the other, as kernels take it."""
+
+    shorts_VR: Tensor | None = None
+    """A short embedding of each of the target's tokens; None: no row depends on the one before."""
+    linear: nn.Module | None = None
+    """Makes of that of the token before a row what is added to the row's logits."""
+    judge: Tensor | None = None
+    """float32 weights of an output, of a short embedding if there are some, and a bias: how sure a
+    draft is, before a sigmoid. None: as its best token is probable."""
+
+
+class BlockHead(DraftHead, ABC):
+    """The network; parameters have the names of the published files."""
+
+    def __init__(self, shape: BlockShape, points: tuple[int, ...]) -> None:
+        """Random weights; a reduced vocabulary starts as the first ids."""
+        super().__init__()
+        self.shape, self.points = shape, points
+        size, eps = shape.layer.hidden_size, shape.layer.rms_norm_eps
+        self.fc = nn.Linear(shape.num_features * shape.target_hidden_size, size, bias=False)
+        self.hidden_norm = HeadNorm(size, eps)
+        self.layers = nn.ModuleList(BlockLayer(shape) for _ in range(len(shape.views)))
+        self.norm = HeadNorm(size, eps)
+        self.d2t: Tensor
+        self.embedding_VD: Tensor
+        if shape.own_embedding:
+            self.embed_tokens = nn.Embedding(shape.layer.vocab_size, size)
+        else:
+            self.register_buffer("embedding_VD", torch.empty(0, device="cpu"), persistent=False)
+        if shape.own_head:
+            self.lm_head = nn.Linear(size, shape.draft_vocab_size, bias=False)
+        if self.is_reduced:
+            self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether its logits are of some of the target's ids only."""
+        return self.shape.draft_vocab_size < self.shape.layer.vocab_size
+
+    @property
+    def tops(self) -> tuple[nn.Module, ...]:
+        """Its output head, if it has one."""
+        return (self.lm_head,) if self.shape.own_head else ()
+
+    @property
+    def decoder_layers(self) -> tuple[BlockLayer, ...]:
+        """Its layers, in order."""
+        return tuple(cast("Iterable[BlockLayer]", self.layers))
+
+    @property
+    def viewed_layers(self) -> tuple[tuple[BlockLayer, BlockView], ...]:
+        """Each layer and what the rows of a block see in it."""
+        return tuple(zip(self.decoder_layers, self.shape.views, strict=True))
+
+    @property
+    def follow(self) -> BlockFollow | None:
+        """What kernels do to its rows one after the other; None: they cannot."""
+        return BlockFollow() if self.shape.logit_softcap is None else None
+
+    def drop_matrices(self) -> None:
+        """Free the linear maps of the layers: from now on a compiled twin runs them."""
+        del self.layers, self.fc
+
+    @property
+    def target_ids(self) -> Tensor | None:
+        """The target's id of each of its logits, int64 [Vd] ascending; None: their numbers."""
+        if not self.is_reduced:
+            return None
+        ids: Tensor = self.d2t + torch.arange(self.d2t.shape[0], device=self.d2t.device)
+        return ids
+
+    @property
+    def table_VD(self) -> Tensor:
+        """The token embeddings: its own, or the target's."""
+        return self.embed_tokens.weight if self.shape.own_embedding else self.embedding_VD
+
+    def use_embedding(self, embedding_VD: Tensor) -> None:
+        """Embed tokens with the target's table as it is stored, unless it has its own."""
+        if not self.shape.own_embedding:
+            self.embedding_VD = embedding_VD
+
+    def kept(self, kv_cache_dtype: str) -> KeptNumbers:
+        """Keys and values of the context in all layers."""
+        layer = self.shape.layer
+        heads = 2 * layer.num_hidden_layers * layer.num_key_value_heads
+        return KeptNumbers(heads * layer.head_dim, layer.head_dim, kv_cache_dtype)
+
+    def context(self, features: Tensor) -> Tensor:
+        """The context vectors [..., D] of the target's features, side by side [..., F]."""
+        mixed: Tensor = self.hidden_norm(self.fc(features))
+        return mixed
+
+    def forward(self, tokens: Tensor, rotation: Rotation, attends: Sequence[Attend]) -> Tensor:
+        """One pass over blocks.
+
+        Args:
+            tokens: the newest token of each block and mask tokens, int64 [...].
+            rotation: of the rows' positions.
+            attends: one per layer; each is given the rows' queries, keys and values, and knows the
+                context's.
+
+        Returns:
+            The rows' outputs after the last norm, [..., D].
+        """
+        x = F.embedding(tokens, self.table_VD)
+        if self.shape.embedding_scale != 1.0:
+            x = x * self.shape.embedding_scale
+        for layer, attend in zip(self.layers, attends, strict=True):
+            x = layer(x, rotation, attend)
+        outputs: Tensor = self.norm(x)
+        if self.shape.output_multiplier != 1.0:
+            outputs = outputs * self.shape.output_multiplier
+        return outputs
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """float32 logits of its own head, [..., Vd], before what follows from a token."""
+        assert self.shape.own_head, "the target's head makes the logits"
+        logits: Tensor = self.lm_head(outputs).float()
+        cap = self.shape.logit_softcap
+        return logits if cap is None else (logits / cap).tanh() * cap
+
+    def after(self, logits_NV: Tensor, outputs_ND: Tensor, previous_N: Tensor) -> Tensor:
+        """Logits of rows, once the tokens are known that come before what they predict.
+
+        Args:
+            logits_NV: float32, over its own ids.
+            outputs_ND: of the rows.
+            previous_N: those tokens, int64 ids of the target.
+        """
+        return logits_NV
+
+    def sure(self, outputs_ND: Tensor, previous_N: Tensor) -> Tensor | None:
+        """The chance that what each row predicts is accepted, float32 [N], judged before it is
+        drawn; None: the head has no opinion."""
+        return None

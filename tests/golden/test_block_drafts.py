@@ -1,0 +1,228 @@
+"""Drafts of block heads: in one call into C they equal those chosen from PyTorch's logits, and what
+they are said to be drawn from is what the equations give after the drafts before them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from foretoken.kernels.library import find_library
+from foretoken.kv.features import FINAL, FeatureStore, FeatureView
+from foretoken.ops.linear import Linear
+from foretoken.proposers.chain import ChainDraft, draft_chain
+from foretoken.proposers.confidence import Confidence
+from foretoken.proposers.heads.dflash.head import BlockHead
+from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
+from foretoken.proposers.heads.dflash.network import DFlash
+from foretoken.proposers.heads.dflash.runner import BlockRunner, TargetTop
+from foretoken.proposers.heads.dflash.serving import BlockSteps
+from foretoken.proposers.heads.dspark import DSpark, MarkovShape
+from foretoken.proposers.heads.head_runner import HeadPages
+from foretoken.proposers.heads.linears import HeadLinears
+from foretoken.proposers.heads.parts import HeadShape
+from foretoken.proposers.progress import Stretches
+from foretoken.runtime.draft_sampler import DraftSampler
+from foretoken.runtime.sampler import Sampler
+from foretoken.shape import RopeShape
+from tests.golden.test_rollout_stops import frozen
+from tests.unit.proposing import make_sequence, make_span
+
+VOCAB, REDUCED, HIDDEN, PAGE, MASK = 60, 40, 32, 8, 59
+LAYER = HeadShape(
+    vocab_size=VOCAB,
+    hidden_size=HIDDEN,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=128,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+)
+SHAPE = BlockShape(
+    layer=LAYER,
+    rope=RopeShape(theta=10000.0, rotary_dim=16),
+    views=(BlockView(9, causal=True), BlockView()),
+    block_size=6,
+    first_row=1,
+    mask_token_id=MASK,
+    target_hidden_size=HIDDEN,
+    num_features=1,
+    draft_vocab_size=VOCAB,
+)
+OWN = replace(SHAPE, own_head=True, own_embedding=True)
+FEW = replace(SHAPE, own_head=True, draft_vocab_size=REDUCED)
+MARKOV = MarkovShape(rank=8, judges=True, judges_by_token=True)
+BLIND = MarkovShape(rank=8, judges=True)
+HEADS: dict[str, tuple[BlockShape, MarkovShape | None]] = {
+    "shared": (SHAPE, None),
+    "windows on both sides": (replace(SHAPE, views=(BlockView(9), BlockView(7))), None),
+    "reduced": (FEW, None),
+    "biases and scales": (
+        replace(OWN, attention_bias=True, embedding_scale=2.0, output_multiplier=0.5),
+        None,
+    ),
+    "markov": (replace(OWN, first_row=0), MARKOV),
+    "markov of the shared head": (replace(SHAPE, first_row=0), MARKOV),
+    "markov of a reduced head": (FEW, MARKOV),
+    "blind judgement": (replace(OWN, first_row=0), BLIND),
+    "judgement alone": (OWN, MarkovShape(rank=0, judges=True)),
+}
+PARAMS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"seed": 5, "temperature": 0.9},
+    "unseeded": {"temperature": 0.9},
+    "filtered": {"temperature": 1.1, "top_k": 9, "top_p": 0.9},
+}
+TABLES = [[3, 1, 4], [7, 2, 9]]
+compiled = pytest.mark.skipif(find_library() is None, reason="no compiled kernels here")
+
+
+def network(name: str) -> BlockHead:
+    torch.manual_seed(2)
+    shape, markov = HEADS[name]
+    net = DFlash(shape, (FINAL,)) if markov is None else DSpark(shape, (FINAL,), markov)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
+    if net.is_reduced:
+        net.d2t.copy_(torch.arange(REDUCED) // 2)
+    net.use_embedding(torch.randn(VOCAB, HIDDEN))
+    return net
+
+
+def runners(
+    name: str, kv_dtype: torch.dtype | None = None, make: HeadLinears | None = None
+) -> list[BlockRunner]:
+    """The same head with kernels and without, over the same features."""
+    store = FeatureStore([FINAL], HIDDEN, 80, dtype=torch.float32, device=torch.device("cpu"))
+    torch.manual_seed(8)
+    store.slots_SF.normal_()
+    table_VD = torch.randn(VOCAB, HIDDEN)
+    linear: Linear = HeadLinears()(table_VD, top=True)
+    top = TargetTop(logits=lambda x: linear(x).float(), vocab_size=VOCAB, linear=linear)
+    found = [
+        BlockRunner(
+            network(name),
+            FeatureView(store, [FINAL]),
+            top=top,
+            pages=HeadPages(10, PAGE, kv_dtype),
+            make=make,
+        )
+        for _ in range(2)
+    ]
+    found[1].kernels = None
+    return found
+
+
+def steps_of(
+    runner: BlockRunner, counts: list[int], params: dict[str, Any]
+) -> tuple[BlockSteps, list[Any]]:
+    """Two sequences of 7 and 12 tokens, some of whose places were fed before."""
+    tokens = torch.randint(VOCAB, (19,), generator=torch.Generator().manual_seed(4)).tolist()
+    spans = []
+    for i, part in enumerate((tokens[:7], tokens[7:])):
+        sequence = make_sequence(part, request_id=str(i), seed=i, params=params)
+        sequence.page_table = TABLES[i]
+        spans.append(make_span(sequence, counts[i]))
+    return BlockSteps(runner, spans, Stretches([2, 8], [6, 11]), max(counts)), spans
+
+
+def drafted(
+    runner: BlockRunner, params: str, counts: list[int], rule: Confidence | None = None
+) -> tuple[ChainDraft, BlockSteps]:
+    steps, spans = steps_of(runner, counts, PARAMS[params])
+    return draft_chain(steps, DraftSampler(Sampler(VOCAB)), spans, rule), steps
+
+
+@compiled
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("name", HEADS)
+@torch.inference_mode()
+def test_all_drafts_in_one_call(name: str, params: str, kv_dtype: torch.dtype | None) -> None:
+    fast, plain = runners(name, kv_dtype)
+    assert fast.drafts_at_once and not plain.drafts_at_once
+    (at_once, steps), (chosen, _) = (drafted(one, params, [4, 4]) for one in (fast, plain))
+    assert not hasattr(steps, "_logits_KV"), "one call did it all"
+    assert at_once.ids == chosen.ids and {len(ids) for ids in at_once.ids} == {4}
+    assert (at_once.probs_KV is None) == (chosen.probs_KV is None)
+    if at_once.probs_KV is not None and chosen.probs_KV is not None:
+        torch.testing.assert_close(at_once.probs_KV, chosen.probs_KV, rtol=1e-3, atol=1e-4)
+
+
+@compiled
+@pytest.mark.parametrize("name", ["shared", "reduced", "markov", "blind judgement"])
+@torch.inference_mode()
+def test_the_same_ends(name: str) -> None:
+    """Early stops inside the call end chains where they end outside of it."""
+    lengths = set()
+    for threshold, row_s in ((0.0, 0.05), (0.0, 0.2), (0.2, 0.0), (0.5, 0.01), (0.8, 0.0)):
+        rules = [Confidence(threshold=threshold, gain=frozen(row_s, 0.0)) for _ in range(2)]
+        found = [
+            drafted(one, "seeded", [4, 4], rule)[0].ids
+            for one, rule in zip(runners(name), rules, strict=True)
+        ]
+        assert found[0] == found[1]
+        lengths.add(tuple(len(ids) for ids in found[0]))
+    assert len(lengths) > 1, lengths
+
+
+@compiled
+@pytest.mark.parametrize("name", HEADS)
+@torch.inference_mode()
+def test_unequal_numbers_of_drafts(name: str) -> None:
+    """The pass is one call all the same; tokens are chosen outside of it."""
+    for counts in ([4, 2], [1, 1], [5, 3]):
+        (fast, steps), (plain, _) = (drafted(one, "greedy", counts) for one in runners(name))
+        assert fast.ids == plain.ids and [len(ids) for ids in fast.ids] == counts
+        assert hasattr(steps, "_logits_KV") == (counts[0] != counts[1])
+
+
+@compiled
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["shared", "markov"])
+@torch.inference_mode()
+def test_rows_do_not_depend_on_one_another(name: str, quantization: str) -> None:
+    """With integer weights, too: outputs of a block have the same bits alone and beside others."""
+    runner = runners(name, None, HeadLinears(quantization))[0]
+    steps, spans = steps_of(runner, [4, 4], PARAMS["greedy"])
+    blocks, tokens = steps._blocks()
+    together = runner.run(steps._context(), blocks, tokens).clone()
+    size = len(tokens) // 2
+    for i, fed in enumerate(steps._context()):
+        alone = runner.run([fed], blocks[i : i + 1], tokens[i * size : (i + 1) * size])
+        assert torch.equal(alone, together[i * size : (i + 1) * size])
+    assert len(spans) == 2
+
+
+def softmax_after(runner: BlockRunner, steps: BlockSteps, ids: list[list[int]]) -> Tensor:
+    """What drafts at temperature 0.9 are drawn from by the equations, span after span."""
+    net, rows = runner.net, []
+    newest = steps._newest()
+    blocks, tokens = steps._blocks()
+    outputs = runner.run(steps._context(), blocks, tokens).clone()
+    size = len(tokens) // len(ids)
+    for i, drafts in enumerate(ids):
+        for at, before in enumerate([newest[i], *drafts[:-1]]):
+            row = outputs[i * size + net.shape.first_row + at][None]
+            logits = runner.logits(row)
+            if isinstance(net, DSpark) and net.markov_head is not None:
+                short = net.markov_head.markov_w1.weight[before]
+                logits = logits + net.markov_head.markov_w2(short[None]).float()
+            rows.append((runner.spread(logits)[0] / 0.9).softmax(dim=-1))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("name", HEADS)
+@torch.inference_mode()
+def test_what_drafts_were_drawn_from(name: str) -> None:
+    """Row by row, each after the draft that was drawn before it."""
+    for runner in runners(name):
+        found, _ = drafted(runner, "unseeded", [4, 4])
+        steps, _ = steps_of(runner, [4, 4], PARAMS["unseeded"])
+        wanted = softmax_after(runner, steps, found.ids)
+        assert found.probs_KV is not None
+        torch.testing.assert_close(found.probs_KV, wanted, rtol=1e-3, atol=1e-5)
