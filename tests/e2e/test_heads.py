@@ -62,7 +62,7 @@ def plain(model: Path) -> Iterator[Callable[[str, int], list[Result]]]:
         yield results
 
 
-EXACT = {"dtype": "float32", "batch_invariant": True, "adaptive_speculation": False}
+EXACT: dict[str, Any] = {"dtype": "float32", "batch_invariant": True, "adaptive_speculation": False}
 
 
 def _open(model: Path, config: dict[str, Any], folder: Path, **pressure: Any) -> LLM:
