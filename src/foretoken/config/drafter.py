@@ -150,8 +150,8 @@ class DrafterConfig:
     method: str
     """`draft_model`, `parallel` (PARD), `eagle`, `eagle3`, `dflash`, `dspark`, `mlp`, `medusa`,
     `ngram`, `suffix`, `custom_class`, or one that was registered; inferred from `model` when left
-    out. Not of one drafter: `auto`, look-ups and what ships for the target compete, beside no other key of a
-    drafter but `num_speculative_tokens`; or what `drafters` lists."""
+    out. Not of one drafter: `auto`, look-ups and what ships for the target compete, beside no other
+    key of a drafter but `num_speculative_tokens`; or what `drafters` lists."""
     model: str | None = None
     """The drafter's weights: packaged name, local folder or Hugging Face id (left out: the one that
     ships for the target, if one does); the dotted path of a `Proposer`, `package.module.Class`
