@@ -165,6 +165,15 @@ class Engine:
         """End a request with an error; None if it is not there or has already ended."""
         return self._interrupted(self.parts.scheduler.fail(request_id, error))
 
+    def check(self) -> None:
+        """Look whether the processes that share the model are there, without waiting for them.
+
+        Raises:
+            RankLostError: one of them died, or gives no sign of life.
+        """
+        if self.parts.followers is not None:
+            self.parts.followers.check()
+
     def close(self) -> None:
         """End the processes that share the model, if there are any; nothing can be run then.
 

@@ -11,11 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar, final
 
 from foretoken.engine import Engine
-from foretoken.errors import EngineLostError, RequestError
+from foretoken.errors import EngineLostError, RankLostError, RequestError
 from foretoken.runtime.faults import say_failure
 from foretoken.types import FinishReason, Output, Request
 
@@ -26,6 +26,8 @@ Observer = Callable[[Sequence[Output]], None]
 
 _MOST_FAILURES = 3
 """Steps that may fail in a row before the engine counts as lost."""
+_LOOK_S = 1.0
+"""How often an idle engine looks whether the processes are there that share its model."""
 
 
 def _failed(request_id: str, error: str) -> Output:
@@ -225,10 +227,17 @@ class AsyncEngine:
 
     def _obey(self) -> None:
         """Carry out the commands that wait; wait for one if there is nothing else to do."""
+        # A step notices by itself when a process is lost that it needs; an idle engine has to look.
+        look_s = None if self.engine.parts.followers is None else _LOOK_S
         while not self._stopping:
             if self._commands.empty() and self.engine.has_unfinished:
                 return
-            self._commands.get()()
+            try:
+                command = self._commands.get(timeout=look_s)
+            except Empty:
+                self.engine.check()
+            else:
+                command()
 
     def _step(self) -> None:
         if self._stopping:
@@ -307,6 +316,8 @@ class AsyncEngine:
         self.lost = error or EngineLostError("the engine was stopped")
         reason = FinishReason.ABORT if error is None else FinishReason.ERROR
         text = None if error is None else "the engine was lost"
+        if isinstance(error, RankLostError):
+            text = f"{text}: {error}"
         ids = list(self._streams)
         self._deliver([Output(request_id=i, finish_reason=reason, error=text) for i in ids])
         if error is not None:

@@ -34,7 +34,8 @@ static void *work(void *argument) {
         segment *own = g->seats[g->rank];
         own->buffers[turn % 2] = what(g->rank, turn);
         ft_group_arrive(g);
-        do r->ended = ft_group_wait(g, r->wait_ns);
+        int64_t left_ns = r->wait_ns;
+        do r->ended = ft_group_wait(g, &left_ns);
         while (r->ended == -1);
         for (int32_t other = 0; other < g->size && !r->ended; other++) {
             const segment *theirs = g->seats[other];

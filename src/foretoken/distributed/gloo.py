@@ -86,6 +86,11 @@ class GlooGroup(Group):
             for one, label in zip(self._gather(padded, self.wait_s), labels, strict=True)
         ]
 
+    def check(self) -> None:
+        """Gloo tells only those who gather."""
+        if self._group is None:
+            raise RankLostError("the group of this process has been closed")
+
     def abort(self, why: str) -> None:
         """Close the connections; gloo cannot pass on `why`."""
         self._group = None

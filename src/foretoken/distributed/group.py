@@ -23,7 +23,8 @@ class Group(ABC):
     rank: int
     size: int
     wait_s: float
-    """Seconds that a rank waits for another before it gives the group up."""
+    """Seconds that a rank waits for another before it gives the group up; may be changed by all
+    ranks between the same two operations."""
 
     @abstractmethod
     def swap(self, x: Tensor, wait_s: float | None) -> list[Tensor]:
@@ -32,6 +33,14 @@ class Group(ABC):
         Args:
             x: on the CPU, of any shape and type; ranks may give different ones.
             wait_s: seconds to wait for the others; `IDLE`: until they come or the group ends.
+
+        Raises:
+            RankLostError: a rank left, died or was late.
+        """
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise if it is known here that the group has ended; waits for nobody.
 
         Raises:
             RankLostError: a rank left, died or was late.

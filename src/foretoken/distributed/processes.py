@@ -7,9 +7,11 @@ dies, however it does. Invariant: after `close`, none of them is left.
 
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ Work = Callable[..., None]
 """What the other ranks do, given the group and what is passed on; a function of a module."""
 
 _GRACE_S: Final = 5.0
-"""Time for a process to end by itself; then it is killed."""
+"""Time for all processes to end by themselves; then they are killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +96,28 @@ class Followers:
         """Those of ranks 1 and up."""
         return [process.pid for process in self._processes]
 
+    def check(self) -> None:
+        """Raise if the group is known to have ended; waits for nobody.
+
+        Raises:
+            RankLostError: a rank left, died, was late or gives no sign of life.
+        """
+        assert self.group is not None, "joined when they were made"
+        self.group.check()
+
     def close(self) -> None:
         """End the group, and see its processes end. Closing twice is fine."""
         if self.group is not None:
             self.group.close()
         for line in self._lines:
             line.close()
+        until = time.monotonic() + _GRACE_S
+        for process in self._processes:
+            # One that was stopped goes on, and finds that the group has ended.
+            process.send_signal(signal.SIGCONT)
         for process in self._processes:
             try:
-                process.wait(_GRACE_S)
+                process.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

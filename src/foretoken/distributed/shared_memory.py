@@ -1,13 +1,12 @@
 """A group on one host, over memory that its processes share (native/group.h).
 
-Each rank has a segment: its counter of turns, a note for the others if it gives up, and two buffers
-that take turns. The segments have no names, so nothing can be left behind: the system frees them
-with the last process. Knows nothing of how processes are started.
+Each rank has a segment: its counters of turns and of heartbeats, a note for the others if it gives
+up, and two buffers that take turns. The segments have no names, so nothing can be left behind: the
+system frees them with the last process. Knows nothing of how processes are started.
 """
 
 import ctypes
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from mmap import mmap
@@ -17,10 +16,11 @@ import torch
 from torch import Tensor
 
 from foretoken.distributed.group import Group, Label, Rendezvous, bytes_of
+from foretoken.distributed.heart import SILENT_S, Heart
 from foretoken.errors import RankLostError
 from foretoken.hardware import usable_cores
 from foretoken.kernels.library import Library, find_library
-from foretoken.kernels.structures import MOST_RANKS, FtGroup
+from foretoken.kernels.structures import MOST_RANKS, FtGroup, FtSeat
 
 _PTR, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
@@ -29,7 +29,7 @@ BUFFER_BYTES: Final = 16 << 20
 _HEAD_BYTES: Final = 4096
 _NOTE_AT, _NOTE_BYTES = 1024, 2048
 _SPIN_NS: Final = 20_000
-_LEFT, _DIED, _LATE = 1, 2, 3
+_LEFT, _DIED, _LATE, _STILL = 1, 2, 3, 4
 _JOIN_S: Final = 120.0
 """Importing PyTorch takes seconds, and many on a busy machine."""
 
@@ -75,7 +75,11 @@ class SharedMemoryRendezvous(Rendezvous):
         for segment in self.segments:
             os.close(segment)
         group = SharedMemoryGroup(library, mapped, rank, lines, self.wait_s)
-        group.swap(torch.empty(0), _JOIN_S)
+        try:
+            group.swap(torch.empty(0), _JOIN_S)
+        except BaseException:
+            group.close()
+            raise
         return group
 
 
@@ -108,8 +112,10 @@ class SharedMemoryGroup(Group):
         self._call.seats[: self.size] = [x.data_ptr() for x in self._bytes]
         self._call.lines[: self.size] = [lines.get(other, -1) for other in range(self.size)]
         self._arrive = library.function("ft_group_arrive", (_PTR,))
-        self._wait = library.function("ft_group_wait", (_PTR, _I64), _I64)
+        self._wait = library.function("ft_group_wait", (_PTR, _PTR), _I64)
         self._end = library.function("ft_group_end", (_PTR, _I32, _I32), _I64)
+        self._seats = [FtSeat.from_buffer(segment) for segment in segments]
+        self._heart = Heart(self._seats, rank, lines, died=self._died, still=self._still)
 
     def swap(self, x: Tensor, wait_s: float | None) -> list[Tensor]:
         """The other ranks' are views of their buffers where they fit in."""
@@ -138,6 +144,12 @@ class SharedMemoryGroup(Group):
             self._read(pieces, done, at)
         return whole
 
+    def check(self) -> None:
+        """Look at the word that ends it."""
+        word = self._seats[0].ended[0] if self._seats else _LEFT << 8 | self.rank
+        if word:
+            raise RankLostError(self._describe(word, None))
+
     def abort(self, why: str) -> None:
         """Leave a note, then end the group."""
         if self._ended:
@@ -150,7 +162,14 @@ class SharedMemoryGroup(Group):
     def close(self) -> None:
         """End the group; the memory goes with the last process's last look at it."""
         self.abort("it was closed")
-        self._views, self._bytes = [], []
+        self._heart.stop()
+        self._views, self._bytes, self._seats = [], [], []
+
+    def _died(self, rank: int) -> None:
+        self._end(ctypes.addressof(self._call), _DIED, rank)
+
+    def _still(self, rank: int) -> None:
+        self._end(ctypes.addressof(self._call), _STILL, rank)
 
     def _begin(self) -> int:
         """Where the buffer of the next turn is, in every segment."""
@@ -169,13 +188,12 @@ class SharedMemoryGroup(Group):
 
     def _take_turn(self, wait_s: float | None) -> None:
         address = ctypes.addressof(self._call)
-        until = None if wait_s is None else time.monotonic() + wait_s
+        left = _I64(-1 if wait_s is None else round(wait_s * 1e9))
         self._turns += 1
         self._arrive(address)
         word = -1
         while word < 0:  # After a signal, whose handler Python runs between two calls.
-            left = -1 if until is None else max(0, round((until - time.monotonic()) * 1e9))
-            word = self._wait(address, left)
+            word = self._wait(address, ctypes.addressof(left))
         if word:
             raise RankLostError(self._describe(word, wait_s))
 
@@ -183,9 +201,13 @@ class SharedMemoryGroup(Group):
         reason, rank = word >> 8, word & 0xFF
         if reason == _DIED:
             return f"the process of rank {rank} has died"
+        if reason == _STILL:
+            return f"the process of rank {rank} has given no sign of life for {SILENT_S:g} s"
         if reason == _LATE:
             waited = "in time" if wait_s is None else f"within {wait_s:g} s"
             return f"the process of rank {rank} did not answer {waited}"
         assert reason == _LEFT, (reason, rank)
+        if not self._views:
+            return "the group of this process has been closed"
         note = bytes(self._views[rank][_NOTE_AT : _NOTE_AT + _NOTE_BYTES]).partition(b"\0")[0]
         return f"the process of rank {rank} has left: {note.decode(errors='replace')}"

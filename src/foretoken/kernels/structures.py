@@ -306,7 +306,7 @@ class FtAllocateCall(ctypes.Structure):
 class FtSeat(ctypes.Structure):
     """Where a rank of a group counts its turns (group.h)."""
 
-    _fields_ = [(name, _I32 * 16) for name in ("turns", "sleepers", "ended")]
+    _fields_ = [(name, _I32 * 16) for name in ("turns", "sleepers", "ended", "beats")]
 
 
 class FtGroup(ctypes.Structure):

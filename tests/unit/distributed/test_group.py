@@ -92,12 +92,14 @@ def test_a_slow_rank_ends_the_group_and_leaves_when_it_comes(make: Make) -> None
         assert _left_by(followers) == [RankLostError.exit_code] * 2
 
 
-def test_one_that_is_stopped_for_good_is_killed() -> None:
+def test_closing_wakes_one_that_is_stopped() -> None:
     followers = Followers(_shared(2, 0.5), working.harms_itself, 1, 2, signal.SIGSTOP)
     assert followers.group is not None
+    [process] = followers._processes
     with pytest.raises(RankLostError):
         working.turns(followers.group, 1 << 30)
     followers.close()
+    assert process.returncode == RankLostError.exit_code
     followers.close()
     with pytest.raises(RankLostError, match="closed"):
         followers.group.all_gather(torch.zeros(1), 0)

@@ -78,6 +78,14 @@ def is_slow(group: Group, rank: int, seconds: float) -> None:
     turns(group, 1 << 30)
 
 
+def hears_once(group: Group) -> None:
+    """One rank idles after the first word, the others compute something long."""
+    group.broadcast(None, idle=True)
+    if group.rank > 1:
+        time.sleep(60.0)
+    group.broadcast(None, idle=True)
+
+
 def listens(group: Group) -> None:
     """Echo what rank 0 says until it says nothing more."""
     while said := group.broadcast(None, idle=True):

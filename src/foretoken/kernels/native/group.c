@@ -1,11 +1,14 @@
 // Counters that processes wait for. Sleeping is a futex on the awaited rank's counter; as long as
 // nobody sleeps, arriving is a store and a look. A sleep is short, because death is only seen awake.
+// Whether a rank is stopped is not seen here: Python counts beats (distributed/heart.py).
 #include "group.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>
 #include <time.h>
+
+#include "clock.h"
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -14,20 +17,6 @@
 
 static const int64_t SLEEP_NS = 50000000;  // at most, between two looks at who is still alive
 enum { LOOKS = 32 };                       // at the counter, between two at the clock
-
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static inline void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 static ft_seat *seat_of(const ft_group *group, int32_t rank) { return group->seats[rank]; }
 
@@ -88,10 +77,21 @@ int64_t ft_group_end(const ft_group *group, int32_t reason, int32_t rank) {
     return seen(&first->ended);
 }
 
-static int64_t wait_for(const ft_group *group, int32_t rank, uint32_t turn, int64_t end_ns) {
+// What is left of the time after a while of waiting. A pause of this process, which was stopped or not
+// given a processor, is nobody else's fault: of a sleep it counts what was to be slept.
+static void spend(int64_t *left_ns, int64_t waited_ns) {
+    if (waited_ns > 2 * SLEEP_NS) waited_ns = 2 * SLEEP_NS;
+    if (*left_ns >= 0) *left_ns = *left_ns > waited_ns ? *left_ns - waited_ns : 0;
+}
+
+static int64_t wait_for(const ft_group *group, int32_t rank, uint32_t turn, int64_t *left_ns) {
     ft_seat *seat = seat_of(group, rank), *first = seat_of(group, 0);
     const int64_t began = now_ns();
-    for (int64_t now = began;; now = now_ns()) {
+    int64_t now = began;
+    for (;;) {
+        const int64_t last = now;
+        now = now_ns();
+        spend(left_ns, now - last);
         for (int look = 0; look < LOOKS; look++) {
             if (arrived(seat, turn)) return 0;
             relax();
@@ -102,18 +102,20 @@ static int64_t wait_for(const ft_group *group, int32_t rank, uint32_t turn, int6
         uint32_t turns = seen(&seat->turns);
         if ((int32_t)(turns - turn) >= 0) return 0;  // its last deed
         if (dead >= 0) return ft_group_end(group, FT_RANK_DIED, dead);
-        if (end_ns >= 0 && now >= end_ns) return ft_group_end(group, FT_RANK_LATE, rank);
-        int64_t most = end_ns < 0 || end_ns - now > SLEEP_NS ? SLEEP_NS : end_ns - now;
-        if (sleep_while(seat, turns, most)) return -1;
+        if (!*left_ns) return ft_group_end(group, FT_RANK_LATE, rank);
+        int64_t most = *left_ns < 0 || *left_ns > SLEEP_NS ? SLEEP_NS : *left_ns;
+        if (sleep_while(seat, turns, most)) {
+            spend(left_ns, now_ns() - now);
+            return -1;
+        }
     }
 }
 
-int64_t ft_group_wait(const ft_group *group, int64_t wait_ns) {
+int64_t ft_group_wait(const ft_group *group, int64_t *left_ns) {
     const uint32_t turn = seat_of(group, group->rank)->turns;
-    const int64_t end_ns = wait_ns < 0 ? -1 : now_ns() + wait_ns;
     for (int32_t r = 0; r < group->size; r++) {
         if (r == group->rank) continue;
-        int64_t ended = wait_for(group, r, turn, end_ns);
+        int64_t ended = wait_for(group, r, turn, left_ns);
         if (ended) return ended;
     }
     return 0;

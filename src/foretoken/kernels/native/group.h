@@ -14,7 +14,7 @@
 
 enum { FT_MOST_RANKS = 64 };
 // Why a group has ended: the word is one of these times 256, plus the rank that was the reason.
-enum { FT_RANK_LEFT = 1, FT_RANK_DIED = 2, FT_RANK_LATE = 3 };
+enum { FT_RANK_LEFT = 1, FT_RANK_DIED = 2, FT_RANK_LATE = 3, FT_RANK_STILL = 4 };
 
 typedef struct {
     // All in cache lines of their own: the first is written by its owner alone, the second by those
@@ -22,6 +22,7 @@ typedef struct {
     uint32_t turns, pad0[15];     // how many the rank has arrived at; modulo 2^32
     uint32_t sleepers, pad1[15];  // ranks that sleep until it arrives
     uint32_t ended, pad2[15];     // 0: the group lives
+    uint32_t beats, pad3[15];     // counted up by its owner as long as it lives, for whoever watches
 } ft_seat;
 
 typedef struct {
@@ -35,10 +36,10 @@ typedef struct {
 // This rank has written what it has for the next turn.
 FT_EXPORT void ft_group_arrive(const ft_group *group);
 
-// Until all ranks have arrived at this rank's turn, for wait_ns at most; negative: without end.
-// Returns 0, the word of a group that has ended (a rank that is late ends it), or -1: a signal came,
-// call again.
-FT_EXPORT int64_t ft_group_wait(const ft_group *group, int64_t wait_ns);
+// Until all ranks have arrived at this rank's turn, for *left_ns at most, which becomes what is left of
+// it; negative: without end. Pauses of this process do not count. Returns 0, the word of a group that
+// has ended (a rank that is late ends it), or -1: a signal came, call again.
+FT_EXPORT int64_t ft_group_wait(const ft_group *group, int64_t *left_ns);
 
 // End the group unless it has ended, and wake who sleeps. Returns the word that stands.
 FT_EXPORT int64_t ft_group_end(const ft_group *group, int32_t reason, int32_t rank);

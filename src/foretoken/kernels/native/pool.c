@@ -13,6 +13,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
+
+#include "clock.h"
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -38,20 +40,6 @@ static pthread_mutex_t entrance = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int wanted_threads = 1;
 static int started = 0;  // workers; guarded by `entrance`
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
-
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static inline void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 static void sleep_while(uint32_t number) {
     atomic_fetch_add(&job.sleepers, 1);
