@@ -4,7 +4,7 @@ The only place that knows all the constructors.
 """
 
 import logging
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from foretoken.config.memory import Drafting
 from foretoken.config.quantization import Numbers
 from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
 from foretoken.deciding import FoundParts, decide_how
-from foretoken.distributed import Group
 from foretoken.distributed.processes import Followers, meet
 from foretoken.engine import Engine, EngineParts
 from foretoken.errors import ConfigError
@@ -55,7 +54,7 @@ _DEFAULT_DRAFTS = 5
 _USUAL_CHANCE = 0.6
 _NO_LIMIT = 1 << 30
 _RANK_WAIT_S = 30.0
-"""A rank that is so much later than others in a step is taken for lost: all do the same work."""
+"""A rank that is so much later than others outside of steps is taken for lost."""
 
 
 def build_engine(config: EngineConfig, proposer: Proposer | None = None) -> Engine:
@@ -151,13 +150,12 @@ class _Assembly:
         settings = _rule_settings(self.speculative)
         verifier = Verifier(shape.vocab_size, config.device, rule, settings, grammars)
         texts = TextStreams(self.tokenizer)
-        runner = self._runner(
-            self.folder,
-            config.user.numbers,
-            batch_invariant=config.batch_invariant,
-            points=self.points,
+        options = replace(
+            self._target_options,
             group=None if followers is None else followers.group,
+            keeps_head=any(one.borrows_head for one in self._drafting().heads),
         )
+        runner = self._runner(self.folder, options, self.points)
         shared = self._shared_pages(runner)
         given = None if proposer is None else self._given(proposer, grammars)
         drafters = given or self._drafters(verifier, runner, shared)
@@ -214,8 +212,7 @@ class _Assembly:
         config = self.config
         if config.user.tensor_parallel_size == 1:
             return None
-        options = self._options(config.user.numbers, batch_invariant=config.batch_invariant)
-        given = (self.folder, options, config.num_pages, self._threads_of_a_rank)
+        given = (self.folder, self._target_options, config.num_pages, self._threads_of_a_rank)
         rendezvous = meet(config.user.tensor_parallel_size, _RANK_WAIT_S)
         return Followers(rendezvous, follow, *given)
 
@@ -223,9 +220,13 @@ class _Assembly:
         text = None if self.tokenizer is None else self.tokenizer.to_json()
         return Grammars(text, self.shape.vocab_size, sorted(eos_ids), self.config.device)
 
-    def _options(
-        self, numbers: Numbers, *, batch_invariant: bool, group: Group | None = None
-    ) -> LoadOptions:
+    @property
+    def _target_options(self) -> LoadOptions:
+        """How the model itself is loaded, by one process."""
+        config = self.config
+        return self._options(config.user.numbers, batch_invariant=config.batch_invariant)
+
+    def _options(self, numbers: Numbers, *, batch_invariant: bool) -> LoadOptions:
         return LoadOptions(
             dtype=getattr(torch, self.config.dtype),
             device=torch.device(self.config.device),
@@ -236,21 +237,15 @@ class _Assembly:
             page_size=self.config.page_size,
             kv_dtype=kept_dtype(numbers.kv_cache_dtype),
             max_model_len=self.config.max_model_len,
-            group=group,
         )
 
-    def _runner(
-        self,
-        folder: Path,
-        numbers: Numbers,
-        *,
-        batch_invariant: bool,
-        points: tuple[int, ...] = (),
-        group: Group | None = None,
-    ) -> Runner:
+    def _draft_runner(self, folder: Path, numbers: Numbers) -> Runner:
+        return self._runner(folder, self._options(numbers, batch_invariant=False))
+
+    def _runner(self, folder: Path, options: LoadOptions, points: tuple[int, ...] = ()) -> Runner:
         return Runner.load(
             folder,
-            self._options(numbers, batch_invariant=batch_invariant, group=group),
+            options,
             num_pages=self.config.num_pages,
             points=points,
             readers={name: one.points for name, one in self.found.items()} if points else None,
@@ -262,9 +257,9 @@ class _Assembly:
         budget = self.config.budget
         if not budget.is_shared or not gives_back(torch.device(self.config.device)):
             return None
-        store = target.store
-        num_bytes = max(budget.kv_bytes, self.pool.num_pages * store.page_bytes)
-        shared = SharedPages(self.pool, num_bytes, store.page_bytes, store.give_back)
+        page_bytes = target.page_bytes
+        num_bytes = max(budget.kv_bytes, self.pool.num_pages * page_bytes)
+        shared = SharedPages(self.pool, num_bytes, page_bytes, target.give_back)
         if target.features is not None:
             target.share_features(shared)
         return shared
@@ -274,7 +269,7 @@ class _Assembly:
             target=target,
             verifier=verifier,
             pool=self.pool,
-            load_model=partial(self._runner, batch_invariant=False),
+            load_model=self._draft_runner,
             device=self.config.device,
             max_model_len=self.config.max_model_len,
             max_num_batched_tokens=self.config.max_num_batched_tokens,

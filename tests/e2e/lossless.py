@@ -4,7 +4,7 @@ Shared by the quick and the full suite; `README`'s `make test-full` runs ten tim
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,7 @@ class Result:
     stop_reason: int | str | None
     logprobs: Any
     prompt_logprobs: Any
+    num_preemptions: int = field(default=0, compare=False)
 
 
 def make_prompts(count: int, seed: int) -> list[dict[str, list[int]]]:
@@ -121,6 +122,7 @@ def generate(llm: LLM, prompts: list[Any], parameters: dict[str, Any]) -> list[R
             stop_reason=out.stop_reason,
             logprobs=out.logprobs,
             prompt_logprobs=request.prompt_logprobs,
+            num_preemptions=0 if out.metrics is None else out.metrics.num_preemptions,
         )
         for request in requests
         for out in request.outputs

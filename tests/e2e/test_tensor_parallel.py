@@ -11,7 +11,7 @@ import pytest
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine_async import AsyncEngine
-from foretoken.errors import ConfigError, EngineLostError, NotYetError, RankLostError
+from foretoken.errors import ConfigError, EngineLostError, RankLostError
 from foretoken.kernels.library import find_library
 from foretoken.testing import write_tiny_llama
 from foretoken.types import FinishReason, Output
@@ -159,8 +159,3 @@ def test_what_cannot_be_shared_is_refused(
     with pytest.raises(error, match=message) as found:
         LLM(str(folder), kv_cache_memory_bytes=8 << 20, **settings)
     assert found.value.field == "tensor_parallel_size"
-
-
-def test_heads_beside_shared_models_are_not_built_yet() -> None:
-    with pytest.raises(NotYetError, match="hidden states"):
-        LLM("demo", tensor_parallel_size=2, speculative_config={"model": "demo-eagle3"})

@@ -17,6 +17,7 @@ from foretoken.config.memory import (
     HeadMemory,
     MemoryFacts,
     ModelMemory,
+    need_of,
 )
 from foretoken.config.refusal import budget_of
 from foretoken.errors import ConfigError
@@ -34,6 +35,7 @@ from foretoken.quant import round_weights, scheme_of
 from foretoken.quant.pieces import pack_integers, pack_rounded
 from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import (
+    RANK_BYTES,
     RUNTIME_BYTES,
     KeptNumbers,
     Packs,
@@ -78,13 +80,29 @@ def test_weights_are_the_bytes_that_are_packed(quantization: str | None) -> None
     )
     model = load_model(Path(packaged_model("demo")), options)
     assert isinstance(model, Decoder)
-    linears = [model.head]
+    linears = [model.top]
     for layer in model.layers:
         block, mlp = layer.attention, layer.mlp
         linears += [block.qkv, block.out, mlp.gate_up, mlp.down]
     packed = sum(one.packed.num_bytes for one in linears if isinstance(one, KernelLinear))
     predicted = formula(DEMO.weight_counts(), engine_storage(2, quantization))
     assert predicted == pytest.approx(packed + model.embedding_VD.nbytes, rel=0.01)
+
+
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_ranks_have_some_things_each(borrowed: bool) -> None:
+    """Embeddings, norms, activations, a process; rank 0 a whole head where a drafter wants it."""
+    counts, head = DEMO.weight_counts(), HeadMemory(counts=WeightCounts(0, 0, 0, 0))
+    drafting = Drafting(heads=(replace(head, borrows_head=borrowed),))
+    one, three = (
+        need_of(facts(target=ModelMemory(shape=DEMO, ranks=ranks), drafting=drafting))
+        for ranks in (1, 3)
+    )
+    more = 2 * (counts.table + counts.rest) + (counts.head if borrowed else 0)
+    assert three.weights - one.weights == 2 * more
+    assert three.activations == 3 * one.activations
+    assert three.workspace - one.workspace >= 2 * RANK_BYTES
+    assert three.per_token == one.per_token
 
 
 def test_kept_tensors_do_not_hold_the_file() -> None:

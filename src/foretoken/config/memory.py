@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from foretoken.config.quantization import QUANTIZATIONS
 from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import (
+    RANK_BYTES,
     RUNTIME_BYTES,
     TRANSFORMERS_BYTES,
     KeptNumbers,
     Need,
     Packs,
     StepSize,
+    Storage,
     WeightCounts,
     Widths,
     activation_bytes,
@@ -35,6 +37,8 @@ class ModelMemory:
     quantization: str | None = None
     """As the user set it; what is not a name of QUANTIZATIONS leaves floats as they are."""
     kv_cache_dtype: str = "auto"
+    ranks: int = 1
+    """Processes that share it."""
 
     @property
     def uses_transformers(self) -> bool:
@@ -54,16 +58,41 @@ class ModelMemory:
             packs: what kernels pack. Floats that are not, in a head that shares the embedding's,
                 are the same memory.
         """
-        asked = self.quantization if self.quantization in QUANTIZATIONS else None
         shape, counts, stored = self.shape, self.shape.weight_counts(), self.shape.stored
-        shared = shape.tie_word_embeddings and asked is None
+        shared = shape.tie_word_embeddings and self._asked is None
         if packs is not Packs.ALL and shared and (stored is None or not stored.head.bits):
             counts = counts._replace(head=0)
+        return int(weight_bytes(counts, self._storage(dtype_bytes, packs)))
+
+    def copied_bytes(self, dtype_bytes: int, *, head: bool = False) -> int:
+        """Of the weights that several processes have more than one would: each has all embeddings.
+
+        Args:
+            dtype_bytes: of the model's type.
+            head: whether rank 0 has all of the output head beside its part, for drafters.
+        """
+        counts, more = self.shape.weight_counts(), self.ranks - 1
+        whole = int(head and more > 0)
+        copied = WeightCounts(
+            table=more * counts.table,
+            head=whole * counts.head,
+            matrices=0,
+            rest=more * counts.rest,
+            head_outputs=whole * counts.head_outputs,
+        )
+        return int(weight_bytes(copied, self._storage(dtype_bytes, Packs.ALL)))
+
+    @property
+    def _asked(self) -> str | None:
+        return self.quantization if self.quantization in QUANTIZATIONS else None
+
+    def _storage(self, dtype_bytes: int, packs: Packs) -> Storage:
+        stored = self.shape.stored
         if packs is Packs.NONE:
-            return int(weight_bytes(counts, engine_storage(dtype_bytes, None)))
+            return engine_storage(dtype_bytes, None)
         if stored is None:
-            return int(weight_bytes(counts, engine_storage(dtype_bytes, asked)))
-        return int(weight_bytes(counts, held_storage(stored.held, stored.head, dtype_bytes, asked)))
+            return engine_storage(dtype_bytes, self._asked)
+        return held_storage(stored.held, stored.head, dtype_bytes, self._asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +105,8 @@ class HeadMemory:
     """A name of QUANTIZATIONS, or None."""
     kept: KeptNumbers | None = None
     """Its keys and values of a token, if it has any."""
+    borrows_head: bool = False
+    """Whether it makes logits with the target's head, which rank 0 has all of then."""
 
     def with_int8_keys(self) -> "HeadMemory":
         """The same with its keys and values rounded."""
@@ -193,18 +224,23 @@ def need_of(facts: MemoryFacts) -> Need:
     drafting = facts.drafting
     features = drafting.features_per_token * facts.dtype_bytes
     drafts = [one.weight_bytes(facts.dtype_bytes, packs=facts.packs) for one in drafting.kept]
+    drafts += [one.copied_bytes(facts.dtype_bytes) for one in drafting.models]
     drafts_kv = [one.kv_per_token(facts.dtype_bytes) for one in drafting.kept]
-    tables = [_position_bytes(m.shape, facts) for m in (facts.target, *drafting.models)]
+    target, more = facts.target, facts.target.ranks - 1
+    borrowed = any(one.borrows_head for one in drafting.heads)
+    copied = target.copied_bytes(facts.dtype_bytes, head=borrowed)
+    models = (target, *drafting.models)
+    tables = [one.ranks * _position_bytes(one.shape, facts) for one in models]
     rows = min(facts.max_num_seqs * (1 + drafting.lookahead), facts.max_num_batched_tokens)
     drawn = facts.max_num_seqs * drafting.lookahead if drafting.has_weights else 0
     step = StepSize(facts.max_num_batched_tokens, rows, drawn)
-    activations = activation_bytes(step, _widths(facts.target.shape), facts.dtype_bytes)
+    activations = activation_bytes(step, _widths(target.shape), facts.dtype_bytes)
     return Need(
-        weights=facts.target.weight_bytes(facts.dtype_bytes, packs=facts.packs),
+        weights=target.weight_bytes(facts.dtype_bytes, packs=facts.packs) + copied,
         draft_weights=sum(drafts),
-        activations=activations,
-        workspace=RUNTIME_BYTES + _late_bytes(facts) + sum(tables),
-        kv_per_token=facts.target.kv_per_token(facts.dtype_bytes),
+        activations=target.ranks * activations,
+        workspace=RUNTIME_BYTES + more * RANK_BYTES + _late_bytes(facts) + sum(tables),
+        kv_per_token=target.kv_per_token(facts.dtype_bytes),
         draft_kv_per_token=sum(drafts_kv) + features,
         lookahead=drafting.lookahead,
         max_num_seqs=facts.max_num_seqs,

@@ -3,7 +3,7 @@
 The result holds numbers only; nothing later changes it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from foretoken.config.engine import EngineConfig
@@ -85,7 +85,7 @@ class ResolvedConfig:
         budget, need = self.budget, self.budget.need
         tokens = budget.num_tokens
         lines = [
-            ("weights", need.weights, ""),
+            ("weights", need.weights, self._ranks_note),
             ("draft weights", need.draft_weights, ""),
             (
                 self._kv_words,
@@ -103,6 +103,11 @@ class ResolvedConfig:
         ]
         total = f"memory: {'all together':<15}{show(budget.total):>11}  of {show(budget.free)} free"
         return [*shown, total, *self._speculation_line()]
+
+    @property
+    def _ranks_note(self) -> str:
+        ranks = self.user.tensor_parallel_size
+        return f"of {ranks} processes together, as are all lines" if ranks > 1 else ""
 
     @property
     def _draft_note(self) -> str:
@@ -161,10 +166,11 @@ def resolve(
     max_model_len = config.max_model_len or shape.max_position_embeddings
     _check_length(max_model_len, shape)
     drafting, held = drafting or Drafting(), _packs(device, dtype, packs)
-    _check_ranks(config.tensor_parallel_size, shape, held if device == "cpu" else None, drafting)
+    target = _target(config, shape)
+    _check_ranks(target, drafting.models, held if device == "cpu" else None)
     tokens = config.max_num_batched_tokens or 2048
     facts = MemoryFacts(
-        target=_target(config, shape),
+        target=target,
         drafting=drafting,
         dtype_bytes=DTYPE_BYTES[dtype],
         packs=held,
@@ -196,25 +202,27 @@ def _check_activations(config: EngineConfig, shape: ModelShape) -> None:
     require("activations", given, ok, "auto, or beside integer weights: quantization int8 or int4")
 
 
-def _check_ranks(ranks: int, shape: ModelShape, held: Packs | None, drafting: Drafting) -> None:
-    """Whether `ranks` processes can share the model.
+def _check_ranks(target: ModelMemory, drafts: Sequence[ModelMemory], held: Packs | None) -> None:
+    """Whether each model can be shared by as many processes as it is to be.
 
     Args:
-        ranks: how many.
-        shape: the model's.
-        held: what kernels pack on the CPU; None: the model runs elsewhere.
-        drafting: what drafters keep.
+        target: the model.
+        drafts: those that draft.
+        held: what kernels pack on the CPU; None: models run elsewhere.
     """
-    where, most = "tensor_parallel_size", shape.num_key_value_heads
-    if ranks == 1:
-        return
+    named = [("tensor_parallel_size", target)]
+    named += [("speculative_config.draft_tensor_parallel_size", draft) for draft in drafts]
+    for where, model in named:
+        if model.ranks > 1:
+            _check_shared(where, model, held)
+
+
+def _check_shared(where: str, model: ModelMemory, held: Packs | None) -> None:
+    ranks, shape, most = model.ranks, model.shape, model.shape.num_key_value_heads
     if held is None:
         raise NotYetError(where, ranks, "1 on this device; device cpu")
     if not shape.is_own:
         raise NotYetError(where, ranks, "1 for a model that runs through transformers")
-    if drafting.heads or drafting.features_per_token:
-        allowed = "1 beside a drafter that reads hidden states; methods that do not"
-        raise NotYetError(where, ranks, allowed)
     allowed = (
         "1 without the compiled kernels for this dtype: only they give the bits of one process"
     )
@@ -230,7 +238,10 @@ def _packs(device: str, dtype: str, devices: Collection[str]) -> Packs:
 
 def _target(config: EngineConfig, shape: ModelShape) -> ModelMemory:
     return ModelMemory(
-        shape=shape, quantization=config.quantization, kv_cache_dtype=config.kv_cache_dtype
+        shape=shape,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        ranks=config.tensor_parallel_size,
     )
 
 

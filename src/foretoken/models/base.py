@@ -40,6 +40,8 @@ class LoadOptions:
     """Positions that sequences will reach at most; None: what the model was made for."""
     group: Group | None = None
     """Processes that compute the model together; None: this one does all of it."""
+    keeps_head: bool = False
+    """Whether rank 0 has all of the output head too, for drafters that share it."""
 
     @property
     def share(self) -> Share:
@@ -70,7 +72,8 @@ class Model(ABC):
     embedding_VD: Tensor
     """The embedding table as stored; some families scale what they look up."""
     head: Linear | None
-    """Makes logits of hidden states, before a soft cap; None: only `logits` can."""
+    """Makes logits of hidden states, before a soft cap, without other ranks; None: only `logits`
+    can."""
 
     @abstractmethod
     def hidden(
@@ -108,4 +111,8 @@ class Model(ABC):
 
     @abstractmethod
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """float32 logits [R, V] of such hidden states."""
+        """float32 logits [R, V] of such hidden states; all ranks of the model must call it."""
+
+    def draft_logits(self, hidden_RD: Tensor) -> Tensor:
+        """The same bits without other ranks: on rank 0, where LoadOptions.keeps_head was set."""
+        return self.logits(hidden_RD)

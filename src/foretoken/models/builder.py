@@ -296,7 +296,7 @@ class Builder:
         Raises:
             CheckpointError: tensors are missing, unused or misshapen.
         """
-        shape, options = self.shape, self.options
+        shape = self.shape
         table = (shape.vocab_size, shape.hidden_size)
         embedding_VD = self.checkpoint.keep("model.embed_tokens.weight", table)
         if shape.tie_word_embeddings:
@@ -313,8 +313,8 @@ class Builder:
         self.checkpoint.finish()
         kinds = tuple(self.kind(window, embedding_VD) for window in different)
         scale = shape.embedding_scale
-        own = self.linear([Part(head, None).cut(options.share.of(table[0])).weight], is_head=True)
-        top, compiled = self._gathered(own, table[0]), compile_layers(layers, kinds)
+        top, whole = self._heads(head)
+        compiled = compile_layers(layers, kinds)
         parts = RolloutParts(embedding_VD=embedding_VD, norm=norm, head=top)
         rollout = compile_rollout(compiled, parts) if scale == 1.0 else None
         check_bits(self.options, self.fixed)
@@ -326,10 +326,22 @@ class Builder:
             kinds=kinds,
             layers=tuple(layers),
             norm=norm,
-            head=top,
+            top=top,
+            head=whole,
             compiled=compiled,
             rollout=rollout,
         )
+
+    def _heads(self, weights: Weights) -> tuple[Linear, Linear | None]:
+        """What makes a step's logits, and what makes them without other ranks."""
+        options, outputs = self.options, self.shape.vocab_size
+        part = Part(weights, None).cut(options.share.of(outputs))
+        own = self.linear([part.weight], is_head=True)
+        if options.group is None:
+            return own, own
+        whole = options.keeps_head and not options.group.rank
+        alone = self.linear([weights], is_head=True) if whole else None
+        return self._gathered(own, outputs), alone
 
     def _log_held(self) -> None:
         """Say once what a quantized checkpoint became."""

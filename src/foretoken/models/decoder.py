@@ -32,7 +32,10 @@ class Decoder(Model):
     kinds: tuple[LayerKind, ...]
     layers: tuple[Layer, ...]
     norm: RMSNorm
-    head: Linear
+    top: Linear
+    """Makes a step's logits."""
+    head: Linear | None
+    """The same, or where ranks share `top` all of it; None: nobody asked for that."""
     compiled: CompiledLayers | None
     """Runs all layers in one call into C, with the same bits; None: some part has no kernel."""
     rollout: CompiledRollout | None
@@ -97,6 +100,14 @@ class Decoder(Model):
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """float32 logits [R, V]."""
-        logits_RV = self.head(hidden_RD).float()
+        return self._capped(self.top(hidden_RD))
+
+    def draft_logits(self, hidden_RD: Tensor) -> Tensor:
+        """The same by this process alone."""
+        assert self.head is not None, "LoadOptions.keeps_head was not set"
+        return self._capped(self.head(hidden_RD))
+
+    def _capped(self, raw_RV: Tensor) -> Tensor:
+        logits_RV = raw_RV.float()
         cap = self.shape.logit_softcap
         return logits_RV if cap is None else logits_RV.div_(cap).tanh_().mul_(cap)

@@ -4,7 +4,7 @@ Knows pages and positions, not requests or sampling. The same runner drives targ
 models, each over a KV store of its own.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.kv.features import FeatureGaps, FeatureStore
+from foretoken.kv.free_runs import Run
 from foretoken.kv.shared_pages import DraftPages, SharedPages
 from foretoken.kv.store import KVStore
 from foretoken.models import LoadOptions, Model, load_model
@@ -26,7 +27,7 @@ from foretoken.models.tensors import (
 )
 from foretoken.ops.attention.base import contiguous_start
 from foretoken.runtime.batch import Batch
-from foretoken.runtime.leading import Forward, Leader, Move, Said, wait_for_loading
+from foretoken.runtime.leading import Forget, Forward, Leader, Move, Said, wait_for_loading
 
 
 class Runner:
@@ -188,10 +189,24 @@ class Runner:
         if self._kept is not None:
             self._kept.move(source_N, target_N)
 
+    @property
+    def page_bytes(self) -> int:
+        """Of the keys and values of a page, on all ranks together."""
+        heads = self.model.shape.num_key_value_heads
+        return self.store.page_bytes * heads // len(self.store.kv_heads)
+
+    def give_back(self, runs: Iterable[Run]) -> None:
+        """Give the memory of pages back to the system, on all ranks."""
+        pages = Forget(tuple(runs))
+        with self._leading(pages):
+            self.store.give_back(pages.runs)
+
     def obey(self, said: Said) -> None:
         """Do what the runner of rank 0 does now, over this rank's share."""
         if isinstance(said, Move):
             self._move(said.source, said.target)
+        elif isinstance(said, Forget):
+            self.store.give_back(said.runs)
         else:
             self._compute(said.layouts, said.token_ids, said.rows, None)
 

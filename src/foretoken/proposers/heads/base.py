@@ -147,6 +147,10 @@ class DraftHead(nn.Module, ABC):
         """Outputs and inputs of the target's head, if a rounded head needs a rounded copy of it."""
         return None
 
+    def borrows_head(self, *, rounded: bool) -> bool:
+        """Whether, rounded or not, it makes logits with the target's head itself."""
+        return False
+
     def kept(self, kv_cache_dtype: str) -> KeptNumbers | None:
         """The keys and values that it keeps of a token, if any."""
         return None
@@ -157,6 +161,7 @@ class DraftHead(nn.Module, ABC):
             counts=self._counts(rounded=quantization is not None),
             quantization=quantization,
             kept=self.kept(kv_cache_dtype),
+            borrows_head=self.borrows_head(rounded=quantization is not None),
         )
 
     def _counts(self, *, rounded: bool) -> WeightCounts:

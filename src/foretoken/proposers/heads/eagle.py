@@ -99,6 +99,10 @@ class Eagle(PagedHead):
         """Sizes of its decoder layers."""
         return self.shape
 
+    def borrows_head(self, *, rounded: bool) -> bool:
+        """It has none of its own."""
+        return True
+
     def proposer(self, site: HeadSite) -> Proposer:
         """Drafts from its own guesses, one slot a draft."""
         return build_paged(self, site)

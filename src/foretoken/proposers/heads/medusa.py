@@ -142,6 +142,10 @@ class Medusa(StatelessHead):
         shape = self.shape
         return (shape.vocab_size, shape.hidden_size) if shape.share_head else None
 
+    def borrows_head(self, *, rounded: bool) -> bool:
+        """Where it is shared and stays as it is."""
+        return self.shape.share_head and not rounded
+
     @classmethod
     def read(cls, folder: HeadFolder, target: TargetFacts) -> Self:
         """The network of a folder with the authors' names, vLLM's or ours."""
@@ -181,7 +185,7 @@ class Medusa(StatelessHead):
             return
         model, make = site.engine.target.model, site.linears
         linear = model.head
-        self.shared_logits = model.logits
+        self.shared_logits = model.draft_logits
         if make.quantization is not None:
             if not model.shape.tie_word_embeddings or model.shape.logit_softcap is not None:
                 allowed = "None: this head uses the target's, which is not to be had in other bits"

@@ -71,7 +71,7 @@ def build_paged(
     runner = HeadRunner(
         head,
         site.view,
-        target_logits=target.logits,
+        target_logits=target.draft_logits,
         vocab_size=engine.vocab_size,
         pages=HeadPages(
             num_pages=engine.pool.num_pages,
