@@ -4,6 +4,7 @@
 # make test-without-kernels   tests of models and promises on PyTorch's operations alone
 # make test-full   the long versions of the losslessness tests too, and which lines nothing reaches
 # make test-speculators   heads against the `speculators` package, in an environment of its own
+# make test-ray    replicas that Ray Serve starts, in an environment that adds Ray to that of the tests
 # make test-pythons   make test with each of PYTHONS, in an environment of its own (5 GB where
 #                  PyTorch's default is a CUDA build)
 # make check-arm   the kernels, compiled for aarch64, in an emulator, and their bits against this
@@ -33,7 +34,7 @@ ENVIRONMENTS ?= $(BENCH)/environments
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test test-without-kernels test-full test-pythons check-arm test-speculators check \
+.PHONY: demo test test-without-kernels test-full test-pythons check-arm test-speculators test-ray check \
   bench-peers bench-peers-prepare dist docs format clean
 
 demo: $(VENV)/.installed
@@ -76,6 +77,20 @@ $(SPECULATORS)/.installed: pyproject.toml
 	$(SPECULATORS)/bin/python -m pip install --quiet -e ".[speculators]"
 	@touch $@
 
+# Ray and what it needs, beside what the tests have already: nothing of theirs is changed.
+RAY := .venv-ray
+
+test-ray: $(RAY)/.installed
+	$(RAY)/bin/python -m pytest tests/e2e/test_ray.py $(ARGS)
+
+$(RAY)/.installed: $(VENV)/.installed-dev
+	$(PYTHON) -m venv $(RAY)
+	@echo "Installing Ray"
+	in="import sysconfig; print(sysconfig.get_path('purelib'))"; \
+	  $(RUN) -c "$$in" > "$$($(RAY)/bin/python -c "$$in")/tests.pth"
+	$(RAY)/bin/python -m pip install --quiet -c constraints.txt "ray[serve]"
+	@touch $@
+
 check: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -113,7 +128,7 @@ format: $(VENV)/.installed-dev
 	$(RUN) -m ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-3.* $(SPECULATORS) $(DIST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) .venv-3.* $(SPECULATORS) $(RAY) $(DIST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \

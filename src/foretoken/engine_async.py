@@ -115,6 +115,8 @@ class AsyncEngine:
         """What ended the thread, if anything did."""
         self.stepped_at = time.monotonic()
         """When the thread last came round."""
+        self._busy_since = self.stepped_at
+        """When there was last something to do after there had been nothing."""
         self._max_buffered = max_buffered
         self._streams: dict[str, OutputStream] = {}
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -127,6 +129,13 @@ class AsyncEngine:
     def num_open(self) -> int:
         """Requests that were opened and have not ended."""
         return len(self._streams)
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the thread last came round, if it has something to do; else 0."""
+        if not self._streams:
+            return 0.0
+        return max(0.0, time.monotonic() - max(self.stepped_at, self._busy_since))
 
     @property
     def alive(self) -> bool:
@@ -157,6 +166,8 @@ class AsyncEngine:
         """
         if self.lost is not None or self._stopping:
             raise EngineLostError("the engine has stopped")
+        if not self._streams:
+            self._busy_since = time.monotonic()
         stream = OutputStream(requests, self._max_buffered)
         for request in requests:
             self._streams[request.request_id] = stream

@@ -16,6 +16,7 @@ EXTRA_OF = {
     "matplotlib": "report",
     "opentelemetry": "otel",
     "prometheus_client": "serve",
+    "ray": "ray",
     "starlette": "serve",
     "uvicorn": "serve",
 }

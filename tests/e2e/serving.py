@@ -49,7 +49,7 @@ def serving(
     config = config or ServerConfig()
     drain = Drain(config.limits.drain_s)
     state = build_state(engine, config, drain, spans)
-    runner = DrainingServer(build_app(state), state, drain)
+    runner = DrainingServer(build_app(state), state.config.limits, state.engine, drain)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]})
     thread.start()

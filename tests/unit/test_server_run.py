@@ -79,7 +79,8 @@ def test_missing_descriptors_are_said_once_and_other_errors_always(
     state: ServerState, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[dict[str, Any]] = []
-    server, loop = DrainingServer(build_app(state), state, Drain(0.0)), asyncio.new_event_loop()
+    loop = asyncio.new_event_loop()
+    server = DrainingServer(build_app(state), state.config.limits, state.engine, Drain(0.0))
     monkeypatch.setattr(loop, "default_exception_handler", told.append)
     with caplog.at_level("ERROR", "foretoken"), closing(loop):
         for number in (errno.EMFILE, errno.EMFILE, errno.ENFILE, errno.EPIPE):

@@ -27,6 +27,7 @@ from foretoken.config.other_engines import find_other
 from foretoken.config.reader import KeyTable
 from foretoken.errors import ConfigError
 from foretoken.placement import cores_of, keep_to
+from foretoken.replicas.settings import ReplicaConfig
 from foretoken.server.settings import Limits, ServerConfig
 
 _SHORT = {"method": "method", "model": "model", "num_speculative_tokens": "tokens"}
@@ -55,7 +56,10 @@ _ENGINE = (
     "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_memory_bytes", "batch_invariant",
     "tensor_parallel_size", "disable_log_stats", "adaptive_speculation",
 )  # fmt: skip
-_KNOWN = ("model", "log_format", "cpus", *_SPECULATION, *_SERVER, *_LIMITS, *_ENGINE)
+_REPLICAS = ("replicas", "max_replicas", "ray_address")
+_KNOWN = (
+    "model", "log_format", "cpus", *_SPECULATION, *_SERVER, *_LIMITS, *_ENGINE, *_REPLICAS
+)  # fmt: skip
 _KEYS = KeyTable(where="--config", neutral={}, removed={})
 
 Text = str | None
@@ -101,6 +105,9 @@ def serve(
     batch_invariant: Annotated[Text, option("batch_invariant")] = None,
     tensor_parallel_size: Annotated[Number, option("tensor_parallel_size")] = None,
     cpus: Annotated[Text, option("cpus")] = None,
+    replicas: Annotated[Number, option("replicas")] = None,
+    max_replicas: Annotated[Number, option("max_replicas")] = None,
+    ray_address: Annotated[Text, option("ray_address")] = None,
     max_body_bytes: Annotated[Number, option("max_body_bytes")] = None,
     max_prompt_tokens: Annotated[Number, option("max_prompt_tokens")] = None,
     max_tokens: Annotated[Number, option("max_tokens")] = None,
@@ -118,10 +125,7 @@ def serve(
     metrics_prefix: Annotated[Text, option("metrics_prefix")] = None,
     otlp_traces_endpoint: Annotated[Text, option("otlp_traces_endpoint")] = None,
 ) -> None:
-    """Serve a model through OpenAI's API.
-
-    It speculates unless told otherwise, with whatever there is for the model.
-    """
+    """Serve a model through OpenAI's API; it speculates unless told otherwise."""
     given = {k: v for k, v in locals().items() if k != "context"}
     raise typer.Exit(_serve(settings_of(given, other_settings(context))))
 
@@ -187,7 +191,26 @@ def _serve(settings: dict[str, Any]) -> int:
         if speculation is not None:
             found = SpeculativeConfig.from_dict(speculation, target=config.model)
             config = replace(config, speculative_config=found)
-    return run(config, server, lambda line: print(line, flush=True))
+    replicas = replicas_of(settings)
+    if replicas is None:
+        return run(config, server, _say)
+    from foretoken.replicas.run import serve_replicas
+
+    return serve_replicas(config, server, replicas, _say, log_format)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def replicas_of(settings: Mapping[str, Any]) -> ReplicaConfig | None:
+    """What settings say about replicas; None: nothing, so that one process serves without Ray.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    own = {name: settings[name] for name in _REPLICAS if name in settings}
+    return ReplicaConfig(**own) if own else None
 
 
 def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:

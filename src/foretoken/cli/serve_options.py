@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from foretoken.config import EngineConfig
+from foretoken.replicas.settings import ReplicaConfig
 from foretoken.server.settings import Limits, ServerConfig
 
 API_KEY_VARIABLE = "FORETOKEN_API_KEY"
@@ -18,7 +19,7 @@ INTERNAL_KEY_VARIABLE = "FORETOKEN_INTERNAL_KEY"
 
 DEFAULTS: dict[str, object] = {
     field.name: field.default
-    for kind in (EngineConfig, ServerConfig, Limits)
+    for kind in (EngineConfig, ServerConfig, Limits, ReplicaConfig)
     for field in fields(kind)
     if field.default is not None and field.default is not MISSING
 } | {"adaptive_speculation": True, "log_format": "text"}
@@ -95,6 +96,15 @@ GROUPS: dict[str, dict[str, Row]] = {
         "batch_invariant": Row("Bitwise the same tokens whatever the batch.", "auto|on|off"),
         "tensor_parallel_size": Row("Processes that share every layer, on a CPU.", "N"),
         "cpus": Row("Cores to keep to: 0-7,16-23, or a node: numa:0.", "LIST", "all"),
+    },
+    "Replicas behind one address": {
+        "replicas": Row(
+            "Processes that serve; started again if they die. Needs the extra `ray`.",
+            "N",
+            "one, without Ray",
+        ),
+        "max_replicas": Row("Most of them under load.", "N", "as many as at the start"),
+        "ray_address": Row("Ray cluster to join, or auto.", "HOST:PORT", "a local one"),
     },
     "Limits": {
         "max_body_bytes": Row("Larger bodies are refused.", "N"),

@@ -23,7 +23,7 @@ from foretoken.shape import ModelShape
 from foretoken.shape.memory_formula import Packs
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-_CPU_KV_SHARE = 0.25
+CPU_KV_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ def resolve(
         dtype_bytes=DTYPE_BYTES[dtype],
         packs=held,
         free=_usable_memory(config, hardware, None if device == "cpu" else gpu_free_memory),
-        kv_share=_CPU_KV_SHARE if device == "cpu" else 1.0,
+        kv_share=CPU_KV_SHARE if device == "cpu" else 1.0,
         kv_bytes=config.kv_cache_memory_bytes,
         page_size=config.block_size,
         max_model_len=max_model_len,

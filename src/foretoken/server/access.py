@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Sequence
 
+from prometheus_client import Counter
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,8 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from foretoken.errors import ForetokenError
 from foretoken.server.hosts import is_own
 from foretoken.server.observing.log_lines import milliseconds
-from foretoken.server.observing.server_metrics import ServerMetrics
 from foretoken.server.problems import Problem, internal, problem_of
+from foretoken.server.routed.origin import INTERNAL_HEADER, RequestOrigin
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import request_id_of, tenant_of
 from foretoken.server.transport.events import to_json
@@ -30,7 +31,9 @@ logger = logging.getLogger("foretoken.access")
 
 _WATCHING = ("/health", "/ping", "/health/live", "/health/ready", "/version", "/metrics")
 _OPEN = (*_WATCHING, "/", "/control")
-_INTERNAL_KEY = "x-foretoken-internal-key"
+_INTERNAL_BELOW = "/internal/"
+_OPEN_BELOW = ("/page/", _INTERNAL_BELOW)
+"""Without an API key; what is internal asks for the internal key itself."""
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -38,12 +41,12 @@ class Access:
     """Wraps the app."""
 
     def __init__(
-        self, app: ASGIApp, config: ServerConfig, metrics: ServerMetrics, paths: Sequence[str]
+        self, app: ASGIApp, config: ServerConfig, answers: Counter, paths: Sequence[str]
     ) -> None:
-        """`paths` are the templates that answers are counted under."""
+        """`answers` counts by path and status; `paths` are the templates of those paths."""
         self._app = app
         self._config = config
-        self._metrics = metrics
+        self._answers = answers
         self._paths = frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,8 +69,7 @@ class Access:
 
         try:
             self._check_host(scope["path"], headers)
-            scope["foretoken.tenant"] = self._authorize(scope["path"], headers)
-            scope["foretoken.internal"] = self._is_internal(headers)
+            self._admit(scope, headers)
             await self._app(scope, receive, tagged)
         except Exception as error:
             if not isinstance(error, Problem):
@@ -77,6 +79,15 @@ class Access:
                 await response(scope, receive, tagged)
         finally:
             self._record(scope, status, time.perf_counter() - began, request_id)
+
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        """Say whose a request is; the front of several replicas has asked for the key itself."""
+        scope["foretoken.internal"] = internal = self._is_internal(headers)
+        scope["foretoken.origin"] = origin = RequestOrigin.of(headers) if internal else None
+        if origin is not None:
+            scope["foretoken.tenant"] = origin.tenant
+        else:
+            scope["foretoken.tenant"] = self._authorize(scope["path"], headers)
 
     def _check_host(self, path: str, headers: Headers) -> None:
         """Raise a Problem (403) for a name that is not ours, where no key protects us."""
@@ -102,7 +113,7 @@ class Access:
                 raise Problem(401, "the admin key is needed", code="invalid_api_key")
             return None
         keys = self._config.api_keys
-        if not keys or path in _OPEN or path.startswith("/page/"):
+        if not keys or path in _OPEN or path.startswith(_OPEN_BELOW):
             return None
         if not _matches(given, keys):
             raise Problem(
@@ -116,11 +127,11 @@ class Access:
     def _is_internal(self, headers: Headers) -> bool:
         """Whether the request comes from a server of ours, by the key that it brings."""
         key = self._config.internal_key
-        return key is not None and _matches(headers.get(_INTERNAL_KEY, ""), (key,))
+        return key is not None and _matches(headers.get(INTERNAL_HEADER, ""), (key,))
 
     def _record(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         path = scope["path"] if scope["path"] in self._paths else "other"
-        self._metrics.http.labels(path, str(status)).inc()
+        self._answers.labels(path, str(status)).inc()
         facts = {
             "request_id": request_id,
             "method": scope["method"],
@@ -128,7 +139,7 @@ class Access:
             "status": status,
             "ms": milliseconds(seconds),
         }
-        quiet = status < 400 and path in _OPEN
+        quiet = status < 400 and (path in _OPEN or path.startswith(_INTERNAL_BELOW))
         logger.log(logging.DEBUG if quiet else logging.INFO, "http", extra={"facts": facts})
 
 

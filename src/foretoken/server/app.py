@@ -20,6 +20,9 @@ from foretoken.server.endpoints import admin, chat, completions, page, status, t
 from foretoken.server.observing.process_memory import keep_trimmed
 from foretoken.server.observing.server_metrics import ServerMetrics
 from foretoken.server.problems import Problem
+from foretoken.server.routed import report
+from foretoken.server.routed.fingerprint import fingerprint_of
+from foretoken.server.routed.pace import ServerPace
 from foretoken.server.settings import ServerConfig
 from foretoken.server.state import ServerState
 from foretoken.server.transport.drain import Drain
@@ -44,6 +47,7 @@ ROUTES = (
     Route("/metrics", status.metrics),
     Route("/control", status.control),
     Route("/openapi.json", status.openapi),
+    Route(report.PATH, report.replica),
     Route("/admin/speculation", admin.read_speculation),
     Route("/admin/speculation", admin.write_speculation, methods=["PUT"]),
     Route("/admin/corpora", admin.list_corpora),
@@ -67,12 +71,15 @@ def build_state(
     request."""
     name = config.names_of(engine.parts.config.user.model)[0]
     metrics = ServerMetrics(engine, name, config.metrics_prefix)
+    pace = ServerPace(engine.parts.config.max_num_seqs)
     running = AsyncEngine(
         engine,
         max_buffered=config.limits.max_unread_tokens,
-        observers=[metrics.observe] if spans is None else [metrics.observe, spans.observe],
+        observers=[metrics.observe, pace.observe],
         on_lost=drain.begin,
     )
+    if spans is not None:
+        running.observers.append(spans.observe)
     auditor = None
     if config.audit_share:
         auditor = auditor_of(running, config.audit_share)
@@ -82,6 +89,8 @@ def build_state(
         config=config,
         engine=running,
         metrics=metrics,
+        pace=pace,
+        fingerprint=fingerprint_of(engine.parts.config),
         draining=drain,
         spans=spans,
         auditor=auditor,
@@ -108,4 +117,4 @@ def build_app(state: ServerState) -> ASGIApp:
     handlers = dict.fromkeys((HTTPException, Problem, ForetokenError, Exception), as_response)
     app = Starlette(routes=list(ROUTES), lifespan=lifespan, exception_handlers=handlers)
     app.state.foretoken = state
-    return Access(app, state.config, state.metrics, [route.path for route in ROUTES])
+    return Access(app, state.config, state.metrics.http, [route.path for route in ROUTES])

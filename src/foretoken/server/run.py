@@ -35,24 +35,26 @@ def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]
         ConfigError: a setting is wrong, or the port is taken.
         ModelError: the model is missing or broken.
     """
-    with _listen(server) as listening:
-        spans = _spans(server, config.model)
+    with bound(server) as listening:
+        spans = spans_of(server, config.model)
         from foretoken.assembly import build_engine
 
         engine = build_engine(config)
-        _warm_up(engine)
+        warm_up(engine)
         if engine.parts.tokenizer is not None:
             logger.debug("a token covers at most %s characters", engine.parts.tokenizer.reach)
         drain = Drain(server.limits.drain_s)
         state = build_state(engine, server, drain, spans)
-        runner = DrainingServer(build_app(state), state, drain)
+        runner = DrainingServer(build_app(state), state.config.limits, state.engine, drain)
         listening.listen()  # who reads the URL may connect at once
         for line in banner(state, listening):
             say(line)
-        return _run(runner, listening, state)
+        if not run_until_told(runner, listening):
+            return 1
+        return 0 if state.engine.stopped_cleanly else 1
 
 
-def _warm_up(engine: Engine) -> None:
+def warm_up(engine: Engine) -> None:
     """First runs are slow, and a few plain steps tell what speculation is compared with."""
     for policy, count in (({"enabled": False}, 8), (None, 24)):
         params = SamplingParams(
@@ -65,7 +67,7 @@ def _warm_up(engine: Engine) -> None:
     engine.metrics.restart()
 
 
-def _spans(server: ServerConfig, model: str) -> "RequestSpans | None":
+def spans_of(server: ServerConfig, model: str) -> "RequestSpans | None":
     """What makes OpenTelemetry spans, if they are wanted."""
     endpoint = server.otlp_traces_endpoint
     if endpoint is None:
@@ -76,8 +78,12 @@ def _spans(server: ServerConfig, model: str) -> "RequestSpans | None":
     return exported_to(endpoint, server.names_of(model)[0])
 
 
-def _listen(server: ServerConfig) -> socket.socket:
-    """A socket before the model is loaded, so that a taken port is known at once."""
+def bound(server: ServerConfig) -> socket.socket:
+    """A socket before the model is loaded, so that a taken port is known at once.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only where a socket says that it is TCP; with it on, the
     # events of a stream wait for each other.
@@ -94,27 +100,31 @@ def _listen(server: ServerConfig) -> socket.socket:
     return listening
 
 
-def _run(runner: DrainingServer, listening: socket.socket, state: ServerState) -> int:
-    """Signals beside those that the runner hears, at its beginning and its end, are harmless."""
+def run_until_told(runner: DrainingServer, listening: socket.socket) -> bool:
+    """Serve until a signal; whether it began to. Signals beside those that the runner hears, at its
+    beginning and its end, are harmless."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     asyncio.run(runner.serve(sockets=[listening]))
-    if not runner.started:
-        return 1
-    return 0 if state.engine.stopped_cleanly else 1
+    return runner.started
 
 
 def banner(state: ServerState, listening: socket.socket) -> list[str]:
     """What is served, where, with how much KV cache and which speculation."""
     parts = state.engine.engine.parts
-    host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
     key = "asked for" if state.config.api_keys else "none"
     share = state.config.audit_share
     audited = f"Audit: {share:.3g} of all requests are decoded again without speculation, when idle"
     return [
-        f"Serving {', '.join(state.model_names)} at http://{shown}:{port}  (API at /v1, page at /)",
+        f"Serving {', '.join(state.model_names)} at {url_of(listening)}  (API at /v1, page at /)",
         parts.config.describe(),
         f"Speculation: {state.speculation}; API key: {key}; stop with Ctrl-C",
         *([audited] if share else []),
     ]
+
+
+def url_of(listening: socket.socket) -> str:
+    """Where a socket listens, as a browser takes it."""
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"

@@ -12,8 +12,11 @@ from starlette.requests import Request
 from foretoken.engine_async import AsyncEngine
 from foretoken.errors import ParameterError
 from foretoken.server.observing.server_metrics import ServerMetrics
+from foretoken.server.routed.origin import RequestOrigin
+from foretoken.server.routed.pace import ServerPace
 from foretoken.server.settings import ServerConfig
 from foretoken.text.tokenizer import Tokenizer
+from foretoken.types.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
     from foretoken.server.auditing.auditor import Auditor
@@ -30,6 +33,10 @@ class ServerState:
     config: ServerConfig
     engine: AsyncEngine
     metrics: ServerMetrics
+    pace: ServerPace
+    """How long a request would wait."""
+    fingerprint: Fingerprint
+    """What another engine has to share to go on with a stream of this one."""
     draining: Callable[[], bool]
     """Whether the server has been told to stop."""
     spans: "RequestSpans | None" = None
@@ -90,6 +97,12 @@ def request_id_of(request: Request) -> str:
 def is_internal(request: Request) -> bool:
     """Whether `request` brings the server's internal key."""
     found: bool = request.scope["foretoken.internal"]
+    return found
+
+
+def origin_of(request: Request) -> RequestOrigin | None:
+    """What the front of several replicas says of `request`; None: it came from a client."""
+    found: RequestOrigin | None = request.scope["foretoken.origin"]
     return found
 
 

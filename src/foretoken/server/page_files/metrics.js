@@ -4,12 +4,18 @@ const LINE = /^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
 
 export function parse(text) {
   const found = new Map();
+  const seen = new Map();
   for (const line of text.split("\n")) {
     const match = LINE.exec(line);
     if (!match || match[1].endsWith("_bucket") || match[1].endsWith("_created")) continue;
     const position = /position="(\d+)"/.exec(match[2] || "");
     const name = position ? `${match[1]}#${position[1]}` : match[1];
     found.set(name, (found.get(name) || 0) + Number(match[3]));
+    seen.set(name, (seen.get(name) || 0) + 1);
+  }
+  // Counts of several replicas add up, shares do not.
+  for (const [name, count] of seen) {
+    if (name.endsWith("_perc")) found.set(name, found.get(name) / count);
   }
   return found;
 }

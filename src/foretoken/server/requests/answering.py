@@ -5,7 +5,7 @@ business. Invariant: a generation that was accepted here is closed, whatever bec
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,9 +17,10 @@ from foretoken.server.requests.answer_json import Tally
 from foretoken.server.requests.generation import Event, Generation, Order, accept
 from foretoken.server.requests.prompt_ids import PromptIds
 from foretoken.server.requests.resuming import resume_of
+from foretoken.server.routed.progress import StreamProgress, mark
 from foretoken.server.schemas import GenerationBody, StreamOptions
-from foretoken.server.state import priority_of, request_id_of, salt_of, state_of
-from foretoken.server.transport.events import EventStream, to_json, unless_gone
+from foretoken.server.state import origin_of, priority_of, request_id_of, salt_of, state_of
+from foretoken.server.transport.events import EventStream, as_events, to_json, unless_gone
 from foretoken.types import SamplingParams
 
 
@@ -68,6 +69,7 @@ async def respond(
         priority=priority_of(request, body.priority),
         cache_salt=salt_of(request, body.cache_salt),
         resume=resume_of(request, body, len(prompts) * params.n),
+        origin=origin_of(request),
         traceparent=request.headers.get("traceparent"),
         without_effect=body.without_effect,
     )
@@ -75,7 +77,7 @@ async def respond(
     answer = _Answer(generation, shape, writer(generation), body.stream_options or StreamOptions())
     if body.stream:
         timeout = state.config.limits.client_timeout_s
-        return EventStream(answer.chunks(), generation.close, order.request_id, timeout)
+        return EventStream(answer.events(), generation.close, order.request_id, timeout)
     try:
         whole = await unless_gone(request, answer.whole())
     finally:
@@ -109,33 +111,42 @@ class _Answer:
         metrics = self._tally.metrics()
         return answer if metrics is None else {**answer, "metrics": metrics}
 
-    async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """The answer token by token, the tokens of one step together."""
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer token by token, the tokens of one step together, and behind the last of them
+        what closes the stream. For the front of several replicas with marks: what closes it comes
+        before the last one, so that a stream is either complete or goes on elsewhere."""
+        num_open = len(self._generation.requests)
         async for batch in self._generation.batches():
-            sent = []
-            for event in batch:
-                self._tally.add(event)
-                for choice in self._writer.chunks(event):
-                    chunk = self._envelope(self._shape.chunk, [choice])
-                    if self._options.continuous_usage_stats:
-                        chunk["usage"] = self._tally.usage()
-                    sent.append(chunk)
-            yield sent
-        last = self._last()
-        if last is not None:
-            yield [last]
+            sent = self._chunks(batch)
+            num_open -= sum(event.finish_reason is not None for event in batch)
+            if not num_open:
+                sent += self._last()
+            marked = mark(_gained(batch)) if self._generation.order.origin is not None else b""
+            yield as_events(sent) + marked
 
-    def _last(self) -> dict[str, Any] | None:
+    def _chunks(self, batch: Sequence[Event]) -> list[dict[str, Any]]:
+        """What the events of a step add."""
+        sent = []
+        for event in batch:
+            self._tally.add(event)
+            for choice in self._writer.chunks(event):
+                chunk = self._envelope(self._shape.chunk, [choice])
+                if self._options.continuous_usage_stats:
+                    chunk["usage"] = self._tally.usage()
+                sent.append(chunk)
+        return sent
+
+    def _last(self) -> list[dict[str, Any]]:
         """The chunk without choices that closes a stream, if there is anything to put in it."""
         metrics = self._tally.metrics()
         if metrics is None and not self._options.include_usage:
-            return None
+            return []
         chunk = self._envelope(self._shape.chunk, [])
         if metrics is not None:
             chunk["metrics"] = metrics
         if self._options.include_usage:
             chunk["usage"] = self._tally.usage()
-        return chunk
+        return [chunk]
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -145,3 +156,11 @@ class _Answer:
             "model": self._generation.state.model_names[0],
             "choices": choices,
         }
+
+
+def _gained(batch: Sequence[Event]) -> Iterator[StreamProgress]:
+    """Each choice with its tokens of a step, in their order."""
+    for choice in dict.fromkeys(event.choice for event in batch):
+        own = [event for event in batch if event.choice == choice]
+        ids = tuple(event.token_id for event in own if event.token_id is not None)
+        yield StreamProgress(choice, ids, own[-1].finish_reason)

@@ -10,12 +10,13 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretoken.engine import Engine
 from foretoken.engine_async import OutputStream
 from foretoken.server.problems import Problem, draining
 from foretoken.server.requests.prompt_ids import PromptIds
+from foretoken.server.routed.origin import RequestOrigin
 from foretoken.server.state import ServerState
 from foretoken.types import (
     FinishReason,
@@ -62,6 +63,8 @@ class Order:
     cache_salt: str | None = None
     resume: tuple[Resume, ...] | None = None
     """Every choice as far as another server has written it."""
+    origin: RequestOrigin | None = None
+    """What the front of several replicas says of it."""
     traceparent: str | None = None
     """The caller's trace, in W3C's words."""
     without_effect: tuple[str, ...] = ()
@@ -167,7 +170,8 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
         state.auditor.give_way()
     _check_admission(state, order.num_choices)
     engine = state.engine.engine
-    answer_id = f"{kind}-{uuid.uuid4().hex}"
+    origin = order.origin
+    answer_id = f"{kind}-{uuid.uuid4().hex if origin is None else origin.answer}"
     if not engine.parts.grammars.knows(order.params):
         # one after the other, and not in the threads that encode prompts: it can take seconds
         compiling, params = state.compiling, order.params
@@ -184,6 +188,7 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
         state.auditor.give_way()
     stream = state.engine.open(requests)
     state.metrics.opened(requests)
+    state.pace.opened(requests)
     if state.auditor is not None:
         state.auditor.opened(requests)
     if state.spans is not None:
@@ -206,7 +211,7 @@ async def accept(state: ServerState, kind: str, order: Order) -> Generation:
         stream=stream,
         state=state,
         deadline=deadline,
-        created=int(time.time()),
+        created=int(time.time()) if origin is None else origin.created,
     )
 
 
@@ -215,6 +220,7 @@ def _make_requests(engine: Engine, answer_id: str, order: Order) -> dict[int, Re
     what they resume, are encoded and decoded."""
     requests: dict[int, Request] = {}
     count = order.params.n
+    keys = None if order.origin is None else order.origin.keys()
     for number, prompt in enumerate(order.prompts):
         first = number * count
         made = engine.make_requests(
@@ -225,6 +231,9 @@ def _make_requests(engine: Engine, answer_id: str, order: Order) -> dict[int, Re
             cache_salt=order.cache_salt,
             resume=None if order.resume is None else order.resume[first : first + count],
         )
+        if keys is not None and order.params.seed is None:
+            key = keys.getrandbits(64)
+            made = [replace(request, seed=key) for request in made]
         requests |= {first + request.sample_index: request for request in made}
     return requests
 

@@ -11,13 +11,13 @@ import logging
 import socket
 import time
 from types import FrameType
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from foretoken.server.problems import draining
-from foretoken.server.state import ServerState
+from foretoken.server.settings import Limits
 from foretoken.server.transport.connection import Connection, ConnectionLimits
 from foretoken.server.transport.drain import Drain
 from foretoken.server.transport.room import ACCEPTED_AT_ONCE, most_connections
@@ -32,13 +32,23 @@ _LAST_WORDS_S = 2.0
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
+class Work(Protocol):
+    """What a server has accepted."""
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+
+    def end_all(self) -> None:
+        """End them; whoever reads one is told."""
+
+
 @final
 class DrainingServer(uvicorn.Server):
     """Serves one app until it is drained."""
 
-    def __init__(self, app: ASGIApp, state: ServerState, drain: Drain) -> None:
-        """Serve `app`, whose state is `state`, until `drain` has begun and is over."""
-        limits = state.config.limits
+    def __init__(self, app: ASGIApp, limits: Limits, work: Work, drain: Drain) -> None:
+        """Serve `app`, which has accepted `work`, until `drain` has begun and is over."""
         allowed = ConnectionLimits(
             client_timeout_s=limits.client_timeout_s,
             most_connections=most_connections(limits.max_connections),
@@ -58,11 +68,11 @@ class DrainingServer(uvicorn.Server):
                 timeout_graceful_shutdown=1,
             )
         )
-        self._state = state
+        self._work = work
         self._drain = drain
         self._told_at = -_TOLD_EVERY_S
         self._open_at = 0.0
-        """When the engine last had something to do."""
+        """When there was last something to do."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening. uvicorn's backlog is also how many are accepted in one go."""
@@ -86,10 +96,10 @@ class DrainingServer(uvicorn.Server):
         ours = [c for c in self.server_state.connections if isinstance(c, Connection)]
         for connection in ours:
             connection.refuse_unread(draining())
-        if self._state.engine.num_open:
+        if self._work.num_open:
             self._open_at = time.monotonic()
         if self._drain.is_over:
-            self._state.engine.end_all()
+            self._work.end_all()
             if time.monotonic() - self._open_at >= _LAST_WORDS_S:
                 for connection in ours:
                     connection.end(draining())

@@ -1,12 +1,12 @@
 """Server-sent events and how long to go on: streams of chunks, disconnects, slow readers.
 
 Owns the transport of answers that take time. Knows nothing of what they say. Invariant: the
-source of chunks is closed when the client has gone, when it stops reading, and at the end.
+source of events is closed when the client has gone, when it stops reading, and at the end.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 from foretoken.server.problems import Problem, internal
 
 Result = TypeVar("Result")
-Chunks = AsyncGenerator[list[dict[str, Any]], None]
+Events = AsyncGenerator[bytes, None]
+"""Whole events; those that are given out together are sent together."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -28,18 +29,23 @@ def to_json(value: object) -> bytes:
     )
 
 
+def as_events(chunks: Iterable[dict[str, Any]]) -> bytes:
+    """Each chunk as an event."""
+    return b"".join(b"data: " + to_json(chunk) + b"\n\n" for chunk in chunks)
+
+
 class EventStream:
-    """An ASGI response that sends each chunk as an event, and at the end [DONE]."""
+    """An ASGI response that sends events, and at the end [DONE]."""
 
     def __init__(
-        self, chunks: Chunks, close: Callable[[], None], request_id: str, timeout_s: float
+        self, events: Events, close: Callable[[], None], request_id: str, timeout_s: float
     ) -> None:
-        """`chunks` is an async generator of lists of chunks, sent together.
+        """Send `events`.
 
         `close` is called when there is nothing more to send, whatever the reason. A client that
         takes no data for `timeout_s` counts as gone.
         """
-        self._chunks = chunks
+        self._events = events
         self._close = close
         self._request_id = request_id
         self._timeout_s = timeout_s
@@ -69,11 +75,10 @@ class EventStream:
             (b"x-accel-buffering", b"no"),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async with aclosing(self._chunks) as source:
+        async with aclosing(self._events) as source:
             try:
-                async for batch in source:
-                    if batch:
-                        events = b"".join(b"data: " + to_json(chunk) + b"\n\n" for chunk in batch)
+                async for events in source:
+                    if events:
                         await self._send(send, events, more=True)
             except Problem as problem:
                 await self._send(send, self._error(problem), more=True)
@@ -85,7 +90,7 @@ class EventStream:
         await self._send(send, DONE, more=False)
 
     def _error(self, problem: Problem) -> bytes:
-        return b"data: " + to_json(problem.body(self._request_id)) + b"\n\n"
+        return as_events([problem.body(self._request_id)])
 
     async def _send(self, send: Send, data: bytes, *, more: bool) -> None:
         async with asyncio.timeout(self._timeout_s):

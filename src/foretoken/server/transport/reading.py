@@ -23,6 +23,15 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
         Problem: 413 too large, 415 not JSON, 400 malformed, with wrong fields or too
             many values, 499 gone.
     """
+    return as_body(await read_json(request, max_bytes), kind)
+
+
+async def read_json(request: Request, max_bytes: int) -> bytes:
+    """A request's body, if it says that it is JSON and has no more values than are read at once.
+
+    Raises:
+        Problem: 413 too large, 415 not JSON, 400 too many values, 499 gone.
+    """
     unsaid = "application/json" if request.scope["foretoken.tenant"] is not None else ""
     media = request.headers.get("content-type", unsaid).split(";")[0].strip().lower()
     if media != "application/json":
@@ -31,6 +40,15 @@ async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
     raw = await _read(request, max_bytes)
     if len(raw) > SMALL:
         await asyncio.to_thread(check_json_size, raw)
+    return raw
+
+
+def as_body(raw: bytes, kind: type[Body]) -> Body:
+    """JSON as `kind`.
+
+    Raises:
+        Problem: 400, malformed, or with wrong fields.
+    """
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:

@@ -1,0 +1,233 @@
+"""The replicas that there are, as they last said of themselves, and what they are known to hold.
+
+Each is asked four times a second. One that does not answer is not chosen, and is lost after
+`LOST_S`: whoever reads from it is told, since a machine that is gone closes no connection. The same
+holds for one whose engine has not ended a step for `STALLED_S`. A lost replica comes back, with
+nothing known of it, if it answers again. Knows no requests and no Ray.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from statistics import fmean
+from typing import NamedTuple, final
+
+import httpx
+from pydantic import ValidationError
+
+from foretoken.router.choosing import Route, choose
+from foretoken.router.prefix_index import PrefixIndex
+from foretoken.router.prompt import RoutedPrompt
+from foretoken.router.view import ReplicaView, RouteNeeds
+from foretoken.server.routed.origin import INTERNAL_HEADER
+from foretoken.server.routed.report import PATH, Report
+from foretoken.types.fingerprint import Fingerprint
+
+logger = logging.getLogger("foretoken")
+
+ASKED_EVERY_S = 0.25
+FOUND_EVERY_S = 0.5
+LOST_S = 10.0
+STALLED_S = 60.0
+_ANSWER_S = 5.0
+MOST_PAGES = 1 << 16
+"""Pages of a replica whose names are remembered: 2 M tokens."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ReplicaPlace:
+    """Where a replica listens."""
+
+    replica_id: str
+    """Of one start."""
+    url: str
+
+
+Directory = Callable[[], Awaitable[Sequence[ReplicaPlace]]]
+"""Says which replicas have been started; may name some that are gone."""
+
+
+@final
+@dataclass(slots=True)
+class _Member:
+    place: ReplicaPlace
+    asking: "asyncio.Task[None] | None" = None
+    report: Report | None = None
+    reported: ReplicaView | None = None
+    """None: it is not to be chosen just now."""
+    given: dict[int, int] = field(default_factory=dict)
+    """Prompt tokens to compute of requests that it was given since it reported, by a number."""
+    well_at: float = field(default_factory=time.monotonic)
+    listeners: set[Callable[[], None]] = field(default_factory=set)
+    """Called when it is lost."""
+
+    @property
+    def view(self) -> ReplicaView | None:
+        """As it reported, with what it was given since; None: it is not to be chosen just now."""
+        view = self.reported
+        for missing_tokens in self.given.values():
+            view = None if view is None else view.given(missing_tokens)
+        return view
+
+
+@final
+class Chosen(NamedTuple):
+    """Where a request goes."""
+
+    route: Route
+    settle: Callable[[], None]
+    """To be called when it has begun to answer, or will not: then it is no load beyond what the
+    replica reports. More than once is fine."""
+
+
+@final
+class Members:
+    """Who may be asked. Belongs to the loop."""
+
+    def __init__(self, directory: Directory, client: httpx.AsyncClient, internal_key: str) -> None:
+        """Nobody is known yet."""
+        self._directory = directory
+        self._client = client
+        self._headers = {INTERNAL_HEADER: internal_key}
+        self._members: dict[str, _Member] = {}
+        self._index = PrefixIndex(MOST_PAGES)
+        self._numbers = count()
+        self._heard = asyncio.Event()
+        """Set and renewed whenever there may be one more to choose."""
+
+    @property
+    def views(self) -> list[ReplicaView]:
+        """Of those that can be asked."""
+        return [one.view for one in self._members.values() if one.view is not None]
+
+    @property
+    def reports(self) -> dict[str, Report]:
+        """What those that can be asked said of themselves, by their ids."""
+        return {
+            replica_id: one.report
+            for replica_id, one in sorted(self._members.items())
+            if one.view is not None and one.report is not None
+        }
+
+    def url(self, replica_id: str) -> str | None:
+        """Where a replica listens; None: it is gone."""
+        member = self._members.get(replica_id)
+        return None if member is None else member.place.url
+
+    def choose(self, prompt: RoutedPrompt, needs: RouteNeeds) -> Chosen:
+        """A replica for a request, which counts as given to it until that is settled."""
+        route = choose(prompt, _levelled(self.views), self._index, needs)
+        if route.replica is None:
+            return Chosen(route, lambda: None)
+        self._index.store(route.replica.replica_id, prompt.names)
+        given, number = self._members[route.replica.replica_id].given, next(self._numbers)
+        given[number] = prompt.tokens - route.hit_tokens
+        return Chosen(route, lambda: _forget(given, number))
+
+    def anyone(self, without: frozenset[str]) -> ReplicaView | None:
+        """The same one as long as it is there, for what all would answer alike."""
+        able = (view for view in self.views if view.replica_id not in without)
+        return min(able, key=lambda view: (view.draining, view.replica_id), default=None)
+
+    async def changed(self, deadline: float) -> bool:
+        """Wait until there may be one more to choose; False: not before `deadline` (loop time)."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._heard.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def doubt(self, replica_id: str) -> None:
+        """It failed somebody: it is not chosen before it has answered again."""
+        member = self._members.get(replica_id)
+        if member is not None:
+            member.reported = None
+
+    def listen(self, replica_id: str, on_lost: Callable[[], None]) -> Callable[[], None]:
+        """Have `on_lost` called if the replica is lost; the result ends that."""
+        member = self._members.get(replica_id)
+        if member is None:
+            on_lost()
+            return lambda: None
+        member.listeners.add(on_lost)
+        return lambda: member.listeners.discard(on_lost)
+
+    async def run(self) -> None:
+        """Look for replicas and ask each, until cancelled."""
+        try:
+            while True:
+                await self._find()
+                await asyncio.sleep(FOUND_EVERY_S)
+        finally:
+            for member in self._members.values():
+                if member.asking is not None:
+                    member.asking.cancel()
+
+    async def _find(self) -> None:
+        try:
+            places = await self._directory()
+        except Exception:
+            logger.exception("the replicas cannot be listed")  # those known are still asked
+            return
+        for place in places:
+            if place.replica_id not in self._members:
+                member = _Member(place)
+                self._members[place.replica_id] = member
+                member.asking = asyncio.create_task(self._watch(member))
+
+    async def _watch(self, member: _Member) -> None:
+        """Ask one replica, until it is lost."""
+        replica_id = member.place.replica_id
+        while time.monotonic() - member.well_at < LOST_S:
+            began = time.monotonic()
+            report = await self._ask(member.place.url)
+            if report is not None and report.stalled_s < STALLED_S:
+                self._take(member, report)
+            elif member.reported is not None:
+                member.reported = None
+                logger.warning("replica %s does not answer", replica_id)
+            await asyncio.sleep(max(0.0, began + ASKED_EVERY_S - time.monotonic()))
+        del self._members[replica_id]
+        self._index.drop(replica_id)
+        if member.report is not None:
+            logger.error("replica %s is lost: no answer for %g s", replica_id, LOST_S)
+        for on_lost in list(member.listeners):
+            on_lost()
+
+    def _take(self, member: _Member, report: Report) -> None:
+        replica_id = member.place.replica_id
+        if member.report is None:
+            logger.info("replica %s is there", replica_id)
+            self._index.add(replica_id)
+        member.report, member.well_at = report, time.monotonic()
+        member.reported = report.view(replica_id)
+        member.given.clear()
+        self._heard.set()
+        self._heard = asyncio.Event()
+
+    async def _ask(self, url: str) -> Report | None:
+        try:
+            answer = await self._client.get(url + PATH, headers=self._headers, timeout=_ANSWER_S)
+            return Report.model_validate_json(answer.content) if answer.is_success else None
+        except (httpx.HTTPError, ValidationError):
+            return None
+
+
+def _forget(given: dict[int, int], number: int) -> None:
+    given.pop(number, None)
+
+
+def _levelled(views: Sequence[ReplicaView]) -> list[ReplicaView]:
+    """The views with one pace of prompts for all that compute alike: what each has measured are few
+    requests, and chance would send prompts away from where they are known."""
+    paces: dict[Fingerprint, list[float]] = {}
+    for view in views:
+        if view.prefill_token_s > 0.0:
+            paces.setdefault(view.fingerprint, []).append(view.prefill_token_s)
+    means = {fingerprint: fmean(found) for fingerprint, found in paces.items()}
+    return [replace(one, prefill_token_s=means.get(one.fingerprint, 0.0)) for one in views]

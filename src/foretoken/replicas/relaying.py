@@ -1,0 +1,320 @@
+"""One client's request over the lives of several replicas: carries out what `router.relay` decides.
+
+Invariants: an answer that has begun to go out is of one piece, whoever wrote which part; what a
+replica sent after its last mark goes to nobody; every request to a replica is closed.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, NoReturn, final
+
+import httpx
+
+from foretoken.replicas.front_metrics import FrontMetrics
+from foretoken.replicas.members import Members
+from foretoken.replicas.upstream import Marked, ReplicaFailed, Unmarked, Upstream
+from foretoken.router.prompt import RoutedPrompt
+from foretoken.router.relay import Relay, RelayedRequest
+from foretoken.router.relay_messages import Chunk, End, Failed, Restart, Routed, Seek
+from foretoken.server.problems import Problem, draining
+from foretoken.server.routed.progress import StreamProgress
+from foretoken.server.transport.events import Events
+
+logger = logging.getLogger("foretoken")
+
+AGAIN = (429, 500, 502, 503)
+"""Answers of a replica that another one may not give."""
+_FAULTS = ("internal_server_error", "service_unavailable_error")
+"""Kinds of errors within a stream that are the replica's fault."""
+_RETURN_S = 60.0
+"""How long a request that has lost its replica waits for one that can go on with it."""
+_NOTE = b": the answer goes on at another replica, in distribution, as it brought no seed\n\n"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request as the front sends it on."""
+
+    request_id: str
+    path: str
+    body: bytes
+    """A JSON object with at least one member, as the client wrote it."""
+    headers: Mapping[str, str]
+    prompt: RoutedPrompt
+    choices: int
+    repeatable: bool
+    """Greedy or seeded."""
+    deadline: float
+    """Of the loop's clock: nothing is begun again from then on."""
+
+
+@final
+class RelayedRequests:
+    """Those that are open; what a draining server waits for."""
+
+    def __init__(self) -> None:
+        """None."""
+        self._open: set[RelayedAnswer] = set()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    def end_all(self) -> None:
+        """End them; whoever reads one is told."""
+        for one in list(self._open):
+            one.end()
+
+    def add(self, one: "RelayedAnswer") -> None:
+        """It begins."""
+        self._open.add(one)
+
+    def drop(self, one: "RelayedAnswer") -> None:
+        """It has ended."""
+        self._open.discard(one)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayParts:
+    """What all requests of a front share."""
+
+    members: Members
+    client: httpx.AsyncClient
+    metrics: FrontMetrics
+    requests: RelayedRequests
+
+
+@final
+class RelayedAnswer:
+    """The answer to one request; `close` it whatever happens."""
+
+    def __init__(self, asked: Asked, around: RelayParts) -> None:
+        """Nothing is sent to anybody yet."""
+        self._asked = asked
+        self._around = around
+        request = RelayedRequest(
+            choices=asked.choices, repeatable=asked.repeatable, deadline=asked.deadline
+        )
+        self._relay = Relay(request)
+        self._seek = self._relay.begin()
+        self._upstream: Upstream | None = None
+        self._replica_id = ""
+        self._settle: Callable[[], None] = lambda: None
+        """Says that the replica has begun to answer, or will not."""
+        self._gained = [0] * asked.choices
+        """Tokens of each choice that were delivered."""
+        self._finished: set[int] = set()
+        self._refusal: Problem | None = None
+        """What the last replica answered, if it could not take the request."""
+        self._ending = False
+        around.requests.add(self)
+
+    async def whole(self) -> bytes:
+        """An answer in one piece; a replica that fails has written for nobody.
+
+        Raises:
+            Problem: it was refused, or no replica could give it.
+        """
+        while True:
+            upstream = await self._accepted()
+            try:
+                return await upstream.whole()
+            except ReplicaFailed as failure:
+                await self._fail(str(failure))
+
+    async def begin(self) -> None:
+        """Have a replica begin a stream.
+
+        Raises:
+            Problem: it was refused, or no replica could take it.
+        """
+        await self._accepted()
+
+    async def events(self) -> Events:
+        """The events of a stream that has begun.
+
+        Raises:
+            Problem: no replica could go on with it, or the server is going away.
+        """
+        while True:
+            assert self._upstream is not None, "begun before"
+            try:
+                async with aclosing(self._upstream.parts()) as parts:
+                    async for part in parts:
+                        if isinstance(part, Marked):
+                            self._take(part.gained)
+                        else:
+                            self._check_end(part)
+                        if part.events:
+                            yield part.events
+                        if isinstance(part, Unmarked):
+                            return
+            except ReplicaFailed as failure:
+                if self._relay.ended:
+                    return  # all of it had been delivered
+                await self._fail(str(failure))
+            if self._seek.restart is Restart.IN_DISTRIBUTION:
+                yield _NOTE
+            await self._go_on()
+
+    def end(self) -> None:
+        """The server goes away, and the time of what it had taken is over."""
+        self._ending = True
+        if self._upstream is not None:
+            self._upstream.lose()
+
+    async def close(self) -> None:
+        """Nothing more is wanted."""
+        self._settle()
+        self._around.requests.drop(self)
+        if self._upstream is not None:
+            await self._upstream.close()
+
+    async def _accepted(self) -> Upstream:
+        """Send it to replicas until one takes it."""
+        while True:
+            upstream = await self._route()
+            try:
+                response = await upstream.open(self._body(), dict(self._asked.headers))
+                if response.status_code == 200:
+                    self._refusal = None
+                    return upstream
+                refusal = problem_from(response, await upstream.whole())
+            except ReplicaFailed as failure:
+                self._refusal = None
+                await self._fail(str(failure))
+                continue
+            if response.status_code not in AGAIN:
+                raise refusal
+            self._refusal = refusal
+            await self._fail(f"it answered {response.status_code}")
+
+    async def _go_on(self) -> None:
+        """Have another replica take a stream that has begun."""
+        try:
+            await self._accepted()
+        except Problem as problem:
+            if problem.status >= 500:
+                raise
+            logger.error("request %s cannot go on: %s", self._asked.request_id, problem.message)
+            raise Problem(500, "the answer broke off, and no replica could go on with it") from None
+
+    async def _route(self) -> Upstream:
+        """Choose a replica for the attempt, waiting for one if one was lost."""
+        seek, members = self._seek, self._around.members
+        until = min(asyncio.get_running_loop().time() + _RETURN_S, self._asked.deadline)
+        waits = seek.restart is not Restart.FIRST and self._refusal is None
+        route, self._settle = members.choose(self._asked.prompt, seek.needs)
+        while route.replica is None and waits and not self._ending:
+            waits = await members.changed(until)
+            route, self._settle = members.choose(self._asked.prompt, seek.needs)
+        for action in self._relay.handle(Routed(seek.attempt, route.replica, route.why), _now()):
+            assert isinstance(action, End), action
+            self._give_up(action)
+        assert route.replica is not None, route
+        self._around.metrics.count_route(route)
+        self._replica_id = route.replica.replica_id
+        url = f"{members.url(self._replica_id)}{self._asked.path}"
+        self._upstream = upstream = Upstream(self._around.client, url)
+        upstream.forget = members.listen(self._replica_id, upstream.lose)
+        return upstream
+
+    def _body(self) -> bytes:
+        """The client's, with what it has already of each choice."""
+        goes_on = self._seek.outputs
+        if not goes_on:
+            return self._asked.body
+        resume = [
+            {"output_ids": ids, "ended": choice not in goes_on}
+            for choice, ids in enumerate(self._relay.outputs)
+        ]
+        beginning = self._asked.body.rstrip().removesuffix(b"}")
+        return beginning + b',"resume":' + json.dumps(resume).encode() + b"}"
+
+    def _take(self, gained: list[StreamProgress]) -> None:
+        """What the client is about to be sent."""
+        self._settle()
+        for one in gained:
+            if not 0 <= one.choice < len(self._gained) or one.choice in self._finished:
+                raise ReplicaFailed(f"it sent something of choice {one.choice}")
+        for one in gained:
+            start = self._gained[one.choice]
+            chunk = Chunk(self._seek.attempt, one.choice, start, one.token_ids, one.finish_reason)
+            for action in self._relay.handle(chunk, _now()):
+                assert not isinstance(action, Seek), action
+            self._gained[one.choice] += len(one.token_ids)
+            if one.finish_reason is not None:
+                self._finished.add(one.choice)
+
+    def _check_end(self, last: Unmarked) -> None:
+        """Raise a ReplicaFailed for an end that another replica can put off."""
+        if not last.events and not self._relay.ended:
+            raise ReplicaFailed("its stream ended too early")
+        if last.events:
+            error = _error_in(last.events)
+            if error.get("type") in _FAULTS:
+                raise ReplicaFailed(str(error.get("message")))
+
+    async def _fail(self, cause: str) -> None:
+        """The replica failed: find out what to do next.
+
+        Raises:
+            Problem: nothing can be done.
+        """
+        assert self._upstream is not None, "sent to somebody"
+        self._settle()
+        await self._upstream.close()
+        if self._ending:
+            raise draining()
+        if self._refusal is None:
+            self._around.members.doubt(self._replica_id)
+        [action] = self._relay.handle(Failed(self._seek.attempt, cause), _now())
+        if isinstance(action, End):
+            self._give_up(action)
+        assert isinstance(action, Seek), action
+        self._seek = action
+        self._around.metrics.count_restart(action.restart)
+        logger.warning("request %s: %s", self._asked.request_id, action.why)
+
+    def _give_up(self, end: End) -> NoReturn:
+        logger.error("request %s has failed: %s", self._asked.request_id, end.why)
+        if self._refusal is not None:
+            raise self._refusal
+        if self._ending:
+            raise draining()
+        headers = {"retry-after": "5"}
+        raise Problem(503, "no replica can answer just now", code="no_replica", headers=headers)
+
+
+def problem_from(response: httpx.Response, body: bytes) -> Problem:
+    """A replica's error as the front's own."""
+    error = _error_in(b"data: " + body)
+    code = error.get("code")
+    kept = {name: response.headers[name] for name in ("retry-after",) if name in response.headers}
+    return Problem(
+        response.status_code,
+        str(error.get("message", f"a replica answered {response.status_code}")),
+        error.get("param"),
+        code=code if isinstance(code, str) else None,
+        headers=kept,
+    )
+
+
+def _error_in(event: bytes) -> dict[str, Any]:
+    """The error that an event carries; nothing if it is no error as we write them."""
+    try:
+        found = json.loads(event.partition(b"data: ")[2])["error"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

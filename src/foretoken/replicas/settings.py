@@ -1,0 +1,74 @@
+"""Settings of several replicas behind one address. Frozen and torch-free."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, final
+
+from foretoken.config import EngineConfig
+from foretoken.config.reader import at_least, check_fields, require
+from foretoken.config.resolve import CPU_KV_SHARE
+from foretoken.hardware import Hardware
+from foretoken.server.settings import ServerConfig
+
+_COUNT = Annotated[int, at_least(1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaConfig:
+    """How many replicas there are, and where they run."""
+
+    replicas: _COUNT = 1
+    """Replicas at the start, and always at least."""
+    max_replicas: _COUNT | None = None
+    """Replicas under load at most; None: as many as at the start."""
+    ray_address: str | None = None
+    """A Ray cluster to join, as `ray.init` takes it; None: a local one is started."""
+
+    def __post_init__(self) -> None:
+        """Raise a ConfigError for what is out of range."""
+        check_fields(self)
+        most = self.max_replicas
+        ok = most is None or most >= self.replicas
+        require("max_replicas", most, ok, f"at least --replicas, which is {self.replicas}")
+
+    @property
+    def most(self) -> int:
+        """Replicas that there may be at once."""
+        return self.max_replicas or self.replicas
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSpec:
+    """What a replica is made of; the same for all of a front."""
+
+    engine: EngineConfig
+    server: ServerConfig
+    threads: int | None = None
+    """Threads of a step; None: as many as there are cores."""
+    log_format: str | None = None
+    """How its log lines are written; None: whoever runs it has seen to that."""
+
+    @classmethod
+    def of(cls, engine: EngineConfig, server: ServerConfig, internal_key: str) -> "ReplicaSpec":
+        """A replica of a front with these settings, reached on this machine only."""
+        own = replace(
+            server,
+            host="127.0.0.1",
+            port=0,
+            api_keys=(internal_key,),
+            internal_key=internal_key,
+            admin_key=None,
+            allowed_hosts=(),
+        )
+        return cls(engine=engine, server=own)
+
+    def sharing_memory(self, replicas: int) -> "ReplicaSpec":
+        """The same as one of several on a machine: together they take what one would."""
+        if self.engine.kv_cache_memory_bytes is not None:
+            return self
+        share = int(CPU_KV_SHARE * Hardware.detect().free_memory / replicas)
+        return replace(self, engine=replace(self.engine, kv_cache_memory_bytes=share))
+
+    def reached_at(self, host: str) -> "ReplicaSpec":
+        """The same, listening at another address."""
+        return replace(self, server=replace(self.server, host=host))

@@ -1,0 +1,148 @@
+"""Who may be asked: replicas that fall silent, hang, come back.
+
+The guarded bugs: a request that waits for ever for a machine that is gone, a replica that is chosen
+though its engine stands still, prefixes of a replica that has forgotten them.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from foretoken.replicas import members as module
+from foretoken.replicas.members import Members, ReplicaPlace
+from foretoken.router.view import RouteNeeds
+from foretoken.server.routed.report import Report
+from tests.unit.router_fakes import HERE, prompt
+
+LOST_S = 0.3
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASKED_EVERY_S", 0.01)
+    monkeypatch.setattr(module, "FOUND_EVERY_S", 0.01)
+    monkeypatch.setattr(module, "LOST_S", LOST_S)
+
+
+class Told:
+    """One replica and what it says of itself."""
+
+    def __init__(self, **given: Any) -> None:
+        self.answers = True
+        self.given = given
+        self.places = [ReplicaPlace("a", "http://a")]
+        self.client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
+        self.members = Members(self._directory, self.client, "key")
+
+    async def _directory(self) -> list[ReplicaPlace]:
+        return self.places
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        assert request.headers["x-foretoken-internal-key"] == "key"
+        if not self.answers:
+            raise httpx.ConnectError("refused")
+        given: dict[str, Any] = {
+            "fingerprint": tuple(HERE), "queued": 0, "running": 0, "kv_use": 0.0, "queue_s": 0.0,
+            "prefill_token_s": 0.01, "draining": False, "alive": True, "stalled_s": 0.0,
+            "kv_tokens": 99, "model": "m", "speculation": "off",
+        }  # fmt: skip
+        return httpx.Response(200, json=Report(**{**given, **self.given}).model_dump())
+
+    async def until(self, wanted: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not wanted():
+                await asyncio.sleep(0.005)
+
+    def watched(self, work: Callable[[], Awaitable[None]]) -> None:
+        async def run() -> None:
+            watching = asyncio.create_task(self.members.run())
+            await self.until(lambda: bool(self.members.views))
+            await work()
+            watching.cancel()
+
+        asyncio.run(run())
+
+
+def test_a_silent_replica_is_not_chosen_and_then_lost() -> None:
+    told, lost = Told(), []
+    members = told.members
+
+    async def work() -> None:
+        beginning = prompt(range(8))
+        members.choose(beginning, RouteNeeds())
+        assert members.choose(beginning, RouteNeeds()).route.hit_tokens > 0
+        members.listen("a", lambda: lost.append("a"))
+        forget = members.listen("a", lambda: lost.append("no more"))
+        forget()
+        told.answers = False
+        await told.until(lambda: not members.views)
+        assert members.choose(beginning, RouteNeeds()).route.replica is None and not lost
+        await told.until(lambda: bool(lost))
+        assert lost == ["a"]
+        members.listen("a stranger", lambda: lost.append("at once"))()
+        assert lost == ["a", "at once"]
+        told.answers = True
+        await told.until(lambda: bool(members.views))
+        assert members.choose(beginning, RouteNeeds()).route.hit_tokens == 0, "it holds nothing now"
+
+    told.watched(work)
+
+
+@pytest.mark.parametrize("given", [{"stalled_s": 61.0}, {"alive": False, "stalled_s": 61.0}])
+def test_an_engine_that_stands_still_is_as_silent(given: dict[str, Any]) -> None:
+    told = Told()
+
+    async def work() -> None:
+        gone = asyncio.Event()
+        told.members.listen("a", gone.set)
+        told.given = given
+        async with asyncio.timeout(5):
+            await gone.wait()
+
+    told.watched(work)
+
+
+def test_one_that_drains_or_is_lost_takes_nothing_new() -> None:
+    for given in ({"draining": True}, {"alive": False}):
+        told = Told(**given)
+
+        async def work(told: Told = told) -> None:
+            assert told.members.choose(prompt([1]), RouteNeeds()).route.replica is None
+
+        told.watched(work)
+
+
+def test_who_failed_somebody_is_asked_first() -> None:
+    told = Told()
+
+    async def work() -> None:
+        told.members.doubt("a")
+        assert not told.members.views
+        loop = asyncio.get_running_loop()
+        assert await told.members.changed(loop.time() + 5)
+        assert told.members.views and not await told.members.changed(loop.time() - 1)
+
+    told.watched(work)
+
+
+def test_what_was_given_counts_until_it_is_settled_or_reported() -> None:
+    """Two requests at once do not go to the one that was idle last; one after the other do."""
+    told = Told()
+
+    async def work() -> None:
+        members = told.members
+        first = members.choose(prompt(range(100)), RouteNeeds())
+        second = members.choose(prompt(range(100, 150)), RouteNeeds())
+        [view] = members.views
+        assert (view.queued, view.queue_s) == (2, pytest.approx(1.5))
+        first.settle()
+        first.settle()
+        [view] = members.views
+        assert (view.queued, view.queue_s) == (1, pytest.approx(0.5))
+        await told.until(lambda: members.views[0].queued == 0)
+        second.settle()
+
+    told.watched(work)

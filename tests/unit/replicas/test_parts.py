@@ -1,0 +1,154 @@
+"""The small parts of a front: marks, addresses, numbers of replicas, beginnings of prompts."""
+
+import random
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from foretoken.cli.serve import replicas_of
+from foretoken.config import EngineConfig
+from foretoken.errors import ConfigError, MissingPackageError
+from foretoken.replicas.beginnings import prompt_of
+from foretoken.replicas.board import FORGOTTEN_S, Board
+from foretoken.replicas.front_metrics import FrontMetrics
+from foretoken.replicas.run import serve_replicas
+from foretoken.replicas.scaling import LOAD, cores_of_each, policy, wanted_replicas
+from foretoken.replicas.settings import ReplicaConfig
+from foretoken.server.problems import Problem
+from foretoken.server.routed.origin import ORIGIN_HEADER, RequestOrigin
+from foretoken.server.routed.progress import StreamProgress, mark, read_mark
+from foretoken.server.schemas import ChatBody, CompletionBody
+from foretoken.server.settings import ServerConfig
+
+
+def test_a_mark_is_read_as_it_was_written() -> None:
+    gained = [
+        StreamProgress(0, (5, 6), None),
+        StreamProgress(3, (), "stop"),
+        StreamProgress(1, (7,), "length"),
+    ]
+    written = mark(gained)
+    assert written.startswith(b":") and written.endswith(b"\n\n"), "a comment for others"
+    assert read_mark(written.removesuffix(b"\n\n")) == gained
+    assert read_mark(b'data: {"text":": progress [[0]]"}') is None
+    for broken in (b": progress [[0", b": progress [[0]]", b": progress 5"):
+        with pytest.raises(ValueError):
+            read_mark(broken)
+
+
+def test_an_origin_is_what_the_front_sent_or_nothing() -> None:
+    origin = RequestOrigin(tenant="a", answer="0" * 32, created=1, noise=2**64 - 1)
+    assert RequestOrigin.of({ORIGIN_HEADER: origin.model_dump_json()}) == origin
+    assert RequestOrigin.of({}) is None
+    for wrong in ("{", "{}", origin.model_dump_json().replace("000", "xyz")):
+        with pytest.raises(Problem, match=ORIGIN_HEADER):
+            RequestOrigin.of({ORIGIN_HEADER: wrong})
+    assert origin.keys().random() == origin.keys().random() == random.Random(origin.noise).random()
+
+
+def test_who_has_not_told_of_late_is_off_the_board() -> None:
+    now = [0.0]
+    board = Board(clock=lambda: now[0])
+    board.tell("a", "http://a")
+    now[0] = FORGOTTEN_S - 1
+    board.tell("b", "http://b")
+    assert board.read() == [("a", "http://a"), ("b", "http://b")]
+    now[0] = FORGOTTEN_S
+    assert board.read() == [("b", "http://b")]
+
+
+@pytest.mark.parametrize(
+    ("loads", "current", "wanted"),
+    [
+        ([], 3, 3),
+        ([0.0, 0.0], 2, 1),
+        ([0.7], 1, 1),
+        ([0.71], 1, 2),
+        ([3.5], 1, 5),
+        ([1.4, 0.0], 2, 2),
+        ([0.35, 0.35], 2, 1),
+    ],
+)
+def test_how_many_replicas_there_should_be(loads: list[float], current: int, wanted: int) -> None:
+    assert wanted_replicas(loads, current) == wanted
+    told = {LOAD: dict(enumerate(loads))} if loads else {}
+    context: Any = SimpleNamespace(target_num_replicas=current, aggregated_metrics=told)
+    assert policy(context) == (wanted, {})
+
+
+def test_without_numbers_nothing_changes() -> None:
+    context: Any = SimpleNamespace(target_num_replicas=4, aggregated_metrics=None)
+    assert policy(context) == (4, {})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "replicas", "cores"),
+    [([2], 2, 1), ([2], 1, 2), ([2], 5, 1), ([16], 3, 5), ([8, 8], 2, 8), ([8, 2], 3, 2)],
+)
+def test_each_replica_finds_its_cores(nodes: list[int], replicas: int, cores: int) -> None:
+    assert cores_of_each(nodes, replicas) == cores
+    if cores > 1:
+        assert sum(node // cores for node in nodes) >= replicas
+        assert sum(node // (cores + 1) for node in nodes) < replicas
+
+
+def test_fewer_at_most_than_at_the_start_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_replicas.*at least --replicas, which is 3"):
+        ReplicaConfig(replicas=3, max_replicas=2)
+    with pytest.raises(ConfigError, match="replicas"):
+        ReplicaConfig(replicas=0)
+    assert ReplicaConfig(replicas=2).most == 2 and ReplicaConfig(max_replicas=7).most == 7
+
+
+def test_a_longer_conversation_begins_as_the_shorter() -> None:
+    turns = [{"role": "user", "content": "tell me of the sea " * 20}]
+    first = prompt_of(ChatBody.model_validate({"messages": turns}), "me")
+    turns += [{"role": "assistant", "content": "it is wet"}, {"role": "user", "content": "and?"}]
+    second = prompt_of(ChatBody.model_validate({"messages": turns}), "me")
+    assert second.names[: len(first.names)] == first.names and first.names
+    assert second.key == first.key and second.tokens > first.tokens
+    for other, salt in ((turns, "you"), ([{"role": "system", "content": "x"}, *turns], "me")):
+        assert prompt_of(ChatBody.model_validate({"messages": other}), salt).key != first.key
+
+
+@pytest.mark.parametrize("prompt", ["", "x", "x" * 1000, [1, 2], ["x", "y"], [[1], [2]], []])
+def test_every_prompt_has_a_beginning(prompt: Any) -> None:
+    found = prompt_of(CompletionBody.model_validate({"prompt": prompt}), None)
+    assert found.tokens == (250 if prompt == "x" * 1000 else 2 if prompt == [1, 2] else 1)
+
+
+def test_pages_of_several_replicas_become_one() -> None:
+    """Every family once, every sample with its replica: Prometheus refuses a page with a family
+    that comes twice."""
+    page = (
+        "# HELP vllm:x_total Of things.\n# TYPE vllm:x_total counter\n"
+        'vllm:x_total{{model_name="m"}} {count}\n'
+        "# HELP vllm:y_seconds Of time.\n# TYPE vllm:y_seconds histogram\n"
+        'vllm:y_seconds_bucket{{le="+Inf"}} {count}\n'
+        "vllm:y_seconds_count {count}\nvllm:y_seconds_sum 0.5\n"
+    )
+    metrics = FrontMetrics("ours")
+    text = metrics.render({"b": page.format(count=2.0), "a": page.format(count=1.0)}).decode()
+    assert text.count("# TYPE vllm:x_total counter") == 1
+    assert 'vllm:x_total{model_name="m",replica="a"} 1.0\n' in text
+    assert 'vllm:x_total{model_name="m",replica="b"} 2.0\n' in text
+    assert 'vllm:y_seconds_bucket{le="+Inf",replica="b"} 2.0\n' in text
+    assert "ours:replicas 2.0\n" in text
+
+
+def test_what_was_said_of_replicas_asks_for_them() -> None:
+    assert replicas_of({"model": "demo", "port": 1}) is None
+    assert replicas_of({"replicas": 1}) == ReplicaConfig(replicas=1)
+    found = replicas_of({"ray_address": "auto", "max_replicas": 3})
+    assert found == ReplicaConfig(ray_address="auto", max_replicas=3)
+
+
+def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a model is looked for: there is none of this name."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "foretoken.replicas.on_ray", raising=False)
+    nowhere = EngineConfig.from_kwargs(model="./nothing")
+    with pytest.raises(MissingPackageError, match=r'--replicas needs ray.*"foretoken\[ray\]"'):
+        serve_replicas(nowhere, ServerConfig(port=0), ReplicaConfig(), print, "text")
