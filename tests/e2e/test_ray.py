@@ -142,7 +142,8 @@ def restarts(url: str) -> float:
 def test_a_killed_replica_is_replaced_and_nobody_notices() -> None:
     asked = bodies(8)
     with served("--replicas", "2", *SMALL) as (process, url):
-        assert ready(url) == 2 and len(replicas_of(process)) == 2
+        wait_for(url, 2, 10.0)
+        assert len(replicas_of(process)) == 2
         before = all_at_once(url, asked, threading.Event())
         begun = threading.Event()
         with ThreadPoolExecutor(1) as beside:
