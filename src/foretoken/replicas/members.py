@@ -75,7 +75,7 @@ class _Member:
 
 
 @final
-class Chosen(NamedTuple):
+class Assigned(NamedTuple):
     """Where a request goes."""
 
     route: Route
@@ -118,15 +118,15 @@ class Members:
         member = self._members.get(replica_id)
         return None if member is None else member.place.url
 
-    def choose(self, prompt: RoutedPrompt, needs: RouteNeeds) -> Chosen:
+    def choose(self, prompt: RoutedPrompt, needs: RouteNeeds) -> Assigned:
         """A replica for a request, which counts as given to it until that is settled."""
         route = choose(prompt, _levelled(self.views), self._index, needs)
         if route.replica is None:
-            return Chosen(route, lambda: None)
+            return Assigned(route, lambda: None)
         self._index.store(route.replica.replica_id, prompt.names)
         given, number = self._members[route.replica.replica_id].given, next(self._numbers)
         given[number] = prompt.tokens - route.hit_tokens
-        return Chosen(route, lambda: _forget(given, number))
+        return Assigned(route, lambda: _forget(given, number))
 
     def anyone(self, without: frozenset[str]) -> ReplicaView | None:
         """The same one as long as it is there, for what all would answer alike."""
