@@ -69,12 +69,14 @@ check-arm: $(VENV)/.installed-dev
 SPECULATORS := .venv-speculators
 
 test-speculators: $(SPECULATORS)/.installed
-	$(SPECULATORS)/bin/python -m pytest tests/golden/test_speculators.py $(ARGS)
+	$(SPECULATORS)/bin/python -m pytest tests/golden/test_speculators.py tests/golden/test_block_packages.py $(ARGS)
 
 $(SPECULATORS)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(SPECULATORS)
 	@echo "Installing the speculators package"
 	$(SPECULATORS)/bin/python -m pip install --quiet -e ".[speculators]"
+	# It pins other versions of what is there already, and needs nothing more for its network.
+	$(SPECULATORS)/bin/python -m pip install --quiet --no-deps dflash
 	@touch $@
 
 # Ray and what it needs, beside what the tests have already: nothing of theirs is changed.

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from foretoken import LLM, SamplingParams
 from foretoken.config import SpeculativeConfig
 from foretoken.control.plan import DraftPlan
 from foretoken.errors import CheckpointError, ConfigError
+from foretoken.kernels.library import find_library
 from foretoken.metrics import Counter as CounterMetric
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
@@ -274,3 +276,17 @@ def test_drawn_drafts_have_the_plain_distribution(
             (output,) = llm.generate([{"prompt_token_ids": [5, 17, 3]}], params, use_tqdm=False)
             counts.append(Counter(out.token_ids for out in output.outputs))
     assert_alike(*counts, least_freedom=3)
+
+
+@pytest.mark.skipif(find_library() is None, reason="without kernels nothing is packed")
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_matrices_of_blocks_are_there_once(
+    name: str, model: Path, folders: dict[str, Path]
+) -> None:
+    """What was packed is not kept beside it."""
+    config = {**HEADS[name], "quantization": "int8"}
+    with _open(model, config, folders[name]) as llm:
+        [member] = llm._engine.parts.proposer.members.values()  # type: ignore[attr-defined]
+        net = member.proposer.make_steps([]).runner.net
+        left = [one for one in net.modules() if isinstance(one, nn.Linear)]
+        assert {one.out_features for one in left} <= {1}, "but what judges drafts"

@@ -230,6 +230,15 @@ def test_dspark(tmp_path: Path, kind: str, by_token: bool) -> None:
     close(sure, ref.confidence(weights, wanted, previous))
 
 
+def test_numbers_that_speculators_leaves_out(tmp_path: Path) -> None:
+    """They are those that transformers takes for a Qwen3 config's."""
+    config = speculators("dflash")
+    del config["transformer_layer_config"]["head_dim"]
+    folder = reduced(ref.block_weights(5)).write(tmp_path, config)
+    with pytest.raises(CheckpointError, match=r"tensor shape.*\[512, 32\]"):
+        load_head(folder, TARGET)
+
+
 def test_dspark_in_the_format_of_speculators(tmp_path: Path) -> None:
     """Tokens of the target select what is added to logits of the reduced vocabulary."""
     weights = ref.with_markov(reduced(ref.block_weights(8)), REDUCED, "vanilla")

@@ -23,6 +23,17 @@ from foretoken.proposers.heads.parts import HeadShape
 from foretoken.shape import RopeShape
 from foretoken.shape.fields import positive, positive_or_none, refuse_unless, size
 
+_QWEN3 = {
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+}
+"""What transformers takes for a Qwen3 config's numbers where they are left out, which `speculators`
+may do."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _FROM_TARGET = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 _STRETCHED = ("default", "linear", "llama3")
@@ -70,7 +81,8 @@ def describe(folder: HeadFolder, target: TargetFacts, *, first_row: int = 1) -> 
     """
     config = folder.config
     fields: dict[str, Any] = {**config, **(config.get("dflash_config") or {})}
-    layer_config: Mapping[str, Any] = config.get("transformer_layer_config") or config
+    nested = config.get("transformer_layer_config")
+    layer_config: Mapping[str, Any] = {**_QWEN3, **nested} if nested else config
     tensors = {name.removeprefix("model."): tensor for name, tensor in folder.tensors.items()}
     _refuse_others(folder, fields, layer_config)
     if "fc.weight" not in tensors:
