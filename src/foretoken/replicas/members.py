@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from statistics import fmean
 from typing import NamedTuple, final
@@ -23,8 +23,8 @@ from foretoken.router.prefix_index import PrefixIndex
 from foretoken.router.prompt import RoutedPrompt
 from foretoken.router.view import ReplicaView, RouteNeeds
 from foretoken.server.routed.origin import INTERNAL_HEADER
+from foretoken.server.routed.pace import Paces
 from foretoken.server.routed.report import PATH, Report
-from foretoken.types.fingerprint import Fingerprint
 
 logger = logging.getLogger("foretoken")
 
@@ -57,20 +57,21 @@ class _Member:
     place: ReplicaPlace
     asking: "asyncio.Task[None] | None" = None
     report: Report | None = None
-    reported: ReplicaView | None = None
-    """None: it is not to be chosen just now."""
+    well: bool = False
+    """Whether it may be chosen: it answered when it was asked last."""
     given: dict[int, int] = field(default_factory=dict)
     """Prompt tokens to compute of requests that it was given since it reported, by a number."""
     well_at: float = field(default_factory=time.monotonic)
     listeners: set[Callable[[], None]] = field(default_factory=set)
     """Called when it is lost."""
 
-    @property
-    def view(self) -> ReplicaView | None:
+    def view(self, all_paces: "_AllPaces") -> ReplicaView | None:
         """As it reported, with what it was given since; None: it is not to be chosen just now."""
-        view = self.reported
+        if self.report is None or not self.well:
+            return None
+        view = self.report.view(self.place.replica_id, all_paces.of(self.report))
         for missing_tokens in self.given.values():
-            view = None if view is None else view.given(missing_tokens)
+            view = view.given(missing_tokens)
         return view
 
 
@@ -102,7 +103,10 @@ class Members:
     @property
     def views(self) -> list[ReplicaView]:
         """Of those that can be asked."""
-        return [one.view for one in self._members.values() if one.view is not None]
+        members = self._members.values()
+        paces = _AllPaces([one.report for one in members if one.report is not None])
+        views = (one.view(paces) for one in members)
+        return [view for view in views if view is not None]
 
     @property
     def reports(self) -> dict[str, Report]:
@@ -110,7 +114,7 @@ class Members:
         return {
             replica_id: one.report
             for replica_id, one in sorted(self._members.items())
-            if one.view is not None and one.report is not None
+            if one.well and one.report is not None
         }
 
     def url(self, replica_id: str) -> str | None:
@@ -120,7 +124,7 @@ class Members:
 
     def choose(self, prompt: RoutedPrompt, needs: RouteNeeds) -> Assigned:
         """A replica for a request, which counts as given to it until that is settled."""
-        route = choose(prompt, _levelled(self.views), self._index, needs)
+        route = choose(prompt, self.views, self._index, needs)
         if route.replica is None:
             return Assigned(route, lambda: None)
         self._index.store(route.replica.replica_id, prompt.names)
@@ -146,7 +150,7 @@ class Members:
         """It failed somebody: it is not chosen before it has answered again."""
         member = self._members.get(replica_id)
         if member is not None:
-            member.reported = None
+            member.well = False
 
     def listen(self, replica_id: str, on_lost: Callable[[], None]) -> Callable[[], None]:
         """Have `on_lost` called if the replica is lost; the result ends that."""
@@ -188,8 +192,8 @@ class Members:
             report = await self._ask(member.place.url)
             if report is not None and report.stalled_s < STALLED_S:
                 self._take(member, report)
-            elif member.reported is not None:
-                member.reported = None
+            elif member.well:
+                member.well = False
                 logger.warning("replica %s does not answer", replica_id)
             await asyncio.sleep(max(0.0, began + ASKED_EVERY_S - time.monotonic()))
         del self._members[replica_id]
@@ -205,7 +209,7 @@ class Members:
             logger.info("replica %s is there", replica_id)
             self._index.add(replica_id)
         member.report, member.well_at = report, time.monotonic()
-        member.reported = report.view(replica_id)
+        member.well = True
         member.given.clear()
         self._heard.set()
         self._heard = asyncio.Event()
@@ -222,12 +226,24 @@ def _forget(given: dict[int, int], number: int) -> None:
     given.pop(number, None)
 
 
-def _levelled(views: Sequence[ReplicaView]) -> list[ReplicaView]:
-    """The views with one pace of prompts for all that compute alike: what each has measured are few
-    requests, and chance would send prompts away from where they are known."""
-    paces: dict[Fingerprint, list[float]] = {}
-    for view in views:
-        if view.prefill_token_s > 0.0:
-            paces.setdefault(view.fingerprint, []).append(view.prefill_token_s)
-    means = {fingerprint: fmean(found) for fingerprint, found in paces.items()}
-    return [replace(one, prefill_token_s=means.get(one.fingerprint, 0.0)) for one in views]
+@final
+class _AllPaces:
+    """What replicas of one fingerprint have measured, together: each has seen few requests, and one
+    that has just been started none. Only how long its steps are depends on its own load."""
+
+    def __init__(self, reports: Sequence[Report]) -> None:
+        self._means: dict[tuple[str, str, str], Paces] = {}
+        for fingerprint in {report.fingerprint for report in reports}:
+            alike = [report.paces for report in reports if report.fingerprint == fingerprint]
+            self._means[fingerprint] = Paces(*map(_mean, zip(*alike, strict=True)))
+
+    def of(self, report: Report) -> Paces:
+        """Those of one replica."""
+        found = self._means[report.fingerprint]
+        return found._replace(step_s=report.paces.step_s or found.step_s)
+
+
+def _mean(measured: Sequence[float]) -> float:
+    """Of what was measured; 0 where nothing was."""
+    found = [one for one in measured if one > 0.0]
+    return fmean(found) if found else 0.0

@@ -14,6 +14,7 @@ import pytest
 from foretoken.replicas import members as module
 from foretoken.replicas.members import Members, ReplicaPlace
 from foretoken.router.view import RouteNeeds
+from foretoken.server.routed.pace import Backlog, Paces
 from foretoken.server.routed.report import Report
 from tests.unit.router_fakes import HERE, prompt
 
@@ -33,6 +34,8 @@ class Told:
     def __init__(self, **given: Any) -> None:
         self.answers = True
         self.given = given
+        self.others: dict[str, dict[str, Any]] = {}
+        """What replicas say that are not as given, by their names."""
         self.places = [ReplicaPlace("a", "http://a")]
         self.client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
         self.members = Members(self._directory, self.client, "key")
@@ -45,11 +48,12 @@ class Told:
         if not self.answers:
             raise httpx.ConnectError("refused")
         given: dict[str, Any] = {
-            "fingerprint": tuple(HERE), "queued": 0, "running": 0, "kv_use": 0.0, "queue_s": 0.0,
-            "prefill_token_s": 0.01, "draining": False, "alive": True, "stalled_s": 0.0,
-            "kv_tokens": 99, "model": "m", "speculation": "off",
+            "fingerprint": tuple(HERE), "queued": 0, "running": 0, "kv_use": 0.0, "alive": True,
+            "backlog": Backlog(0, 0, 0.0), "paces": Paces(0.0, 0.01, 0.0), "draining": False,
+            "stalled_s": 0.0, "kv_tokens": 99, "model": "m", "speculation": "off",
         }  # fmt: skip
-        return httpx.Response(200, json=Report(**{**given, **self.given}).model_dump())
+        own = self.others.get(request.url.host, self.given)
+        return httpx.Response(200, json=Report(**{**given, **own}).model_dump())
 
     async def until(self, wanted: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):
@@ -144,5 +148,21 @@ def test_what_was_given_counts_until_it_is_settled_or_reported() -> None:
         assert view.queued == 1 and view.queue_s == pytest.approx(0.5)
         await told.until(lambda: members.views[0].queued == 0)
         second.settle()
+
+    told.watched(work)
+
+
+def test_a_new_replica_is_not_taken_for_an_idle_one() -> None:
+    """It has measured nothing yet; what others of its kind have measured holds for it."""
+    told = Told(paces=Paces(0.5, 0.02, 3.0), backlog=Backlog(1, 100, 0.0))
+
+    async def work() -> None:
+        told.places = [ReplicaPlace("a", "http://a"), ReplicaPlace("b", "http://b")]
+        told.others = {"b": {"paces": Paces(0.0, 0.0, 0.0), "backlog": Backlog(5, 200, 0.5)}}
+        await told.until(lambda: len(told.members.views) == 2)
+        old, new = sorted(told.members.views, key=lambda view: view.replica_id)
+        assert (old.prefill_token_s, new.prefill_token_s) == (0.02, 0.02)
+        assert old.queue_s == pytest.approx(0.5 + 100 * 0.02)
+        assert new.queue_s == pytest.approx(0.5 + 200 * 0.02 + 0.5 * 3.0)
 
     told.watched(work)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretoken.server.routed.pace import ServerPace
+from foretoken.server.routed.pace import Paces, ServerPace
 from foretoken.types import FinishReason, Output, Request, RequestMetrics, SamplingParams
 
 
@@ -14,6 +14,10 @@ def request(name: str, tokens: int) -> Request:
         seed=0,
         max_tokens=9,
     )
+
+
+def queue_s(pace: ServerPace) -> float:
+    return pace.backlog.seconds(pace.paces)
 
 
 def token(name: str) -> Output:
@@ -35,27 +39,27 @@ def end(name: str, queued: float, first: float, last: float, cached: int = 0) ->
 def test_what_waits_is_counted() -> None:
     now = [0.0]
     pace = ServerPace(2, clock=lambda: now[0])
-    assert (pace.queue_s, pace.prefill_token_s) == (0.0, 0.0)
+    assert pace.paces == Paces(0.0, 0.0, 0.0) and queue_s(pace) == 0.0
     pace.opened([request("a", 110)])
     now[0] = 5.0
     pace.observe([token("a")])
     now[0] = 5.5
     pace.observe([end("a", 1.0, 5.0, 5.5, cached=10)])
-    assert pace.prefill_token_s == pytest.approx(4.0 / 100)
-    assert pace.queue_s == 0.0, "nobody is there"
+    assert pace.paces.prefill_token_s == pytest.approx(4.0 / 100)
+    assert queue_s(pace) == 0.0, "nobody is there"
     pace.opened([request("b", 50)])
-    assert pace.queue_s == pytest.approx(0.5 + 50 * 0.04)
+    assert queue_s(pace) == pytest.approx(0.5 + 50 * 0.04)
     now[0] = 100.0
     pace.observe([token("b")])
-    assert pace.queue_s == pytest.approx(0.5), "the time without requests is no step's"
+    assert queue_s(pace) == pytest.approx(0.5), "the time without requests is no step's"
     pace.opened([request("c", 25), request("d", 25)])
     # Two of four have to wait for others to end, of which two run at once.
-    assert pace.queue_s == pytest.approx(0.5 + 50 * 0.04 + 2 * 4.5 / 2)
+    assert queue_s(pace) == pytest.approx(0.5 + 50 * 0.04 + 2 * 4.5 / 2)
 
 
 def test_an_aborted_request_leaves_nothing() -> None:
     pace = ServerPace(1)
     pace.opened([request("a", 10)])
     pace.observe([Output(request_id="a", finish_reason=FinishReason.ABORT)])
-    assert pace.queue_s == 0.0 and not pace._open and not pace._unread
+    assert queue_s(pace) == 0.0 and not pace._open and not pace._unread
     pace.observe([token("a stranger")])

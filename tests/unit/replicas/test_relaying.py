@@ -17,6 +17,7 @@ from foretoken.replicas.front_metrics import FrontMetrics
 from foretoken.replicas.members import Members, ReplicaPlace
 from foretoken.replicas.relaying import Asked, RelayedAnswer, RelayedRequests, RelayParts
 from foretoken.server.problems import Problem
+from foretoken.server.routed.pace import Backlog, Paces
 from foretoken.server.routed.progress import StreamProgress, mark
 from foretoken.server.routed.report import PATH, Report
 from tests.unit.router_fakes import HERE, prompt
@@ -66,7 +67,8 @@ class Cluster:
     scripts: list[Any]
     """Pieces of a stream, or a whole response."""
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    busy: dict[str, float] = field(default_factory=dict)
+    unread: dict[str, int] = field(default_factory=dict)
+    """Prompt tokens that a replica has not read."""
 
     def __post_init__(self) -> None:
         self.client = httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
@@ -83,7 +85,8 @@ class Cluster:
             report = Report(
                 fingerprint=(HERE.build, HERE.precision, HERE.kernels),
                 queued=0, running=0, kv_use=0.0,
-                queue_s=self.busy.get(name, 0.0), prefill_token_s=0.01, draining=False,
+                backlog=Backlog(1, self.unread.get(name, 0), 0.0), paces=Paces(0.0, 0.01, 0.0),
+                draining=False,
                 alive=True, stalled_s=0.0, kv_tokens=99, model="m", speculation="off",
             )  # fmt: skip
             return httpx.Response(200, json=report.model_dump())
@@ -260,6 +263,6 @@ def test_an_answer_in_one_piece_comes_from_one_replica() -> None:
 def test_the_busy_one_is_passed_by() -> None:
     rest = [step("a", 5, end="stop"), DONE]
     for busy in "ab":
-        cluster = Cluster([rest], busy={busy: 9.0})
+        cluster = Cluster([rest], unread={busy: 900})
         streamed(cluster)
         assert [name for name, _ in cluster.asked] == ["b" if busy == "a" else "a"]

@@ -1,5 +1,4 @@
-"""How long a request that came now would wait here, estimated from requests that have come and
-gone.
+"""How long a request that came now would wait, estimated from requests that have come and gone.
 
 Belongs to the loop: it is told of requests and of outputs, and asks the engine nothing, so that a
 long step does not keep the front waiting. Its numbers only have to compare replicas.
@@ -8,7 +7,7 @@ long step does not keep the front waiting. Its numbers only have to compare repl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 from foretoken.types import Output, Request
 
@@ -32,6 +31,35 @@ class _Ratio:
         return self.seconds / self.count if self.count else 0.0
 
 
+class Paces(NamedTuple):
+    """How fast a replica has been of late; 0 where it has not seen enough to tell."""
+
+    step_s: float
+    """Seconds from one step that gave somebody a token to the next."""
+    prefill_token_s: float
+    """Seconds to compute one token of a prompt."""
+    request_s: float
+    """Seconds of a whole request."""
+
+
+class Backlog(NamedTuple):
+    """What a request that came now would have to wait for."""
+
+    open: int
+    """Requests that have not ended."""
+    unread_tokens: int
+    """Prompt tokens of those that have no token yet."""
+    turns: float
+    """How many whole requests it would wait for: those too many, over those that run at once."""
+
+    def seconds(self, paces: Paces) -> float:
+        """Until it would be begun."""
+        if not self.open:
+            return 0.0
+        reading_s = self.unread_tokens * paces.prefill_token_s
+        return paces.step_s + reading_s + self.turns * paces.request_s
+
+
 @final
 class ServerPace:
     """Seconds of steps, prompts and whole requests, as they were of late."""
@@ -50,21 +78,15 @@ class ServerPace:
         """When outputs came last, if something was left to do."""
 
     @property
-    def prefill_token_s(self) -> float:
-        """Seconds to compute one token of a prompt."""
-        return self._prompt.each
+    def paces(self) -> Paces:
+        """As they were of late."""
+        return Paces(self._step.each, self._prompt.each, self._request.each)
 
     @property
-    def queue_s(self) -> float:
-        """Seconds until a request that came now would be begun: the step that runs, prompts that
-        are not read, and requests that would have to end first."""
-        if not self._open:
-            return 0.0
-        wait_s = self._step.each + sum(self._unread.values()) * self._prompt.each
-        behind = len(self._open) + 1 - self._most
-        if behind > 0:
-            wait_s += behind * self._request.each / self._most
-        return wait_s
+    def backlog(self) -> Backlog:
+        """As it is now."""
+        turns = max(len(self._open) + 1 - self._most, 0) / self._most
+        return Backlog(len(self._open), sum(self._unread.values()), turns)
 
     def opened(self, requests: Sequence[Request]) -> None:
         """Requests that were accepted."""

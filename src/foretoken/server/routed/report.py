@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from foretoken.router.view import ReplicaView
 from foretoken.server.problems import Problem
+from foretoken.server.routed.pace import Backlog, Paces
 from foretoken.server.state import ServerState, is_internal, state_of
 from foretoken.types.fingerprint import Fingerprint
 
@@ -19,7 +20,7 @@ PATH = "/internal/replica"
 
 @final
 class Report(BaseModel):
-    """A replica at a moment. The meanings of the first seven are those of `ReplicaView`."""
+    """A replica at a moment. The meanings of the first five are those of `ReplicaView`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -27,9 +28,9 @@ class Report(BaseModel):
     queued: int
     running: int
     kv_use: float
-    queue_s: float
-    prefill_token_s: float
     draining: bool
+    backlog: Backlog
+    paces: Paces
     alive: bool
     """Whether its engine can still run anything."""
     stalled_s: float
@@ -41,16 +42,16 @@ class Report(BaseModel):
     speculation: str
     """Drafters and their lengths, in words."""
 
-    def view(self, replica_id: str) -> ReplicaView:
-        """As the router sees it; one whose engine is lost takes nothing more."""
+    def view(self, replica_id: str, paces: Paces) -> ReplicaView:
+        """As the router sees it, at these paces; one whose engine is lost takes nothing more."""
         return ReplicaView(
             replica_id=replica_id,
             fingerprint=Fingerprint(*self.fingerprint),
             queued=self.queued,
             running=self.running,
             kv_use=self.kv_use,
-            queue_s=self.queue_s,
-            prefill_token_s=self.prefill_token_s,
+            queue_s=self.backlog.seconds(paces),
+            prefill_token_s=paces.prefill_token_s,
             draining=self.draining or not self.alive,
         )
 
@@ -71,8 +72,8 @@ def report_of(state: ServerState) -> Report:
         "queued": parts.scheduler.num_waiting,
         "running": parts.scheduler.num_running,
         "kv_use": parts.scheduler.kv_usage,
-        "queue_s": state.pace.queue_s,
-        "prefill_token_s": state.pace.prefill_token_s,
+        "backlog": state.pace.backlog,
+        "paces": state.pace.paces,
     }
     return Report(
         **given,
