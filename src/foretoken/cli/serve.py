@@ -31,7 +31,8 @@ from foretoken.replicas.settings import ReplicaConfig
 from foretoken.server.settings import Limits, ServerConfig
 
 _SHORT = {"method": "method", "model": "model", "num_speculative_tokens": "tokens"}
-_SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
+SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
+"""The settings that say how to draft."""
 _SERVER = {
     "host": "host",
     "port": "port",
@@ -58,7 +59,7 @@ _ENGINE = (
 )  # fmt: skip
 _REPLICAS = ("replicas", "max_replicas", "ray_address")
 _KNOWN = (
-    "model", "log_format", "cpus", *_SPECULATION, *_SERVER, *_LIMITS, *_ENGINE, *_REPLICAS
+    "model", "log_format", "cpus", *SPECULATION, *_SERVER, *_LIMITS, *_ENGINE, *_REPLICAS
 )  # fmt: skip
 _KEYS = KeyTable(where="--config", neutral={}, removed={})
 
@@ -270,7 +271,7 @@ def _as_flag(error: ConfigError, engine: dict[str, Any]) -> ConfigError:
 
 def speculates_by_default(settings: dict[str, Any], config: EngineConfig) -> bool:
     """Whether nothing was said about speculation, so that whatever there is drafts."""
-    named = any(name in settings for name in _SPECULATION)
+    named = any(name in settings for name in SPECULATION)
     return not named and config.speculative_config is None
 
 

@@ -27,7 +27,7 @@ def options(name: str) -> set[str]:
 def test_all_commands_are_here() -> None:
     assert set(COMMANDS) == {
         "plan", "lint", "record", "bench", "ab", "sweep", "dial", "fit", "whatif", "simulate",
-        "decide", "watch", "verify", "report", "tune", "audit",
+        "decide", "watch", "verify", "report", "tune", "audit", "export",
     }  # fmt: skip
 
 

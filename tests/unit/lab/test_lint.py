@@ -95,7 +95,7 @@ def test_accepts_every_command_that_plan_writes(
         )
     )
     command = plan.commands[engine]
-    if command.startswith("# "):
+    if command.startswith("# ") and "\n" not in command:
         pytest.skip(command)
     source = read_source(command)
     assert source.launches[0].engine == engine

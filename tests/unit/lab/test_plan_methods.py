@@ -34,7 +34,10 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_a_method_of_the_table_is_planned() -> None:
-    plan = build_plan(PlanSettings(target="llama-3.1-8b", method="toy", workload="code"))
+    settings = PlanSettings(
+        target="llama-3.1-8b", method="toy", workload="code", engine="foretoken"
+    )
+    plan = build_plan(settings)
     assert (plan.setup.k, plan.setup.has_weights) == (2, True)
     assert (plan.prediction.acceptance.low, plan.prediction.acceptance.high) == (0.5, 0.6)
     assert plan.speculating.draft_weight_bytes > 0 and plan.speculating.draft_kv_bytes_per_token > 0
@@ -42,7 +45,8 @@ def test_a_method_of_the_table_is_planned() -> None:
     assert (outlook.needs, outlook.effort, outlook.available) == ("patience", 9, False)
     said = {finding.check: finding.message for finding in plan.findings}
     assert "1.1x to 1.2x" in said["method_range"]
-    assert '"method": "toy"' in plan.commands["vllm"]
+    assert '"method": "toy"' in plan.commands["foretoken"]
+    assert plan.commands["vllm"] == "# vllm does not draft with toy"
     assert plan.commands["llama.cpp"] == "# llama.cpp does not draft with toy"
 
 

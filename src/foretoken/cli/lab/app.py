@@ -15,6 +15,8 @@ from foretoken.cli.lab.answers.verify import verify
 from foretoken.cli.lab.bench import bench
 from foretoken.cli.lab.decide import EPILOG as DECIDE_EPILOG
 from foretoken.cli.lab.decide import decide
+from foretoken.cli.lab.export import EPILOG as EXPORT_EPILOG
+from foretoken.cli.lab.export import export
 from foretoken.cli.lab.fit import fit, whatif
 from foretoken.cli.lab.lint import EPILOG as LINT_EPILOG
 from foretoken.cli.lab.lint import lint
@@ -51,5 +53,6 @@ lab_app.command()(bench)
 lab_app.command()(ab)
 lab_app.command(epilog=DECIDE_EPILOG)(decide)
 lab_app.command(epilog=REPORT_EPILOG)(report)
+lab_app.command(epilog=EXPORT_EPILOG)(export)
 for command in (sweep, dial, fit, whatif, simulate, verify, audit, record, watch, mock):
     lab_app.command()(command)

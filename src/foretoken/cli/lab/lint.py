@@ -66,7 +66,7 @@ def lint(
     own = own_parser(context.find_root().command)
     results = {}
     for name in inputs:
-        source = read_source(_text(name), engine)
+        source = read_source(text_of(name), engine)
         if not (source.launches or source.requests or source.metrics or source.findings):
             allowed = (
                 "a server's command line, container or settings, a Python script that builds an "
@@ -91,8 +91,7 @@ def own_parser(root: Any) -> "OwnParser":
 
         name, *arguments = words
         try:
-            made = root.commands[name].make_context(name, arguments)
-            settings = settings_of(made.params, other_settings(made))
+            settings = settings_of_words(root, words)
             config, _ = served(settings)
         except ConfigError as error:
             return [settings_finding(error)]
@@ -105,23 +104,44 @@ def own_parser(root: Any) -> "OwnParser":
     return parse
 
 
+def settings_of_words(root: Any, words: tuple[str, ...]) -> dict[str, Any]:
+    """The settings of a command by the parser that it is for.
+
+    Args:
+        root: the whole command line.
+        words: the subcommand and what stands behind it.
+
+    Raises:
+        ConfigError: a setting is not known, or a file of settings cannot be read.
+    """
+    name, *arguments = words
+    made = root.commands[name].make_context(name, arguments)
+    return settings_of(made.params, other_settings(made))
+
+
 def _after(option: str, arguments: list[str]) -> str | None:
     """What was given to an option."""
     place = arguments.index(option) + 1 if option in arguments else len(arguments)
     return arguments[place] if place < len(arguments) else None
 
 
-def _text(name: str) -> str:
+def text_of(name: str, field: str = "INPUTS") -> str:
+    """What an argument of a command means: a file's text, standard input, or itself.
+
+    Raises:
+        ConfigError: it looks like a file, and there is none.
+    """
     if name == "-":
         return sys.stdin.read()
     path = Path(name)
-    if not _is_file(path) and (" " in name or "\n" in name or _speaks_for_itself(name)):
+    itself = name.lstrip().startswith("{") or " " in name or "\n" in name
+    if not _is_file(path) and (itself or _speaks_for_itself(name)):
         return name
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         allowed = f"a readable text file, or a command line in one pair of quotes ({error})"
-        raise ConfigError("INPUTS", name, allowed) from error
+        raise ConfigError(field, name, allowed) from error
 
 
 def _speaks_for_itself(text: str) -> bool:

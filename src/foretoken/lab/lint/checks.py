@@ -93,7 +93,7 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
     if launch.engine == "foretoken" and launch.form.kind == "python":
         return _judge_own(launch, lambda one: _of(MEANING_CHECKS, one))
     if launch.engine == "foretoken" and launch.form.kind != "settings" and own is not None:
-        return _judge_own(launch, lambda one: [*_of((VARIABLE_CHECK,), one), *own(_words(one))])
+        return _judge_own(launch, lambda one: [*_of((VARIABLE_CHECK,), one), *own(words_of(one))])
     found = _of(NAME_CHECKS, launch)
     today = translated(launch)
     found += _meaning(today, machine)
@@ -131,8 +131,8 @@ def _first_error(findings: Iterable[Finding]) -> Finding | None:
     return next((finding for finding in findings if finding.level == "error"), None)
 
 
-def _words(launch: Launch) -> tuple[str, ...]:
-    """The words of a command from the subcommand's name on."""
+def words_of(launch: Launch) -> tuple[str, ...]:
+    """The words of a command from the subcommand's name on, as its own parser takes them."""
     found = [word.text for word in launch.before[-1:]]
     for part in launch.arguments:
         found += [part.written] if part.name else []

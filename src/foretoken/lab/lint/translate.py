@@ -10,6 +10,7 @@ from typing import Any
 
 from foretoken.config.methods import DraftingMethod, known_methods
 from foretoken.config.other_engines import OtherName, find_other
+from foretoken.lab.commands.told import MOST_RUNNING
 from foretoken.lab.lint.launches import (
     ELSEWHERE,
     METHOD_OPTIONS,
@@ -25,7 +26,6 @@ from foretoken.lab.lint.launches import (
 from foretoken.lab.lint.read.variables import part_of
 from foretoken.lab.lint.unsaid import is_unsaid, one_more
 
-_MOST_REQUESTS = 4096
 _NO_WEIGHTS = {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2}
 _NAMED_SO = (
     ("eagle3", "eagle3"),
@@ -105,9 +105,9 @@ def schedule_of(switched_off_above: Any, drafts: Any) -> list[list[Any]]:
     k: Any = drafts if is_unsaid(drafts) else number(drafts) or 5
     if is_unsaid(switched_off_above):
         first = one_more(switched_off_above)
-        return [[1, switched_off_above, k], [first, _MOST_REQUESTS, 0]]
+        return [[1, switched_off_above, k], [first, MOST_RUNNING, 0]]
     most = number(switched_off_above) or 32
-    return [[1, most, k], [most + 1, max(_MOST_REQUESTS, most + 1), 0]]
+    return [[1, most, k], [most + 1, max(MOST_RUNNING, most + 1), 0]]
 
 
 def _json_part(launch: Launch, config: dict[str, Any]) -> LaunchPart:

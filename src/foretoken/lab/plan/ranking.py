@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.config.methods import DraftingMethod, MethodPlan
+from foretoken.lab.commands.engines import refusal
 from foretoken.lab.plan.memory_plan import draft_load
 from foretoken.lab.plan.predict import PlannedSpeed, predict
-from foretoken.lab.plan.setup import Setup, planned_methods, refusal, usual_drafts
+from foretoken.lab.plan.setup import Setup, planned_methods, usual_drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from foretoken.config.methods import DraftingMethod, known_methods
-from foretoken.config.other_engines import find_other
 from foretoken.config.quantization import check_kv_cache
 from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.errors import ConfigError, one_of
@@ -144,15 +143,6 @@ class Setup:
     def has_weights(self) -> bool:
         """Whether something is loaded to draft with."""
         return self.drafting is not None and self.drafting.has_weights
-
-
-def refusal(engine: str, method: DraftingMethod) -> str:
-    """Why an engine of ENGINES does not draft so; empty if it does."""
-    if engine == "vllm":
-        known = find_other("methods", method.name, engine)
-        return f"not with vllm: {known.why}" if known and known.gone else ""
-    has_it = method.is_built if engine == "foretoken" else method.plan and method.plan.llama_cpp
-    return "" if has_it else f"{engine} does not draft with {method.name}"
 
 
 def named_drafts(settings: PlanSettings) -> tuple[str | None, ...]:

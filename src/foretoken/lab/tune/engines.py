@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from foretoken.config.methods import NgramSettings, known_methods
+from foretoken.config.methods import known_methods
 from foretoken.errors import ConfigError, one_of
+from foretoken.lab.commands.engines import tell
+from foretoken.lab.commands.told import Speculation
 from foretoken.lab.tune.schedules import ranges_of
 from foretoken.lab.tune.settings import Schedule, Setting
 
@@ -77,48 +79,19 @@ class OfferedDrafter:
             given.pop(key, None)
         return cls(method, model, tuple(sorted(given.items())))
 
-    def keys(self, lengths: Sequence[int], loads: Sequence[int]) -> dict[str, Any]:
-        """The speculative config with these lengths, in vLLM's words."""
-        found: dict[str, Any] = {"method": self.method}
-        if self.model:
-            found["model"] = self.model
-        found |= {"num_speculative_tokens": max(lengths), **dict(self.more)}
-        if len(lengths) > 1:
-            ranges = [list(one) for one in ranges_of(lengths, loads)]
-            found["num_speculative_tokens_per_batch_size"] = ranges
-        return found
+    def at(self, lengths: Sequence[int], loads: Sequence[int]) -> Speculation:
+        """It with these lengths, one for each load or one for all."""
+        return Speculation(
+            method=self.method,
+            model=self.model,
+            num_drafts=max(lengths),
+            ranges=ranges_of(lengths, loads) if len(lengths) > 1 else (),
+            keys=dict(self.more),
+            flags=self.words,
+        )
 
 
 Words = list[str]
-Writer = Callable[[OfferedDrafter, Sequence[int], Sequence[int]], Words]
-"""(drafter, lengths, loads) -> the words that tell an engine."""
-
-
-def _as_json(drafter: OfferedDrafter, lengths: Sequence[int], loads: Sequence[int]) -> Words:
-    return ["--speculative-config", json.dumps(drafter.keys(lengths, loads))]
-
-
-def _foretoken(drafter: OfferedDrafter, lengths: Sequence[int], loads: Sequence[int]) -> Words:
-    return [*_as_json(drafter, lengths, loads), "--no-adaptive-speculation"]
-
-
-def _llama_cpp(drafter: OfferedDrafter, lengths: Sequence[int], loads: Sequence[int]) -> Words:
-    plans = {method.name: method.plan for method in known_methods()}
-    plan = plans[drafter.method]
-    if plan is None or plan.llama_cpp is None:
-        able = [name for name, own in plans.items() if own is not None and own.llama_cpp]
-        raise ConfigError("--drafter", drafter.method, f"for llama.cpp {one_of(None, able)}")
-    words = ["--spec-type", plan.llama_cpp, *plan.llama_cpp_drafts(max(lengths))]
-    given = dict(drafter.words)
-    if plan.llama_cpp in _LLAMA_LOOKUPS:
-        # Its own default looks for twelve tokens in a row, which text hardly ever repeats.
-        looked_up = dict(drafter.more).get("prompt_lookup_min", NgramSettings().prompt_lookup_min)
-        given.setdefault(f"--spec-{plan.llama_cpp}-size-n", str(looked_up))
-    words += ["--spec-draft-model", drafter.model] if drafter.model else []
-    return words + [word for pair in given.items() for word in pair if word]
-
-
-_LLAMA_LOOKUPS = ("ngram-simple", "ngram-map-k")
 _LLAMA_MODEL = ("--spec-draft-model", "-md", "--model-draft")
 _LLAMA_LENGTH = r"--draft(-n|-max)?$|--spec-draft-n-max$|--spec-ngram-[a-z0-9-]+-size-m$"
 
@@ -142,21 +115,6 @@ def _given_to_llama_cpp(taken: Mapping[str, str]) -> OfferedDrafter | None:
 
 
 _SGLANG_MODEL = "--speculative-draft-model-path"
-_SGLANG = {"model": "STANDALONE", "text": "NGRAM"}
-
-
-def _sglang(drafter: OfferedDrafter, lengths: Sequence[int], loads: Sequence[int]) -> Words:
-    method = next(one for one in known_methods() if one.name == drafter.method)
-    word = _SGLANG.get(method.drafts_with, drafter.method.upper())
-    # SGLang's word for the layers that a target brings along.
-    word = "NEXTN" if not method.own_file and method.drafts_with == "head" else word
-    words = ["--speculative-algorithm", word]
-    if drafter.model:
-        words += [_SGLANG_MODEL, drafter.model]
-    length = max(lengths)
-    if method.drafts_with != "text":
-        words += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
-    return [*words, "--speculative-num-draft-tokens", str(length + 1)]
 
 
 @final
@@ -168,8 +126,10 @@ class EngineWords:
     """Pattern of the words that start it."""
     taken: str
     """Pattern of flags about speculation, which are written anew."""
-    write: Writer
     off: tuple[str, ...] = ()
+    """What turns it off, where saying nothing does not."""
+    fixed: tuple[str, ...] = ()
+    """What keeps it to the lengths that it is told."""
     schedule: Schedule = "one"
     """What lengths by load it can be told."""
     switches: str = r"(?!)"
@@ -192,28 +152,25 @@ ENGINES: dict[str, EngineWords] = {
     "vllm": EngineWords(
         program=r"(^|[\s/])vllm serve\b|vllm\.entrypoints\.",
         taken=_JSON_FLAGS,
-        write=_as_json,
         schedule="falling",
     ),
     "sglang": EngineWords(
         program=r"sglang\.launch_server|(^|[\s/])sglang serve\b",
         taken=r"--speculative-",
-        write=_sglang,
         read=_given_to_sglang,
     ),
     "llama.cpp": EngineWords(
         program=r"(^|[\s/])llama-server\b",
         taken=r"--(no-)?spec-|--draft|--model-draft$|-md$|--lookup-cache",
         switches=r"--spec-default$|--(no-)?spec-draft-backend-sampling$",
-        write=_llama_cpp,
         read=_given_to_llama_cpp,
     ),
     "foretoken": EngineWords(
         program=r"(^|[\s/])foretoken serve\b",
         taken=_JSON_FLAGS + r"|--(no-)?adaptive-speculation",
         switches=r"--(no-)?adaptive-speculation",
-        write=_foretoken,
         off=("--speculative-config", "none"),
+        fixed=("--no-adaptive-speculation",),
         schedule="any",
     ),
 }
@@ -303,10 +260,11 @@ class ServerCommand:
             words += engine.off
         elif setting.decides_itself:
             # Control may go as far as the longest that is tried otherwise.
-            own_config = _as_json(self.given, (CONTROL_MOST,), loads) if self.given else None
-            words += own_config or ["--speculative-config", CONTROL]
+            most = self.given.at((CONTROL_MOST,), loads) if self.given else None
+            words += tell("foretoken", most).words if most else ["--speculative-config", CONTROL]
         else:
-            words += engine.write(drafters[setting.drafter], setting.lengths, loads)
+            words += tell(self.engine, drafters[setting.drafter].at(setting.lengths, loads)).words
+            words += engine.fixed
         own = port or self.port
         words += ["--port", own] if own else []
         return shlex.join(words).replace("'{port}'", "{port}")

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-MOST_RUNNING = 4096
-"""Where the last range ends."""
+from foretoken.lab.commands.told import MOST_RUNNING, Ranges
 
 
-def ranges_of(lengths: Sequence[int], loads: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+def ranges_of(lengths: Sequence[int], loads: Sequence[int]) -> Ranges:
     """(first, last, length), from 1 on; a range ends half way to the next load, in ratios.
 
     Ranges beside each other with the same length are one.
