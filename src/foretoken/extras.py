@@ -14,11 +14,13 @@ EXTRA_OF = {
     "httptools": "serve",
     "llguidance": "serve",
     "matplotlib": "report",
+    "msgspec": "kv-events",
     "opentelemetry": "otel",
     "prometheus_client": "serve",
     "ray": "ray",
     "starlette": "serve",
     "uvicorn": "serve",
+    "zmq": "kv-events",
 }
 """The extra of each optional package, by the name that is imported."""
 

@@ -36,6 +36,8 @@ def without_extras(code: str, *, timeout_s: int = 120) -> "subprocess.CompletedP
 def imported_name(requirement: str) -> str:
     """`opentelemetry` of `opentelemetry-sdk>=1.30`: the package's name where it is imported."""
     name = re.split(r"[\[<>=]", requirement)[0].replace("-", "_")
+    if name == "pyzmq":
+        return "zmq"
     return "opentelemetry" if name.startswith("opentelemetry") else name
 
 

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
 
 from foretoken.kv import table as tables
 from foretoken.kv.free_runs import FreeRuns, Run
+from foretoken.kv.page_events import PageGivenUp, PagesStored
 from foretoken.kv.pool import PagePool
 from foretoken.kv.prefix import PrefixCache
 
@@ -103,8 +104,11 @@ class Pages(RuleBasedStateMachine):
         if len(holder.table) < full:
             return
         self.prefix.extend_names(holder.names, holder.token_ids, holder.salt, full)
-        for name, page in zip(holder.names, holder.table[:full], strict=False):
-            self.prefix.insert(name, page)
+        pages = enumerate(zip(holder.names, holder.table[:full], strict=False))
+        new = [place for place, (name, page) in pages if self.prefix.insert(name, page)]
+        if self.prefix.journal is not None:
+            written = holder.token_ids[: full * PAGE_SIZE]
+            self.prefix.journal.stored(holder.names[:full], new, written, holder.salt)
 
     @rule(holder=consumes(holders))
     def leave(self, holder: Holder) -> None:
@@ -153,6 +157,43 @@ class Pages(RuleBasedStateMachine):
 
 Pages.TestCase.settings = settings(stateful_step_count=40)
 TestPages: Any = Pages.TestCase
+
+
+def _pages_of(token_ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+    starts = range(0, len(token_ids) - PAGE_SIZE + 1, PAGE_SIZE)
+    return [token_ids[start : start + PAGE_SIZE] for start in starts]
+
+
+class ToldPages(Pages):
+    """Whoever hears the events knows which pages can be found, with their tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.journal = self.prefix.keep_journal()
+        self.heard: dict[bytes, tuple[int, ...]] = {}
+
+    @invariant()
+    def events_say_what_is_there(self) -> None:
+        for event in self.journal.take(0.0):
+            if isinstance(event, PagesStored):
+                size = len(event.token_ids) // len(event.names)
+                assert size == PAGE_SIZE
+                for place, name in enumerate(event.names):
+                    self.heard[name] = event.token_ids[place * size : (place + 1) * size]
+            elif isinstance(event, PageGivenUp):
+                del self.heard[event.name]
+            else:
+                self.heard.clear()
+        named = self.prefix._name_of
+        there = {name: page for page, name in enumerate(named) if name is not None}
+        assert self.heard.keys() == there.keys()
+        for name, page in there.items():
+            written = self.contents[page][1]
+            assert self.heard[name] in _pages_of(written)
+
+
+ToldPages.TestCase.settings = settings(stateful_step_count=40)
+TestToldPages: Any = ToldPages.TestCase
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 15), st.integers(1, 4)), max_size=60))

@@ -3,6 +3,7 @@
 A file of `--config` holds the same names; the command line wins. Torch-free until it serves.
 """
 
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -24,11 +25,11 @@ from foretoken.config import EngineConfig, SpeculativeConfig
 from foretoken.config.aliases import ENGINE_KEYS, accepted_flags
 from foretoken.config.auto import AUTO
 from foretoken.config.other_engines import find_other
-from foretoken.config.reader import KeyTable
+from foretoken.config.reader import KeyTable, read
 from foretoken.errors import ConfigError
 from foretoken.placement import cores_of, keep_to
 from foretoken.replicas.settings import ReplicaConfig
-from foretoken.server.settings import Limits, ServerConfig
+from foretoken.server.settings import KVEventsConfig, Limits, ServerConfig
 
 _SHORT = {"method": "method", "model": "model", "num_speculative_tokens": "tokens"}
 SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
@@ -46,6 +47,7 @@ _SERVER = {
     "otlp_traces_endpoint": "otlp_traces_endpoint",
     "audit_share": "audit_share",
     "tool_call_parser": "tool_parser",
+    "kv_events_config": "kv_events",
 }
 _LIMITS = (
     "max_body_bytes", "max_prompt_tokens", "max_tokens", "max_n", "max_queue", "timeout_s",
@@ -125,6 +127,7 @@ def serve(
     disable_log_stats: Annotated[Switch, option("disable_log_stats")] = None,
     metrics_prefix: Annotated[Text, option("metrics_prefix")] = None,
     otlp_traces_endpoint: Annotated[Text, option("otlp_traces_endpoint")] = None,
+    kv_events_config: Annotated[Text, option("kv_events_config")] = None,
 ) -> None:
     """Serve a model through OpenAI's API; it speculates unless told otherwise."""
     given = {k: v for k, v in locals().items() if k != "context"}
@@ -241,6 +244,8 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
         own["api_keys"] = os.environ[API_KEY_VARIABLE].split(",")
     for name in ("api_keys", "served_model_names", "allowed_hosts"):
         own[name] = tuple(own.get(name, ()))
+    if "kv_events" in own:
+        own["kv_events"] = _kv_events(own["kv_events"])
     limits = Limits(**{name: settings[name] for name in _LIMITS if name in settings})
     server = ServerConfig(**own, limits=limits)
     try:
@@ -248,6 +253,22 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     except ConfigError as error:
         raise _as_flag(error, engine) from None
     return config, server
+
+
+def _kv_events(given: object) -> KVEventsConfig:
+    """The settings of KV events from JSON, or from a mapping of a file.
+
+    Raises:
+        ConfigError: it is neither, or a value is not allowed.
+    """
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            allowed = f'JSON such as {{"enable_kv_cache_events": true}} ({error})'
+            raise ConfigError("--kv-events-config", given, allowed) from error
+    found: KVEventsConfig = read(KVEventsConfig, given, "kv_events_config")
+    return found
 
 
 def _names_a_drafter(flag: str) -> bool:

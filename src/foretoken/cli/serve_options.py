@@ -135,6 +135,11 @@ GROUPS: dict[str, dict[str, Row]] = {
         "otlp_traces_endpoint": Row(
             "Where OpenTelemetry spans go; needs the extra `otel`.", "URL", "nowhere"
         ),
+        "kv_events_config": Row(
+            "Who is told of KV pages, with vLLM's keys; needs the extra `kv-events`.",
+            "JSON",
+            "nobody",
+        ),
     },
 }
 

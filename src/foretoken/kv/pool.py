@@ -8,7 +8,7 @@ only: neither tokens nor tensors.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from foretoken.kv.free_runs import FreeRuns, Run
@@ -42,6 +42,8 @@ class PagePool:
         """Who else has the memory of free pages; None: nobody."""
         self.free: set[int] | None = None
         """Read only. Pages without contents, if somebody asked for that with `follow_free`."""
+        self.on_given_up: Callable[[int], None] | None = None
+        """Called with each page whose contents are given up; None: nobody wants to know."""
         self._references = [0] * num_pages
         self._keep = [False] * num_pages
         self._free = FreeRuns(num_pages)
@@ -153,6 +155,8 @@ class PagePool:
         self._free.add(page)
         if self.free is not None:
             self.free.add(page)
+        if self.on_given_up is not None:
+            self.on_given_up(page)
 
     def retain(self, page: int) -> None:
         """One more reference to a used or kept page."""

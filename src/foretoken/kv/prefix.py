@@ -7,6 +7,7 @@ a shared page is never written again. Knows token ids and page numbers, not requ
 
 from collections.abc import Sequence
 
+from foretoken.kv.page_events import AllGivenUp, PageGivenUp, PageJournal
 from foretoken.kv.pool import PagePool
 from foretoken.types.page_names import page_name, root_name
 
@@ -15,7 +16,8 @@ class PrefixCache:
     """Names of the pages in `pool` that hold a known prefix.
 
     An entry is valid while the pool's generation of its page is the one it was made with, so
-    eviction needs no callback; there is at most one entry per page.
+    eviction needs no callback (a journal has one, to tell of it at once); there is at most one
+    entry per page.
     """
 
     def __init__(self, pool: PagePool, *, identity: str = "") -> None:
@@ -29,10 +31,20 @@ class PrefixCache:
         self._page_of: dict[bytes, int] = {}
         self._name_of: list[bytes | None] = [None] * pool.num_pages
         self._generation = [0] * pool.num_pages
+        self.journal: PageJournal | None = None
+        """Read only. What becomes of entries, if somebody asked for that with `keep_journal`."""
 
     def __len__(self) -> int:
         """Entries, of which some may be outdated."""
         return len(self._page_of)
+
+    def keep_journal(self) -> PageJournal:
+        """Events of all entries from now on; what there was before is forgotten first."""
+        assert self.journal is None, "one journal, one reader"
+        self.clear()
+        self.journal = PageJournal()
+        self._pool.on_given_up = self._forget
+        return self.journal
 
     def root(self, salt: str | None) -> bytes:
         """The parent of a first page."""
@@ -62,6 +74,8 @@ class PrefixCache:
         if name is not None:
             self._name_of[page] = None
             del self._page_of[name]
+            if self.journal is not None:
+                self.journal.add(PageGivenUp(name))
 
     def lookup(self, names: list[bytes], token_ids: Sequence[int], salt: str | None) -> list[int]:
         """The longest run of pages that hold the beginning of `token_ids`, each retained.
@@ -100,6 +114,8 @@ class PrefixCache:
         """Forget everything, as after a change of weights. Pages in use stay with their users."""
         self._page_of.clear()
         self._name_of = [None] * self._pool.num_pages
+        if self.journal is not None:
+            self.journal.add(AllGivenUp())
         self._pool.drop_kept()
 
     def check_integrity(self) -> None:

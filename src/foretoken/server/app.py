@@ -12,7 +12,8 @@ from starlette.types import ASGIApp
 
 from foretoken.engine import Engine
 from foretoken.engine_async import AsyncEngine
-from foretoken.errors import ForetokenError
+from foretoken.errors import ConfigError, ForetokenError
+from foretoken.extras import OptionalPackages
 from foretoken.server.access import Access, as_response
 from foretoken.server.auditing.audit_metrics import AuditCollector
 from foretoken.server.auditing.auditor import auditor_of
@@ -28,6 +29,7 @@ from foretoken.server.state import ServerState
 from foretoken.server.transport.drain import Drain
 
 if TYPE_CHECKING:
+    from foretoken.server.observing.kv_events import KVEventPublisher
     from foretoken.server.observing.tracing import RequestSpans
 
 ROUTES = (
@@ -94,7 +96,29 @@ def build_state(
         draining=drain,
         spans=spans,
         auditor=auditor,
+        kv_events=_kv_events(engine, config),
     )
+
+
+def _kv_events(engine: Engine, config: ServerConfig) -> "KVEventPublisher | None":
+    """What tells of KV pages, if that is wanted.
+
+    Raises:
+        ConfigError: there is no prefix cache to tell of, or an address is taken.
+    """
+    if not config.kv_events.is_on:
+        return None
+    parts = engine.parts
+    if parts.scheduler.prefix is None:
+        allowed = "on, beside --kv-events-config"
+        raise ConfigError("--enable-prefix-caching", False, allowed)
+    with OptionalPackages("--kv-events-config"):
+        from foretoken.server.observing.kv_events import KVEventPublisher
+
+    journal = parts.scheduler.prefix.keep_journal()
+    medium = "CPU" if parts.config.device.startswith("cpu") else "GPU"
+    size = parts.config.page_size
+    return KVEventPublisher(journal, config.kv_events, page_size=size, medium=medium)
 
 
 def build_app(state: ServerState) -> ASGIApp:
@@ -103,6 +127,8 @@ def build_app(state: ServerState) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         state.engine.start()
+        if state.kv_events is not None:
+            state.kv_events.start()
         beside = [asyncio.create_task(keep_trimmed(_TRIMMED_EVERY_S))]
         if state.auditor is not None:
             beside.append(asyncio.create_task(state.auditor.run()))
@@ -111,6 +137,8 @@ def build_app(state: ServerState) -> ASGIApp:
             task.cancel()
         state.close()
         await state.engine.stop()
+        if state.kv_events is not None:
+            await asyncio.to_thread(state.kv_events.close)
         if state.spans is not None:
             await asyncio.to_thread(state.spans.close)
 

@@ -6,7 +6,7 @@ Frozen and torch-free. The engine's own settings are in `foretoken.config`.
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from foretoken.config.reader import Allowed, at_least, between, check_fields, require
+from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 
 TOOL_PARSERS = ("hermes", "llama3_json")
 METRICS_LEVELS = ("none", "summary", "detailed")
@@ -52,6 +52,36 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVEventsConfig:
+    """Whom to tell what becomes of KV pages; keys and defaults are vLLM's."""
+
+    enable_kv_cache_events: bool = False
+    """Whether anybody is told. With False nothing is."""
+    publisher: Annotated[str, words("zmq", "null")] = "zmq"
+    """`zmq`, or `null` for nobody."""
+    endpoint: str = "tcp://*:5557"
+    """Where events are published: with `*` the server listens there, else it connects. Whoever
+    reaches it reads the token ids of all prompts."""
+    replay_endpoint: str | None = None
+    """Where subscribers ask for what they have missed; None: they cannot."""
+    buffer_steps: _COUNT = 10_000
+    """Batches that are kept for that."""
+    hwm: _COUNT = 100_000
+    """Batches that may wait for a slow subscriber; more are lost to it."""
+    topic: str = ""
+    """The first frame of each batch, by which subscribers choose."""
+
+    def __post_init__(self) -> None:
+        """Raise a ConfigError for what is out of range."""
+        check_fields(self, "kv_events_config.")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is published."""
+        return self.enable_kv_cache_events and self.publisher == "zmq"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Everything about serving that is not about the engine."""
 
@@ -80,6 +110,8 @@ class ServerConfig:
     runs; speculation is turned off if it wrote what plain decoding would not. 0: none."""
     tool_parser: str = "hermes"
     """How tool calls are read from the text: hermes or llama3_json."""
+    kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
+    """Who is told what becomes of KV pages."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from foretoken.types.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
     from foretoken.server.auditing.auditor import Auditor
+    from foretoken.server.observing.kv_events import KVEventPublisher
     from foretoken.server.observing.tracing import RequestSpans
 
 
@@ -43,6 +44,8 @@ class ServerState:
     """Makes OpenTelemetry spans, where they are wanted."""
     auditor: "Auditor | None" = None
     """Decodes finished requests again, where that is wanted."""
+    kv_events: "KVEventPublisher | None" = None
+    """Tells what becomes of KV pages, where that is wanted."""
     compiling: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, "foretoken-grammars")
     )

@@ -50,6 +50,7 @@ OPTIONS: dict[str, Any] = {
     "disable_log_stats": False,
     "metrics_prefix": "mine",
     "otlp_traces_endpoint": "http://127.0.0.1:4317",
+    "kv_events_config": '{"enable_kv_cache_events": true}',
 }
 """Every option of `foretoken serve` that is no word about drafts, at other than its default."""
 KEYS: dict[str, tuple[str, Any, dict[str, Any]]] = {

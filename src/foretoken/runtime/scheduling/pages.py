@@ -76,8 +76,11 @@ class SequencePages:
             return
         names, salt = sequence.page_hashes, sequence.request.cache_salt
         self.prefix.extend_names(names, sequence.token_ids, salt, max(num_full, len(names)))
-        for index in range(first, num_full):
-            self.prefix.insert(names[index], sequence.page_table[index])
+        table = sequence.page_table
+        new = [at for at in range(first, num_full) if self.prefix.insert(names[at], table[at])]
+        if self.prefix.journal is not None and new:
+            tokens = sequence.token_ids[: num_full * self.pool.page_size]
+            self.prefix.journal.stored(names[:num_full], new, tokens, salt)
         sequence.num_published = num_full
 
     def release(self, sequence: Sequence) -> None:
