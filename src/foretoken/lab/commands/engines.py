@@ -1,7 +1,7 @@
 """How vLLM, SGLang, llama.cpp and Foretoken are told to draft.
 
-Each writer takes one `Speculation` and gives the words of its engine. OpenVINO GenAI, which is told
-in Python, has a file of its own. Which methods an engine has is in the configuration's tables.
+Each writer takes one `DraftingSetup` and gives the words of its engine. OpenVINO GenAI, which is
+told in Python, has a file of its own. Which methods an engine has is in the configuration's tables.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from foretoken.config.other_engines import find_other, other_names
 from foretoken.config.reader import defaults_of
 from foretoken.errors import ConfigError
 from foretoken.lab.commands.options import ENGINE_NAMES, told_key
-from foretoken.lab.commands.told import Speculation, Told
+from foretoken.lab.commands.told import DraftingSetup, Told
 
 ENGINES = ("vllm", "sglang", "llama.cpp", "openvino", "foretoken")
 """Those that commands are written for."""
@@ -41,7 +41,7 @@ def refusal(engine: str, method: DraftingMethod) -> str:
     return "" if has_it else refused
 
 
-def tell(engine: str, speculation: Speculation) -> Told:
+def tell(engine: str, speculation: DraftingSetup) -> Told:
     """What to type for an engine with a command line.
 
     Raises:
@@ -53,7 +53,7 @@ def tell(engine: str, speculation: Speculation) -> Told:
     return _WRITERS[engine](speculation)
 
 
-def _foretoken(speculation: Speculation) -> Told:
+def _foretoken(speculation: DraftingSetup) -> Told:
     return Told.flag("--speculative-config", speculation.as_keys())
 
 
@@ -62,7 +62,7 @@ def _vllm_method(name: str) -> str:
     return "draft_model" if name == _IN_PARALLEL else name
 
 
-def _vllm(speculation: Speculation) -> Told:
+def _vllm(speculation: DraftingSetup) -> Told:
     found: dict[str, Any] = {"method": _vllm_method(speculation.method)}
     found |= {"model": speculation.model} if speculation.model else {}
     found["num_speculative_tokens"] = speculation.num_drafts
@@ -83,16 +83,16 @@ def _vllm(speculation: Speculation) -> Told:
     return Told.flag("--speculative-config", found) + lost
 
 
-def _falls(speculation: Speculation) -> bool:
+def _falls(speculation: DraftingSetup) -> bool:
     drafts = [count for _, _, count in speculation.ranges]
     return bool(drafts) and drafts == sorted(drafts, reverse=True)
 
 
-def _one_length(speculation: Speculation, why: str) -> Told:
+def _one_length(speculation: DraftingSetup, why: str) -> Told:
     return Told.not_said(speculation.ranges_key, f"{why}; its longest is written")
 
 
-def _llama_cpp(speculation: Speculation) -> Told:
+def _llama_cpp(speculation: DraftingSetup) -> Told:
     plan = speculation.drafting.plan
     assert plan is not None and plan.llama_cpp is not None, "refusal looks"
     word, given = plan.llama_cpp, dict(speculation.flags)
@@ -124,7 +124,7 @@ def _keys(engine: str, keys: dict[str, Any]) -> Told:
     return sum((told_key(engine, key, value) for key, value in keys.items()), Told())
 
 
-def _without_ranges(engine: str, speculation: Speculation) -> Told:
+def _without_ranges(engine: str, speculation: DraftingSetup) -> Told:
     if not speculation.ranges:
         return Told()
     return _one_length(speculation, f"{engine} drafts equally far at every load")
@@ -141,7 +141,7 @@ def _sglang_word(method: DraftingMethod) -> str:
     return words[0] if words else _SGLANG_LOOK_UP if looks_up else ""
 
 
-def _sglang(speculation: Speculation) -> Told:
+def _sglang(speculation: DraftingSetup) -> Told:
     word = _sglang_word(speculation.drafting)
     told = Told.flag("--speculative-algorithm", word)
     told += _closest("sglang", word, speculation.drafting)
@@ -157,7 +157,7 @@ def _sglang(speculation: Speculation) -> Told:
     return told + _keys("sglang", keys) + _without_ranges("SGLang", speculation)
 
 
-_WRITERS: dict[str, Callable[[Speculation], Told]] = {
+_WRITERS: dict[str, Callable[[DraftingSetup], Told]] = {
     "foretoken": _foretoken,
     "vllm": _vllm,
     "llama.cpp": _llama_cpp,

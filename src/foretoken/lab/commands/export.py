@@ -17,7 +17,7 @@ from foretoken.errors import ConfigError, ModelNotFoundError
 from foretoken.lab.commands.engines import refusal
 from foretoken.lab.commands.openvino import write_script
 from foretoken.lab.commands.options import ENGINE_NAMES
-from foretoken.lab.commands.told import MOST_RUNNING, Ranges, Speculation, Unsaid
+from foretoken.lab.commands.told import MOST_RUNNING, DraftingSetup, Ranges, Unsaid
 from foretoken.lab.commands.write import WrittenCommand, write_command
 
 EXPORTED_TO = ("vllm", "sglang", "llama.cpp", "openvino")
@@ -39,7 +39,7 @@ def export(
     Raises:
         ConfigError: the engine has nothing like it, or it would write something else.
     """
-    told: Speculation | None = None
+    told: DraftingSetup | None = None
     unsaid: list[Unsaid] = []
     if speculation is not None:
         drafter, unsaid = _one_of(engine, speculation)
@@ -79,7 +79,7 @@ def _refusal(engine: str, method: DraftingMethod) -> str:
 
 def _speculation_of(
     engine: str, drafter: DrafterConfig, config: SpeculativeConfig
-) -> tuple[Speculation, list[Unsaid]]:
+) -> tuple[DraftingSetup, list[Unsaid]]:
     """What is told of a drafter, and what of its tree is not."""
     keys = dict(_changed_keys(drafter)) | dict(_changed(RuleConfig, config.rule))
     if config.policy != "first" and len(config.drafters) == 1:
@@ -94,7 +94,7 @@ def _speculation_of(
         why = f"{ENGINE_NAMES[engine]} drafts no such tree: a chain as deep is written"
         unsaid = [Unsaid(name, why) for name in trees]
         keys = {name: value for name, value in keys.items() if name not in trees}
-    told = Speculation(
+    told = DraftingSetup(
         method=drafter.method,
         model=None if drafter.model is None else _on_disk(drafter.model),
         num_drafts=count,

@@ -11,7 +11,7 @@ from foretoken.config.methods import NgramSettings
 from foretoken.errors import ConfigError
 from foretoken.lab.commands.engines import refusal
 from foretoken.lab.commands.options import told_key, told_option
-from foretoken.lab.commands.told import Speculation, Told, Unsaid
+from foretoken.lab.commands.told import DraftingSetup, Told, Unsaid
 from foretoken.lab.commands.write import WrittenCommand
 from foretoken.lab.lint.launches import LaunchPart
 
@@ -20,7 +20,7 @@ _THRESHOLD = "config.assistant_confidence_threshold"
 _LONGEST = ("prompt_lookup_max", NgramSettings().prompt_lookup_max)
 
 
-def write_script(settings: Mapping[str, Any], speculation: Speculation | None) -> WrittenCommand:
+def write_script(settings: Mapping[str, Any], speculation: DraftingSetup | None) -> WrittenCommand:
     """A script that loads the models and writes one answer.
 
     Args:
@@ -44,7 +44,7 @@ def write_script(settings: Mapping[str, Any], speculation: Speculation | None) -
     return WrittenCommand(text, told.unsaid)
 
 
-def _tell(speculation: Speculation) -> Told:
+def _tell(speculation: DraftingSetup) -> Told:
     """What a generation is told, and what has no place there."""
     if refused := refusal(_ENGINE, speculation.drafting):
         raise ConfigError("speculative_config.method", speculation.method, f"another: {refused}")
@@ -80,7 +80,7 @@ def _to_convert(model: str, folder: str) -> Told:
 
 
 def _script(
-    folder: str, device: str, speculation: Speculation | None, given: Mapping[str, Any]
+    folder: str, device: str, speculation: DraftingSetup | None, given: Mapping[str, Any]
 ) -> str:
     scheduler = list(_settings("scheduler", given))
     keywords = [f'    "{folder}",', f'    "{device}",']

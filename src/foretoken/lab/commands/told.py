@@ -1,7 +1,7 @@
 """What an engine is told, and what it cannot be told.
 
-A `Speculation` is how drafts are to be made, whoever makes them. `Told` is what a writer made of it
-or of an option: parts of a command, and an `Unsaid` for everything that has no place in it.
+A `DraftingSetup` is how drafts are to be made, whoever makes them. `Told` is what a writer made of
+it or of an option: parts of a command, and an `Unsaid` for everything that has no place in it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ Ranges = tuple[tuple[int, int, int], ...]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speculation:
+class DraftingSetup:
     """One drafter, and how far it drafts."""
 
     method: str

@@ -10,7 +10,7 @@ from typing import Any, final
 
 from foretoken.lab.commands.engines import tell
 from foretoken.lab.commands.options import told_option
-from foretoken.lab.commands.told import Speculation, Told, Unsaid, in_groups
+from foretoken.lab.commands.told import DraftingSetup, Told, Unsaid, in_groups
 from foretoken.lab.lint.launches import Form, Launch, LaunchPart
 from foretoken.lab.lint.read.shell import Word
 from foretoken.lab.lint.write import written
@@ -48,7 +48,7 @@ class WrittenCommand:
 
 
 def write_command(
-    engine: str, settings: Mapping[str, Any], speculation: Speculation | None
+    engine: str, settings: Mapping[str, Any], speculation: DraftingSetup | None
 ) -> WrittenCommand:
     """The command that starts a server.
 
@@ -80,8 +80,8 @@ def write_command(
 
 
 def _in_gguf(
-    settings: Mapping[str, Any], speculation: Speculation | None
-) -> tuple[dict[str, Any], Speculation | None, Told]:
+    settings: Mapping[str, Any], speculation: DraftingSetup | None
+) -> tuple[dict[str, Any], DraftingSetup | None, Told]:
     """The same with GGUF files in place of models; a context holds all requests together."""
     kept = dict(settings)
     target, draft = str(kept["model"]), speculation.model if speculation else None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from foretoken.lab.commands.engines import refusal
-from foretoken.lab.commands.told import MOST_RUNNING, Ranges, Speculation
+from foretoken.lab.commands.told import MOST_RUNNING, DraftingSetup, Ranges
 from foretoken.lab.commands.write import write_command
 from foretoken.lab.plan.bits import Quantization
 from foretoken.lab.plan.schedule import DraftSchedule
@@ -117,7 +117,7 @@ def _rounded_at_load(wanted: Quantization, model: PlanModel) -> bool:
     return wanted.name in ("int8", "int4") and model.quantization in _FLOATS
 
 
-def _speculation(engine: str, setup: Setup, schedule: DraftSchedule) -> Speculation:
+def _speculation(engine: str, setup: Setup, schedule: DraftSchedule) -> DraftingSetup:
     drafting = setup.drafting
     assert drafting is not None, "something drafts"
     model = setup.draft.name if setup.drafts_with == "model" and setup.draft is not None else None
@@ -127,7 +127,7 @@ def _speculation(engine: str, setup: Setup, schedule: DraftSchedule) -> Speculat
     if engine == "vllm" and len(schedule.steps) > 1 and schedule.falls:
         # A length of its own, such as a depth of suffixes, has no schedule.
         ranges = _ranges(schedule.steps) if drafting.default_drafts_key is None else ()
-    return Speculation(
+    return DraftingSetup(
         method=setup.method,
         model=model,
         num_drafts=schedule.most if ranges else setup.k,

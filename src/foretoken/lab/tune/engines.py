@@ -14,7 +14,7 @@ from typing import Any, final
 from foretoken.config.methods import known_methods
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.commands.engines import tell
-from foretoken.lab.commands.told import Speculation
+from foretoken.lab.commands.told import DraftingSetup
 from foretoken.lab.tune.schedules import ranges_of
 from foretoken.lab.tune.settings import Schedule, Setting
 
@@ -79,9 +79,9 @@ class OfferedDrafter:
             given.pop(key, None)
         return cls(method, model, tuple(sorted(given.items())))
 
-    def at(self, lengths: Sequence[int], loads: Sequence[int]) -> Speculation:
+    def at(self, lengths: Sequence[int], loads: Sequence[int]) -> DraftingSetup:
         """It with these lengths, one for each load or one for all."""
-        return Speculation(
+        return DraftingSetup(
             method=self.method,
             model=self.model,
             num_drafts=max(lengths),
