@@ -165,3 +165,29 @@ def test_the_health_check_asks_a_path_that_is_served() -> None:
     path = re.search(r"127\.0\.0\.1:(\d+)(/\w+)", shlex.join([check]))
     assert path is not None and path[2] in {route.path for route in ROUTES}
     assert path[1] in [rest for name, rest in instructions() if name == "EXPOSE"]
+
+
+def test_ray_runs_the_front_on_the_head_and_replicas_on_workers() -> None:
+    text = (DEPLOY / "kuberay.yaml").read_text("utf-8")
+    found = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    job = found["RayJob"]["spec"]
+    root: Any = typer.main.get_command(app)
+    [verdict] = lint(read_source(job["entrypoint"]), Machine(), own=own_parser(root)).launches
+    assert [one for one in verdict.findings if one.level in ("error", "warning")] == []
+    options = verdict.launch.options
+    assert options["ray-address"] == "auto" and options["host"] == "0.0.0.0"
+    cluster = job["rayClusterSpec"]
+    head, [workers] = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    assert head["rayStartParams"]["num-cpus"] == "0", "no replica beside the front"
+    assert str(workers["minReplicas"]) == options["replicas"]
+    assert str(workers["maxReplicas"]) == options["max-replicas"]
+    [front] = head["template"]["spec"]["containers"]
+    assert [str(port["containerPort"]) for port in front["ports"]] == [options["port"]]
+    labels = head["template"]["metadata"]["labels"]
+    assert found["Service"]["spec"]["selector"].items() <= labels.items()
+    for group in (head, workers):
+        grace = group["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert grace > float(str(options["drain-s"]))
+    [extras] = re.findall(r"EXTRAS=(\S+)", text)
+    known = re.findall(r"^(\w[\w-]*) = \[", (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
+    assert set(extras.split(",")) <= set(known) and "ray" in extras

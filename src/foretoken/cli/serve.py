@@ -245,7 +245,8 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     for name in ("api_keys", "served_model_names", "allowed_hosts"):
         own[name] = tuple(own.get(name, ()))
     if "kv_events" in own:
-        own["kv_events"] = _kv_events(own["kv_events"])
+        several = any(name in settings for name in _REPLICAS)
+        own["kv_events"] = _kv_events(own["kv_events"], several=several)
     limits = Limits(**{name: settings[name] for name in _LIMITS if name in settings})
     server = ServerConfig(**own, limits=limits)
     try:
@@ -255,11 +256,11 @@ def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     return config, server
 
 
-def _kv_events(given: object) -> KVEventsConfig:
+def _kv_events(given: object, *, several: bool) -> KVEventsConfig:
     """The settings of KV events from JSON, or from a mapping of a file.
 
     Raises:
-        ConfigError: it is neither, or a value is not allowed.
+        ConfigError: it is neither, a value is not allowed, or there are several servers.
     """
     if isinstance(given, str):
         try:
@@ -268,6 +269,9 @@ def _kv_events(given: object) -> KVEventsConfig:
             allowed = f'JSON such as {{"enable_kv_cache_events": true}} ({error})'
             raise ConfigError("--kv-events-config", given, allowed) from error
     found: KVEventsConfig = read(KVEventsConfig, given, "kv_events_config")
+    if several and found.is_on:
+        allowed = "left out beside --replicas: one address cannot be that of several servers"
+        raise ConfigError("--kv-events-config", found.endpoint, allowed)
     return found
 
 

@@ -111,3 +111,15 @@ def test_a_rule_alone_is_taken_to_its_rule() -> None:
     config, _ = served({"model": "demo", "spec_decoding_acceptance_method": "typical"})
     assert config.speculative_config is not None
     assert config.speculative_config.rule.rejection_sample_method == "typical"
+
+
+def test_kv_events_are_json_of_vllm_s_keys_and_one_server_s() -> None:
+    on = '{"enable_kv_cache_events": true, "topic": "kv"}'
+    given = {"model": "demo", "kv_events_config": on}
+    assert served(given)[1].kv_events.is_on
+    assert not served({"model": "demo"})[1].kv_events.is_on
+    for wrong, said in (("{", "JSON"), ('{"topik": "kv"}', "topic")):
+        with pytest.raises(ConfigError, match=said):
+            served({**given, "kv_events_config": wrong})
+    with pytest.raises(ConfigError, match="--replicas"):
+        served({**given, "replicas": 2})

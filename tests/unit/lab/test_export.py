@@ -29,7 +29,7 @@ from tests.unit.lab.exported import (
 )
 
 MODEL = {"model": "org/target"}
-OF_THE_FRONT = {"replicas", "max_replicas", "replica_cpus", "ray_address"}
+OF_THE_FRONT = {"replicas", "max_replicas", "ray_address"}
 """Options of several servers behind one address, which are no server's own."""
 NOTHING_TO_SAY = {
     ("sglang", "disable_padded_drafter_batch"),
