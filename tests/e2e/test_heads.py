@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from foretoken import LLM, SamplingParams
@@ -18,6 +19,7 @@ from foretoken.metrics import Counter as CounterMetric
 from foretoken.models.tensors import Draft
 from foretoken.proposers.base import Context, Proposer
 from foretoken.proposers.own_kv import KVProposer
+from foretoken.testing import TINY, ReplayProposer
 from tests.e2e.heads import HEADS, write_head
 from tests.e2e.lossless import PARAMETERS, PRESSURES, Result, generate, make_prompts, open_llm
 from tests.property.exact import assert_alike
@@ -290,3 +292,64 @@ def test_matrices_of_blocks_are_there_once(
         net = member.proposer.make_steps([]).runner.net
         left = [one for one in net.modules() if isinstance(one, nn.Linear)]
         assert {one.out_features for one in left} <= {1}, "but what judges drafts"
+
+
+class Promoted(Proposer):
+    """Audits a head's drafts and gives others in their place that are mostly right."""
+
+    name = "promoted"
+
+    def __init__(self, kept: KVProposer, known: ReplayProposer) -> None:
+        self.audited, self._known = Audited(kept), known
+
+    def propose(self, context: Context) -> Draft:
+        self.audited.propose(context)
+        return self._known.propose(context)
+
+    def release(self, request_id: str) -> None:
+        self.audited.release(request_id)
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.2])
+@pytest.mark.parametrize("name", ["eagle3", "dflash", "dspark"])
+def test_kept_kv_where_drafts_are_accepted(
+    name: str, wrong: float, model: Path, folders: dict[str, Path]
+) -> None:
+    """Whole drafts accepted, and some of each: at every step the drafts are those of a head that
+    reads all features anew."""
+    params = SamplingParams(max_tokens=40, temperature=0.0, detokenize=False, ignore_eos=True)
+    prompts = make_prompts(9, 5)
+    with open_llm(model, None, "plain") as llm:
+        found = llm.generate(prompts, params, use_tqdm=False)
+        known = {out.request_id: list(out.outputs[0].token_ids) for out in found}
+    settings = {**PRESSURES["calm"], "block_size": 8}
+    with _open(model, HEADS[name], folders[name], **settings) as llm:
+        parts = llm._engine.parts
+        [member] = parts.proposer.members.values()  # type: ignore[attr-defined]
+        replay = ReplayProposer(known, int(TINY["vocab_size"]), wrong=wrong, seed=1)
+        promoted = Promoted(member.proposer, replay)
+        object.__setattr__(parts, "proposer", promoted)
+        again = llm.generate(prompts, params, use_tqdm=False)
+    most = HEADS[name]["num_speculative_tokens"]
+    assert {out.request_id: list(out.outputs[0].token_ids) for out in again} == known
+    assert promoted.audited.num_compared > 60
+    steps = [out.outputs[0].metrics for out in again]
+    assert max(n for one in steps if one is not None for n in one.accepted_per_step) == most
+
+
+def test_copies_of_the_targets_tables_are_given_up(
+    model: Path, folders: dict[str, Path], tmp_path: Path, plain: Any
+) -> None:
+    """DeepSpec's files have some; a head that differs is kept."""
+    target = load_file(model / "model.safetensors")
+    head = load_file(folders["dspark"] / "model.safetensors")
+    head["embed_tokens.weight"] = target["model.embed_tokens.weight"]
+    save_file(head, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folders["dspark"] / "config.json").read_bytes())
+    with _open(model, HEADS["dspark"], tmp_path) as llm:
+        [member] = llm._engine.parts.proposer.members.values()  # type: ignore[attr-defined]
+        net = member.proposer.make_steps([]).runner.net
+        assert not net.shape.own_embedding and net.shape.own_head
+        assert net.table_VD is llm._engine.parts.runner.model.embedding_VD
+        chosen = {"max_tokens": TOKENS, **PARAMETERS["greedy"]}
+        assert generate(llm, make_prompts(COUNT, 3), chosen) == plain("greedy", COUNT)

@@ -396,3 +396,14 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
         config = {**BODY, "architectures": ["Qwen3DSparkModel"], "block_size": 4, **DFLASH}
         more = {"markov_rank": RANK, "markov_head_type": "rnn"}
         load_head(ref.block_weights(3).write(tmp_path / "e", {**config, **more}), TARGET)
+
+
+def test_copies_of_the_targets_head_are_given_up(tmp_path: Path) -> None:
+    weights = ref.block_weights(4)
+    weights.matrix("lm_head.weight", VOCAB, HIDDEN)
+    folder = weights.write(tmp_path, {**ORIGINAL, "dflash_config": DFLASH})
+    for differs in (True, False):
+        net = load_head(folder, TARGET)
+        assert isinstance(net, DFlash) and net.shape.own_head
+        net.use_head(weights.tensors["lm_head.weight"] + differs)
+        assert net.shape.own_head == differs == bool(net.tops)

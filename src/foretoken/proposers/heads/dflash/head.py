@@ -11,7 +11,7 @@ Source: DFlash (arXiv 2602.06036) and its published checkpoints.
 
 from abc import ABC
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -104,9 +104,20 @@ class BlockHead(DraftHead, ABC):
         return self.embed_tokens.weight if self.shape.own_embedding else self.embedding_VD
 
     def use_embedding(self, embedding_VD: Tensor) -> None:
-        """Embed tokens with the target's table as it is stored, unless it has its own."""
-        if not self.shape.own_embedding:
+        """Embed tokens with the target's table as it is stored, unless it has another one. A copy,
+        which DeepSpec's files have, is given up."""
+        if self.shape.own_embedding and torch.equal(self.embed_tokens.weight, embedding_VD):
+            self.shape = replace(self.shape, own_embedding=False)
+            del self.embed_tokens
+            self.register_buffer("embedding_VD", embedding_VD, persistent=False)
+        elif not self.shape.own_embedding:
             self.embedding_VD = embedding_VD
+
+    def use_head(self, weight_VD: Tensor) -> None:
+        """Leave logits to the target's head, of these weights, if its own is a copy of it."""
+        if self.shape.own_head and torch.equal(self.lm_head.weight, weight_VD):
+            self.shape = replace(self.shape, own_head=False)
+            del self.lm_head
 
     def kept(self, kv_cache_dtype: str) -> KeptNumbers:
         """Keys and values of the context in all layers."""

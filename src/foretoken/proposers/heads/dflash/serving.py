@@ -47,6 +47,8 @@ def build_blocks(head: BlockHead, site: HeadSite) -> KVProposer:
         allowed = f"{cap}, as the target's, whose output head it uses"
         raise UnsupportedModelError("final_logit_softcapping", shape.logit_softcap, allowed)
     head.use_embedding(target.embedding_VD)
+    if target.shape.tie_word_embeddings and cap == shape.logit_softcap and not config.quantization:
+        head.use_head(target.embedding_VD)
     runner = BlockRunner(
         head,
         site.view,
