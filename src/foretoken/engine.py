@@ -6,7 +6,7 @@ runner's, what is accepted the verifier's, what is drafted the proposer's. Not t
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -189,8 +189,12 @@ class Engine:
         self._release(output.request_id)
         return output
 
-    def step(self) -> list[Output]:
+    def step(self, arrive: Callable[[], None] | None = None) -> list[Output]:
         """Run one step; new tokens and ends of the requests it touched.
+
+        Args:
+            arrive: called when drafts have been made and the target has not begun; it may add
+                requests, and nothing else. Their prompts are in this step if they have room.
 
         If it raises with `cancelled` not empty, nothing was committed: the engine can go on once
         those requests have been ended. With `cancelled` empty it cannot.
@@ -207,8 +211,13 @@ class Engine:
                 if parts.shared is not None:
                     parts.shared.resting = planned.plan.resting
                 context = Context(planned.spans, planned.plan)
-                batch = planned.with_draft(parts.proposer.propose(context))
+                draft = parts.proposer.propose(context)
                 drafted = time.perf_counter()
+                if arrive is not None and any(draft.ids):
+                    arrive()
+                    planned = parts.scheduler.join(planned)
+                batch = planned.with_draft(draft)
+                joined = time.perf_counter()
                 verification, broken = verify_apart(parts.verifier, batch, parts.runner.run(batch))
                 parts.runner.settle(batch, verification.paths)
         except BaseException as error:
@@ -230,7 +239,7 @@ class Engine:
         total_s = ended_at - began
         # A longer pause is that of whoever calls.
         between_s = min(between_s, total_s)
-        times = _StepTimes(drafted - scheduled, verified - drafted, total_s, between_s)
+        times = _StepTimes(drafted - scheduled, verified - joined, total_s, between_s)
         stats = self._stats(batch, verification, outputs, times)
         self.metrics.record(stats)
         for observe in parts.observers:

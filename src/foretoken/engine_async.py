@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TypeVar, final
 
@@ -87,6 +88,15 @@ class OutputStream:
         return self._num_buffered <= self._max_buffered
 
 
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Something that the engine's thread is asked to do."""
+
+    run: Callable[[], None]
+    adds: bool = False
+    """It adds requests, which may be done before a step's target has begun."""
+
+
 @final
 class AsyncEngine:
     """Takes requests from a loop, steps in a thread, and gives outputs back to the loop."""
@@ -119,7 +129,9 @@ class AsyncEngine:
         """When there was last something to do after there had been nothing."""
         self._max_buffered = max_buffered
         self._streams: dict[str, OutputStream] = {}
-        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._commands: SimpleQueue[_Command] = SimpleQueue()
+        self._held: _Command | None = None
+        """Taken from the queue during a step, and to be carried out behind it."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._main, name="foretoken-engine", daemon=True)
         self._stopping = False
@@ -154,7 +166,7 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """End all requests and the thread."""
-        self._commands.put(self._stop)
+        self._commands.put(_Command(self._stop))
         await asyncio.to_thread(self._thread.join)
         await asyncio.sleep(0)
 
@@ -171,7 +183,7 @@ class AsyncEngine:
         stream = OutputStream(requests, self._max_buffered)
         for request in requests:
             self._streams[request.request_id] = stream
-        self._commands.put(lambda: self._add(requests))
+        self._commands.put(_Command(lambda: self._add(requests), adds=True))
         return stream
 
     def close(self, stream: OutputStream) -> None:
@@ -181,13 +193,13 @@ class AsyncEngine:
         for request_id in ids:
             self._streams.pop(request_id, None)
         if ids:
-            self._commands.put(lambda: self._abort(ids))
+            self._commands.put(_Command(lambda: self._abort(ids)))
 
     def end_all(self) -> None:
         """Abort everything that is open; its readers get the end as an output."""
         ids = tuple(self._streams)
         if ids:
-            self._commands.put(lambda: self._abort(ids))
+            self._commands.put(_Command(lambda: self._abort(ids)))
 
     async def call(self, function: Callable[[Engine], Result]) -> Result:
         """Run `function` in the engine's thread between two steps.
@@ -217,7 +229,7 @@ class AsyncEngine:
             else:
                 loop.call_soon_threadsafe(settle, result, None)
 
-        self._commands.put(run)
+        self._commands.put(_Command(run))
         return await future
 
     # In the engine's thread.
@@ -237,24 +249,35 @@ class AsyncEngine:
             self.engine.close()
 
     def _obey(self) -> None:
-        """Carry out the commands that wait; wait for one if there is nothing else to do."""
+        """Carry out what is left of the commands; wait for one if there is nothing else to do."""
         # A step notices by itself when a process is lost that it needs; an idle engine has to look.
         look_s = None if self.engine.parts.followers is None else _LOOK_S
         while not self._stopping:
-            if self._commands.empty() and self.engine.has_unfinished:
-                return
-            try:
-                command = self._commands.get(timeout=look_s)
-            except Empty:
-                self.engine.check()
+            command, self._held = self._held, None
+            if command is None:
+                if self._commands.empty() and self.engine.has_unfinished:
+                    return
+                try:
+                    command = self._commands.get(timeout=look_s)
+                except Empty:
+                    self.engine.check()
+                    continue
+            command.run()
+
+    def _arrive(self) -> None:
+        """Add the requests that wait, up to the first command that needs a step to be over."""
+        while self._held is None and not self._commands.empty():
+            command = self._commands.get()
+            if command.adds:
+                command.run()
             else:
-                command()
+                self._held = command
 
     def _step(self) -> None:
         if self._stopping:
             return
         try:
-            outputs = self.engine.step()
+            outputs = self.engine.step(self._arrive)
             self._num_failures = 0
         except Exception:
             hit = self.engine.cancelled

@@ -1,6 +1,7 @@
 """The engine in a thread: streams, failures, aborts, the end."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -130,6 +131,62 @@ def test_an_engine_that_keeps_failing_is_lost_loudly(model: Path) -> None:
         assert not running.stopped_cleanly
 
     asyncio.run(main())
+
+
+class Waiting(Proposer):
+    """Drafts one wrong token, and does not come back with it before it may."""
+
+    name = "waiting"
+
+    def __init__(self) -> None:
+        self.asked, self.may = threading.Event(), threading.Event()
+
+    def propose(self, context: Context) -> Draft:
+        self.asked.set()
+        assert self.may.wait(60)
+        return Draft(ids=tuple((0,) * min(1, span.draft_budget) for span in context.spans))
+
+    def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+
+def test_who_comes_while_drafts_are_made_is_in_the_step(model: Path) -> None:
+    async def go() -> None:
+        config = EngineConfig.from_kwargs(
+            model=str(model), max_num_seqs=4, kv_cache_memory_bytes=8 << 20,
+            adaptive_speculation=False,
+            speculative_config={"method": "ngram", "num_speculative_tokens": 2},
+        )  # fmt: skip
+        engine, proposer = build_engine(config), Waiting()
+        object.__setattr__(engine.parts, "proposer", proposer)
+        steps: list[list[str]] = []
+        running = AsyncEngine(engine, observers=[lambda outputs: steps.append(names(outputs))])
+        running.start()
+        proposer.may.set()
+        first = opened(running, "first")
+        while not steps:
+            await asyncio.sleep(0.001)
+        # In the middle of a later step: somebody comes, the first goes, one more comes.
+        proposer.may.clear()
+        proposer.asked.clear()
+        await asyncio.to_thread(proposer.asked.wait, 60)
+        before = len(steps)
+        second = opened(running, "second")
+        running.close(first)
+        third = opened(running, "third")
+        proposer.may.set()
+        found = await asyncio.gather(read(second), read(third))
+        assert [ids(outputs) for outputs in found] == [[*ids(found[0])]] * 2
+        assert "second" in steps[before], "it waited for another step"
+        assert "third" not in steps[before], "it came before the end of another request"
+        assert engine.parts.scheduler.num_running == 0
+        await running.stop()
+
+    asyncio.run(go())
+
+
+def names(outputs: Sequence[Output]) -> list[str]:
+    return [output.request_id for output in outputs]
 
 
 def test_closing_a_stream_frees_its_pages(model: Path) -> None:

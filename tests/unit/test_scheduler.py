@@ -1,6 +1,7 @@
 """Who is served, with how many tokens, and what a shortage does."""
 
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 
@@ -11,7 +12,16 @@ from foretoken.runtime.batch import Batch
 from foretoken.runtime.scheduling.scheduler import SchedulerConfig
 from foretoken.runtime.sequence import SequenceState
 from foretoken.types import FinishReason
-from tests.unit.scheduler_fakes import FakeEngine, at_most, continuation, make_request, perfect
+from tests.unit.scheduler_fakes import (
+    VOCAB,
+    FakeEngine,
+    at_most,
+    continuation,
+    expected_output,
+    make_request,
+    noisy,
+    perfect,
+)
 
 LONG = tuple([1, 2, 3, 4] * 5)
 
@@ -67,6 +77,80 @@ def test_drafts_of_all_sequences_share_the_rest_of_the_step() -> None:
         engine.add(make_request(name, (1, 2, 3)))
     engine.step()
     assert [span.draft_budget for span in engine.plan().spans] == [5, 1, 0]
+
+
+def test_who_comes_while_drafts_are_made_joins_the_step() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=16, max_num_seqs=3, max_model_len=64)
+    engine = FakeEngine(config=config, drafter=perfect, plan_drafts=at_most(3))
+    engine.add(make_request("a", (1, 2)))
+    engine.step()
+    batch = engine.plan()
+    assert batch.num_drafts == 3
+    for name, length in (("b", 4), ("c", 20), ("d", 1)):
+        engine.add(make_request(name, tuple(n % 5 for n in range(length))))
+    joined = engine.scheduler.join(batch)
+    # 1 + 3 of "a", 4 of "b", and what is left of 16 for "c"; there is no seat for "d".
+    assert [(s.sequence.request.request_id, s.num_tokens) for s in joined.spans] == [
+        ("a", 4), ("b", 4), ("c", 8),
+    ]  # fmt: skip
+    assert joined.spans[0] == batch.spans[0] and joined.draft == batch.draft
+    outputs = engine.finish(joined)
+    assert [output.request_id for output in outputs] == ["a", "b"]
+    engine.run()
+    for name in "abcd":
+        [*_, last] = engine.outputs[name]
+        assert last.finish_reason is not None
+
+
+def test_nobody_joins_a_step_without_room() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=4, max_model_len=64)
+    engine = FakeEngine(config=config, drafter=perfect, plan_drafts=at_most(3))
+    engine.add(make_request("a", (1, 2)))
+    engine.step()
+    batch = engine.plan()
+    engine.add(make_request("b", (3,)))
+    assert engine.scheduler.join(batch) is batch
+    engine.finish(batch)
+    with pytest.raises(AssertionError):
+        engine.scheduler.join(batch)
+    engine.run()
+
+
+def test_joined_requests_give_what_they_give_alone() -> None:
+    random = Random(5)
+    for _ in range(40):
+        config = SchedulerConfig(
+            max_num_batched_tokens=random.randint(4, 24),
+            max_num_seqs=random.randint(1, 6),
+            max_model_len=48,
+        )
+        engine = FakeEngine(
+            num_pages=random.randint(14, 30), config=config, drafter=noisy(random),
+            plan_drafts=at_most(3),
+        )  # fmt: skip
+        coming = [
+            make_request(
+                f"r{i}", tuple(random.randrange(VOCAB) for _ in range(random.randint(1, 9)))
+            )
+            for i in range(12)
+        ]
+        requests = list(coming)
+        while coming or engine.scheduler.has_unfinished:
+            if coming and random.random() < 0.3:
+                engine.add(coming.pop())
+            batch = engine.plan()
+            while coming and random.random() < 0.4:
+                engine.add(coming.pop())
+            if batch.spans:
+                batch = engine.scheduler.join(batch)
+                if random.random() < 0.1:
+                    engine.scheduler.cancel(batch)
+                else:
+                    engine.finish(batch)
+        for request in requests:
+            expected, _ = expected_output(request, 48)
+            assert engine.tokens(request.request_id) == expected
+        assert engine.pool.num_used == 0 or engine.scheduler.prefix is not None
 
 
 def test_no_more_seats_than_there_are() -> None:

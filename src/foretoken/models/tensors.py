@@ -5,7 +5,7 @@ P pages of the longest span, K drafts of all spans together.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -163,6 +163,21 @@ class Draft:
     def empty(cls, num_spans: int) -> "Draft":
         """No drafts for any span."""
         return cls(ids=((),) * num_spans)
+
+    def over(self, num_spans: int) -> "Draft":
+        """The same for a step with more spans, which stand behind these and have no drafts."""
+        more = num_spans - len(self.ids)
+        assert more >= 0, (num_spans, len(self.ids))
+        if more == 0:
+            return self
+        return replace(
+            self,
+            ids=self.ids + ((),) * more,
+            parents=None if self.parents is None else self.parents + (None,) * more,
+            drafters=None if self.drafters is None else self.drafters + (self.drafter,) * more,
+            one_hot=None if self.one_hot is None else self.one_hot + (False,) * more,
+            promises=None if self.promises is None else self.promises + (None,) * more,
+        )
 
     @property
     def names(self) -> tuple[str, ...]:

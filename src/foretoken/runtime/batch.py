@@ -102,8 +102,9 @@ class Batch:
         return sum(span.num_drafts for span in self.spans)
 
     def with_draft(self, draft: Draft) -> Self:
-        """This batch with the drafts of its spans; asserts that no budget is exceeded."""
-        assert len(draft.ids) == len(self.spans), (len(draft.ids), len(self.spans))
+        """This batch with the drafts of its first spans; asserts that no budget is exceeded. Spans
+        that joined it after they were asked for have none."""
+        draft = draft.over(len(self.spans))
         draft.check()
         spans = []
         nothing = (None,) * len(self.spans)

@@ -5,7 +5,7 @@ nothing waits. Invariant: whoever decides learns nothing that an engine would no
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -121,6 +121,13 @@ class _Results(NamedTuple):
     spans: Sequence[_Result | None]
 
 
+class _Drafted(NamedTuple):
+    """What the drafters of a step took, and whether none had drafted in the step before."""
+
+    times: tuple[DraftingTime, ...]
+    is_cold: bool
+
+
 class _Asked(NamedTuple):
     """A request on its way to the queue."""
 
@@ -169,9 +176,13 @@ class SimulatedServing:
         waiting, times = traffic.draw(), traffic.times()
         waiting.reverse()
         tokens = 0
-        while waiting or self._asked or self._running:
+
+        def arrive() -> None:
             self._ask(traffic, waiting, times)
             self._admit()
+
+        while waiting or self._asked or self._running:
+            arrive()
             if not self._running:
                 # Nobody is there: the clock goes to whoever comes next.
                 if self._asked:
@@ -181,7 +192,7 @@ class SimulatedServing:
                 else:
                     self.clock += 0.1
                 continue
-            tokens += self._step()
+            tokens += self._step(arrive)
             if 0 < self._limits.most_tokens <= tokens:
                 break
         return SimulatedRun(self._arm.name, self._steps, self._served)
@@ -211,8 +222,8 @@ class SimulatedServing:
     def _queued_at(self, asked: _Asked) -> float:
         return asked.arrival + self._machine.server.request_s
 
-    def _step(self) -> int:
-        """One step; the tokens that it gave."""
+    def _step(self, arrive: Callable[[], None]) -> int:
+        """One step, into which prompts come that `arrive` queues; the tokens that it gave."""
         batch = self._scheduler.schedule()
         plan = batch.plan
         decoding = [
@@ -224,6 +235,10 @@ class SimulatedServing:
             for span in batch.spans[: len(plan.drafts)]
         ]
         drafted = self._drafting.draft(plan, decoding)
+        made = self._let_draft(drafted)
+        if drafted.guesses:
+            arrive()
+            batch = self._scheduler.join(batch)
         results = _Results([
             self._result(span, drafted, place) for place, span in enumerate(batch.spans)
         ])  # fmt: skip
@@ -234,7 +249,7 @@ class SimulatedServing:
         contexts = [span.start + span.length for span in batch.spans]
         prompt_rows = committed - len(decoding)
         shape = StepShape(rows, len(batch.spans), sum(contexts) / len(contexts), prompt_rows)
-        times, verifying_s = self._pass_time(drafted, shape, tokens)
+        times, verifying_s = self._pass_time(made, shape, tokens)
         drafting_s = sum(time.seconds for time in times)
         outputs = self._scheduler.commit(batch, results, self.clock)
         stats = StepStats(
@@ -266,22 +281,26 @@ class SimulatedServing:
         self.clock += server.step_s + server.token_s * stats.num_output_tokens
         return stats.num_output_tokens
 
-    def _pass_time(
-        self, drafted: DraftedStep, shape: StepShape, tokens: int
-    ) -> tuple[tuple[DraftingTime, ...], float]:
-        """Let a step's time go by; what of it is measured of the drafters, and of the rest."""
-        machine, drafts = self._machine, bool(drafted.guesses)
+    def _let_draft(self, drafted: DraftedStep) -> _Drafted:
+        """Let the time of drafting go by."""
+        drafts = bool(drafted.guesses)
         is_cold, self._had_drafts = drafts and not self._had_drafts, drafts
-        drafting, target = (machine.cold_drafting, machine.cold_target) if is_cold else (1.0, 1.0)
-        verifying_s = target * machine.target_s(shape, tokens)
-        seconds = drafting * sum(time.seconds for time in drafted.times) + verifying_s
+        slower = self._machine.cold_drafting if is_cold else 1.0
+        times = tuple(time._replace(seconds=slower * time.seconds) for time in drafted.times)
+        self.clock += sum(time.seconds for time in times)
+        return _Drafted(times, is_cold)
+
+    def _pass_time(
+        self, made: _Drafted, shape: StepShape, tokens: int
+    ) -> tuple[tuple[DraftingTime, ...], float]:
+        """Let the rest of a step go by; what is measured of the drafters, and of the rest."""
+        slower = self._machine.cold_target if made.is_cold else 1.0
+        verifying_s = slower * self._machine.target_s(shape, tokens)
+        self.clock += verifying_s
         # What is measured is noisy, the clock is not: noise is equal for all arms in the long run,
         # and without it short runs can be compared.
-        self.clock += seconds
-        factor = self._noise.factor(seconds)
-        times = tuple(
-            time._replace(seconds=factor * drafting * time.seconds) for time in drafted.times
-        )
+        factor = self._noise.factor(sum(time.seconds for time in made.times) + verifying_s)
+        times = tuple(time._replace(seconds=factor * time.seconds) for time in made.times)
         return times, factor * verifying_s
 
     def _result(self, span: Any, drafted: DraftedStep, place: int) -> _Result | None:

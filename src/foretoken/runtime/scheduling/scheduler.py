@@ -1,13 +1,14 @@
 """Who runs in the next step, with how many tokens, and what becomes of the step's results.
 
 Continuous batching: in each step decoding sequences come first, then their drafts, then prompt
-chunks of admitted sequences, then new admissions. One step at a time: `schedule`, then `commit`
-(or `cancel`) of its batch. Invariant: every request added ends exactly once, with one Output
-that has a finish reason. Models, drafters and text are unknown here.
+chunks of admitted sequences, then new admissions. One step at a time: `schedule`, perhaps `join`,
+then `commit` (or `cancel`) of its batch. Invariant: every request added ends exactly once, with one
+Output that has a finish reason. Models, drafters and text are unknown here.
 """
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from foretoken.control.plan import DraftPlan, DraftPlanner, StepLoad, plan_no_drafts
@@ -170,6 +171,20 @@ class Scheduler:
             tokens_left = self._add_chunk(spans, admitted, tokens_left)
         self._in_flight = bool(spans)
         return Batch(spans=tuple(spans), plan=plan)
+
+    def join(self, batch: Batch) -> Batch:
+        """The scheduled batch, with prompts of requests that came while its drafts were made.
+
+        Whoever came too late for `schedule` need not wait for a whole step: the pass of the target
+        has not begun. Room is what `schedule` left.
+        """
+        assert self._in_flight, "no batch to join"
+        spans = list(batch.spans)
+        taken = sum(span.length + span.draft_budget for span in spans)
+        tokens_left = self.config.max_num_batched_tokens - taken
+        while tokens_left > 0 and (admitted := self._queues.admit_next(self._clock())) is not None:
+            tokens_left = self._add_chunk(spans, admitted, tokens_left)
+        return batch if len(spans) == len(batch.spans) else replace(batch, spans=tuple(spans))
 
     def _prompt_tokens(self, prefilling: list[Sequence], most: int) -> int:
         """About how many prompt tokens the step will compute: of those that run, and of those
