@@ -191,6 +191,8 @@ def test_llama_cpp_reads_gguf_files_and_divides_its_context() -> None:
     )
     assert (options["ctx-size"], options["parallel"]) == ("16384", "4")
     assert "# model: target-bf16.gguf is org/target as llama.cpp's" in found.commented
+    four = written("llama.cpp", None, quantization="int4")
+    assert "llama-quantize" in four.commented and "llama-quantize" not in found.commented
     given = written("llama.cpp", {"method": "ngram"}, model="a.gguf")
     assert launch(given).options["spec-ngram-simple-size-n"] == "2"
     assert "convert" not in given.commented

@@ -31,6 +31,8 @@ _GGUF_KINDS = {
     "none": "bf16",
 }
 """How a GGUF file of such weights is usually named."""
+_CONVERTED = ("-bf16.gguf", "-fp16.gguf", "-fp32.gguf", "-q8_0.gguf")
+"""How files end that llama.cpp's converter writes by itself."""
 
 
 @final
@@ -98,12 +100,15 @@ def _in_gguf(
 
 
 def _to_convert(files: Iterable[tuple[str, str]]) -> Told:
-    lost = (
-        Unsaid("model", f"{file} is {model} as llama.cpp's convert_hf_to_gguf.py writes it")
-        for model, file in files
-        if file != model
-    )
+    lost = (Unsaid("model", _converted(model, file)) for model, file in files if file != model)
     return Told(unsaid=tuple(lost))
+
+
+def _converted(model: str, file: str) -> str:
+    by = "convert_hf_to_gguf.py writes it"
+    if not file.endswith(_CONVERTED):
+        by = "convert_hf_to_gguf.py and then llama-quantize write it"
+    return f"{file} is {model} as llama.cpp's {by}"
 
 
 def gguf_name(model: str, quantization: str) -> str:
