@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from foretoken import LLM
 from foretoken.models.rollout import plan_best
 from foretoken.models.tensors import SpanLayout
@@ -51,9 +53,20 @@ class Probe:
             assert found is not None, "no compiled kernels"
         return (time.perf_counter() - began) / times
 
-    def _forward(self, start: int, rows: int) -> None:
+    def chain_seconds(self, drafts: int, times: int) -> float:
+        """Mean time of so many greedy drafts after the context, by one call where there is one."""
+        layout, ids = self._span(self.context, 1, 1 + drafts)
+        plan = plan_best(1, drafts)
+        began = time.perf_counter()
+        for _ in range(times):
+            if self.runner.roll_out([layout], [ids], plan) is None:
+                for at in range(drafts):
+                    self._forward(self.context + at, 1).argmax(dim=-1).tolist()
+        return (time.perf_counter() - began) / times
+
+    def _forward(self, start: int, rows: int) -> Tensor:
         layout, ids = self._span(start, rows, rows)
-        self.runner.forward([layout], [ids], range(rows))
+        return self.runner.forward([layout], [ids], range(rows)).logits_RV
 
     def _span(self, start: int, rows: int, reach: int) -> tuple[SpanLayout, list[int]]:
         """Random tokens, on pages that hold `reach` positions from their first one on."""

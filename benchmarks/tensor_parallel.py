@@ -1,11 +1,13 @@
 """A step of a model on all cores of this machine: one process, or several that share its layers.
 
-    python benchmarks/tensor_parallel.py [--model demo] [--ranks 2]
+    python benchmarks/tensor_parallel.py [--model demo] [--ranks 2] [--draft demo-draft]
 
 Bare forwards of 1, 6 and 64 tokens after some context, logits and exchanges included. `one` is one
 process with a thread for each core, all layers in one call into C; `parts` the same, each kernel
 called from Python, as processes that share layers do; `shared` are processes that have a part of
-the threads each. Each repeat is a process of its own, in rotated order.
+the threads each. With --draft chains of four greedy drafts by a draft model beside such processes:
+on rank 0, with its part of the threads (`alone`), or on all ranks (`together`). Each repeat is a
+process of its own, in rotated order.
 """
 
 import argparse
@@ -19,7 +21,9 @@ from typing import Any
 from common import announce, finish, interleave, make_parser, ratio_of_medians
 
 ARMS = ("one", "parts", "shared")
+DRAFT_ARMS = ("alone", "together")
 ROWS = (1, 6, 64)
+DRAFTS = 4
 
 
 def in_process(arm: str, settings: argparse.Namespace) -> dict[str, float]:
@@ -28,6 +32,7 @@ def in_process(arm: str, settings: argparse.Namespace) -> dict[str, float]:
     command += ["--ranks", str(settings.ranks), "--times", str(settings.times)]
     command += ["--context", str(settings.context)]
     command += ["--threads", str(settings.threads)] if settings.threads else []
+    command += ["--draft", settings.draft] if settings.draft else []
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -39,6 +44,8 @@ def work(settings: argparse.Namespace) -> dict[str, float]:
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    if settings.draft:
+        return drafting(settings)
     from forwards import target_probe
 
     from foretoken import LLM
@@ -58,6 +65,27 @@ def work(settings: argparse.Namespace) -> dict[str, float]:
         return found
 
 
+def drafting(settings: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds of a chain."""
+    from forwards import draft_probe
+
+    from foretoken import LLM
+
+    config: dict[str, Any] = {
+        "method": "draft_model",
+        "model": settings.draft,
+        "num_speculative_tokens": DRAFTS,
+        "draft_tensor_parallel_size": settings.ranks if settings.arm == "together" else 1,
+    }
+    ranks = settings.ranks
+    with LLM(settings.model, tensor_parallel_size=ranks, speculative_config=config) as llm:
+        probe = draft_probe(llm, settings.context)
+        with llm._engine.parts.threads:
+            probe.chain_seconds(DRAFTS, 5)
+            times = [probe.chain_seconds(DRAFTS, 1) for _ in range(settings.times)]
+    return {f"{DRAFTS} drafts": statistics.median(times) * 1e3}
+
+
 def main() -> None:
     """Measure, report."""
     parser = make_parser(__doc__)
@@ -65,7 +93,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--context", type=int, default=128, help="default: %(default)s")
     parser.add_argument("--times", type=int, default=100, help="steps per process")
-    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
+    parser.add_argument("--draft", help="a draft model, which is timed instead")
+    parser.add_argument("--arm", choices=ARMS + DRAFT_ARMS, help=argparse.SUPPRESS)
     settings = parser.parse_args()
     if settings.quick:
         settings.repeats, settings.times = 1, 5
@@ -73,7 +102,8 @@ def main() -> None:
         print(json.dumps(work(settings)))
         return
     where = announce(settings)
-    arms = {arm: (lambda arm=arm: in_process(arm, settings)) for arm in ARMS}
+    names = DRAFT_ARMS if settings.draft else ARMS
+    arms = {arm: (lambda arm=arm: in_process(arm, settings)) for arm in names}
     runs = interleave(arms, settings.repeats)
     results: dict[str, Any] = {}
     for arm, found in runs.items():
@@ -81,13 +111,13 @@ def main() -> None:
             value = statistics.median(one[name] for one in found)
             results[f"{arm}, {name}, ms"] = value
             print(f"{arm}, {name}: {value:.3f} ms")
-    for arm in ARMS[:2]:
-        for rows in ROWS:
-            name = f"{rows} rows"
-            above, below = ([one[name] for one in runs[kind]] for kind in (arm, "shared"))
+    *others, last = names
+    for arm in others:
+        for name in runs[last][0]:
+            above, below = ([one[name] for one in runs[kind]] for kind in (arm, last))
             ratio = ratio_of_medians(above, below)
-            results[f"{arm} / shared, {name}"] = ratio
-            print(f"{arm} / shared, {name}: {ratio}")
+            results[f"{arm} / {last}, {name}"] = ratio
+            print(f"{arm} / {last}, {name}: {ratio}")
     finish("tensor_parallel", where, settings, results, [])
 
 

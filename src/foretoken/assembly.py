@@ -5,6 +5,7 @@ The only place that knows all the constructors.
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from foretoken.proposers.method import BuildContext, Target
 from foretoken.proposers.registry import create_drafters, feature_points, find_drafters
 from foretoken.runtime.following import follow
 from foretoken.runtime.grammar import Grammars
+from foretoken.runtime.leading import Crew, LoadShare
 from foretoken.runtime.rules import RuleSettings
 from foretoken.runtime.runner import Runner
 from foretoken.runtime.scheduling.config import SchedulerConfig
@@ -150,15 +152,14 @@ class _Assembly:
         settings = _rule_settings(self.speculative)
         verifier = Verifier(shape.vocab_size, config.device, rule, settings, grammars)
         texts = TextStreams(self.tokenizer)
-        options = replace(
-            self._target_options,
-            group=None if followers is None else followers.group,
-            keeps_head=any(one.borrows_head for one in self._drafting().heads),
-        )
-        runner = self._runner(self.folder, options, self.points)
+        options = self._options(config.user.numbers, batch_invariant=config.batch_invariant)
+        borrowed = any(one.borrows_head for one in self._drafting().heads)
+        options = replace(options, keeps_head=borrowed)
+        crew = None if followers is None else Crew(followers.joined)
+        runner = self._runner(self.folder, options, crew, self.points)
         shared = self._shared_pages(runner)
         given = None if proposer is None else self._given(proposer, grammars)
-        drafters = given or self._drafters(verifier, runner, shared)
+        drafters = given or self._drafters(verifier, runner, shared, crew)
         threads = self._threads()
         found = FoundParts(
             config=config, drafters=drafters, found=self.found, runner=runner, pool=self.pool,
@@ -208,23 +209,16 @@ class _Assembly:
         return max(1, torch.get_num_threads() // self.config.user.tensor_parallel_size)
 
     def _followers(self) -> Followers | None:
-        """The processes of the other ranks, which begin to load; None: this one does it all."""
+        """The processes of the other ranks, which wait for models; None: this one does it all."""
         config = self.config
         if config.user.tensor_parallel_size == 1:
             return None
-        given = (self.folder, self._target_options, config.num_pages, self._threads_of_a_rank)
         rendezvous = meet(config.user.tensor_parallel_size, _RANK_WAIT_S)
-        return Followers(rendezvous, follow, *given)
+        return Followers(rendezvous, follow, self._threads_of_a_rank)
 
     def _grammars(self, eos_ids: frozenset[int]) -> Grammars:
         text = None if self.tokenizer is None else self.tokenizer.to_json()
         return Grammars(text, self.shape.vocab_size, sorted(eos_ids), self.config.device)
-
-    @property
-    def _target_options(self) -> LoadOptions:
-        """How the model itself is loaded, by one process."""
-        config = self.config
-        return self._options(config.user.numbers, batch_invariant=config.batch_invariant)
 
     def _options(self, numbers: Numbers, *, batch_invariant: bool) -> LoadOptions:
         return LoadOptions(
@@ -239,18 +233,34 @@ class _Assembly:
             max_model_len=self.config.max_model_len,
         )
 
-    def _draft_runner(self, folder: Path, numbers: Numbers) -> Runner:
-        return self._runner(folder, self._options(numbers, batch_invariant=False))
+    def _draft_runner(
+        self, crew: Crew | None, folder: Path, numbers: Numbers, ranks: int
+    ) -> Runner:
+        options = self._options(numbers, batch_invariant=False)
+        return self._runner(folder, options, crew if ranks > 1 else None)
 
-    def _runner(self, folder: Path, options: LoadOptions, points: tuple[int, ...] = ()) -> Runner:
-        return Runner.load(
+    def _runner(
+        self,
+        folder: Path,
+        options: LoadOptions,
+        crew: Crew | None,
+        points: tuple[int, ...] = (),
+    ) -> Runner:
+        num_pages, leader = self.config.num_pages, None
+        if crew is not None:
+            leader = crew.load(LoadShare(folder, replace(options, keeps_head=False), num_pages))
+            options = replace(options, group=crew.group)
+        runner = Runner.load(
             folder,
             options,
-            num_pages=self.config.num_pages,
+            num_pages=num_pages,
             points=points,
             readers={name: one.points for name, one in self.found.items()} if points else None,
             generations=self.pool.generation,
         )
+        if leader is not None:
+            runner.lead(leader)
+        return runner
 
     def _shared_pages(self, target: Runner) -> SharedPages | None:
         """One budget for all pages, where drafters keep any and the device gives memory back."""
@@ -264,12 +274,18 @@ class _Assembly:
             target.share_features(shared)
         return shared
 
-    def _drafters(self, verifier: Verifier, target: Runner, shared: SharedPages | None) -> Drafters:
+    def _drafters(
+        self,
+        verifier: Verifier,
+        target: Runner,
+        shared: SharedPages | None,
+        crew: Crew | None,
+    ) -> Drafters:
         context = BuildContext(
             target=target,
             verifier=verifier,
             pool=self.pool,
-            load_model=self._draft_runner,
+            load_model=partial(self._draft_runner, crew),
             device=self.config.device,
             max_model_len=self.config.max_model_len,
             max_num_batched_tokens=self.config.max_num_batched_tokens,

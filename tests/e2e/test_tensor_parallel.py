@@ -40,9 +40,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_llm(folder: Path, ranks: int, **settings: Any) -> LLM:
-    speculative = settings.pop("speculative_config", None)
+    """`shares_draft`: on several ranks these share a draft model too."""
+    speculative, shares = settings.pop("speculative_config", None), settings.pop("shares_draft", 0)
     if speculative is not None and "draft_model" in str(speculative):
-        speculative = {**speculative, "model": str(folder)}
+        drafting = ranks if shares else None
+        speculative = {
+            **speculative,
+            "model": str(folder),
+            "draft_tensor_parallel_size": drafting,
+        }
     return LLM(
         str(folder),
         tensor_parallel_size=ranks,
@@ -71,9 +77,17 @@ def tokens(llm: LLM) -> dict[str, list[Any]]:
     ("ranks", "settings"),
     [
         (2, {"dtype": "float32", "batch_invariant": True}),
-        (3, {"dtype": "bfloat16", "max_num_batched_tokens": 16, "block_size": 8}),
+        (
+            3,
+            {
+                "dtype": "bfloat16",
+                "max_num_batched_tokens": 16,
+                "block_size": 8,
+                "shares_draft": True,
+            },
+        ),
     ],
-    ids=["2 of float32", "3 of bfloat16 in chunks"],
+    ids=["2 of float32", "3 of bfloat16 in chunks, which share the draft"],
 )
 def test_tokens_are_those_of_one_process(
     folder: Path, speculation: str, ranks: int, settings: dict[str, Any]
@@ -84,12 +98,34 @@ def test_tokens_are_those_of_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"quantization": "int4"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"quantization": "int8", "shares_draft": True}, {"quantization": "int4"}], ids=str
+)
 def test_so_are_those_of_rounded_models_with_trees(folder: Path, settings: dict[str, Any]) -> None:
     """Trees move keys and values after a step, on every rank."""
     given = {**settings, "speculative_config": TREE, "batch_invariant": True}
     with open_llm(folder, 1, **given) as alone, open_llm(folder, 2, **given) as shared:
         assert tokens(shared) == tokens(alone)
+
+
+@pytest.mark.slow
+def test_the_slower_draft_is_dropped_by_all(folder: Path) -> None:
+    """Both are loaded and timed by all ranks; the next message finds the right one."""
+    draft = {"method": "draft_model", "model": str(folder), "quantization": "auto"}
+    given = {**draft, "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}
+    params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    with open_llm(folder, 1) as alone:
+        wanted = alone.generate(PROMPTS, params, use_tqdm=False)
+    with LLM(
+        str(folder),
+        tensor_parallel_size=2,
+        kv_cache_memory_bytes=8 << 20,
+        speculative_config=given,
+        adaptive_speculation=False,
+    ) as shared:
+        found = shared.generate(PROMPTS, params, use_tqdm=False)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
 
 
 @pytest.fixture

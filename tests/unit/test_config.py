@@ -120,6 +120,26 @@ def test_removed_keys_name_their_successor() -> None:
         SpeculativeConfig.from_dict({"method": "ngram", "tensor_parallel_size": 1})
 
 
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ({"method": "ngram"}, "1: ngram runs in one process"),
+        ({"model": "demo-eagle3"}, "1: eagle3 runs in one process"),
+        ({"model": "demo-draft", "ranks": 3}, "1 or 2, the tensor_parallel_size"),
+    ],
+)
+def test_a_drafter_runs_in_one_process_or_in_those_of_the_target(
+    given: dict[str, Any], allowed: str
+) -> None:
+    ranks = given.pop("ranks", 2)
+    spec = {**given, "draft_tensor_parallel_size": ranks}
+    with pytest.raises(ConfigError, match="draft_tensor_parallel_size.*" + allowed):
+        EngineConfig.from_kwargs(model="demo", tensor_parallel_size=2, speculative_config=spec)
+    for fine in (None, 1):
+        spec = {**given, "draft_tensor_parallel_size": fine}
+        EngineConfig.from_kwargs(model="demo", tensor_parallel_size=2, speculative_config=spec)
+
+
 def test_method_is_inferred() -> None:
     assert one({"model": "ngram"}).method == "ngram"
     assert one({"model": "demo-draft"}).method == "draft_model"

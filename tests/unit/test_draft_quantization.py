@@ -94,6 +94,9 @@ class _Draft:
         self.steps += 1
         self._clock.now += self._seconds
 
+    def drop(self) -> None:
+        """Nobody else has a part of it."""
+
 
 class _Clock:
     """Moves only when a draft runs."""

@@ -54,7 +54,6 @@ SPECULATIVE_KEYS = KeyTable(
     where="speculative_config",
     neutral={
         "enable_adaptive_verification": (False,),
-        "draft_tensor_parallel_size": (None, 1),
         "moe_backend": (None, "auto"),
         "attention_backend": (None, "auto"),
         "draft_load_config": (None,),

@@ -179,6 +179,9 @@ class DrafterConfig:
     8 (`int8`). `auto`: 8 for draft models, 16 for heads. It never changes the output."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """`int8`: the drafter's own keys and values (draft models, EAGLE) as LLM keeps the target's."""
+    draft_tensor_parallel_size: Annotated[int, at_least(1)] | None = None
+    """Processes that share the drafter: 1, or where it is a language model as many as share the
+    target; default 1."""
     disable_padded_drafter_batch: bool = True
     """Before its first draft, a drafter with keys and values of its own feeds of each sequence what
     it misses: one token, or as many as were accepted. False: equally many of all that decode, by
@@ -233,6 +236,10 @@ class DrafterConfig:
             value = getattr(self.vocabulary, name)
             allowed = f"False: {method.name} has no tokenizer of its own"
             require(WHERE + name, value, not value or method.own_tokenizer, allowed)
+        ranks = self.draft_tensor_parallel_size
+        allowed = f"1: {method.name} runs in one process"
+        ok = ranks in (None, 1) or method.drafts_with == "model"
+        require(WHERE + "draft_tensor_parallel_size", ranks, ok, allowed)
         check_draft_quantization(method, self.quantization)
         check_draft_activations(method, self.activations, self.quantization)
         kept = self.kv_cache_dtype

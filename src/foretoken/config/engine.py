@@ -120,6 +120,11 @@ class EngineConfig:
         allowed = "False beside lengths by load in speculative_config"
         ok = adaptive in ("auto", False) or not self.has_lengths_by_load
         require("adaptive_speculation", adaptive, ok, allowed)
+        for drafter in () if spec is None else spec.drafters:
+            ranks, all_of_them = drafter.draft_tensor_parallel_size, self.tensor_parallel_size
+            where = "speculative_config.draft_tensor_parallel_size"
+            allowed = f"1 or {all_of_them}, the tensor_parallel_size"
+            require(where, ranks, ranks in (None, 1, all_of_them), allowed)
 
     @property
     def numbers(self) -> Numbers:

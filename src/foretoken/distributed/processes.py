@@ -92,6 +92,12 @@ class Followers:
         self.close()
 
     @property
+    def joined(self) -> Group:
+        """The group, as rank 0."""
+        assert self.group is not None, "joined when they were made"
+        return self.group
+
+    @property
     def process_ids(self) -> list[int]:
         """Those of ranks 1 and up."""
         return [process.pid for process in self._processes]
@@ -102,8 +108,7 @@ class Followers:
         Raises:
             RankLostError: a rank left, died, was late or gives no sign of life.
         """
-        assert self.group is not None, "joined when they were made"
-        self.group.check()
+        self.joined.check()
 
     def close(self) -> None:
         """End the group, and see its processes end. Closing twice is fine."""

@@ -42,9 +42,9 @@ class BuildContext:
     verifier: Verifier
     pool: PagePool
     """The target's pages. A drafter's own keys and values lie under the same numbers."""
-    load_model: Callable[[Path, Numbers], Runner]
-    """(folder, how its numbers are kept) -> another model over a KV store of its own, with as many
-    pages as the target's."""
+    load_model: Callable[[Path, Numbers, int], Runner]
+    """(folder, how its numbers are kept, processes: 1 or those of the target) -> another model over
+    a KV store of its own, with as many pages as the target's."""
     device: str
     """Where the target runs."""
     max_model_len: int
@@ -53,7 +53,7 @@ class BuildContext:
     """Says what drafters may write; None: every page of theirs has its memory."""
 
     def draft_pages(
-        self, label: str, store: KVStore, pool: PagePool | None = None
+        self, label: str, store: "KVStore | Runner", pool: PagePool | None = None
     ) -> DraftPages | None:
         """The book of a drafter's keys and values; `pool`: whose pages they are, if its own."""
         if self.shared is None:

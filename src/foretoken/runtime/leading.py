@@ -1,8 +1,9 @@
-"""Ranks that compute a model together: one says what is computed, the others follow.
+"""Ranks that compute models together: one says what is computed, the others follow.
 
-Rank 0 schedules, samples and verifies; before it runs a step it says which, in one message, and
-every rank runs it over its own share of weights, keys and values. Knows no requests. Invariant:
-whoever fails in the middle of a step ends the group, since the others wait for its share.
+Rank 0 schedules, samples and verifies; before it runs a step of a model it says which, in one
+message, and every rank runs it over its own share of weights, keys and values. Models have numbers,
+in the order in which they were loaded. Knows no requests. Invariant: whoever fails in the middle of
+a step ends the group, since the others wait for its share.
 """
 
 import pickle
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, final
 
 import torch
@@ -17,7 +19,25 @@ import torch
 from foretoken.control.cost import RowCost, StepShape
 from foretoken.distributed import Group
 from foretoken.kv.free_runs import Run
+from foretoken.models import LoadOptions
 from foretoken.models.tensors import SpanLayout
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoadShare:
+    """Load a share of a model, which has the next number."""
+
+    folder: Path
+    options: LoadOptions
+    """As of one process; each rank puts its own group in."""
+    num_pages: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DropShare:
+    """Nobody runs the model any more."""
 
 
 @final
@@ -52,7 +72,7 @@ class Forget:
     runs: Sequence[Run]
 
 
-Said = Forward | Move | Forget
+Said = LoadShare | DropShare | Forward | Move | Forget
 
 _TIMES: Final = 20.0
 _MORE_S: Final = 5.0
@@ -85,13 +105,34 @@ class Patience:
 
 
 @final
-class Leader:
-    """Rank 0's side."""
+class Crew:
+    """The other ranks, who listen, as rank 0 sees them."""
 
     def __init__(self, group: Group) -> None:
-        """Lead the other ranks of `group`, who listen."""
+        """No model has been loaded."""
         assert group.rank == 0, group.rank
-        self._group, self._patience = group, Patience()
+        self.group = group
+        self._num_models = 0
+
+    def load(self, said: LoadShare) -> "Leader":
+        """Have them load it; rank 0 does so meanwhile.
+
+        Raises:
+            RankLostError: one of them left, died or was late.
+        """
+        number = self._num_models
+        self._num_models += 1
+        self.group.broadcast(pickle.dumps((number, said, self.group.wait_s)), idle=True)
+        return Leader(self.group, number)
+
+
+@final
+class Leader:
+    """Rank 0's side of a model."""
+
+    def __init__(self, group: Group, number: int) -> None:
+        """Lead the other ranks of `group` where the model of this number is run."""
+        self._group, self._number, self._patience = group, number, Patience()
 
     @contextmanager
     def leading(self, said: Said) -> Iterator[None]:
@@ -105,7 +146,7 @@ class Leader:
         began = time.perf_counter()
         # Plain bytes of our own processes; lists of ints are what pickle is quickest at.
         try:
-            self._group.broadcast(pickle.dumps((said, wait_s)), idle=True)
+            self._group.broadcast(pickle.dumps((self._number, said, wait_s)), idle=True)
             yield
             self._patience.passed(num_tokens, time.perf_counter() - began)
         except BaseException as error:
@@ -113,15 +154,15 @@ class Leader:
             raise
 
 
-def listen(group: Group) -> Iterator[Said]:
-    """What rank 0 says, on the others, until the group ends.
+def listen(group: Group) -> Iterator[tuple[int, Said]]:
+    """What rank 0 says and of which model, on the others, until the group ends.
 
     Raises:
         RankLostError: it has ended, by rank 0's word or because a rank is lost.
     """
     while True:
-        said, group.wait_s = pickle.loads(group.broadcast(None, idle=True))
-        yield said
+        number, said, group.wait_s = pickle.loads(group.broadcast(None, idle=True))
+        yield number, said
 
 
 def wait_for_loading(group: Group) -> None:

@@ -27,7 +27,15 @@ from foretoken.models.tensors import (
 )
 from foretoken.ops.attention.base import contiguous_start
 from foretoken.runtime.batch import Batch
-from foretoken.runtime.leading import Forget, Forward, Leader, Move, Said, wait_for_loading
+from foretoken.runtime.leading import (
+    DropShare,
+    Forget,
+    Forward,
+    Leader,
+    Move,
+    Said,
+    wait_for_loading,
+)
 
 
 class Runner:
@@ -41,7 +49,6 @@ class Runner:
         *,
         readers: Mapping[str, Sequence[int]] | None = None,
         generations: Sequence[int] = (),
-        leader: Leader | None = None,
     ) -> None:
         """Run `model` over `store`; keep the hidden states at `points` of every computed token.
 
@@ -51,8 +58,6 @@ class Runner:
             points: where hidden states are taken.
             readers: who reads which of them, by name: those that rest in a step get none.
             generations: of the page pool, as `FeatureGaps` wants them.
-            leader: tells the ranks that have the rest of the model; None: this one has all of it,
-                or follows.
         """
         self.model = model
         self.store = store
@@ -65,7 +70,20 @@ class Runner:
         self._feature_pages: DraftPages | None = None
         self._kept = self.features
         """Where the features of the newest step went."""
-        self._device = model.embedding_VD.device
+        self._leader: Leader | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.model.embedding_VD.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model."""
+        return self.model.embedding_VD.dtype
+
+    def lead(self, leader: Leader) -> None:
+        """From now on tell the ranks that have the rest of the model what is run."""
         self._leader = leader
 
     def share_features(self, shared: SharedPages) -> None:
@@ -92,7 +110,7 @@ class Runner:
 
         Raises:
             ModelError: the checkpoint is not supported or broken.
-            RankLostError: another rank of options.group left, died or was late.
+            RankLostError: another rank left, died or was late.
         """
         model, group = load_model(folder, options), options.group
         store = KVStore(
@@ -105,8 +123,7 @@ class Runner:
         )
         if group is not None:
             wait_for_loading(group)
-        leader = None if group is None or group.rank else Leader(group)
-        return cls(model, store, points, readers=readers, generations=generations, leader=leader)
+        return cls(model, store, points, readers=readers, generations=generations)
 
     def run(self, batch: Batch) -> ModelOutput:
         """The engine's step: every span with its drafts; rows span by span, in position order."""
@@ -183,8 +200,8 @@ class Runner:
 
     @torch.inference_mode()
     def _move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        source_N = torch.tensor(source, device=self._device)
-        target_N = torch.tensor(target, device=self._device)
+        source_N = torch.tensor(source, device=self.device)
+        target_N = torch.tensor(target, device=self.device)
         self.store.move(source_N, target_N)
         if self._kept is not None:
             self._kept.move(source_N, target_N)
@@ -201,6 +218,11 @@ class Runner:
         with self._leading(pages):
             self.store.give_back(pages.runs)
 
+    def drop(self) -> None:
+        """Have other ranks free what they have of it; it cannot be run any more."""
+        with self._leading(DropShare()):
+            pass
+
     def obey(self, said: Said) -> None:
         """Do what the runner of rank 0 does now, over this rank's share."""
         if isinstance(said, Move):
@@ -208,6 +230,7 @@ class Runner:
         elif isinstance(said, Forget):
             self.store.give_back(said.runs)
         else:
+            assert isinstance(said, Forward), said
             self._compute(said.layouts, said.token_ids, said.rows, None)
 
     def _leading(self, said: Said) -> AbstractContextManager[None]:
@@ -289,7 +312,7 @@ class Runner:
         token_ids: Sequence[Sequence[int]],
         rows: Sequence[int],
     ) -> ModelInput:
-        device = self._device
+        device = self.device
         tokens = torch.tensor(list(chain.from_iterable(token_ids)), device=device)
         total = sum(layout.num_tokens for layout in layouts)
         assert tokens.shape[0] == total, (tokens.shape[0], total)

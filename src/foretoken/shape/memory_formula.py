@@ -188,8 +188,9 @@ class Widths(NamedTuple):
 
 RUNTIME_BYTES = 32 << 20
 """Bytes of libraries that load late, the tokenizer, thread stacks: measured on Linux."""
-RANK_BYTES = 256 << 20
-"""Bytes of a further process that shares a model: Python, PyTorch, buffers of what is exchanged."""
+RANK_BYTES = 192 << 20
+"""Bytes of a further process that shares a model: Python and PyTorch, of which 150 MiB are its own
+(measured on Linux), and buffers of what is exchanged."""
 TRANSFORMERS_BYTES = 100 << 20
 """Bytes of transformers once it is used, for a model of its own or the tokenizer of a GGUF file."""
 SCRATCH = 1.25

@@ -86,7 +86,13 @@ class ModelOnDisk:
             shape=self.shape,
             quantization=self.config.quantization,
             kv_cache_dtype=self.config.kv_cache_dtype,
+            ranks=self.ranks,
         )
+
+    @property
+    def ranks(self) -> int:
+        """Processes that share it."""
+        return self.config.draft_tensor_parallel_size or 1
 
     def limits(self, max_num_batched_tokens: int) -> DraftLimits:
         """How far it may draft: as far as its own context and the settings reach."""
@@ -102,12 +108,13 @@ class ModelOnDisk:
         """Read the weights. Drafts need no invariance: what they propose is checked either way."""
         numbers = self.config.numbers
         if self.config.quantization != AUTO:
-            return context.load_model(self.folder, numbers)
+            return context.load_model(self.folder, numbers, self.ranks)
 
         def load(folder: Path, bits: str | None) -> Runner:
             # Floats are not multiplied so, which is no error of a setting for what may be chosen.
             kept = numbers.activations if bits else "auto"
-            return context.load_model(folder, replace(numbers, quantization=bits, activations=kept))
+            kept_as = replace(numbers, quantization=bits, activations=kept)
+            return context.load_model(folder, kept_as, self.ranks)
 
         return load_cheaper(load, self.folder)
 
@@ -139,7 +146,9 @@ def load_cheaper(load: Callable[[Path, str | None], Runner], folder: Path) -> Ru
         "int8" if wins else "unrounded",
         ratio,
     )
-    return rounded if wins else whole
+    kept, loser = (rounded, whole) if wins else (whole, rounded)
+    loser.drop()
+    return kept
 
 
 def pays(before: Sequence[float], after: Sequence[float]) -> bool:

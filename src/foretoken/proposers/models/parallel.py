@@ -52,7 +52,7 @@ def find(config: DrafterConfig, target: Target) -> FoundDrafter:
 def _build(disk: ModelOnDisk, mask_token_id: int, context: BuildContext) -> Proposer:
     config, verifier, runner = disk.config, context.verifier, disk.load(context)
     limits = disk.limits(context.max_num_batched_tokens)
-    pages = context.draft_pages(config.label, runner.store)
+    pages = context.draft_pages(config.label, runner)
     progress = DraftProgress(context.pool.generation, runner.page_size, limits, pages=pages)
     return KVProposer(
         "parallel",

@@ -48,7 +48,7 @@ def _build(disk: ModelOnDisk, words: Translation, context: BuildContext) -> Prop
         pool = PagePool(pool.num_pages, pool.page_size)
     drafts = DraftSampler(sampler, context.verifier.rule, config.draft_sample_method)
     limits = disk.limits(context.max_num_batched_tokens)
-    pages = context.draft_pages(config.label, loaded.store, pool)
+    pages = context.draft_pages(config.label, loaded, pool)
     progress = DraftProgress(pool.generation, runner.page_size, limits, pages=pages)
     proposer = KVProposer(
         "draft_model",
