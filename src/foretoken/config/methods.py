@@ -586,7 +586,6 @@ ROWS = (
         quantizations=_FLOATS_TO_INTEGERS,
         default_drafts=7,
         most_drafts=16,
-        vllm_needs_length=True,
         marks=Marks(
             values=(("speculators_model_type", "dflash"),),
             architectures=("DFlashDraftModel", "DFlashSpeculator", "MuseGlimmerAssistantModel"),

@@ -40,6 +40,22 @@ def vllm(config: dict[str, Any], *options: str) -> str:
     return f"vllm serve org/model {' '.join(options)} --speculative-config '{json.dumps(config)}'"
 
 
+@pytest.mark.parametrize(
+    ("config", "complete"),
+    [
+        ({"model": "deepseek-ai/dspark_qwen3_8b_block7"}, True),
+        ({"method": "dspark", "model": "org/head"}, True),
+        ({"model": "z-lab/Qwen3-8B-DFlash-b16"}, False),
+        ({"method": "dflash", "model": "org/head"}, False),
+        ({"model": "z-lab/Qwen3-8B-DFlash-b16", "num_speculative_tokens": 15}, True),
+    ],
+)
+def test_block_heads_say_their_length_or_need_one(config: dict[str, Any], complete: bool) -> None:
+    """vLLM takes the block of a DSpark head for its length, and wants one of DFlash; the name of a
+    head says which it is."""
+    assert (("broken_config", "error") not in said(vllm(config))) == complete
+
+
 def test_a_command_line_of_2024_is_all_removed_flags() -> None:
     found = [f for f in findings(OLD) if f.check == "removed_flag"]
     assert {f.where for f in found} == {

@@ -100,6 +100,15 @@ def method_of(name: object) -> DraftingMethod | None:
     return next((m for m in known_methods() if name in (m.name, *m.aliases)), None)
 
 
+def method_in(config: Mapping[str, Any]) -> DraftingMethod | None:
+    """What is known of the method of a speculative config: by its word, or by what vLLM concludes
+    from the name of a drafter."""
+    named = config.get("method")
+    if named is None and _names_a_model(config):
+        named = method_by_name(config["model"])
+    return method_of(named)
+
+
 def schedule_of(switched_off_above: Any, drafts: Any) -> list[list[Any]]:
     """The old switch-off above a batch size as ranges of batch sizes, numbers or unsaid."""
     k: Any = drafts if is_unsaid(drafts) else number(drafts) or 5
@@ -250,7 +259,7 @@ def _with_today_s_value(launch: Launch, part: LaunchPart) -> LaunchPart:
 
 def _mended(launch: Launch, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The keys of a speculative config, with what vLLM refuses put right."""
-    target, method = launch.ranks, method_of(config.get("method"))
+    target, method = launch.ranks, method_in(config)
     for key, value in config.items():
         if key == "draft_tensor_parallel_size":
             one = number(value) == 1 and config.get("method") != "draft_model"

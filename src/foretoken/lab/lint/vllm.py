@@ -6,7 +6,7 @@ from typing import Any
 from foretoken.config.methods import DraftingMethod
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import JSON_OPTIONS, Launch, LaunchCheck, engine_table, number
-from foretoken.lab.lint.translate import method_of
+from foretoken.lab.lint.translate import method_in
 from foretoken.lab.lint.unsaid import is_unsaid
 
 _VLLM = ("vllm",)
@@ -14,7 +14,7 @@ _VLLM = ("vllm",)
 
 def _method(launch: Launch) -> DraftingMethod | None:
     """What is known of the launch's method; None if nothing."""
-    return method_of(_speculation(launch).get("method"))
+    return method_in(_speculation(launch))
 
 
 def _speculation(launch: Launch) -> Mapping[str, Any]:
