@@ -21,6 +21,7 @@ starts them anew.
 
 import logging
 import os
+import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,6 +44,7 @@ logger = logging.getLogger("foretoken")
 _TOLD_EVERY_S = 1.0
 _WELL_EVERY_S = 2.0
 _WELL_WITHIN_S = 10.0
+_CONNECT_S = 5.0
 _STARTS = 3
 """Times that a replica which cannot be made is tried again."""
 _STORE_BYTES = 80 << 20
@@ -145,9 +147,12 @@ class RayReplicas:
             given |= {"num_cpus": cores, "object_store_memory": _STORE_BYTES}
             given |= {"include_dashboard": False}
         try:
+            if address is not None:
+                _check_somebody_listens(address)
             ray.init(address or "local", **given)
-        except (ConnectionError, ValueError) as error:
-            raise ConfigError("--ray-address", address, f"a Ray cluster ({error})") from error
+        except (OSError, ValueError) as error:
+            allowed = f"a Ray cluster ({error}); if it asks for a token, set RAY_AUTH_MODE=token"
+            raise ConfigError("--ray-address", address, allowed) from error
 
     def _deploy(self) -> None:
         config = self._config
@@ -199,6 +204,13 @@ class RayReplicas:
             policy=AutoscalingPolicy(policy_function=policy),
         )
         return {"autoscaling_config": scaling}
+
+
+def _check_somebody_listens(address: str) -> None:
+    """Raise an OSError for HOST:PORT where nobody does: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
 
 
 def _cores_of_nodes() -> list[int]:
