@@ -214,5 +214,6 @@ def _check_somebody_listens(address: str) -> None:
 
 
 def _cores_of_nodes() -> list[int]:
+    """Of nodes that have any for replicas: often the head has none."""
     nodes = (node["Resources"] for node in ray.nodes() if node["Alive"])
-    return [max(int(node.get("CPU", 0)), 1) for node in nodes]
+    return [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]

@@ -47,10 +47,10 @@ def cores_of_each(nodes: Sequence[int], replicas: int) -> int:
     """Cores of a replica so that all of them find a place; 1 where there are too few.
 
     Args:
-        nodes: usable cores of each machine, at least one.
+        nodes: usable cores of each machine.
         replicas: how many there may be.
     """
-    for cores in range(max(nodes), 1, -1):
+    for cores in range(max(nodes, default=1), 1, -1):
         if sum(node // cores for node in nodes) >= replicas:
             return cores
     return 1
