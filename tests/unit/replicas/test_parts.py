@@ -85,7 +85,15 @@ def test_without_numbers_nothing_changes() -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "replicas", "cores"),
-    [([2], 2, 1), ([2], 1, 2), ([2], 5, 1), ([16], 3, 5), ([8, 8], 2, 8), ([8, 2], 3, 2), ([], 2, 1)],
+    [
+        ([2], 2, 1),
+        ([2], 1, 2),
+        ([2], 9, 1),
+        ([], 2, 1),
+        ([16], 3, 5),
+        ([8, 8], 2, 8),
+        ([8, 2], 3, 2),
+    ],
 )
 def test_each_replica_finds_its_cores(nodes: list[int], replicas: int, cores: int) -> None:
     assert cores_of_each(nodes, replicas) == cores
