@@ -113,6 +113,8 @@ class RayReplicas:
             EngineLostError: the replicas could not be started.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Workers of a Ray are 15 nicer than others; a server among them would lose its cores.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
             self._join()
