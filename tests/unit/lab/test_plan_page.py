@@ -21,6 +21,7 @@ from foretoken.lab.plan.planner import SpeculationPlan, build_plan
 from foretoken.lab.plan.setup import ENGINES, WORKLOADS, PlanSettings
 from foretoken.lab.plan.verdict import EXIT_CODES, LEAST_END_TO_END, WORDS
 
+OFF = "--speculative-config none"
 PAIRS = (
     ("llama-3.1-70b", "llama-3.2-1b"),
     ("llama-3.1-70b", "llama-3.1-8b"),
@@ -100,7 +101,10 @@ def test_headline_schedule_table_and_command_say_the_same(question: PlanSettings
         assert verdict.word == "plain"
     if not verdict.speculates:
         for engine, command in plan.commands.items():
-            assert "spec" not in command.replace("Foretoken does not", ""), (engine, command)
+            said = command.replace("Foretoken does not", "").replace(OFF, "")
+            assert "spec" not in said, (engine, command)
+            serves = engine == "foretoken" and "foretoken serve" in command
+            assert serves == (OFF in command), "`foretoken serve` speculates unless told otherwise"
         assert verdict.exit_code == (0 if verdict.word == "plain" else 1) and verdict.k == 0
         return
     deciding = plan.latencies[1 if question.slo == "throughput" else 0]

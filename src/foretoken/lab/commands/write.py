@@ -73,6 +73,8 @@ def write_command(
             told += told_option(engine, name, value)
     if speculation is not None:
         told += tell(engine, speculation)
+    elif engine == "foretoken":
+        told += Told.flag("--speculative-config", "none")  # it speculates unless told otherwise
     if engine == "llama.cpp":
         told += Told.flag("--metrics")
     before = tuple(Word(word, "") for word in _PROGRAMS[engine])
