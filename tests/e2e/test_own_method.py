@@ -373,8 +373,12 @@ def test_it_is_planned() -> None:
     assert (plan.prediction.acceptance.low, plan.prediction.acceptance.high) == (0.1, 0.2)
     assert "toy" in [outlook.method for outlook in plan.outlooks]
     assert plan.verdict.word == "leave_off", "one of ten drafts does not pay"
-    better = build_plan(PlanSettings(target="llama-3.1-8b", method="toy", acceptance="0.7:0.9"))
-    assert '"method": "toy"' in better.commands["vllm"]
+    own = PlanSettings(
+        target="llama-3.1-8b", method="toy", acceptance="0.7:0.9", engine="foretoken"
+    )
+    better = build_plan(own)
+    assert '"method": "toy"' in better.commands["foretoken"]
+    assert better.commands["vllm"].startswith("# vllm does not draft with toy")
 
 
 def test_the_method_follows_from_the_folder(head: Path) -> None:

@@ -79,8 +79,8 @@ LOSES = """
 from foretoken.engine import Engine
 
 
-def broken(engine):
-    outputs = step(engine)
+def broken(engine, arrive=None):
+    outputs = step(engine, arrive)
     if any(output.request_id != "warm-up" for output in outputs):
         raise SystemError("cosmic ray")
     return outputs

@@ -62,6 +62,7 @@ KEYS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "quantization": ("draft_model", "int8", {}),
     "activations": ("draft_model", "int16", {"quantization": "int8"}),
     "kv_cache_dtype": ("draft_model", "int8", {}),
+    "draft_tensor_parallel_size": ("draft_model", 1, {}),
     "disable_padded_drafter_batch": ("draft_model", False, {}),
     "min_speculative_tokens": ("draft_model", 2, {}),
     "draft_confidence_threshold": ("draft_model", 0.3, {}),
