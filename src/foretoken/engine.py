@@ -211,12 +211,11 @@ class Engine:
                 if parts.shared is not None:
                     parts.shared.resting = planned.plan.resting
                 context = Context(planned.spans, planned.plan)
-                draft = parts.proposer.propose(context)
+                batch = planned.with_draft(parts.proposer.propose(context))
                 drafted = time.perf_counter()
-                if arrive is not None and any(draft.ids):
+                if arrive is not None and batch.num_drafts:
                     arrive()
-                    planned = parts.scheduler.join(planned)
-                batch = planned.with_draft(draft)
+                    planned = batch = parts.scheduler.join(batch)
                 joined = time.perf_counter()
                 verification, broken = verify_apart(parts.verifier, batch, parts.runner.run(batch))
                 parts.runner.settle(batch, verification.paths)

@@ -168,8 +168,6 @@ class Draft:
         """The same for a step with more spans, which stand behind these and have no drafts."""
         more = num_spans - len(self.ids)
         assert more >= 0, (num_spans, len(self.ids))
-        if more == 0:
-            return self
         return replace(
             self,
             ids=self.ids + ((),) * more,

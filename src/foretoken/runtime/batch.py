@@ -5,6 +5,7 @@ Prefill, decode and verification are one thing. A span covers committed tokens
 token it samples: one row of logits for that token and one per draft.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -102,9 +103,8 @@ class Batch:
         return sum(span.num_drafts for span in self.spans)
 
     def with_draft(self, draft: Draft) -> Self:
-        """This batch with the drafts of its first spans; asserts that no budget is exceeded. Spans
-        that joined it after they were asked for have none."""
-        draft = draft.over(len(self.spans))
+        """This batch with the drafts of its spans; asserts that no budget is exceeded."""
+        assert len(draft.ids) == len(self.spans), (len(draft.ids), len(self.spans))
         draft.check()
         spans = []
         nothing = (None,) * len(self.spans)
@@ -121,3 +121,9 @@ class Batch:
             )
             spans.append(drafted)
         return replace(self, spans=tuple(spans), draft=draft)
+
+    def with_more(self, spans: Iterable[Span]) -> Self:
+        """This batch with spans behind its own, which have no drafts."""
+        every = (*self.spans, *spans)
+        draft = None if self.draft is None else self.draft.over(len(every))
+        return replace(self, spans=every, draft=draft)

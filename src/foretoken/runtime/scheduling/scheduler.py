@@ -8,7 +8,6 @@ Output that has a finish reason. Models, drafters and text are unknown here.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from foretoken.control.plan import DraftPlan, DraftPlanner, StepLoad, plan_no_drafts
@@ -167,8 +166,7 @@ class Scheduler:
         tokens_left -= sum(span.draft_budget for span in spans)
         for sequence in prefilling:
             tokens_left = self._add_chunk(spans, sequence, tokens_left)
-        while tokens_left > 0 and (admitted := self._queues.admit_next(self._clock())) is not None:
-            tokens_left = self._add_chunk(spans, admitted, tokens_left)
+        self._admit(spans, tokens_left)
         self._in_flight = bool(spans)
         return Batch(spans=tuple(spans), plan=plan)
 
@@ -179,12 +177,15 @@ class Scheduler:
         has not begun. Room is what `schedule` left.
         """
         assert self._in_flight, "no batch to join"
-        spans = list(batch.spans)
-        taken = sum(span.length + span.draft_budget for span in spans)
-        tokens_left = self.config.max_num_batched_tokens - taken
+        taken = sum(span.length + span.draft_budget for span in batch.spans)
+        joining: list[Span] = []
+        self._admit(joining, self.config.max_num_batched_tokens - taken)
+        return batch.with_more(joining) if joining else batch
+
+    def _admit(self, spans: list[Span], tokens_left: int) -> None:
+        """Append chunks of those that wait, as far as there are tokens, seats and pages."""
         while tokens_left > 0 and (admitted := self._queues.admit_next(self._clock())) is not None:
             tokens_left = self._add_chunk(spans, admitted, tokens_left)
-        return batch if len(spans) == len(batch.spans) else replace(batch, spans=tuple(spans))
 
     def _prompt_tokens(self, prefilling: list[Sequence], most: int) -> int:
         """About how many prompt tokens the step will compute: of those that run, and of those
