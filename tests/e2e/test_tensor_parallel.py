@@ -109,6 +109,20 @@ def test_so_are_those_of_rounded_models_with_trees(folder: Path, settings: dict[
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "key_heads"), [(2, 1), (4, 2)])
+def test_fewer_key_heads_than_ranks_change_nothing(
+    ranks: int, key_heads: int, tmp_path: Path
+) -> None:
+    """Each is on two ranks, keys and values of drafts included; three or six query heads each."""
+    few = write_tiny_llama(tmp_path / "model", num_attention_heads=6, num_key_value_heads=key_heads)
+    given = {"dtype": "bfloat16", "speculative_config": SPECULATION["draft model"]}
+    with open_llm(few, 1, **given) as alone, open_llm(few, ranks, shares_draft=True, **given) as it:
+        assert tokens(it) == tokens(alone)
+        one, shared = alone._engine.parts.runner, it._engine.parts.runner
+        assert shared.page_bytes == 2 * one.page_bytes == ranks * shared.store.page_bytes
+
+
+@pytest.mark.slow
 def test_the_slower_draft_is_dropped_by_all(folder: Path) -> None:
     """Both are loaded and timed by all ranks; the next message finds the right one."""
     draft = {"method": "draft_model", "model": str(folder), "quantization": "auto"}

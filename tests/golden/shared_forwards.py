@@ -46,7 +46,7 @@ def compute(group: Group | None, what: Forwards) -> tuple[Tensor, KVStore]:
         page_size=PAGE,
         dtype=what.kv_dtype or what.dtype,
         device=options.device,
-        kv_heads=options.share.of(model.shape.num_key_value_heads),
+        kv_heads=options.share.key_heads(model.shape.num_key_value_heads),
     )
     runner, draw = Runner(model, store), random.Random(5)
     ids = [draw.randrange(what.vocab) for _ in range(LENGTH)]

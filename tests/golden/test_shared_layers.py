@@ -31,8 +31,21 @@ SHARED: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         {**WIDE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
     ),
+    "llama wide, two key heads": (
+        "Llama",
+        {**WIDE, "num_key_value_heads": 2, "attention_bias": True},
+    ),
 }
 SIZES = (2, 3)
+COPIED = [
+    (2, "llama one key head, odd sizes"),
+    (3, "llama one key head, odd sizes"),
+    (4, "llama wide, two key heads"),
+    (4, "qwen3 wide heads"),
+    (4, "mistral window"),
+    (4, "gemma2"),
+]
+"""Fewer key heads than ranks: each is on several, which share its query heads, evenly or not."""
 
 
 def _key_heads(case: str) -> int:
@@ -68,7 +81,7 @@ def _agree(groups: dict[int, Followers], size: int, what: Forwards) -> None:
     found, store = compute_on_all(group, what)
     assert torch.equal(found, wanted)
     heads = store.kv_heads
-    assert 0 < len(heads) < len(whole.kv_heads)
+    assert len(heads) == max(1, len(whole.kv_heads) // size)
     for part_SKh, whole_SKh in zip(store.layers, whole.layers, strict=True):
         keys_SKh, values_SKh = whole_SKh.chunk(2, dim=1)
         own = slice(heads.start, heads.stop)
@@ -78,7 +91,7 @@ def _agree(groups: dict[int, Followers], size: int, what: Forwards) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("size", "case"), _pairs(SHARED))
+@pytest.mark.parametrize(("size", "case"), [*_pairs(SHARED), *COPIED])
 def test_bits_are_those_of_one_process(
     groups: dict[int, Followers], size: int, case: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -88,7 +101,9 @@ def test_bits_are_those_of_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", ["int8", "int4", "int8 keys"])
-@pytest.mark.parametrize(("size", "case"), _pairs(["llama wide", "llama wide, tied, biases"]))
+@pytest.mark.parametrize(
+    ("size", "case"), [*_pairs(["llama wide", "llama wide, tied, biases"]), COPIED[2]]
+)
 def test_so_are_those_of_rounded_models(
     groups: dict[int, Followers], size: int, case: str, numbers: str, tmp_path: Path
 ) -> None:
@@ -105,3 +120,16 @@ def test_shares_are_whole_and_even() -> None:
             parts = [Share(rank, size).of(total) for rank in range(size)]
             assert [item for part in parts for item in part] == list(range(total))
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_ranks_that_share_a_key_head_share_its_queries() -> None:
+    for key_heads, copies, queries in ((1, 2, 2), (1, 3, 5), (2, 2, 3), (3, 4, 7), (4, 1, 1)):
+        shares = [Share(rank, key_heads * copies) for rank in range(key_heads * copies)]
+        found = [
+            (key, query)
+            for share in shares
+            for key in share.key_heads(key_heads)
+            for query in share.queries(key_heads, queries)
+        ]
+        assert found == [(key, query) for key in range(key_heads) for query in range(queries)]
+        assert all(len(share.queries(key_heads, queries)) >= queries // copies for share in shares)

@@ -105,6 +105,15 @@ def test_ranks_have_some_things_each(borrowed: bool) -> None:
     assert three.per_token == one.per_token
 
 
+def test_ranks_may_have_the_same_key_heads() -> None:
+    """Two key heads on six ranks: keys, values and what computes them are there three times."""
+    one, two, six = (need_of(facts(target=ModelMemory(shape=DEMO, ranks=n))) for n in (1, 2, 6))
+    assert six.kv_per_token == 3 * one.kv_per_token == 3 * two.kv_per_token
+    counts, again = DEMO.weight_counts(), DEMO.num_hidden_layers * 2 * DEMO.kv_size
+    more = 5 * (counts.table + counts.rest) + 2 * again * DEMO.hidden_size
+    assert six.weights - one.weights == 2 * more
+
+
 def test_kept_tensors_do_not_hold_the_file() -> None:
     """A view of the mapped file would keep all of it mapped."""
     options = LoadOptions(

@@ -21,6 +21,7 @@ from foretoken.shape.memory_formula import (
     WeightCounts,
     Widths,
     activation_bytes,
+    copies_of,
     engine_storage,
     held_storage,
     weight_bytes,
@@ -47,8 +48,8 @@ class ModelMemory:
         return not self.shape.is_own or (stored is not None and stored.method == "gguf")
 
     def kv_per_token(self, dtype_bytes: int) -> int:
-        """Of a token's keys and values."""
-        return self.shape.kv_bytes_per_token(dtype_bytes, self.kv_cache_dtype)
+        """Of a token's keys and values, in all processes together."""
+        return self._copies * self.shape.kv_bytes_per_token(dtype_bytes, self.kv_cache_dtype)
 
     def weight_bytes(self, dtype_bytes: int, *, packs: Packs = Packs.ALL) -> int:
         """Of all weights.
@@ -65,22 +66,30 @@ class ModelMemory:
         return int(weight_bytes(counts, self._storage(dtype_bytes, packs)))
 
     def copied_bytes(self, dtype_bytes: int, *, head: bool = False) -> int:
-        """Of the weights that several processes have more than one would: each has all embeddings.
+        """Of the weights that several processes have more than one would: each has all embeddings,
+        and several have the same key head where there are too few.
 
         Args:
             dtype_bytes: of the model's type.
             head: whether rank 0 has all of the output head beside its part, for drafters.
         """
         counts, more = self.shape.weight_counts(), self.ranks - 1
-        whole = int(head and more > 0)
+        whole, layers = int(head and more > 0), self.shape.num_hidden_layers
+        key_rows = (self._copies - 1) * layers * 2 * self.shape.kv_size
         copied = WeightCounts(
             table=more * counts.table,
             head=whole * counts.head,
-            matrices=0,
+            matrices=key_rows * self.shape.hidden_size,
             rest=more * counts.rest,
+            outputs=key_rows,
             head_outputs=whole * counts.head_outputs,
         )
         return int(weight_bytes(copied, self._storage(dtype_bytes, Packs.ALL)))
+
+    @property
+    def _copies(self) -> int:
+        """Processes that have the same key head."""
+        return copies_of(self.shape.num_key_value_heads, self.ranks)
 
     @property
     def _asked(self) -> str | None:

@@ -218,7 +218,7 @@ def _check_ranks(target: ModelMemory, drafts: Sequence[ModelMemory], held: Packs
 
 
 def _check_shared(where: str, model: ModelMemory, held: Packs | None) -> None:
-    ranks, shape, most = model.ranks, model.shape, model.shape.num_key_value_heads
+    ranks, shape, keys = model.ranks, model.shape, model.shape.num_key_value_heads
     if held is None:
         raise NotYetError(where, ranks, "1 on this device; device cpu")
     if not shape.is_own:
@@ -227,7 +227,12 @@ def _check_shared(where: str, model: ModelMemory, held: Packs | None) -> None:
         "1 without the compiled kernels for this dtype: only they give the bits of one process"
     )
     require(where, ranks, held is Packs.ALL, allowed)
-    require(where, ranks, ranks <= most, f"1 to {most}, the key heads of the model")
+    # Fewer key heads than ranks are copied, their query heads shared out.
+    more = range(2 * keys, shape.num_attention_heads + 1, keys)
+    allowed = f"1 to {keys}, the key heads of the model"
+    if more:
+        allowed += f", or a multiple of them up to {more[-1]}"
+    require(where, ranks, ranks <= keys or ranks in more, allowed)
 
 
 def _packs(device: str, dtype: str, devices: Collection[str]) -> Packs:

@@ -6,6 +6,7 @@ numbers. So the bits are those of one rank, for any number of ranks (docs/distri
 
 from typing import final
 
+import torch
 from torch import Tensor
 
 from foretoken.distributed import Group
@@ -16,26 +17,36 @@ from foretoken.ops.linear import Linear
 class GatheredLinear(Linear):
     """y = x W^T (+ bias) (+ residual), the same on every rank; all of them must call it."""
 
-    def __init__(self, group: Group, own: Linear, outputs: range, blocks: int = 0) -> None:
+    def __init__(
+        self, group: Group, own: Linear, outputs: range, blocks: int = 0, copies: int = 1
+    ) -> None:
         """Share a layer out.
 
         Args:
             group: the ranks.
             own: this rank's outputs, over all inputs.
             outputs: which those are.
-            blocks: x [T, K] is K columns in so many equal blocks, of each of which a rank has its
-                share; 0: every rank has all of x.
+            blocks: x is [T, K] in equal blocks of columns; a rank has so many of them, and of each
+                its share. 0: every rank has all of x.
+            copies: neighbouring ranks that have the same share of blocks, and different blocks.
         """
-        self._group, self._own, self._outputs, self._blocks = group, own, outputs, blocks
+        self._group, self._own, self._outputs = group, own, outputs
+        self._blocks, self._copies = blocks, copies
 
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
         """Gather x if ranks have shares of it, multiply, gather y."""
         if self._blocks:
-            shares = x_TK.unflatten(1, (self._blocks, -1))
-            x_TK = self._group.all_gather(shares, 2).flatten(1)
+            x_TK = self._gathered(x_TK.unflatten(1, (self._blocks, -1)))
         if residual_TN is not None:
             residual_TN = residual_TN[:, self._outputs.start : self._outputs.stop]
         return self._group.all_gather(self._own(x_TK, residual_TN), 1)
+
+    def _gathered(self, x_TBk: Tensor) -> Tensor:
+        parts, copies = self._group.swap(x_TBk, self._group.wait_s), self._copies
+        if copies > 1:
+            groups = (parts[at : at + copies] for at in range(0, len(parts), copies))
+            parts = [torch.cat(group, 1) for group in groups]
+        return torch.cat(parts, 2).flatten(1)
 
     @property
     def kept(self) -> str:

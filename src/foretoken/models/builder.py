@@ -32,6 +32,7 @@ from foretoken.ops.linear import Linear, RowProbe
 from foretoken.quant import IntWeights, JoinedLinear, Weights
 from foretoken.quant.arrange import change_columns, change_rows, join_rows, split_rows
 from foretoken.shape import ModelFamily, ModelShape
+from foretoken.shape.memory_formula import copies_of
 
 logger = logging.getLogger("foretoken")
 _FUSED = {("q", "k", "v"): "qkv", ("gate", "up"): "gate_up"}
@@ -153,17 +154,15 @@ class Builder:
 
     def attention(self, prefix: str, layer: int) -> AttentionBlock:
         """q, k, v as one matrix, o, and per-head norms where the family has them."""
-        shape, heads = self.shape, self._key_heads
+        shape, keys, queries = self.shape, self._key_heads, self._own_queries
         sizes = {"q": shape.query_size, "k": shape.kv_size, "v": shape.kv_size}
         whole = self.parts(prefix, sizes, bias=shape.qkv_bias)
-        widths = [size // shape.num_key_value_heads for size in sizes.values()]
-        q, k, v = (
-            part.cut(range(heads.start * width, heads.stop * width))
-            for part, width in zip(whole, widths, strict=True)
-        )
+        size, first = shape.head_dim, keys.start * self._queries + queries.start
+        q = whole[0].cut(range(first * size, (first + len(keys) * len(queries)) * size))
+        k, v = (part.cut(range(keys.start * size, keys.stop * size)) for part in whole[1:])
 
         def reordered(rows: Tensor) -> Tensor:
-            return group_major(rows, len(heads), self._queries)
+            return group_major(rows, len(keys), len(queries))
 
         bias_N = None
         if q.bias is not None and k.bias is not None and v.bias is not None:
@@ -176,7 +175,11 @@ class Builder:
         return AttentionBlock(
             qkv=self.linear([change_rows(q.weight, reordered), k.weight, v.weight], bias_N),
             # A rank has some key heads, so of each block of as many queries it has some.
-            out=self._back(Part(self._columns_by_group(out.weight), out.bias), self._queries),
+            out=self._back(
+                Part(self._columns_by_group(out.weight), out.bias),
+                len(queries),
+                copies_of(shape.num_key_value_heads, self.options.share.size),
+            ),
             geometry=self.geometry(self.shape.window(layer)),
             norms=norms,
         )
@@ -184,7 +187,12 @@ class Builder:
     @property
     def _key_heads(self) -> range:
         """Numbers of the key heads that are computed here."""
-        return self.options.share.of(self.shape.num_key_value_heads)
+        return self.options.share.key_heads(self.shape.num_key_value_heads)
+
+    @property
+    def _own_queries(self) -> range:
+        """Which query heads of each of them are."""
+        return self.options.share.queries(self.shape.num_key_value_heads, self._queries)
 
     @property
     def _queries(self) -> int:
@@ -215,18 +223,18 @@ class Builder:
         whole = Part(weight, source.take(f"{name}.bias", (hidden,)) if bias else None)
         return whole.cut(self.options.share.of(hidden))
 
-    def _back(self, part: Part, blocks: int) -> Linear:
-        """The layer of such a projection; `blocks` as for `GatheredLinear`."""
+    def _back(self, part: Part, blocks: int, copies: int = 1) -> Linear:
+        """The layer of such a projection; `blocks` and `copies` as for `GatheredLinear`."""
         adds_residual = not self.shape.sandwich_norms
         own = self.linear([part.weight], part.bias, adds_residual=adds_residual)
-        return self._gathered(own, self.shape.hidden_size, blocks)
+        return self._gathered(own, self.shape.hidden_size, blocks, copies)
 
-    def _gathered(self, own: Linear, outputs: int, blocks: int = 0) -> Linear:
+    def _gathered(self, own: Linear, outputs: int, blocks: int = 0, copies: int = 1) -> Linear:
         """A layer with so many outputs, of which `own` makes this rank's."""
         group = self.options.group
         if group is None:
             return own
-        return GatheredLinear(group, own, self.options.share.of(outputs), blocks)
+        return GatheredLinear(group, own, self.options.share.of(outputs), blocks, copies)
 
     def mlp(self, prefix: str) -> GatedMLP:
         """gate and up as one matrix, and down."""
@@ -264,10 +272,11 @@ class Builder:
     def geometry(self, window: int | None) -> Geometry:
         """Heads, types and kind of the attention of layers with this window."""
         shape, options = self.shape, self.options
+        keys, queries = self._key_heads, self._own_queries
         return Geometry(
-            num_heads=len(self._key_heads) * self._queries,
-            num_kv_heads=len(self._key_heads),
-            first_kv_head=self._key_heads.start,
+            num_heads=len(keys) * len(queries),
+            num_kv_heads=len(keys),
+            first_kv_head=keys.start,
             head_dim=shape.head_dim,
             page_size=options.page_size,
             dtype=options.dtype,

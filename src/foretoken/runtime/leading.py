@@ -165,10 +165,17 @@ def listen(group: Group) -> Iterator[tuple[int, Said]]:
         yield number, said
 
 
-def wait_for_loading(group: Group) -> None:
+def wait_for_loading(group: Group, page_bytes: int) -> int:
     """Until all ranks have come here with their shares of the weights.
+
+    Args:
+        group: the ranks.
+        page_bytes: of a page of the keys and values that this rank has.
+
+    Returns:
+        Bytes of a page on all ranks together.
 
     Raises:
         RankLostError: one of them left, died or was late.
     """
-    group.swap(torch.empty(0), _LOADING_S)
+    return sum(int(part) for part in group.swap(torch.tensor(page_bytes), _LOADING_S))

@@ -62,6 +62,8 @@ class Runner:
         self.model = model
         self.store = store
         self.page_size = store.page_size
+        self.page_bytes = store.page_bytes
+        """Of the keys and values of a page, on all ranks together."""
         self.features = _feature_store(model, store, points) if points else None
         self._readers = {name: frozenset(read) for name, read in (readers or {}).items() if read}
         self.gaps = {name: FeatureGaps(generations, self.page_size) for name in self._readers}
@@ -119,11 +121,12 @@ class Runner:
             page_size=options.page_size,
             dtype=options.kv_dtype or options.dtype,
             device=options.device,
-            kv_heads=options.share.of(model.shape.num_key_value_heads),
+            kv_heads=options.share.key_heads(model.shape.num_key_value_heads),
         )
+        runner = cls(model, store, points, readers=readers, generations=generations)
         if group is not None:
-            wait_for_loading(group)
-        return cls(model, store, points, readers=readers, generations=generations)
+            runner.page_bytes = wait_for_loading(group, store.page_bytes)
+        return runner
 
     def run(self, batch: Batch) -> ModelOutput:
         """The engine's step: every span with its drafts; rows span by span, in position order."""
@@ -205,12 +208,6 @@ class Runner:
         self.store.move(source_N, target_N)
         if self._kept is not None:
             self._kept.move(source_N, target_N)
-
-    @property
-    def page_bytes(self) -> int:
-        """Of the keys and values of a page, on all ranks together."""
-        heads = self.model.shape.num_key_value_heads
-        return self.store.page_bytes * heads // len(self.store.kv_heads)
 
     def give_back(self, runs: Iterable[Run]) -> None:
         """Give the memory of pages back to the system, on all ranks."""

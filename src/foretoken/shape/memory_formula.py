@@ -127,6 +127,14 @@ def weight_bytes(counts: WeightCounts, storage: Storage) -> float:
     )
 
 
+def copies_of(key_heads: int, ranks: int) -> int:
+    """Processes of so many that have the same key head: 1, unless there are fewer key heads, which
+    divide the processes then."""
+    copies = max(1, ranks // key_heads)
+    assert copies == 1 or copies * key_heads == ranks, (key_heads, ranks)
+    return copies
+
+
 KV_SCALE_BYTES = 4
 """Bytes of the float32 behind each head of int8 keys and values."""
 
