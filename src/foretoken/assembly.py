@@ -4,6 +4,7 @@ The only place that knows all the constructors.
 """
 
 import logging
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from foretoken.config.memory import Drafting
 from foretoken.config.quantization import Numbers
 from foretoken.config.resolve import resolve_device, resolve_dtype, resolve_invariance
 from foretoken.deciding import FoundParts, decide_how
-from foretoken.distributed.processes import Followers, meet
+from foretoken.distributed.processes import Followers, Others, meet
 from foretoken.engine import Engine, EngineParts
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
@@ -59,19 +60,22 @@ _RANK_WAIT_S = 30.0
 """A rank that is so much later than others outside of steps is taken for lost."""
 
 
-def build_engine(config: EngineConfig, proposer: Proposer | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig, proposer: Proposer | None = None, others: Others | None = None
+) -> Engine:
     """Load everything that `config` names and put it together.
 
     Args:
         config: what the user set.
         proposer: drafts instead of what `config.speculative_config` names; it is asked for
             num_speculative_tokens drafts, 5 if there is no speculative_config.
+        others: where the other processes come from that share the model; None: they are started.
 
     Raises:
         ConfigError: settings that contradict each other or the model.
         ModelError: a model is missing, not supported, or broken on disk.
     """
-    return _Assembly(config).engine(proposer)
+    return _Assembly(config, others).engine(proposer)
 
 
 def default_speculation(config: EngineConfig) -> dict[str, Any] | None:
@@ -102,7 +106,8 @@ def default_speculation(config: EngineConfig) -> dict[str, Any] | None:
 class _Assembly:
     """What the parts are built from."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, others: Others | None) -> None:
+        self.others = others
         self.folder = find_model(config.model, revision=config.revision)
         self.shape = ModelShape.from_config(self.folder)
         self.speculative = config.speculative_config
@@ -205,8 +210,11 @@ class _Assembly:
 
     @property
     def _threads_of_a_rank(self) -> int:
-        """Processes that share a model share the cores too."""
-        return max(1, torch.get_num_threads() // self.config.user.tensor_parallel_size)
+        """Processes that share a model share the cores too; a launcher may have shared them out."""
+        threads = torch.get_num_threads()
+        if self.others is not None and os.environ.get("OMP_NUM_THREADS"):
+            return threads
+        return max(1, threads // self.config.user.tensor_parallel_size)
 
     def _followers(self) -> Followers | None:
         """The processes of the other ranks, which wait for models; None: this one does it all."""
@@ -214,7 +222,7 @@ class _Assembly:
         if config.user.tensor_parallel_size == 1:
             return None
         rendezvous = meet(config.user.tensor_parallel_size, _RANK_WAIT_S)
-        return Followers(rendezvous, follow, self._threads_of_a_rank)
+        return Followers(rendezvous, follow, self._threads_of_a_rank, others=self.others)
 
     def _grammars(self, eos_ids: frozenset[int]) -> Grammars:
         text = None if self.tokenizer is None else self.tokenizer.to_json()

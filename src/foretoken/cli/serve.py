@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,11 +25,14 @@ from foretoken.config import EngineConfig, SpeculativeConfig
 from foretoken.config.aliases import ENGINE_KEYS, accepted_flags
 from foretoken.config.auto import AUTO
 from foretoken.config.other_engines import find_other
-from foretoken.config.reader import KeyTable, read
+from foretoken.config.reader import KeyTable, read, require
 from foretoken.errors import ConfigError
 from foretoken.placement import cores_of, keep_to
 from foretoken.replicas.settings import ReplicaConfig
 from foretoken.server.settings import KVEventsConfig, Limits, ServerConfig
+
+if TYPE_CHECKING:
+    from foretoken.distributed.launched import LaunchedRank
 
 _SHORT = {"method": "method", "model": "model", "num_speculative_tokens": "tokens"}
 SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
@@ -178,11 +181,18 @@ def _serve(settings: dict[str, Any]) -> int:
     if "cpus" in settings:
         keep_to(cores_of(str(settings["cpus"])))  # before PyTorch counts them
     from foretoken.assembly import default_speculation
+    from foretoken.distributed.launched import Launched, LaunchedRank, come
     from foretoken.logs import show_logs
     from foretoken.server.observing.log_lines import LOG_FORMATS, LineFormatter
     from foretoken.server.run import serve as run
 
     config, server = served(settings)
+    launch = LaunchedRank.found(os.environ)
+    if launch is not None:
+        _check_launch(launch, config, replicas_of(settings))
+        if launch.rank:
+            return come(launch)
+    others = None if launch is None or launch.size == 1 else Launched(launch)
     log_format = settings.get("log_format", "text")
     if log_format not in LOG_FORMATS:
         raise ConfigError("--log-format", log_format, ", ".join(LOG_FORMATS))
@@ -197,10 +207,26 @@ def _serve(settings: dict[str, Any]) -> int:
             config = replace(config, speculative_config=found)
     replicas = replicas_of(settings)
     if replicas is None:
-        return run(config, server, _say)
+        return run(config, server, _say, others)
     from foretoken.replicas.run import serve_replicas
 
     return serve_replicas(config, server, replicas, _say, log_format)
+
+
+def _check_launch(
+    launch: "LaunchedRank", config: EngineConfig, replicas: ReplicaConfig | None
+) -> None:
+    """Whether the processes that were launched are those that the settings ask for.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    ranks, allowed = config.tensor_parallel_size, f"{launch.size}, the WORLD_SIZE of the launcher"
+    require("--tensor-parallel-size", ranks, ranks == launch.size, allowed)
+    allowed = "left out under a launcher of processes, such as torchrun"
+    require(
+        "--replicas", None if replicas is None else replicas.replicas, replicas is None, allowed
+    )
 
 
 def _say(line: str) -> None:

@@ -103,7 +103,11 @@ class Rendezvous(ABC):
     @property
     @abstractmethod
     def descriptors(self) -> tuple[int, ...]:
-        """Descriptors that a process must inherit under the same numbers before it joins."""
+        """Descriptors that a process must have before it joins."""
+
+    @abstractmethod
+    def with_descriptors(self, received: tuple[int, ...]) -> "Rendezvous":
+        """The same for a process that has them under these numbers."""
 
     @abstractmethod
     def join(self, rank: int, lines: Mapping[int, int]) -> Group:

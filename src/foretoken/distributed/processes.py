@@ -2,7 +2,7 @@
 
 They are fresh interpreters that import nothing of the caller's program. Between rank 0 and each of
 them lies a socket, their line: it brings the order of what to do, and hangs up when one of the two
-dies, however it does. Invariant: after `close`, none of them is left.
+dies, however it does. Invariant: after `close`, none that was started here is left.
 """
 
 import os
@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -55,23 +56,56 @@ def meet(size: int, wait_s: float) -> Rendezvous:
     return GlooRendezvous.make(size, wait_s)
 
 
+class Others(ABC):
+    """Where the processes of ranks 1 and up come from."""
+
+    @property
+    @abstractmethod
+    def process_ids(self) -> list[int]:
+        """Theirs, in the order in which they were asked for."""
+
+    @abstractmethod
+    def line_to(self, rank: int, descriptors: tuple[int, ...]) -> socket.socket:
+        """A line to the process of this rank, which has these descriptors then and calls `obey`.
+
+        Raises:
+            RankLostError: it did not come.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """The group has ended, and the lines were closed. Closing twice is fine."""
+
+
 @final
 class Followers:
     """Ranks 1 and up. Use it in a `with` block or call `close`."""
 
-    def __init__(self, rendezvous: Rendezvous, work: Work, *given: Any) -> None:
-        """Start them, each with `work(group, *given)`, and join them as rank 0.
+    def __init__(
+        self, rendezvous: Rendezvous, work: Work, *given: Any, others: Others | None = None
+    ) -> None:
+        """Give each of them `work(group, *given)` to do, and join them as rank 0.
+
+        Args:
+            rendezvous: how they find each other.
+            work: what they do.
+            given: what it is given.
+            others: where they come from; None: they are started.
 
         Raises:
             RankLostError: one of them died or did not come.
         """
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._others = others or Started()
         self._lines: list[socket.socket] = []
         self.group: Group | None = None
         try:
             for rank in range(1, rendezvous.size):
+                line = self._others.line_to(rank, rendezvous.descriptors)
+                self._lines.append(line)
                 order = _Order(rank=rank, rendezvous=rendezvous, work=work, given=given)
-                self._start(order)
+                # Whether it has died already is found by whoever joins.
+                with suppress(OSError), line.makefile("wb") as file:
+                    pickle.dump(order, file)
             lines = {rank: line.fileno() for rank, line in enumerate(self._lines, 1)}
             self.group = rendezvous.join(0, lines)
         except BaseException:
@@ -100,7 +134,7 @@ class Followers:
     @property
     def process_ids(self) -> list[int]:
         """Those of ranks 1 and up."""
-        return [process.pid for process in self._processes]
+        return self._others.process_ids
 
     def check(self) -> None:
         """Raise if the group is known to have ended; waits for nobody.
@@ -111,11 +145,47 @@ class Followers:
         self.joined.check()
 
     def close(self) -> None:
-        """End the group, and see its processes end. Closing twice is fine."""
+        """End the group, and see the processes end that were started. Closing twice is fine."""
         if self.group is not None:
             self.group.close()
         for line in self._lines:
             line.close()
+        self._lines = []
+        self._others.close()
+
+
+@final
+class Started(Others):
+    """Processes that this one starts, and sees end."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def process_ids(self) -> list[int]:
+        """In the order of ranks."""
+        return [process.pid for process in self._processes]
+
+    def line_to(self, rank: int, descriptors: tuple[int, ...]) -> socket.socket:
+        """Start one."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "foretoken.distributed", str(theirs.fileno())],
+                    # What this process can import, they can.
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(), *descriptors),
+                    # A terminal's Ctrl-C is for rank 0, which ends the others.
+                    start_new_session=True,
+                )
+            )
+        return ours
+
+    def close(self) -> None:
+        """They end by themselves, or are killed."""
         until = time.monotonic() + _GRACE_S
         for process in self._processes:
             # One that was stopped goes on, and finds that the group has ended.
@@ -126,54 +196,51 @@ class Followers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._lines, self._processes = [], []
-
-    def _start(self, order: _Order) -> None:
-        ours, theirs = socket.socketpair()
-        self._lines.append(ours)
-        with theirs:
-            self._processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-P", "-m", "foretoken.distributed", str(theirs.fileno())],
-                    # What this process can import, they can.
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), *order.rendezvous.descriptors),
-                    # A terminal's Ctrl-C is for rank 0, which ends the others.
-                    start_new_session=True,
-                )
-            )
-        # Whether it has died already is found by whoever joins.
-        with suppress(OSError), ours.makefile("wb") as file:
-            pickle.dump(order, file)
+        self._processes = []
 
 
 def follow(descriptor: int) -> int:
-    """Be one of those processes: take the order from the line `descriptor`, join, work, leave.
+    """Be a process that was started: obey the line `descriptor`.
 
     Returns:
-        The exit status.
+        The exit status. Of what ended it rank 0 is told, and tells it.
     """
-    line = socket.socket(fileno=descriptor)
+    try:
+        obey(socket.socket(fileno=descriptor))
+    except ForetokenError as error:
+        return error.exit_code
+    return 0
+
+
+def obey(line: socket.socket, received: Sequence[int] | None = None) -> None:
+    """Take the order from the line, join, work, leave.
+
+    Args:
+        line: to rank 0.
+        received: the rendezvous' descriptors here; None: they have the numbers of rank 0.
+
+    Raises:
+        RankLostError: the group has ended, which is the end of all work, or there never was one.
+        ForetokenError: it could not be done; rank 0 was told why.
+    """
     try:
         with line.makefile("rb") as file:
             order: _Order = pickle.load(file)
-    except EOFError:
-        return RankLostError.exit_code  # Rank 0 died before it said anything.
-    try:
-        group = order.rendezvous.join(order.rank, {0: descriptor})
-    except RankLostError:
-        return RankLostError.exit_code
+    except EOFError as error:
+        raise RankLostError("rank 0 died before it said anything") from error
+    rendezvous = order.rendezvous
+    if received is not None:
+        rendezvous = rendezvous.with_descriptors(tuple(received))
+    group = rendezvous.join(order.rank, {0: line.fileno()})
     try:
         order.work(group, *order.given)
-    except RankLostError as error:
-        return error.exit_code  # Rank 0 is told the same, and tells it.
+    except RankLostError:
+        raise  # Rank 0 is told the same.
     except ForetokenError as error:
         group.abort(str(error))
-        return error.exit_code
+        raise
     except BaseException as error:
         group.abort(f"{type(error).__name__}: {error}")
         raise
     finally:
         group.close()
-    return 0

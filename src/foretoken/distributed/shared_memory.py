@@ -8,7 +8,7 @@ system frees them with the last process. Knows nothing of how processes are star
 import ctypes
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from mmap import mmap
 from typing import Final, final
 
@@ -37,7 +37,7 @@ _JOIN_S: Final = 120.0
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedMemoryRendezvous(Rendezvous):
-    """Segments that processes on this host inherit."""
+    """Segments that processes on this host are given."""
 
     segments: tuple[int, ...]
     """Their descriptors."""
@@ -66,6 +66,11 @@ class SharedMemoryRendezvous(Rendezvous):
     def descriptors(self) -> tuple[int, ...]:
         """The segments."""
         return self.segments
+
+    def with_descriptors(self, received: tuple[int, ...]) -> "SharedMemoryRendezvous":
+        """With these segments."""
+        assert len(received) == self.size, (len(received), self.size)
+        return replace(self, segments=received)
 
     def join(self, rank: int, lines: Mapping[int, int]) -> "SharedMemoryGroup":
         """Map all segments and wait for the others."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from foretoken.config import EngineConfig
+from foretoken.distributed.processes import Others
 from foretoken.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.extras import OptionalPackages
@@ -28,8 +29,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("foretoken")
 
 
-def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]) -> int:
+def serve(
+    config: EngineConfig,
+    server: ServerConfig,
+    say: Callable[[str], None],
+    others: Others | None = None,
+) -> int:
     """Load the model, listen, and serve until a signal; the exit code.
+
+    Args:
+        config: the engine's settings.
+        server: its own.
+        say: takes the lines of the start.
+        others: as `build_engine` takes them.
 
     Raises:
         ConfigError: a setting is wrong, or the port is taken.
@@ -39,7 +51,7 @@ def serve(config: EngineConfig, server: ServerConfig, say: Callable[[str], None]
         spans = spans_of(server, config.model)
         from foretoken.assembly import build_engine
 
-        engine = build_engine(config)
+        engine = build_engine(config, others=others)
         warm_up(engine)
         if engine.parts.tokenizer is not None:
             logger.debug("a token covers at most %s characters", engine.parts.tokenizer.reach)

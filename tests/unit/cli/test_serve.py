@@ -123,3 +123,21 @@ def test_kv_events_are_json_of_vllm_s_keys_and_one_server_s() -> None:
             served({**given, "kv_events_config": wrong})
     with pytest.raises(ConfigError, match="--replicas"):
         served({**given, "replicas": 2})
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "named"),
+    [
+        ((), 2, "--tensor-parallel-size: got 1; allowed: 2, the WORLD_SIZE of the launcher"),
+        (("--tensor-parallel-size", "2"), 1, "--tensor-parallel-size: got 2; allowed: 1,"),
+        (("--replicas", "2"), 1, "--replicas: got 2; allowed: left out under a launcher"),
+    ],
+)
+def test_a_launcher_s_processes_are_those_that_share_the_model(
+    given: tuple[str, ...], size: int, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    result = run("demo", *given)
+    assert result.exit_code == 2 and named in result.stderr

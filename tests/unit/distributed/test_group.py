@@ -42,7 +42,7 @@ def _open_files() -> int:
 
 def _left_by(followers: Followers) -> list[int | None]:
     """Exit statuses of the others, all of which leave by themselves."""
-    return [process.wait(LEAVES_S + BUSY_S) for process in followers._processes]
+    return [process.wait(LEAVES_S + BUSY_S) for process in working.started(followers)]
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_a_rank_that_is_stopped_ends_the_group(make: Make) -> None:
         with pytest.raises(RankLostError) as found:
             working.turns(followers.group, 1 << 30)
         assert "rank 1 did not answer within 1.5 s" in str(found.value) or make is not _shared
-        stopped, other = followers._processes
+        stopped, other = working.started(followers)
         assert other.wait(LEAVES_S + BUSY_S) == RankLostError.exit_code
         assert stopped.poll() is None
         os.kill(stopped.pid, signal.SIGCONT)
@@ -95,7 +95,7 @@ def test_a_slow_rank_ends_the_group_and_leaves_when_it_comes(make: Make) -> None
 def test_closing_wakes_one_that_is_stopped() -> None:
     followers = Followers(_shared(2, 0.5), working.harms_itself, 1, 2, signal.SIGSTOP)
     assert followers.group is not None
-    [process] = followers._processes
+    [process] = working.started(followers)
     with pytest.raises(RankLostError):
         working.turns(followers.group, 1 << 30)
     followers.close()

@@ -62,7 +62,7 @@ def _lost(followers: Followers) -> str:
 def test_an_idle_group_learns_who_is_lost(how: int, said: str, within_s: float) -> None:
     with Followers(meet(3, 60.0), working.listens) as followers:
         assert not _lost(followers)
-        first, second = followers._processes
+        first, second = working.started(followers)
         os.kill(first.pid, how)
         assert _wait_until(lambda: bool(_lost(followers)), within_s + BUSY_S)
         assert said in _lost(followers)

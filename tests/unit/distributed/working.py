@@ -2,12 +2,14 @@
 
 import os
 import random
+import subprocess
 import time
 
 import torch
 from torch import Tensor
 
 from foretoken.distributed import Group
+from foretoken.distributed.processes import Followers, Started
 from foretoken.errors import ConfigError
 
 TYPES = (torch.float32, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.float16)
@@ -90,3 +92,9 @@ def listens(group: Group) -> None:
     """Echo what rank 0 says until it says nothing more."""
     while said := group.broadcast(None, idle=True):
         group.gather(torch.tensor(list(said)), 0)
+
+
+def started(followers: Followers) -> list["subprocess.Popen[bytes]"]:
+    """The processes of ranks 1 and up."""
+    assert isinstance(followers._others, Started)
+    return followers._others._processes
