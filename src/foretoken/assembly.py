@@ -189,6 +189,7 @@ class _Assembly:
                 scheduler=scheduler,
                 proposer=drafters,
                 drafters={name: one.most for name, one in drafters.members.items()},
+                block_drafters=drafters.block_drafters,
                 deciding=deciding,
                 observers=deciding.observers,
                 runner=runner,

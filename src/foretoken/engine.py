@@ -58,6 +58,8 @@ class EngineParts:
     proposer: Proposer
     drafters: Mapping[str, int] = field(default_factory=dict)
     """Names that a request may ask for, and the most drafts of each."""
+    block_drafters: frozenset[str] = frozenset()
+    """Those of them whose drafts are masks of a block, which one pass fills in."""
     deciding: Decider
     """Who decides how far steps draft."""
     observers: tuple[StepObserver, ...] = ()

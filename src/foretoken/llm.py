@@ -173,6 +173,11 @@ class LLM:
             raise PromptError("prompt", "text", "token ids: the model has no tokenizer")
         return tokenizer
 
+    @property
+    def block_drafters(self) -> frozenset[str]:
+        """Names, as in `Output.drafters`, of drafters that fill in a whole block by one pass."""
+        return self._engine.parts.block_drafters
+
     def describe(self) -> str:
         """What was decided at the start: types, memory, concurrency."""
         return self._engine.parts.config.describe()

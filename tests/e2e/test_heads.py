@@ -28,6 +28,7 @@ TOKENS, COUNT = 32, 12
 WITH_KV = (
     "eagle", "eagle3", "padded", "peagle", "anchored", "dflash", "dflash reduced", "dspark",
 )  # fmt: skip
+IN_BLOCKS = {"peagle", "anchored", "dflash", "dflash reduced", "dspark", "pard"}
 UNSURE = {
     "dflash": 0.05,
     "dflash reduced": 0.06,
@@ -89,6 +90,7 @@ def test_heads_change_no_token(
         # Short of pages the target's come first, and drafters have what is left.
         least = 5 if pressure == "shortage" else 100
         assert isinstance(drafted, CounterMetric) and drafted.value > least
+        assert bool(llm.block_drafters) == (name in IN_BLOCKS)
 
 
 @pytest.mark.parametrize("name", HEADS)

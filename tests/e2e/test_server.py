@@ -338,6 +338,7 @@ def test_other_paths_and_methods(server: Serving) -> None:
 def test_status_endpoints(server: Serving) -> None:
     for path in ("/health", "/health/live", "/health/ready", "/version", "/openapi.json"):
         assert httpx.get(server.url + path).status_code == 200, path
+    assert httpx.get(server.url + "/version").json()["block_drafters"] == []
     schema = httpx.get(server.url + "/openapi.json").json()
     assert "prompt" in schema["components"]["schemas"]["CompletionBody"]["properties"]
 

@@ -106,6 +106,33 @@ def test_tokens_have_the_colours_of_their_sources(server: Serving, browser: Any)
 
 
 @pytest.mark.slow
+def test_drafts_of_a_block_have_a_mark_of_their_own(browser: Any) -> None:
+    """By the name that the user gave the drafter, and told apart without colour."""
+    drafter = {"model": "demo-parallel", "num_speculative_tokens": 3, "name": "wide"}
+    config = EngineConfig.from_kwargs(
+        model="demo", max_num_seqs=2, adaptive_speculation=False, speculative_config=drafter
+    )
+    with serving(build_engine(config)) as wide:
+        assert httpx.get(wide.url + "/version").json()["block_drafters"] == ["wide"]
+        page = browser.new_page(bypass_csp=True)
+        page.goto(wide.url)
+        page.get_by_text("wide (up to 3 tokens)").wait_for()
+        page.select_option("#mode", "speculating")
+        press(page)
+        shown = {name: page.locator(f"#output .{name}").count() for name in ("block", "accepted")}
+        assert shown["block"] > 0 == shown["accepted"], shown
+        title = page.locator("#output .block").first.get_attribute("title")
+        assert "block draft accepted" in title and "drafter: wide" in title
+        for source in ("accepted", "block"):
+            line = page.locator(f"#legend .{source}").evaluate(
+                "one => getComputedStyle(one).textDecorationLine"
+            )
+            assert line == ("underline" if source == "block" else "none")
+        keep(page, "blocks")
+        page.close()
+
+
+@pytest.mark.slow
 def test_what_control_does_is_on_the_page(server: Serving, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900}, bypass_csp=True)
     page.goto(server.url)
@@ -307,7 +334,7 @@ def test_every_colour_can_be_read(server: Serving, browser: Any, scheme: str) ->
     page.goto(server.url)
     page.fill("#max_tokens", "60")
     press(page)
-    for source in ("target", "accepted", "recovered", "bonus", "grammar", "prediction"):
+    for source in ("target", "accepted", "block", "recovered", "bonus", "grammar", "prediction"):
         text, back = page.evaluate(LUMINANCE, f"#legend .{source}")
         contrast = (max(text, back) + 0.05) / (min(text, back) + 0.05)
         assert contrast > 4.5, (source, contrast)

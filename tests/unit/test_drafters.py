@@ -132,3 +132,10 @@ def test_release_tells_everybody() -> None:
     one, two = Stub("one", 1, ""), Stub("two", 1, "")
     drafters((one, 1), (two, 1)).release("a")
     assert (one.released, two.released) == (["a"], ["a"])
+
+
+def test_who_drafts_blocks_is_known_by_its_name() -> None:
+    """A draft carries the name that the user gave, not the method's."""
+    one, wide = Stub("one", 1, ""), Stub("wide", 2, "")
+    wide.drafts_blocks = True
+    assert drafters((one, 1), (wide, 1)).block_drafters == {"wide"}

@@ -174,7 +174,7 @@ def _show_writing(console: "Console", arms: tuple[Arm, ...]) -> None:
     console.print(legend())
     for arm in (arm for arm in arms if arm.name in SHOWN):
         arm.llm.generate(prompt, warm, use_tqdm=False)
-        painter = Painter(arm.llm.get_tokenizer())
+        painter = Painter(arm.llm.get_tokenizer(), arm.llm.block_drafters)
         console.rule(f"method: {arm.name}", align="left")
         console.print(Text(prompt, style="dim"), end="")
         began, num_tokens = time.perf_counter(), 0

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,9 @@ from foretoken.cli.options import (
 )
 from foretoken.errors import ConfigError, ForetokenError
 from foretoken.types import Output, SamplingParams
+
+if TYPE_CHECKING:
+    from foretoken import LLM
 
 
 def generate(
@@ -83,7 +86,7 @@ def generate(
     with LLM(model, **settings) as llm:
         outputs = _unless_failed(llm.stream(text, params))
         if sys.stdout.isatty():
-            _write_painted(text, outputs, llm.get_tokenizer())
+            _write_painted(text, outputs, llm)
         else:
             _write_plain(outputs)
 
@@ -124,14 +127,14 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
     return sys.stdin.read()
 
 
-def _write_painted(prompt: str, outputs: Iterator[Output], tokenizer: object) -> None:
+def _write_painted(prompt: str, outputs: Iterator[Output], llm: "LLM") -> None:
     from rich.console import Console
     from rich.text import Text
 
     from foretoken.cli.paint import STYLES, Painter, legend
 
     console = Console(highlight=False, soft_wrap=True)
-    painter = Painter(tokenizer)  # type: ignore[arg-type]
+    painter = Painter(llm.get_tokenizer(), llm.block_drafters)
     console.print(legend())
     console.print(Text(prompt, style="dim"), end="")
     began, num_tokens, last = time.perf_counter(), 0, None

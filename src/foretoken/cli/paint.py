@@ -1,7 +1,7 @@
 """Text with the colour of who wrote it: accepted drafts, and three kinds of the target's tokens.
 
 Knows the sources, nothing about how they came about. Colour is for terminals; without one the
-same text comes out plain.
+same text comes out plain. What came out of a block is also underlined, where there is no colour.
 """
 
 from collections.abc import Iterator
@@ -14,24 +14,30 @@ from foretoken.types import Output, TokenSource
 if TYPE_CHECKING:
     from foretoken.text.tokenizer import Tokenizer
 
-STYLES = {
+BLOCK = "block"
+"""Beside the sources: an accepted draft of a drafter that fills in whole blocks."""
+STYLES: dict[str, str] = {
     TokenSource.TARGET: "default",
     TokenSource.ACCEPTED: "green",
+    BLOCK: "underline magenta",
     TokenSource.RECOVERED: "yellow",
     TokenSource.BONUS: "cyan",
 }
-MEANINGS = {
-    TokenSource.TARGET: "target, no draft",
+MEANINGS: dict[str, str] = {
+    TokenSource.TARGET: "target alone",
     TokenSource.ACCEPTED: "draft accepted",
+    BLOCK: "block accepted",
     TokenSource.RECOVERED: "recovered (draft rejected)",
-    TokenSource.BONUS: "bonus (whole draft accepted)",
+    TokenSource.BONUS: "bonus (all accepted)",
 }
 
 
 def legend() -> Text:
     """What each colour means, on one line."""
-    parts = [(f"{meaning}  ", STYLES[source]) for source, meaning in MEANINGS.items()]
-    return Text.assemble(("tokens: ", "dim"), *parts)
+    found = Text.assemble(("tokens: ", "dim"))
+    for source, meaning in MEANINGS.items():
+        found.append(meaning, STYLES[source]).append("  ")
+    return found
 
 
 class Painter:
@@ -41,25 +47,30 @@ class Painter:
     a character is incomplete or a stop string may be starting.
     """
 
-    def __init__(self, tokenizer: "Tokenizer") -> None:
-        """Start with nothing written."""
+    def __init__(
+        self, tokenizer: "Tokenizer", block_drafters: frozenset[str] = frozenset()
+    ) -> None:
+        """Start with nothing written; drafts of `block_drafters` come as `BLOCK`."""
         from foretoken.text.tokenizer import TextOptions
 
         self._stream = tokenizer.stream(TextOptions())
+        self._block_drafters = block_drafters
         self._num_seen = 0
-        self._waiting: list[tuple[str, TokenSource]] = []
+        self._waiting: list[tuple[str, str]] = []
 
-    def paint(self, output: Output) -> Iterator[tuple[str, TokenSource]]:
-        """The new text of `output`, piece by piece."""
-        for token, source in zip(output.new_token_ids, output.sources, strict=True):
+    def paint(self, output: Output) -> Iterator[tuple[str, str]]:
+        """The new text of `output`, piece by piece, each with a key of `STYLES`."""
+        each = zip(output.new_token_ids, output.sources, output.drafters, strict=True)
+        for token, source, drafter in each:
             self._stream.feed([token])
             piece = self._stream.text[self._num_seen :]
             self._num_seen = len(self._stream.text)
             if piece:
-                self._waiting.append((piece, source))
+                mark = BLOCK if drafter in self._block_drafters else source
+                self._waiting.append((piece, mark))
         yield from self._take(output.text)
 
-    def _take(self, text: str) -> Iterator[tuple[str, TokenSource]]:
+    def _take(self, text: str) -> Iterator[tuple[str, str]]:
         while text:
             piece, source = self._waiting.pop(0) if self._waiting else (text, TokenSource.TARGET)
             part, rest = piece[: len(text)], piece[len(text) :]

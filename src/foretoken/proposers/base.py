@@ -61,6 +61,8 @@ class Proposer(ABC):
     """Whether its own chances decide inside a draft where another token no longer pays."""
     times: tuple[DraftingTime, ...] = ()
     """What drafters did in the last step, where it asks several and times them."""
+    drafts_blocks: bool = False
+    """Whether its drafts are masks of a block, which one pass fills in."""
 
     @property
     def num_bytes(self) -> int:

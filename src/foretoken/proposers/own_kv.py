@@ -46,6 +46,8 @@ class DraftNetwork(ABC):
 
     most: int | None = None
     """Most drafts of a chain; None: as many as are wanted."""
+    drafts_blocks: bool = False
+    """Whether drafts are masks of a block, which one pass fills in."""
 
     @abstractmethod
     def steps(self, spans: list[Span], fed: Stretches) -> KVSteps:
@@ -81,6 +83,7 @@ class KVProposer(Proposer):
         """
         self.name = name
         self.network = network
+        self.drafts_blocks = network.drafts_blocks
         self.progress = progress
         self._sampler = sampler
         self._trees, self._confidence = trees, confidence

@@ -1,6 +1,8 @@
 """Pieces by source are exactly the streamed text, whatever is held back."""
 
-from foretoken.cli.paint import MEANINGS, STYLES, Painter, legend
+from rich.style import Style
+
+from foretoken.cli.paint import BLOCK, MEANINGS, STYLES, Painter, legend
 from foretoken.types import Output, TokenSource
 
 
@@ -29,13 +31,14 @@ class LetterTokenizer:
         return LetterStream()
 
 
-def output(ids: str, sources: str, text: str) -> Output:
+def output(ids: str, sources: str, text: str, drafter: str = "one") -> Output:
     """An output; sources by first letter, `.` for a token that shows no text yet."""
     by_letter = {source.value[0]: source for source in TokenSource}
     return Output(
         request_id="0",
         new_token_ids=tuple(0 if c == "." else ord(c) for c in ids),
         sources=tuple(by_letter[c] for c in sources),
+        drafters=tuple(drafter if c == "a" else None for c in sources),
         text=text,
     )
 
@@ -43,7 +46,7 @@ def output(ids: str, sources: str, text: str) -> Output:
 def paint(*outputs: Output) -> list[list[tuple[str, str]]]:
     """Pieces of each output, sources by first letter."""
     painter = Painter(LetterTokenizer())  # type: ignore[arg-type]
-    return [[(piece, s.value[0]) for piece, s in painter.paint(one)] for one in outputs]
+    return [[(piece, s[0]) for piece, s in painter.paint(one)] for one in outputs]
 
 
 def test_each_token_keeps_its_source() -> None:
@@ -73,6 +76,20 @@ def test_a_cut_stop_string_is_not_shown() -> None:
     assert "".join(piece for piece, _ in pieces) == "ab"
 
 
-def test_every_source_has_a_style_and_a_meaning() -> None:
-    assert set(STYLES) == set(MEANINGS) == set(TokenSource)
+def test_accepted_drafts_of_blocks_are_marked_apart() -> None:
+    painter = Painter(LetterTokenizer(), frozenset({"wide"}))  # type: ignore[arg-type]
+    wide = list(painter.paint(output("abc", "aab", "abc", "wide")))
+    assert wide == [("a", BLOCK), ("b", BLOCK), ("c", TokenSource.BONUS)]
+    [other] = painter.paint(output("d", "a", "d"))
+    assert other == ("d", TokenSource.ACCEPTED)
+
+
+def test_every_source_has_a_style_of_its_own_and_a_meaning() -> None:
+    assert set(STYLES) == set(MEANINGS) == {*TokenSource, BLOCK}
+    assert len({*STYLES.values()}) == len(STYLES)
     assert all(meaning in legend().plain for meaning in MEANINGS.values())
+
+
+def test_blocks_are_told_apart_without_colour() -> None:
+    underlined = {source for source, style in STYLES.items() if Style.parse(style).underline}
+    assert underlined == {BLOCK}

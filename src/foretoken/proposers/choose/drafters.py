@@ -110,6 +110,12 @@ class Drafters(Proposer):
         return tuple(name for name in self._names if name not in resting)
 
     @property
+    def block_drafters(self) -> frozenset[str]:
+        """Names of those that draft blocks."""
+        each = self.members.items()
+        return frozenset(name for name, member in each if member.proposer.drafts_blocks)
+
+    @property
     def num_bytes(self) -> int:
         """Memory that all drafters keep beside weights and KV, about."""
         return sum(member.proposer.num_bytes for member in self._everyone.values())

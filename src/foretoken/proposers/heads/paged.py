@@ -85,7 +85,7 @@ def build_paged(
     progress = site.progress(runner.store, MadeOf.PAIR, max_positions=runner.max_positions)
     return KVProposer(
         head.method,
-        HeadNetwork(runner, make_steps or RecurrentSteps),
+        HeadNetwork(runner, make_steps or RecurrentSteps, drafts_blocks=head.parallel),
         site.sampler,
         progress,
         trees=site.trees,
@@ -97,9 +97,12 @@ def build_paged(
 class HeadNetwork(DraftNetwork):
     """A head over its runner."""
 
-    def __init__(self, runner: HeadRunner, make_steps: MakeHeadSteps) -> None:
+    def __init__(
+        self, runner: HeadRunner, make_steps: MakeHeadSteps, *, drafts_blocks: bool
+    ) -> None:
         """Draft with the steps that `make_steps` makes."""
         self._runner, self._make_steps = runner, make_steps
+        self.drafts_blocks = drafts_blocks
 
     def steps(self, spans: list[Span], fed: Stretches) -> KVSteps:
         """Those of the head's kind."""

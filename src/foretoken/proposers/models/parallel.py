@@ -76,6 +76,8 @@ def _mask_token(disk: ModelOnDisk) -> int:
 class MaskNetwork(DraftNetwork):
     """A model that was trained to see masks in place of what it guesses."""
 
+    drafts_blocks = True
+
     def __init__(self, runner: Runner, mask_token_id: int) -> None:
         """Draft with `runner`, over its own KV store."""
         self._runner, self._mask = runner, mask_token_id

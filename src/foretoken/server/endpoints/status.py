@@ -45,6 +45,7 @@ async def version(request: Request) -> Response:
             "version": foretoken.__version__,
             "model": state.model_names[0],
             "speculation": state.speculation,
+            "block_drafters": sorted(state.engine.engine.parts.block_drafters),
         }
     )
 

@@ -7,9 +7,11 @@ import { Pane, SOURCES, span } from "/page/pane.js";
 import { facts, seconds, verdict } from "/page/verdict.js";
 
 const at = (id) => document.getElementById(id);
+// Drafters that fill in whole blocks, as the server names them.
+const BLOCKS = new Set();
 const PANES = {
-  speculating: new Pane(at("output"), () => count("speculating")),
-  plain: new Pane(at("plain"), () => count("plain")),
+  speculating: new Pane(at("output"), () => count("speculating"), BLOCKS),
+  plain: new Pane(at("plain"), () => count("plain"), BLOCKS),
 };
 const FACTS = { speculating: at("speculating_facts"), plain: at("plain_facts") };
 const conversation = [];
@@ -192,6 +194,7 @@ function fill(name) {
 
 async function introduce() {
   const version = await (await fetch("/version")).json();
+  for (const name of version.block_drafters) BLOCKS.add(name);
   at("model").textContent = `${version.model}, speculation: ${version.speculation}`;
 }
 

@@ -4,15 +4,21 @@
 export const SOURCES = {
   target: "plain: no draft was checked",
   accepted: "draft accepted",
+  block: "block draft accepted (underlined): all drafts of its step filled in by one pass",
   recovered: "recovered: the target's token where a draft was rejected",
   bonus: "bonus: the target's token after a whole draft",
   grammar: "grammar: forced, drafted for free",
   prediction: "prediction accepted",
 };
 
-function sourceOf(token) {
-  const own = token.source === "accepted" && token.drafter in SOURCES;
-  return own ? token.drafter : token.source;
+// Drafters that every server has; the names of others are their users'.
+const FREE = new Set(["grammar", "prediction"]);
+
+// `blocks` are the names of the drafters that fill in whole blocks.
+function sourceOf(token, blocks) {
+  if (token.source !== "accepted") return token.source;
+  if (blocks.has(token.drafter)) return "block";
+  return FREE.has(token.drafter) ? token.drafter : "accepted";
 }
 
 export function span(name, text) {
@@ -22,8 +28,8 @@ export function span(name, text) {
   return made;
 }
 
-function drawn(token) {
-  const source = sourceOf(token);
+function drawn(token, blocks) {
+  const source = sourceOf(token, blocks);
   const made = span(source ?? "target", token.text);
   const facts = [SOURCES[source] ?? source];
   if (token.drafter) facts.push(`drafter: ${token.drafter}`);
@@ -34,9 +40,10 @@ function drawn(token) {
 }
 
 export class Pane {
-  constructor(element, onFrame) {
+  constructor(element, onFrame, blocks = new Set()) {
     this.element = element;
     this.onFrame = onFrame;
+    this.blocks = blocks;
     this.waiting = [];
     this.frame = null;
     this.frames = 0;
@@ -58,7 +65,7 @@ export class Pane {
     if (!this.waiting.length) return;
     const element = this.element;
     const atEnd = element.scrollTop + element.clientHeight >= element.scrollHeight - 4;
-    element.append(...this.waiting.splice(0).map(drawn));
+    element.append(...this.waiting.splice(0).map((token) => drawn(token, this.blocks)));
     if (atEnd) element.scrollTop = element.scrollHeight;
     this.frames += 1;
     this.onFrame();

@@ -87,6 +87,8 @@ def build_blocks(head: BlockHead, site: HeadSite) -> KVProposer:
 class BlockNetwork(DraftNetwork):
     """A block head over its runner."""
 
+    drafts_blocks = True
+
     def __init__(self, runner: BlockRunner, most: int) -> None:
         """Draft at most `most` tokens one after the other."""
         self._runner, self._rows, self.most = runner, most, most
