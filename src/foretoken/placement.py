@@ -6,11 +6,13 @@ engines, which take as many threads as they find cores (`foretoken.hardware.usab
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from foretoken.errors import ConfigError
 
 NODES = Path("/sys/devices/system/node")
+THREADS = Path("/proc/self/task")
 FIELD = "--cpus"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _MOST_CORES = 1 << 14
@@ -42,8 +44,24 @@ def numa_nodes() -> dict[int, frozenset[int]]:
     return nodes or {0: frozenset(range(os.cpu_count() or 1))}
 
 
+def usable_nodes() -> dict[int, frozenset[int]]:
+    """Of the cores that this process may use, those of each node that has any."""
+    nodes = numa_nodes()
+    if not hasattr(os, "sched_getaffinity"):
+        return nodes
+    found = {node: cores & os.sched_getaffinity(0) for node, cores in nodes.items()}
+    return {node: cores for node, cores in found.items() if cores}
+
+
+def keeps_to_one_node() -> bool:
+    """Whether this machine has several nodes, and this process the cores of one alone."""
+    return len(numa_nodes()) > 1 and len(usable_nodes()) == 1
+
+
 def keep_to(cores: frozenset[int]) -> None:
-    """Bind the process; call it before any thread is started.
+    """Bind the process: the threads that it has, and all that they will start.
+
+    What was written to memory before stays where it is, so call it before there is much.
 
     Raises:
         ConfigError: this system cannot, or the process may use none of the cores.
@@ -54,7 +72,9 @@ def keep_to(cores: frozenset[int]) -> None:
     missing = sorted(cores - allowed)
     if missing:
         raise ConfigError(FIELD, missing, f"cores among those allowed here: {sorted(allowed)}")
-    os.sched_setaffinity(0, cores)
+    for thread in THREADS.iterdir():
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _listed(text: str) -> frozenset[int]:

@@ -93,6 +93,17 @@ def test_without_huge_pages_it_is_copied(
     assert "copied" in lines(said)[0]
 
 
+def test_a_process_of_one_numa_node_has_its_own(
+    model: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the pages of whoever read the file first, which another replica may be."""
+    first = tokens(model)
+    lines(said)
+    monkeypatch.setattr(packed_file, "keeps_to_one_node", lambda: True)
+    assert tokens(model) == first
+    assert "copied: it may lie on another NUMA node" in lines(said)[0]
+
+
 @pytest.mark.parametrize(
     "settings", [{"dtype": "float32"}, {"quantization": "int8"}, {"quantization": "int4"}]
 )

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,10 @@ SMALL = ("--max-num-seqs", "16", "--kv-cache-memory-bytes", "64000000")
 START_S, BACK_S, END_S = 180.0, 120.0, 60.0
 LENGTH = 150
 ROUNDS, CLIENTS = 10, 32
+ON_NODES = (
+    "import sys; from pathlib import Path; from foretoken import placement\n"
+    "placement.NODES = Path(sys.argv.pop(1)); from foretoken.cli import main; main()"
+)
 
 
 def bodies(count: int) -> list[dict[str, Any]]:
@@ -90,9 +94,12 @@ def wait_for(url: str, count: int, seconds: float) -> None:
 
 
 @contextmanager
-def served(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """The command, and the address that it prints."""
-    command = [sys.executable, "-m", "foretoken", "serve", "demo", "--port", "0", *arguments]
+def served(
+    *arguments: str, nodes: Path | None = None
+) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """The command, and the address that it prints; `nodes` in the place of the machine's own."""
+    program = ["-m", "foretoken"] if nodes is None else ["-c", ON_NODES, str(nodes)]
+    command = [sys.executable, *program, "serve", "demo", "--port", "0", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     timer = threading.Timer(START_S, process.kill)
@@ -162,6 +169,35 @@ def test_a_killed_replica_is_replaced_and_nobody_notices() -> None:
         while any(Path(f"/proc/{pid}").exists() for pid in below):
             assert time.monotonic() < until, "Ray outlives the command"
             time.sleep(0.2)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_each_replica_keeps_to_a_node_also_after_it_was_started_again(tmp_path: Path) -> None:
+    """Nodes of one core each that this machine is said to have."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    for node, core in enumerate(cores):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(f"{core}\n")
+
+    def kept_to() -> list[set[int]]:
+        found = []
+        for pid in replicas_of(process):
+            with suppress(ProcessLookupError):  # it has just ended
+                found.append(os.sched_getaffinity(pid))
+        return sorted(found, key=min)
+
+    with served("--replicas", "numa", *SMALL, nodes=tmp_path) as (process, url):
+        wait_for(url, 2, 10.0)
+        assert kept_to() == [{core} for core in cores]
+        killed = replicas_of(process)[0]
+        os.kill(killed, signal.SIGKILL)
+        until = time.monotonic() + BACK_S
+        while killed in replicas_of(process) or kept_to() != [{core} for core in cores]:
+            assert time.monotonic() < until, kept_to()
+            time.sleep(0.5)
+        wait_for(url, 2, BACK_S)
+        [found] = all_at_once(url, bodies(3)[:1], threading.Event())
+        assert len(found.ids) == LENGTH
 
 
 def test_a_model_that_is_not_there_is_said_at_once() -> None:

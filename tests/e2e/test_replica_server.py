@@ -1,9 +1,13 @@
 """One replica by itself: whom it believes, and how it ends. The guarded bugs: a client who writes
 what only a front may say, an end that cuts what was accepted."""
 
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,15 +23,15 @@ from tests.e2e.fronting import KEY, fronting, stream
 
 PATH = "/v1/completions"
 BODY: dict[str, Any] = {"prompt": "x = ", "temperature": 0, "ignore_eos": True}
+ENGINE = EngineConfig.from_kwargs(
+    model="demo", max_num_seqs=2, kv_cache_memory_bytes=32 << 20, adaptive_speculation=False
+)
 
 
 @pytest.fixture
 def replica() -> Iterator[ReplicaServer]:
-    engine = EngineConfig.from_kwargs(
-        model="demo", max_num_seqs=2, kv_cache_memory_bytes=32 << 20, adaptive_speculation=False
-    )
     settings = ServerConfig(limits=Limits(drain_s=20.0), api_keys=("of a client",))
-    found = ReplicaServer(ReplicaSpec.of(engine, settings, KEY))
+    found = ReplicaServer(ReplicaSpec.of(ENGINE, settings, KEY))
     yield found
     found.close()
 
@@ -66,3 +70,24 @@ def test_a_replica_ends_when_it_is_told(replica: ReplicaServer) -> None:
         assert found.ended and len(found.ids) == 400
         with pytest.raises(EngineLostError, match="stopped"):
             replica.check()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_a_replica_keeps_to_its_cores() -> None:
+    """With every thread: memory lies with the node whose core writes it first."""
+    before, core = os.sched_getaffinity(0), max(os.sched_getaffinity(0))
+    spec = ReplicaSpec.of(ENGINE, ServerConfig(), KEY)
+    try:
+        found = ReplicaServer(replace(spec, cores=(core,), threads=1))
+        bound = [os.sched_getaffinity(thread) for thread in threads()]
+        found.close()
+    finally:
+        for thread in threads():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, before)
+    assert bound == [{core}] * len(bound)
+
+
+def threads() -> list[int]:
+    """Of this process."""
+    return [int(one.name) for one in Path("/proc/self/task").iterdir()]

@@ -10,7 +10,13 @@ import pytest
 
 from foretoken import placement
 from foretoken.errors import ConfigError
-from foretoken.placement import cores_of, keep_to, numa_nodes
+from foretoken.placement import (
+    cores_of,
+    keep_to,
+    keeps_to_one_node,
+    numa_nodes,
+    usable_nodes,
+)
 
 
 @pytest.fixture
@@ -46,9 +52,30 @@ def test_nodes(nodes: Path) -> None:
             cores_of(missing)
 
 
+@pytest.mark.parametrize(
+    ("allowed", "expected"),
+    [
+        (set(range(16)), {0: {0, 1, 2, 3, 8, 9, 10, 11}, 1: {4, 5, 6, 7, 12, 13, 14, 15}}),
+        ({2, 5}, {0: {2}, 1: {5}}),
+        ({0, 1}, {0: {0, 1}}),
+    ],
+)
+def test_nodes_of_what_is_allowed(
+    nodes: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    allowed: set[int],
+    expected: dict[int, set[int]],
+) -> None:
+    """By a container or `--cpus`; a node of which nothing is left is none."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed)
+    assert usable_nodes() == expected
+    assert keeps_to_one_node() == (len(expected) == 1)
+
+
 def test_a_system_without_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "NODES", tmp_path)
     assert numa_nodes() == {0: frozenset(range(os.cpu_count() or 1))}
+    assert not keeps_to_one_node()
 
 
 def test_cores_that_are_not_allowed() -> None:
@@ -58,12 +85,17 @@ def test_cores_that_are_not_allowed() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
-def test_threads_started_later_keep_to_them() -> None:
+def test_threads_started_before_and_later_keep_to_them() -> None:
     code = (
-        "import sys; from foretoken.placement import *; keep_to(cores_of(sys.argv[1]))\n"
-        "import os, threading, torch; found = []\n"
-        "one = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))\n"
-        "one.start(); one.join(); print(*found[0], torch.get_num_threads())"
+        "import os, sys, threading; from foretoken.placement import *; found = []\n"
+        "done = threading.Event(); early = threading.Thread(target=done.wait, daemon=True)\n"
+        "early.start()\n"
+        "def look():\n"
+        "    one = threading.Thread(target=lambda: found.extend(os.sched_getaffinity(0)))\n"
+        "    one.start(); one.join()\n"
+        "keep_to(cores_of(sys.argv[1]))\n"
+        "import torch; look(); print(*found, *os.sched_getaffinity(early.native_id))\n"
+        "print(torch.get_num_threads()); done.set()"
     )
     core = max(os.sched_getaffinity(0))
     source = str(Path(placement.__file__).parents[1])
@@ -72,4 +104,4 @@ def test_threads_started_later_keep_to_them() -> None:
         capture_output=True, text=True, check=True, timeout=120,
         env={**os.environ, "PYTHONPATH": source},
     )  # fmt: skip
-    assert done.stdout.split() == [str(core), "1"]
+    assert done.stdout.split() == [str(core), str(core), "1"]

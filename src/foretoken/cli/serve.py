@@ -111,7 +111,7 @@ def serve(
     batch_invariant: Annotated[Text, option("batch_invariant")] = None,
     tensor_parallel_size: Annotated[Number, option("tensor_parallel_size")] = None,
     cpus: Annotated[Text, option("cpus")] = None,
-    replicas: Annotated[Number, option("replicas")] = None,
+    replicas: Annotated[Text, option("replicas")] = None,
     max_replicas: Annotated[Number, option("max_replicas")] = None,
     ray_address: Annotated[Text, option("ray_address")] = None,
     max_body_bytes: Annotated[Number, option("max_body_bytes")] = None,
@@ -237,10 +237,10 @@ def replicas_of(settings: Mapping[str, Any]) -> ReplicaConfig | None:
     """What settings say about replicas; None: nothing, so that one process serves without Ray.
 
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: a value is not allowed.
     """
     own = {name: settings[name] for name in _REPLICAS if name in settings}
-    return ReplicaConfig(**own) if own else None
+    return ReplicaConfig.of_options(own) if own else None
 
 
 def served(settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:

@@ -99,8 +99,9 @@ GROUPS: dict[str, dict[str, Row]] = {
     },
     "Replicas behind one address": {
         "replicas": Row(
-            "Processes that serve; started again if they die. Needs the extra `ray`.",
-            "N",
+            "Processes that serve, started again if they die; numa: one on each NUMA node. "
+            "Needs the extra `ray`.",
+            "N|numa",
             "one, without Ray",
         ),
         "max_replicas": Row("Most of them under load.", "N", "as many as at the start"),

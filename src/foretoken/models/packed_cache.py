@@ -128,7 +128,7 @@ class PackedCache:
                 continue
             with suppress(OSError):
                 os.utime(path)  # the least recently used go first
-            how = "mapped" if file.is_mapped else "copied: no huge pages for files here"
+            how = f"copied: {file.why_copied}" if file.why_copied else "mapped"
             logger.info("packed weights of %s: %.1f GB, %s", self.model, file.num_bytes / 1e9, how)
             return file
         return None

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from foretoken.kernels.library import Library
 from foretoken.kernels.linear import empty_packed
+from foretoken.placement import keeps_to_one_node
 
 _MAGIC: Final = b"foretoken packed weights 1"
 _PREAMBLE: Final = struct.Struct("<32s40sQQ32s")
@@ -180,7 +181,8 @@ class PackedFile:
 
         It stays mapped, shared with every other process that uses it, where the system has huge
         pages for files. Elsewhere it is copied into memory that has them: small pages would take
-        time at every token.
+        time at every token. So it is for a process that keeps to one of several NUMA nodes, since
+        the file lies with whoever read it first.
 
         Raises:
             BrokenFileError: it is not whole.
@@ -189,9 +191,10 @@ class PackedFile:
         with path.open("rb") as file:
             self._places, self.about = _read_contents(file.fileno())
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            self.is_mapped = _comes_in_huge_pages(mapped)
+            self.why_copied = _why_copied(mapped)
+            """Empty: it is not."""
             self._believe(path, file.fileno(), mapped)
-            if self.is_mapped:
+            if not self.why_copied:
                 self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
             else:
                 self._memory = empty_packed(library, (len(mapped),), torch.uint8)
@@ -231,6 +234,13 @@ def _read_contents(fd: int) -> tuple[Sequence[_Place], Mapping[str, Any]]:
         raise BrokenFileError(f"{os.fstat(fd).st_size} of {offset + length} bytes, or others")
     found = json.loads(contents)
     return [_Place(*row) for row in found["tensors"]], found["about"]
+
+
+def _why_copied(mapped: mmap.mmap) -> str:
+    """Why a mapping is not used as it is; empty: it is."""
+    if keeps_to_one_node():
+        return "it may lie on another NUMA node"
+    return "" if _comes_in_huge_pages(mapped) else "no huge pages for files here"
 
 
 def _comes_in_huge_pages(mapped: mmap.mmap) -> bool:

@@ -23,8 +23,8 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import ray
@@ -36,7 +36,7 @@ from foretoken.hardware import usable_cores
 from foretoken.replicas.board import FORGOTTEN_S, Board
 from foretoken.replicas.members import ReplicaPlace
 from foretoken.replicas.replica_server import ReplicaServer
-from foretoken.replicas.scaling import LOAD, cores_of_each, policy
+from foretoken.replicas.scaling import LOAD, cores_of_each, policy, threads_of_each
 from foretoken.replicas.settings import ReplicaConfig, ReplicaSpec
 
 logger = logging.getLogger("foretoken")
@@ -94,6 +94,19 @@ class EngineReplica:
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Application:
+    """Replicas that Serve starts alike."""
+
+    name: str
+    spec: ReplicaSpec
+    place: dict[str, Any]
+    """What each takes of a machine."""
+    count: dict[str, Any]
+    """How many there are, in Serve's words."""
+
+
+@final
 class RayReplicas:
     """The replicas of one front; a context, at whose end they are ended."""
 
@@ -103,7 +116,7 @@ class RayReplicas:
         self._spec = spec
         self._name = name
         self._board: Any = None
-        self._deployed = False
+        self._deployed: list[str] = []
 
     def __enter__(self) -> "RayReplicas":
         """Start Ray or join it, and all replicas.
@@ -128,8 +141,8 @@ class RayReplicas:
     def __exit__(self, *raised: object) -> None:
         """End the replicas, and Ray if it was started here."""
         if ray.is_initialized():
-            if self._deployed:
-                serve.delete(self._name)
+            for name in self._deployed:
+                serve.delete(name)
             ray.shutdown()
 
     async def places(self) -> Sequence[ReplicaPlace]:
@@ -145,7 +158,7 @@ class RayReplicas:
         given: dict[str, Any] = {"log_to_driver": True, "logging_level": logging.ERROR}
         if address is None:
             # As many places as replicas, also where there are fewer cores.
-            cores = max(usable_cores(), self._config.most)
+            cores = max(usable_cores(), sum(self._threads), self._config.most)
             given |= {"num_cpus": cores, "object_store_memory": _STORE_BYTES}
             given |= {"include_dashboard": False}
         try:
@@ -156,31 +169,51 @@ class RayReplicas:
             allowed = f"a Ray cluster ({error}); if it asks for a token, set RAY_AUTH_MODE=token"
             raise ConfigError("--ray-address", address, allowed) from error
 
-    def _deploy(self) -> None:
-        config = self._config
-        options = self._place_of_each()
-        spec = replace(self._spec, threads=options["num_cpus"])
-        is_local = config.ray_address is None
-        if is_local and "num_gpus" not in options:
+    @property
+    def _threads(self) -> list[int]:
+        """Of replicas that keep to cores of their own; empty where they do not."""
+        return threads_of_each(self._config.cores or (), usable_cores())
+
+    def _applications(self) -> Iterator[_Application]:
+        """One; or one for each replica where they keep to cores, since Serve has no other way to
+        tell the replicas of one application apart."""
+        config, cores = self._config, self._config.cores
+        if cores is not None:
+            spec = self._spec.sharing_memory(config.most)
+            each = zip(cores, self._threads, strict=True)
+            for number, (own, threads) in enumerate(each):
+                place, count = {"num_cpus": threads}, {"num_replicas": 1}
+                kept = replace(spec, cores=own, threads=threads)
+                name = f"{self._name}-{number}"
+                yield _Application(name=name, spec=kept, place=place, count=count)
+            return
+        place = self._place_of_each()
+        spec = replace(self._spec, threads=place["num_cpus"])
+        if config.ray_address is None and "num_gpus" not in place:
             spec = spec.sharing_memory(config.most)
-        made = serve.deployment(
-            EngineReplica,
-            ray_actor_options=options,
-            health_check_period_s=_WELL_EVERY_S,
-            health_check_timeout_s=_WELL_WITHIN_S,
-            graceful_shutdown_timeout_s=spec.server.limits.drain_s + _WELL_WITHIN_S,
-            graceful_shutdown_wait_loop_s=0.1,
-            max_constructor_retry_count=_STARTS,
-            **self._count(),
-        )
+        yield _Application(name=self._name, spec=spec, place=place, count=self._count())
+
+    def _deploy(self) -> None:
+        applications = list(self._applications())
         quiet = {"log_level": "WARNING"}
         serve.start(proxy_location="Disabled", logging_config=quiet)
-        self._deployed = True
-        app = made.bind(spec, self._board, is_local)
-        try:
-            serve.run(app, name=self._name, route_prefix=None, logging_config=quiet)
-        except RuntimeError as error:
-            raise EngineLostError(f"the replicas could not be started: {error}") from error
+        for one in applications:
+            made = serve.deployment(
+                EngineReplica,
+                ray_actor_options=one.place,
+                health_check_period_s=_WELL_EVERY_S,
+                health_check_timeout_s=_WELL_WITHIN_S,
+                graceful_shutdown_timeout_s=one.spec.server.limits.drain_s + _WELL_WITHIN_S,
+                graceful_shutdown_wait_loop_s=0.1,
+                max_constructor_retry_count=_STARTS,
+                **one.count,
+            )
+            self._deployed.append(one.name)
+            app = made.bind(one.spec, self._board, self._config.ray_address is None)
+            try:
+                serve.run(app, name=one.name, route_prefix=None, logging_config=quiet)
+            except RuntimeError as error:
+                raise EngineLostError(f"the replicas could not be started: {error}") from error
 
     def _place_of_each(self) -> dict[str, Any]:
         """What each replica takes; one that finds no place would be waited for without end."""

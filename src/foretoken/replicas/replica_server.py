@@ -16,6 +16,7 @@ import torch
 from foretoken.assembly import build_engine
 from foretoken.errors import EngineLostError
 from foretoken.logs import show_logs
+from foretoken.placement import keep_to
 from foretoken.replicas.members import STALLED_S, ReplicaPlace
 from foretoken.replicas.settings import ReplicaSpec
 from foretoken.server.app import build_app, build_state
@@ -41,6 +42,8 @@ class ReplicaServer:
             ModelError: the model is missing or broken.
             EngineLostError: the server did not start.
         """
+        if spec.cores is not None:
+            keep_to(frozenset(spec.cores))  # before weights and caches are written
         if spec.log_format is not None:
             show_logs(LineFormatter(spec.log_format))
         if spec.threads is not None:

@@ -13,13 +13,13 @@ import httpx
 
 from foretoken.checkpoint import find_model
 from foretoken.config import EngineConfig
-from foretoken.errors import EngineLostError
+from foretoken.errors import ConfigError, EngineLostError
 from foretoken.extras import OptionalPackages
 from foretoken.replicas.front import FrontState, build_front
 from foretoken.replicas.front_metrics import FrontMetrics
 from foretoken.replicas.members import Directory, Members, ReplicaPlace
 from foretoken.replicas.relaying import RelayedRequests, RelayParts
-from foretoken.replicas.settings import ReplicaConfig, ReplicaSpec
+from foretoken.replicas.settings import PER_NODE, ReplicaConfig, ReplicaSpec
 from foretoken.server.routed.origin import INTERNAL_HEADER
 from foretoken.server.routed.report import PATH, Report
 from foretoken.server.run import bound, run_until_told, url_of
@@ -46,6 +46,9 @@ def serve_replicas(
         MissingPackageError: Ray is not installed.
         ModelError: the model is missing or not supported.
     """
+    if config.cores is not None and engine.device not in ("auto", "cpu"):
+        allowed = f"a number beside --device {engine.device}: NUMA nodes are of processors"
+        raise ConfigError("--replicas", PER_NODE, allowed)
     with OptionalPackages("--replicas"):
         from foretoken.replicas.on_ray import RayReplicas
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -64,7 +67,7 @@ def serve_replicas(
             asked = "asked for" if server.api_keys else "none"
             names = ", ".join(server.names_of(engine.model))
             say(f"Serving {names} at {url_of(listening)}  (API at /v1, page at /)")
-            say(f"Replicas: {config.replicas}" + _words_of_most(config))
+            say(f"Replicas: {config.replicas}" + _words_of_count(config))
             say(f"Speculation: {report.speculation}; API key: {asked}; stop with Ctrl-C")
             return 0 if run_until_told(runner, listening) else 1
 
@@ -102,7 +105,9 @@ def front_state(
     )
 
 
-def _words_of_most(config: ReplicaConfig) -> str:
+def _words_of_count(config: ReplicaConfig) -> str:
+    if config.cores is not None:
+        return ", one on each NUMA node"
     return "" if config.max_replicas is None else f" to {config.max_replicas}, by load"
 
 

@@ -54,3 +54,15 @@ def cores_of_each(nodes: Sequence[int], replicas: int) -> int:
         if sum(node // cores for node in nodes) >= replicas:
             return cores
     return 1
+
+
+def threads_of_each(cores: Sequence[Sequence[int]], usable: int) -> list[int]:
+    """Threads of replicas that keep to cores of their own.
+
+    Args:
+        cores: those of each replica.
+        usable: as many as the process may keep busy: fewer than there are in a container with a
+            share of them, of which each replica gets its part; at least 1.
+    """
+    total = sum(map(len, cores))
+    return [max(1, len(own) * min(usable, total) // total) for own in cores]

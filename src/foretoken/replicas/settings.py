@@ -1,14 +1,22 @@
 """Settings of several replicas behind one address. Frozen and torch-free."""
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, final
+from typing import Annotated, Any, final
 
 from foretoken.config import EngineConfig
 from foretoken.config.reader import at_least, check_fields, require
 from foretoken.config.resolve import CPU_KV_SHARE
+from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
+from foretoken.placement import usable_nodes
 from foretoken.server.settings import ServerConfig
 
+logger = logging.getLogger("foretoken")
+
+PER_NODE = "numa"
+"""In the place of a number of replicas: one on each NUMA node."""
 _COUNT = Annotated[int, at_least(1)]
 
 
@@ -22,6 +30,8 @@ class ReplicaConfig:
     """Replicas under load at most; None: as many as at the start."""
     ray_address: str | None = None
     """A Ray cluster to join, as `ray.init` takes it; None: a local one is started."""
+    cores: tuple[tuple[int, ...], ...] | None = None
+    """Of each replica the cores of this machine that it keeps to; None: any."""
 
     def __post_init__(self) -> None:
         """Raise a ConfigError for what is out of range."""
@@ -29,6 +39,36 @@ class ReplicaConfig:
         most = self.max_replicas
         ok = most is None or most >= self.replicas
         require("max_replicas", most, ok, f"at least --replicas, which is {self.replicas}")
+        if self.cores is not None:
+            assert len(self.cores) == self.most, (len(self.cores), self.most)
+
+    @classmethod
+    def of_options(cls, given: Mapping[str, Any]) -> "ReplicaConfig":
+        """From the options of the command line or its file, where `replicas` may be text.
+
+        Raises:
+            ConfigError: a value is not allowed.
+        """
+        count = given.get("replicas", 1)
+        if count == PER_NODE:
+            for name in given.keys() - {"replicas"}:
+                allowed = "left out beside --replicas numa: the nodes of this machine say how many"
+                raise ConfigError(f"--{name.replace('_', '-')}", given[name], allowed)
+            return cls._per_node()
+        if isinstance(count, str) and not count.isdecimal():
+            raise ConfigError("--replicas", count, "an integer >= 1, or numa: one on each node")
+        return cls(**{**given, "replicas": int(count) if isinstance(count, str) else count})
+
+    @classmethod
+    def _per_node(cls) -> "ReplicaConfig":
+        """One for each NUMA node whose cores this process may use; there is nothing to keep to
+        where that is one."""
+        nodes = usable_nodes()
+        if len(nodes) < 2:
+            logger.info("--replicas numa: one replica, since there is one NUMA node to use")
+            return cls()
+        cores = tuple(tuple(sorted(nodes[node])) for node in sorted(nodes))
+        return cls(replicas=len(cores), cores=cores)
 
     @property
     def most(self) -> int:
@@ -39,12 +79,14 @@ class ReplicaConfig:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSpec:
-    """What a replica is made of; the same for all of a front."""
+    """What a replica is made of; the same for all of a front but for its cores."""
 
     engine: EngineConfig
     server: ServerConfig
     threads: int | None = None
     """Threads of a step; None: as many as there are cores."""
+    cores: tuple[int, ...] | None = None
+    """Cores that it keeps to, with what it writes to memory; None: any."""
     log_format: str | None = None
     """How its log lines are written; None: whoever runs it has seen to that."""
 

@@ -1,12 +1,16 @@
 """The small parts of a front: marks, addresses, numbers of replicas, beginnings of prompts."""
 
+import logging
+import os
 import random
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from foretoken import placement
 from foretoken.cli.serve import replicas_of
 from foretoken.config import EngineConfig
 from foretoken.errors import ConfigError, MissingPackageError
@@ -14,7 +18,13 @@ from foretoken.replicas.beginnings import prompt_of
 from foretoken.replicas.board import FORGOTTEN_S, Board
 from foretoken.replicas.front_metrics import FrontMetrics
 from foretoken.replicas.run import serve_replicas
-from foretoken.replicas.scaling import LOAD, cores_of_each, policy, wanted_replicas
+from foretoken.replicas.scaling import (
+    LOAD,
+    cores_of_each,
+    policy,
+    threads_of_each,
+    wanted_replicas,
+)
 from foretoken.replicas.settings import ReplicaConfig
 from foretoken.server.problems import Problem
 from foretoken.server.routed.origin import ORIGIN_HEADER, RequestOrigin
@@ -149,8 +159,54 @@ def test_pages_of_several_replicas_become_one() -> None:
 def test_what_was_said_of_replicas_asks_for_them() -> None:
     assert replicas_of({"model": "demo", "port": 1}) is None
     assert replicas_of({"replicas": 1}) == ReplicaConfig(replicas=1)
+    assert replicas_of({"replicas": "2"}) == ReplicaConfig(replicas=2)
+    for wrong in ("two", "-1", "", "numa:0"):
+        with pytest.raises(ConfigError, match="--replicas.*or numa"):
+            replicas_of({"replicas": wrong})
     found = replicas_of({"ray_address": "auto", "max_replicas": 3})
     assert found == ReplicaConfig(ray_address="auto", max_replicas=3)
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of two NUMA nodes, of which four cores may be used."""
+    for node, text in {0: "0-1,4-5\n", 1: "2-3,6-7\n"}.items():
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(text)
+    monkeypatch.setattr(placement, "NODES", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_one_replica_on_each_node() -> None:
+    found = replicas_of({"replicas": "numa"})
+    assert found == ReplicaConfig(replicas=2, cores=((0, 1), (2, 3)))
+    for beside in ({"max_replicas": 3}, {"ray_address": "auto"}):
+        with pytest.raises(ConfigError, match="left out beside --replicas numa"):
+            replicas_of({"replicas": "numa", **beside})
+    config = EngineConfig.from_kwargs(model="./nothing", device="cuda")
+    with pytest.raises(ConfigError, match="a number beside --device cuda"):
+        serve_replicas(config, ServerConfig(port=0), found, print, "text")
+
+
+def test_one_node_has_one_replica_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(placement, "NODES", tmp_path)
+    with caplog.at_level(logging.INFO, "foretoken"):
+        assert replicas_of({"replicas": "numa"}) == ReplicaConfig(replicas=1)
+    assert "one replica, since there is one NUMA node" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("cores", "usable", "threads"),
+    [([[0, 1], [2, 3]], 4, [2, 2]), ([[0, 1], [2, 3]], 3, [1, 1]), ([[0], [1, 2, 3]], 4, [1, 3]),
+     ([[0], [1, 2, 3]], 1, [1, 1]), ([[0, 1]], 64, [2]), ([], 4, [])],
+)  # fmt: skip
+def test_threads_are_the_cores_or_a_share_of_the_container_s(
+    cores: list[list[int]], usable: int, threads: list[int]
+) -> None:
+    assert threads_of_each(cores, usable) == threads
 
 
 def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
