@@ -43,7 +43,8 @@ BLOCK = BlockShape(
     first_row=1,
     mask_token_id=96,
     target_hidden_size=HIDDEN,
-    num_features=2,
+    target_layers=int(TINY["num_hidden_layers"]),
+    points=(0, 1),
     draft_vocab_size=VOCAB,
 )
 HEADS: dict[str, dict[str, Any]] = {
@@ -106,10 +107,10 @@ def _block(name: str) -> tuple[nn.Module, dict[str, Any]]:
     }
     net: BlockHead
     if name == "dflash":
-        net = DFlash(BLOCK, (0, 1))
+        net = DFlash(BLOCK)
         config["dflash_config"] = {"mask_token_id": 96, "target_layer_ids": [-1, 0]}
     elif name == "dflash reduced":
-        net = DFlash(replace(BLOCK, draft_vocab_size=40, own_head=True), (1, 0))
+        net = DFlash(replace(BLOCK, draft_vocab_size=40, own_head=True, points=(1, 0)))
         net.d2t.copy_(torch.arange(40) + 3)
         config = {
             "speculators_model_type": "dflash",
@@ -122,7 +123,7 @@ def _block(name: str) -> tuple[nn.Module, dict[str, Any]]:
     else:
         shape = replace(BLOCK, first_row=0, own_embedding=True, own_head=True)
         markov = MarkovShape(rank=8, judges=True, judges_by_token=True)
-        net = DSpark(shape, (0, 1), markov)
+        net = DSpark(shape, markov)
         config |= {"architectures": ["Qwen3DSparkModel"], "target_layer_ids": [-1, 0]}
         config |= {"markov_rank": 8, "mask_token_id": 96}
     return net, config

@@ -50,7 +50,8 @@ SHAPE = BlockShape(
     first_row=1,
     mask_token_id=MASK,
     target_hidden_size=HIDDEN,
-    num_features=1,
+    target_layers=1,
+    points=(FINAL,),
     draft_vocab_size=VOCAB,
 )
 OWN = replace(SHAPE, own_head=True, own_embedding=True)
@@ -84,7 +85,7 @@ compiled = pytest.mark.skipif(find_library() is None, reason="no compiled kernel
 def network(name: str) -> BlockHead:
     torch.manual_seed(2)
     shape, markov = HEADS[name]
-    net = DFlash(shape, (FINAL,)) if markov is None else DSpark(shape, (FINAL,), markov)
+    net = DFlash(shape) if markov is None else DSpark(shape, markov)
     for parameter in net.parameters():
         nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
     if net.is_reduced:

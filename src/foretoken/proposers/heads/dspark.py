@@ -78,10 +78,14 @@ class ConfidenceHead(nn.Module):
         super().__init__()
         self.proj = nn.Linear(width, 1)
 
+    def logit(self, x: Tensor) -> Tensor:
+        """[..., width] -> float32 [...], before the sigmoid."""
+        found: Tensor = self.proj(x)[..., 0]
+        return found.float()
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] -> float32 [...]."""
-        found: Tensor = self.proj(x)[..., 0]
-        return found.float().sigmoid()
+        return self.logit(x).sigmoid()
 
 
 @final
@@ -90,9 +94,9 @@ class DSpark(BlockHead):
 
     method: ClassVar[str] = "dspark"
 
-    def __init__(self, shape: BlockShape, points: tuple[int, ...], markov: MarkovShape) -> None:
+    def __init__(self, shape: BlockShape, markov: MarkovShape) -> None:
         """Random weights."""
-        super().__init__(shape, points)
+        super().__init__(shape)
         self.markov = markov
         self.markov_head = MarkovHead(shape, markov) if markov.rank else None
         width = shape.layer.hidden_size + (markov.rank if markov.judges_by_token else 0)
@@ -109,7 +113,7 @@ class DSpark(BlockHead):
         refuse_unless(found.fields, {"projector_type": ("dspark", "dspark")})
         markov = _read_markov(found.fields, found.tensors, found.shape.layer.hidden_size)
         with torch.device("meta"):
-            net = cls(found.shape, found.points, markov)
+            net = cls(found.shape, markov)
         found.fill(net)
         return net
 

@@ -58,8 +58,6 @@ class BlockFolder:
     """What a published folder says of its network."""
 
     shape: BlockShape
-    points: tuple[int, ...]
-    """Where it reads the target's hidden states."""
     fields: Mapping[str, Any]
     """All keys about blocks, whichever part of config.json has them."""
     tensors: dict[str, Tensor]
@@ -89,10 +87,14 @@ def describe(folder: HeadFolder, target: TargetFacts, *, first_row: int = 1) -> 
         raise CheckpointError("missing tensors", "fc.weight", "a block head (DFlash, DSpark)")
     layer, rope = _layer(layer_config, target)
     wide = size(fields, "target_hidden_size", target.hidden_size)
+    layers = size(fields, "num_target_layers", target.num_hidden_layers)
     columns = tensors["fc.weight"].shape[1]
     if columns % wide:
         allowed = f"a head of this target: fc over a multiple of {wide} columns"
         raise ConfigError("speculative_config.model", f"fc over {columns}", allowed)
+    check_fits("hidden_size", wide, target.hidden_size)
+    check_fits("num_target_layers", layers, target.num_hidden_layers)
+    points = _points(fields, layers, columns // wide)
     own_head, own_embedding = "lm_head.weight" in tensors, "embed_tokens.weight" in tensors
     shape = BlockShape(
         layer=layer,
@@ -102,7 +104,8 @@ def describe(folder: HeadFolder, target: TargetFacts, *, first_row: int = 1) -> 
         first_row=_first_row(fields, first_row),
         mask_token_id=_mask_token(fields, target),
         target_hidden_size=wide,
-        num_features=columns // wide,
+        target_layers=layers,
+        points=points,
         draft_vocab_size=tensors["lm_head.weight"].shape[0] if own_head else target.vocab_size,
         own_embedding=own_embedding,
         own_head=own_head,
@@ -112,8 +115,7 @@ def describe(folder: HeadFolder, target: TargetFacts, *, first_row: int = 1) -> 
         logit_softcap=positive_or_none(fields, "final_logit_softcapping"),
     )
     _check(shape, fields, tensors, target)
-    points = _points(fields, target, shape)
-    return BlockFolder(shape=shape, points=points, fields=fields, tensors=tensors)
+    return BlockFolder(shape=shape, fields=fields, tensors=tensors)
 
 
 def _refuse_others(
@@ -137,9 +139,6 @@ def _check(
     target: TargetFacts,
 ) -> None:
     """Raise unless the head belongs to this target."""
-    check_fits("hidden_size", shape.target_hidden_size, target.hidden_size)
-    layers = size(fields, "num_target_layers", target.num_hidden_layers)
-    check_fits("num_target_layers", layers, target.num_hidden_layers)
     if not (shape.own_embedding and shape.own_head):
         check_fits("hidden_size without tables", shape.layer.hidden_size, target.hidden_size)
     if shape.own_embedding:
@@ -248,9 +247,8 @@ def _mask_token(fields: Mapping[str, Any], target: TargetFacts) -> int:
     return mask
 
 
-def _points(fields: Mapping[str, Any], target: TargetFacts, shape: BlockShape) -> tuple[int, ...]:
-    """The target layers whose inputs are read; the published default where none are named."""
-    layers, count = target.num_hidden_layers, shape.num_features
+def _points(fields: Mapping[str, Any], layers: int, count: int) -> tuple[int, ...]:
+    """The layers, of so many, whose inputs are read; the published default where none are named."""
     inputs, outputs = fields.get("aux_hidden_state_layer_ids"), fields.get("target_layer_ids")
     if inputs is not None:
         # A last one may stand there for what training needs of the target.
@@ -259,7 +257,7 @@ def _points(fields: Mapping[str, Any], target: TargetFacts, shape: BlockShape) -
     elif outputs is not None:
         name, found = "target_layer_ids", [one + 1 for one in outputs]
     else:
-        name, found = "target_layer_ids", [one + 1 for one in _usual_layers(layers, count)]
+        name, found = "target_layer_ids", list(usual_points(layers, count))
     inside = all(isinstance(one, int) and 0 <= one < layers for one in found)
     if len(found) != count or not inside or len(set(found)) != count:
         allowed = f"{count} different layers of the target's {layers}, the last one not among them"
@@ -267,8 +265,8 @@ def _points(fields: Mapping[str, Any], target: TargetFacts, shape: BlockShape) -
     return tuple(found)
 
 
-def _usual_layers(layers: int, count: int) -> list[int]:
-    """Layers whose outputs are read where a file does not name them."""
+def usual_points(layers: int, count: int) -> tuple[int, ...]:
+    """The layers, `count` of so many, whose inputs are read where a file does not say which."""
     if count == 1:
-        return [layers // 2]
-    return [round(1 + i * (layers - 4) / (count - 1)) for i in range(count)]
+        return (layers // 2 + 1,)
+    return tuple(1 + round(1 + i * (layers - 4) / (count - 1)) for i in range(count))

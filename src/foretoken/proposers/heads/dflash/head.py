@@ -41,12 +41,12 @@ class BlockFollow:
 class BlockHead(DraftHead, ABC):
     """The network; parameters have the names of the published files."""
 
-    def __init__(self, shape: BlockShape, points: tuple[int, ...]) -> None:
+    def __init__(self, shape: BlockShape) -> None:
         """Random weights; a reduced vocabulary starts as the first ids."""
         super().__init__()
-        self.shape, self.points = shape, points
+        self.shape, self.points = shape, shape.points
         size, eps = shape.layer.hidden_size, shape.layer.rms_norm_eps
-        self.fc = nn.Linear(shape.num_features * shape.target_hidden_size, size, bias=False)
+        self.fc = nn.Linear(len(shape.points) * shape.target_hidden_size, size, bias=False)
         self.hidden_norm = HeadNorm(size, eps)
         self.layers = nn.ModuleList(BlockLayer(shape) for _ in range(len(shape.views)))
         self.norm = HeadNorm(size, eps)

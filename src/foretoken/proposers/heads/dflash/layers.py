@@ -40,8 +40,9 @@ class BlockShape:
     token after its own."""
     mask_token_id: int
     target_hidden_size: int
-    num_features: int
-    """Target layers whose hidden states are joined."""
+    target_layers: int
+    points: tuple[int, ...]
+    """Target layers whose inputs are joined, in this order."""
     draft_vocab_size: int
     own_embedding: bool = False
     own_head: bool = False

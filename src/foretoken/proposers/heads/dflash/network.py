@@ -35,6 +35,6 @@ class DFlash(BlockHead):
         found = describe(folder, target)
         refuse_unless(found.fields, {"projector_type": ("dflash", "dflash")})
         with torch.device("meta"):
-            net = cls(found.shape, found.points)
+            net = cls(found.shape)
         found.fill(net)
         return net
