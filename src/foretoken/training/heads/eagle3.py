@@ -16,6 +16,7 @@ from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.training.heads.eagle import recur
 from foretoken.training.heads.guesses import Guess, Guesser, rotary_of
 from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
+from foretoken.training.heads.speculators_file import drafted_ids, proposing, with_both_ways
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import HeadSettings, Settings
 
@@ -82,17 +83,6 @@ def eagle3_net(
     return net
 
 
-def with_both_ways(tensors: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
-    """`t2d`, which target ids can be drafted, beside `d2t`; neither where all can be.
-
-    The `speculators` package does not load a reduced vocabulary without both.
-    """
-    offsets = tensors["d2t"]
-    if len(offsets) == vocab_size:
-        return {name: tensor for name, tensor in tensors.items() if name != "d2t"}
-    return {**tensors, "t2d": _drafted(offsets, vocab_size)}
-
-
 def speculators_config(shape: Mapping[str, Any], verifier: str) -> dict[str, Any]:
     """The config.json of a head of this shape in the `speculators` format."""
     layer = shape["layer"]
@@ -104,19 +94,7 @@ def speculators_config(shape: Mapping[str, Any], verifier: str) -> dict[str, Any
         "target_hidden_size": shape["target_hidden_size"],
         **{name: shape[name] for name in NORMS},
         "transformer_layer_config": {"model_type": "llama", "hidden_act": "silu", **layer},
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [
-                {
-                    "proposal_type": "greedy",
-                    "speculative_tokens": 5,
-                    "verifier_accept_k": 1,
-                    "accept_tolerance": 0.0,
-                }
-            ],
-            "verifier": {"name_or_path": verifier, "architectures": ["LlamaForCausalLM"]},
-        },
+        "speculators_config": proposing("eagle3", 5, verifier),
     }
 
 
@@ -152,14 +130,7 @@ def _authors_layout(shape: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
         "draft_vocab_size": shape["draft_vocab_size"],
         "target_hidden_size": shape["target_hidden_size"],
     }
-    return Layout({**named, "t2d": _drafted(tensors["d2t"], layer["vocab_size"])}, config)
-
-
-def _drafted(offsets: Tensor, vocab_size: int) -> Tensor:
-    """Which target ids can be drafted, bool [V]."""
-    drafted_V = torch.zeros(vocab_size, dtype=torch.bool)
-    drafted_V[offsets + torch.arange(len(offsets))] = True
-    return drafted_V
+    return Layout({**named, "t2d": drafted_ids(tensors["d2t"], layer["vocab_size"])}, config)
 
 
 KIND = HeadKind(fresh=_fresh, layout=_layout, points=default_points, may_embed=True)

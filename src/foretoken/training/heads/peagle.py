@@ -22,12 +22,7 @@ from foretoken.proposers.heads.base import TargetFacts
 from foretoken.proposers.heads.eagle3.layers import Eagle3Layer
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.proposers.heads.folder import method_of, read_head
-from foretoken.training.heads.eagle3 import (
-    default_points,
-    eagle3_net,
-    speculators_config,
-    with_both_ways,
-)
+from foretoken.training.heads.eagle3 import default_points, eagle3_net, speculators_config
 from foretoken.training.heads.guesses import (
     DepthAttention,
     Drops,
@@ -37,6 +32,7 @@ from foretoken.training.heads.guesses import (
     rotary_of,
 )
 from foretoken.training.heads.kind import OWN, FreshHead, HeadKind, Layout, require_mask
+from foretoken.training.heads.speculators_file import with_both_ways
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
 
