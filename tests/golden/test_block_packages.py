@@ -1,16 +1,24 @@
 """Block heads against the packages that train them, `dflash` and `speculators`: what they write we
-load, and outputs, logits, Markov terms and judgements are the same. Runs where the packages are:
-`make test-speculators`."""
+load, what we export they load, and outputs, logits, Markov terms and judgements are the same. Runs
+where the packages are: `make test-speculators`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from foretoken.proposers.heads.dflash.head import BlockHead
+from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
+from foretoken.proposers.heads.dflash.network import DFlash
+from foretoken.proposers.heads.dspark import DSpark, MarkovShape
 from foretoken.proposers.heads.parts import HeadShape
+from foretoken.shape import RopeShape
+from foretoken.training import run_folder
+from foretoken.training.heads.export import export_head
 from tests.golden import test_dflash as ours
 from tests.golden.blocks import BODY, MASK, RANK, REDUCED
 from tests.golden.heads import HIDDEN, LAYER, VOCAB, Weights, load_head
@@ -66,6 +74,11 @@ def test_the_authors_package(name: str, tmp_path: Path) -> None:
     model = package.DFlashDraftModel(config).eval()
     randomized(model)
     model.save_pretrained(tmp_path)
+    assert_outputs_alike(model, tmp_path)
+
+
+def assert_outputs_alike(model: Any, folder: Path) -> None:
+    """Of the authors' model, and of ours from `folder`."""
     tokens = [11, *[MASK] * (ROWS - 1)]
     embedded = nn.functional.embedding(torch.tensor([tokens]), ours.table())
     for places in (1, 9, PLACES):
@@ -74,7 +87,7 @@ def test_the_authors_package(name: str, tmp_path: Path) -> None:
             noise_embedding=embedded,
             target_hidden=ours.features_of(PLACES)[None, :places],
         )[0]
-        _, found = our_outputs(tmp_path, places, tokens)
+        _, found = our_outputs(folder, places, tokens)
         torch.testing.assert_close(found @ ours.table().T, wanted @ ours.table().T, **CLOSE)
 
 
@@ -148,10 +161,18 @@ def test_speculators(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Blocks as training runs them, at three anchors of a text."""
+    """What the package writes; at three anchors of a text."""
     pytest.importorskip("speculators", reason="make test-speculators has it in a place of its own")
     model = theirs(method, verifier, reduced, sliding_window_non_causal=non_causal, **given)
     model.save_pretrained(str(tmp_path))
+    assert_blocks_alike(model, tmp_path, reduced, monkeypatch)
+
+
+@torch.inference_mode()
+def assert_blocks_alike(
+    model: Any, folder: Path, reduced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks as its training runs them, and as we serve them from `folder`."""
     anchors = torch.tensor([4, 9, 13])
     monkeypatch.setattr(
         "speculators.models.dflash.core.select_anchors",
@@ -168,10 +189,10 @@ def test_speculators(
     )
     for i, anchor in enumerate(anchors.tolist()):
         rows = slice(i * ROWS, (i + 1) * ROWS)
-        net, found = our_outputs(tmp_path, anchor, [int(text[0, anchor]), *[MASK] * (ROWS - 1)])
+        net, found = our_outputs(folder, anchor, [int(text[0, anchor]), *[MASK] * (ROWS - 1)])
         own = net.logits(found) if reduced else model.lm_head(found)
         wanted, previous = logits[0, rows], text[0, anchor : anchor + ROWS]
-        if method == "dspark":
+        if hasattr(model, "markov_head"):
             states = outputs[0, rows]
             wanted = (
                 wanted
@@ -186,3 +207,69 @@ def test_speculators(
             torch.testing.assert_close(sure, judged, **CLOSE)
         assert wanted.std() > 0.1
         torch.testing.assert_close(net.after(own, found, previous), wanted, **CLOSE)
+
+
+def exported(method: str, reduced: bool, verifier: Path, folder: Path, form: str) -> BlockHead:
+    """A head as training makes it, written to `folder`."""
+    first_row = 1 if method == "dflash" else 0
+    shape = BlockShape(
+        layer=HeadShape(**{**LAYER, "num_hidden_layers": 2}),  # type: ignore[arg-type]
+        rope=RopeShape(theta=10000.0, rotary_dim=8),
+        views=(BlockView(), BlockView()),
+        block_size=ROWS,
+        first_row=first_row,
+        mask_token_id=MASK,
+        target_hidden_size=HIDDEN,
+        target_layers=8,
+        points=(1, 4, 6),
+        draft_vocab_size=REDUCED if reduced else VOCAB,
+        own_head=reduced,
+    )
+    markov = MarkovShape(rank=RANK, judges=True, judges_by_token=True)
+    net = DFlash(shape) if method == "dflash" else DSpark(shape, markov)
+    randomized(net)
+    if reduced:
+        net.d2t.copy_(torch.arange(REDUCED) + 1)
+    run = folder / "run"
+    run.mkdir()
+    state = {"kind": method, "model": net.state_dict(), "shape": asdict(shape), "head": {}}
+    run_folder.save(run, 1, state)
+    export_head(run, folder, verifier=str(verifier), dtype=torch.float32, form=form)
+    return net
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("method", ["dflash", "dspark"])
+def test_speculators_loads_what_we_export(
+    method: str, reduced: bool, verifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tensor of the file is used, none is missing but those that the target has."""
+    pytest.importorskip("speculators", reason="make test-speculators has it in a place of its own")
+    from speculators import SpeculatorModel
+    from speculators.models.attention import create_float_mask
+
+    net = exported(method, reduced, verifier, tmp_path, "speculators")
+    model: Any = SpeculatorModel.from_pretrained(str(tmp_path))
+    stored, known = load_file(tmp_path / "model.safetensors"), model.state_dict()
+    lent = {"verifier_norm.weight", "verifier_lm_head.weight", "embed_tokens.weight"}
+    lent |= set() if reduced else {"lm_head.weight"}
+    assert set(stored) <= set(known) and set(known) - set(stored) <= lent
+    assert all(torch.equal(known[name], tensor) for name, tensor in stored.items())
+    assert tuple(model.target_layer_ids) == net.points and model.block_size == ROWS
+    assert model.config.sample_from_anchor == (method == "dspark")
+    # Its flexible attention takes whole blocks only.
+    model._attn_impl, model._create_mask_fn = "eager", create_float_mask
+    model.config.transformer_layer_config._attn_implementation = "eager"
+    model.load_verifier_weights()
+    assert_blocks_alike(model.eval(), tmp_path, reduced, monkeypatch)
+
+
+@torch.inference_mode()
+def test_the_authors_package_loads_what_we_export(verifier: Path, tmp_path: Path) -> None:
+    package = pytest.importorskip("dflash.model", reason="pip install dflash")
+    net = exported("dflash", False, verifier, tmp_path, "sglang")
+    model, told = package.DFlashDraftModel.from_pretrained(str(tmp_path), output_loading_info=True)
+    assert not any(told[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert (model.block_size, model.mask_token_id) == (ROWS, MASK)
+    assert [one + 1 for one in model.target_layer_ids] == list(net.points)
+    assert_outputs_alike(model.eval(), tmp_path)

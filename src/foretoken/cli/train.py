@@ -96,7 +96,7 @@ Form = Annotated[
         "--export",
         metavar="FORMAT",
         help="At the end write the model to the folder `export` of the run's, too: `own`, which "
-        "every kind has, or speculators, vllm or eagle, as far as its kind has the format.",
+        "every kind has, or speculators, vllm, sglang or eagle, as far as its kind has the format.",
     ),
 ]
 
@@ -150,7 +150,7 @@ def export(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="`own`, speculators, vllm or eagle, as far as the kind has it; default: own.",
+            help="`own`, speculators, vllm, sglang or eagle, if the kind has it; default: own.",
         ),
     ] = None,
 ) -> None:

@@ -590,6 +590,15 @@ ROWS = (
             values=(("speculators_model_type", "dflash"),),
             architectures=("DFlashDraftModel", "DFlashSpeculator", "MuseGlimmerAssistantModel"),
         ),
+        trained=(
+            Trained(
+                kind="dflash",
+                command="dflash",
+                summary="a DFlash head, which fills in a block of drafts by one pass",
+                code="foretoken.training.heads.dflash.kind",
+                formats=("speculators", "vllm", "sglang"),
+            ),
+        ),
     ),
     DraftingMethod(
         name="dspark",
@@ -612,6 +621,15 @@ ROWS = (
                 "DSparkDraftModel",
                 "DSparkSpeculator",
                 "Gemma4DSparkModel",
+            ),
+        ),
+        trained=(
+            Trained(
+                kind="dspark",
+                command="dspark",
+                summary="a DSpark head, whose drafts follow one another in a block and are judged",
+                code="foretoken.training.heads.dspark",
+                formats=("speculators", "vllm", "sglang"),
             ),
         ),
     ),

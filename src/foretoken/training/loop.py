@@ -137,7 +137,11 @@ class Trainer:
             if state.get(name) != wanted:
                 allowed = f"{wanted}, as this config says; or another --out, for a new run"
                 raise ConfigError(f"{name} in {self.folder}", state.get(name), allowed)
-        self.model.load_state_dict(state["model"])
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            allowed = "the sizes of this config; or another --out, for a new run"
+            raise ConfigError(f"model in {self.folder}", str(error), allowed) from error
         self.optimizer.load_state_dict(state["optimizer"])
         self.progress = Progress(**state["progress"])
 

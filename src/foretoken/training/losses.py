@@ -72,24 +72,39 @@ def head_loss(hidden_RD: Tensor, weight_VD: Tensor, targets_R: Tensor) -> Tensor
 
 
 class LogitGradient(NamedTuple):
-    """The summed loss of some rows and its gradient by the draft's logits [R, V]."""
+    """The summed loss of some rows, its gradient by the draft's logits [R, V], and the overlap of
+    the two distributions of each row [R]: the chance that a sampled draft is accepted."""
 
     loss: Tensor
     gradient: Tensor
+    overlap: Tensor
 
 
-def mixed_divergence(draft_RV: Tensor, target_RV: Tensor, tv_share: float) -> LogitGradient:
-    """(1 - tv_share) * KL(target, draft) + tv_share * TV, summed over float32 logit rows."""
+def mixed_divergence(
+    draft_RV: Tensor, target_RV: Tensor, tv_share: float, covered_R: Tensor | None = None
+) -> LogitGradient:
+    """(1 - tv_share) * KL(target, draft) + tv_share * TV, summed over float32 logit rows.
+
+    Args:
+        draft_RV: the draft's logits.
+        target_RV: the target's, of the same tokens.
+        tv_share: 0 to 1.
+        covered_R: what the target gives to these tokens together, for overlaps; None: all of 1.
+    """
     target_log = torch.log_softmax(target_RV, dim=-1)
     draft_log = torch.log_softmax(draft_RV, dim=-1)
     target, draft = target_log.exp(), draft_log.exp()
     kl = (target * (target_log - draft_log)).sum()
     gap = draft - target
-    tv = 0.5 * gap.abs().sum()
+    tv_R = 0.5 * gap.abs().sum(dim=-1)
     sign = 0.5 * gap.sign()
     tv_grad = draft * (sign - (draft * sign).sum(dim=-1, keepdim=True))
     gradient = (1 - tv_share) * gap + tv_share * tv_grad
-    return LogitGradient((1 - tv_share) * kl + tv_share * tv, gradient)
+    if covered_R is None:
+        overlap_R = 1 - tv_R
+    else:
+        overlap_R = torch.minimum(target * covered_R[:, None], draft).sum(dim=-1)
+    return LogitGradient((1 - tv_share) * kl + tv_share * tv_R.sum(), gradient, overlap_R)
 
 
 class ChunkedDistillation(torch.autograd.Function):
@@ -98,28 +113,38 @@ class ChunkedDistillation(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_RD: Tensor, weight_VD: Tensor, target_RV_parts: Any, tv_share: float
-    ) -> Tensor:
-        """`target_RV_parts` maps a slice of rows to the target's float32 logits."""
+    ) -> tuple[Tensor, Tensor]:
+        """`target_RV_parts` maps a slice of rows to the target's float32 logits, and to what it
+        gives to their tokens together or None. Returns the mean and each row's overlap [R]."""
         count = len(hidden_RD)
         hidden_grad = torch.empty_like(hidden_RD)
-        weight_grad = torch.zeros_like(weight_VD, dtype=torch.float32)
+        weight_grad = None
+        if ctx.needs_input_grad[1]:
+            weight_grad = torch.zeros_like(weight_VD, dtype=torch.float32)
         total = torch.zeros((), device=hidden_RD.device)
+        overlap_R = torch.empty(count, device=hidden_RD.device)
         for rows in row_blocks(count):
             hidden = hidden_RD[rows]
             logits = (hidden @ weight_VD.T).float()
-            loss, gradient = mixed_divergence(logits, target_RV_parts(rows), tv_share)
+            target_RV, covered_R = target_RV_parts(rows)
+            loss, gradient, overlap_R[rows] = mixed_divergence(
+                logits, target_RV, tv_share, covered_R
+            )
             gradient = (gradient / count).to(weight_VD.dtype)
             hidden_grad[rows] = gradient @ weight_VD
-            weight_grad += gradient.T @ hidden
+            if weight_grad is not None:
+                weight_grad += gradient.T @ hidden
             total += loss
         ctx.save_for_backward(hidden_grad, weight_grad)
-        return total / count
+        ctx.mark_non_differentiable(overlap_R)
+        return total / count, overlap_R
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         """Scale the gradients that the forward pass left."""
         hidden_grad, weight_grad = ctx.saved_tensors
-        return hidden_grad * grads[0], weight_grad * grads[0], None, None
+        by_weight = None if weight_grad is None else weight_grad * grads[0]
+        return hidden_grad * grads[0], by_weight, None, None
 
 
 class Head(NamedTuple):
@@ -129,18 +154,45 @@ class Head(NamedTuple):
     weight: Tensor
 
 
-def distillation_loss(draft: Head, target: Head, tv_share: float) -> Tensor:
-    """The mean divergence of `draft` from `target`, in nats; no gradient goes to the target."""
+class Distance(NamedTuple):
+    """How far a draft is from its target."""
+
+    loss: Tensor
+    """The mean divergence, in nats."""
+    overlap: Tensor
+    """Of each row the chance that a sampled draft is accepted, [R]; it has no gradient."""
+
+
+def distance(draft: Head, target: Head, tv_share: float, ids_V: Tensor | None = None) -> Distance:
+    """The distance of `draft` from `target`; no gradient goes to the target.
+
+    Args:
+        draft: over its own tokens.
+        target: over the same ones, or over all of the target's.
+        tv_share: of total variation in the loss; the rest is KL divergence.
+        ids_V: where the target's matrix has all tokens, those that the draft's has. The loss
+            compares the distributions over them; the overlap counts that the others are lost.
+    """
     hidden, weight = target.hidden.detach(), target.weight.detach()
     device = draft.hidden.device.type
     kind = torch.float32
     if torch.is_autocast_enabled(device):
         kind = torch.get_autocast_dtype(device)
     hidden, weight = hidden.to(kind), weight.to(kind)
-    loss: Tensor = ChunkedDistillation.apply(  # type: ignore[no-untyped-call]
-        draft.hidden.to(kind),
-        draft.weight.to(kind),
-        lambda rows: (hidden[rows] @ weight.T).float(),
-        tv_share,
+
+    def wanted(rows: slice) -> tuple[Tensor, Tensor | None]:
+        logits_RV = (hidden[rows] @ weight.T).float()
+        if ids_V is None:
+            return logits_RV, None
+        own_RV = logits_RV[:, ids_V]
+        return own_RV, (own_RV.logsumexp(dim=-1) - logits_RV.logsumexp(dim=-1)).exp()
+
+    loss, overlap_R = ChunkedDistillation.apply(  # type: ignore[no-untyped-call]
+        draft.hidden.to(kind), draft.weight.to(kind), wanted, tv_share
     )
-    return loss
+    return Distance(loss, overlap_R)
+
+
+def distillation_loss(draft: Head, target: Head, tv_share: float) -> Tensor:
+    """The mean divergence of `draft` from `target`, in nats; no gradient goes to the target."""
+    return distance(draft, target, tv_share).loss

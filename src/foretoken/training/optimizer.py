@@ -12,8 +12,8 @@ from torch import nn
 from foretoken.errors import ConfigError
 from foretoken.training.settings import Settings
 
-TABLES = ("emb", "head", "lm_head")
-"""How the names of vocabulary-sized matrices begin."""
+TABLES = ("emb", "head", "lm_head", "markov_head", "confidence_head")
+"""How the names of matrices begin that are no hidden ones: with a row a token, or a single row."""
 
 
 class Optimizer:

@@ -32,21 +32,30 @@ class HeadSettings:
     """
 
     kind: str
-    """`eagle`, `eagle3`, `peagle`, `mlp`, `medusa`, `parallel` (PARD) or `draft` (a model)."""
+    """`eagle`, `eagle3`, `peagle`, `dflash`, `dspark`, `mlp`, `medusa`, `parallel` (PARD) or
+    `draft` (a model)."""
     depth: Annotated[int, between(1, 16)] = 5
-    """Tokens ahead that are guessed in training: test-time steps, stages, heads or masks."""
+    """Tokens ahead that are guessed in training: test-time steps, stages, heads, masks, or drafts
+    of a block."""
     depth_decay: Annotated[float, _PART] = 0.8
     """What each further token counts in the loss."""
     inner_size: Annotated[int, at_least(1)] = 512
-    """Inner width of the gated MLP (eagle, eagle3, peagle), state width (mlp), or rank (medusa)."""
+    """Inner width of the gated MLP (eagle, eagle3, peagle, dflash, dspark), state width (mlp), or
+    rank (medusa)."""
     num_layers: Annotated[int, at_least(1)] = 1
-    """medusa: residual blocks a head; peagle: decoder layers."""
+    """medusa: residual blocks a head; peagle, dflash, dspark: decoder layers."""
     draft_vocab_size: Annotated[int, at_least(1)] | None = None
-    """eagle3, peagle: how many of the most frequent tokens it can draft; None: all."""
+    """eagle3, peagle, dflash, dspark: how many of the most frequent tokens it can draft; None:
+    all."""
     mask_token_id: Annotated[int, at_least(0)] = 1
-    """parallel, peagle: the token that stands for one to be guessed."""
+    """parallel, peagle, dflash, dspark: the token that stands for one to be guessed; best one that
+    the target never writes."""
     keep_share: Annotated[float, _PART] = 0.7
     """parallel, peagle: the share of a depth's chains that the next goes on with in training."""
+    block_share: Annotated[float, _PART] = 0.2
+    """dflash, dspark: the share of a row's places at which a block begins in training."""
+    markov_rank: Annotated[int, at_least(1)] = 256
+    """dspark: numbers of the short embedding of the token before a draft."""
     anchored: bool = False
     """peagle: mask slots repeat the newest token and features and add a mask of their depth, a
     variant of our own that learns faster; vLLM does not read it."""

@@ -79,7 +79,7 @@ def test_an_eagle3_run_is_exported_as_asked(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", trained_kinds())
 def test_a_format_that_a_kind_has_not_is_refused(kind: str) -> None:
-    for form in ("own", "speculators", "vllm", "eagle", "gguf"):
+    for form in ("own", "speculators", "vllm", "sglang", "eagle", "gguf"):
         if form in ("own", *trained_kinds()[kind].formats):
             require_form(kind, form)
         else:

@@ -31,7 +31,9 @@ SHAPE = LlamaShape(
     vocab_size=50, hidden_size=24, layers=8, heads=4, kv_heads=2, ffn_size=32, max_positions=64
 )
 DEPTH, ROWS, LENGTH = 3, 2, 15
-KINDS = ("eagle", "eagle3", "peagle", "peagle_anchored", "mlp", "medusa", "parallel")
+KINDS = (
+    "eagle", "eagle3", "peagle", "peagle_anchored", "dflash", "dspark", "mlp", "medusa", "parallel",
+)  # fmt: skip
 
 
 def _settings(kind: str) -> Settings:
@@ -256,7 +258,7 @@ def test_every_parameter_is_trained() -> None:
     assert all(not torch.equal(p, before[name]) for name, p in net.named_parameters())
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "peagle", "peagle_anchored", "mlp", "medusa"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "parallel"])
 def test_exported_heads_are_read_back(tmp_path: Path, kind: str) -> None:
     """Every tensor survives the round through the published format."""
 

@@ -56,7 +56,7 @@ def export_head(
         dtype: of the weights.
         embedding: of EAGLE-3 and P-EAGLE, put the target's token embedding into the file.
         form: a published format by name, one of the kind's `formats`; None or "own": the kind's
-            own. With `speculators` the embedding is in the file too: that package needs it.
+            own. With `speculators` the embedding is in the file too, where that package needs it.
 
     Raises:
         ConfigError: no checkpoint, or not one of a head; an embedding for another kind.
@@ -73,10 +73,10 @@ def export_head(
         export(read_checkpoint(run), run, folder, dtype, kind.llama_keys(state["head"]))
         return
     tensors, config = kind.layout(state, verifier, form)
-    if embedding or form == "speculators":
-        if not kind.may_embed:
-            allowed = f"left out: {word} heads always use the target's"
-            raise ConfigError("--embedding", True, allowed)
+    if embedding and not kind.may_embed:
+        allowed = f"left out: {word} heads always use the target's"
+        raise ConfigError("--embedding", True, allowed)
+    if kind.may_embed and (embedding or form == "speculators"):
         tensors = {**tensors, EMBEDDING: _embedding_of(verifier)}
     _write(folder, tensors, config, dtype)
 

@@ -33,6 +33,8 @@ class Guess:
     """Target ids of the weight's rows; None: all, in order."""
     slots_N: Tensor | None = None
     """The slots that have a row, ascending, int64; None: all."""
+    sure_BT: Tensor | None = None
+    """How sure the head is that each is accepted, float32 before a sigmoid; None: no opinion."""
 
     def within(self, rows: int) -> tuple[Tensor, Tensor | slice]:
         """The states of slots below `rows`, and those slots."""

@@ -66,7 +66,7 @@ class HeadKind:
     compiles: bool = False
     """Whether its network is compiled before the first step, which takes minutes."""
     may_embed: bool = False
-    """Whether its file may bring the target's token embedding."""
+    """Whether its file may bring the target's token embedding, as `speculators` needs it then."""
 
 
 def find_kind(word: str) -> HeadKind:

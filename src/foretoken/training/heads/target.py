@@ -56,3 +56,5 @@ class Captured:
     """Hidden states at the points a head wants, side by side."""
     final_BTD: Tensor
     """After the target's last norm: position t's row gives the distribution of token t + 1."""
+    part: int = 0
+    """The number of this part of a run: what is drawn at random for it follows from that."""

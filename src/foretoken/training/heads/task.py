@@ -6,7 +6,7 @@ depth_decay ** depth. A `RowSource` gives the rows; it is the target's answers, 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -17,7 +17,7 @@ from foretoken.training.heads.guesses import Guess, Guesser
 from foretoken.training.heads.kind import FreshHead
 from foretoken.training.heads.target import Captured
 from foretoken.training.loop import autocast
-from foretoken.training.losses import Head, distillation_loss, head_loss
+from foretoken.training.losses import Head, distance, head_loss
 from foretoken.training.schedule import Stage
 from foretoken.training.settings import HeadSettings, Settings
 
@@ -57,7 +57,7 @@ class HeadTraining:
 
     def loss(self, index: int, tokens: int, stage: Stage) -> Tensor:
         """Mean divergence, or cross entropy if `stage` says so, of part `index`, in nats."""
-        captured = self.source.batch(index, tokens, stage)
+        captured = replace(self.source.batch(index, tokens, stage), part=index)
         with autocast(self.source.device, self._precision):
             if stage.loss == "tokens":
                 return token_loss(self.head.guesser, captured, self.depth_settings)
@@ -88,17 +88,27 @@ def divergence_loss(
     target_head_VD: Tensor,
     tv_share: float,
 ) -> Tensor:
-    """The mean divergence over depths, in nats."""
+    """The mean divergence over depths, in nats.
+
+    A head that judges its guesses learns the chance that each is accepted beside it, by the cross
+    entropy of that judgement.
+    """
     length = captured.tokens_BT.shape[1]
 
     def divergence(guess: Guess, depth: int) -> Tensor:
-        wanted = target_head_VD if guess.ids_V is None else target_head_VD[guess.ids_V]
+        whole = guess.ids_V is None or guess.sure_BT is not None
+        wanted = target_head_VD if whole else target_head_VD[guess.ids_V]
         states_BND, slots = guess.within(length - 1 - depth)
-        return distillation_loss(
+        found = distance(
             Head(states_BND.flatten(0, 1), guess.weight_VD),
             Head(captured.final_BTD[:, 1 + depth :][:, slots].flatten(0, 1), wanted),
             tv_share,
+            guess.ids_V if whole else None,
         )
+        if guess.sure_BT is None:
+            return found.loss
+        sure_R = guess.sure_BT[:, : states_BND.shape[1]].flatten()
+        return found.loss + F.binary_cross_entropy_with_logits(sure_R, found.overlap)
 
     return _over_depths(guesser, captured, settings, divergence)
 

@@ -1,0 +1,93 @@
+"""Training of DSpark heads: DFlash's blocks, with a part that knows the token before each draft and
+a judgement of the draft.
+
+Both are trained with the rest, and given the true token before. The short embeddings e = W1[x] of
+tokens before stand beside the outputs y, as W2 beside the output head: (y, e) times (U, W2) is
+U y + W2 e. The judgement of (y, e) learns, by cross entropy, the overlap of the head's distribution
+with the target's, which is the chance that its draft is accepted.
+
+Source: DSpark (arXiv 2607.05147), DeepSpec's training.
+"""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.errors import ConfigError
+from foretoken.proposers.heads.dspark import DSpark, MarkovShape
+from foretoken.training.heads.dflash.blocks import (
+    BlockGuesser,
+    begin_blocks,
+    block_points,
+    block_shape,
+    require_blocks_fit,
+)
+from foretoken.training.heads.dflash.files import block_layout
+from foretoken.training.heads.guesses import Guess
+from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
+from foretoken.training.heads.target import TargetParts
+from foretoken.training.settings import Settings
+
+SHORT_STD = 0.01
+"""Of the first short embeddings: a new head begins as DFlash."""
+
+
+@final
+class DSparkGuesser(BlockGuesser):
+    """What the rows of blocks say once the tokens before them are known, and how sure they are."""
+
+    def __init__(self, net: DSpark, target_head_VD: Tensor, share: float) -> None:
+        """Train `net`; the rest as for every block head."""
+        super().__init__(net, target_head_VD, share)
+        assert net.markov_head is not None and net.confidence_head is not None, net.markov
+        self._markov, self._judge = net.markov_head, net.confidence_head
+
+    def guess(self, outputs_BND: Tensor, previous_BN: Tensor) -> Guess:
+        """Outputs and short embeddings side by side."""
+        states = torch.cat((outputs_BND, self._markov.markov_w1(previous_BN)), dim=-1)
+        return Guess(
+            states_BTD=states,
+            weight_VD=torch.cat((self.head_VD, self._markov.markov_w2.weight), dim=1),
+            ids_V=self.net.target_ids,
+            sure_BT=self._judge.logit(states),
+        )
+
+
+def _fresh(target: TargetParts, settings: Settings, frequent_ids: Tensor) -> FreshHead:
+    head = settings.head
+    assert head is not None, "a run of a head"
+    markov = MarkovShape(rank=head.markov_rank, judges=True, judges_by_token=True)
+    net = DSpark(block_shape(target, settings, first_row=0), markov)
+    assert net.markov_head is not None, markov
+    nn.init.normal_(net.markov_head.markov_w1.weight, std=SHORT_STD)
+    begin_blocks(net, target, frequent_ids)
+    return FreshHead(net, DSparkGuesser(net, target.head_VD, head.block_share), net.points)
+
+
+def _require_fit(target: TargetParts, settings: Settings) -> None:
+    require_blocks_fit(target, settings)
+    for stage in settings.stages:
+        if stage.loss == "tokens":
+            allowed = "distributions: dspark learns to judge its drafts by them"
+            raise ConfigError("stages.loss", stage.loss, allowed)
+
+
+def _layout(state: Mapping[str, Any], verifier: str, form: str | None) -> Layout:
+    rank = state["model"]["markov_head.markov_w1.weight"].shape[1]
+    return block_layout(
+        "dspark",
+        state,
+        verifier,
+        form,
+        {
+            "markov_rank": rank,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": True,
+            "confidence_head_with_markov": True,
+        },
+    )
+
+
+KIND = HeadKind(fresh=_fresh, layout=_layout, points=block_points, require_fit=_require_fit)
