@@ -108,43 +108,56 @@ def mixed_divergence(
 
 
 class ChunkedDistillation(torch.autograd.Function):
-    """Mean mixed divergence of draft rows [R, D] from target rows, through both tied heads."""
+    """Mean mixed divergence of draft rows from target rows, through vocabulary matrices.
+
+    The draft's logits are the sum over pairs of rows [R, D] and a matrix [V, D]."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_RD: Tensor, weight_VD: Tensor, target_RV_parts: Any, tv_share: float
+        ctx: Any, target_RV_parts: Any, tv_share: float, *pairs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """`target_RV_parts` maps a slice of rows to the target's float32 logits, and to what it
-        gives to their tokens together or None. Returns the mean and each row's overlap [R]."""
-        count = len(hidden_RD)
-        hidden_grad = torch.empty_like(hidden_RD)
-        weight_grad = None
-        if ctx.needs_input_grad[1]:
-            weight_grad = torch.zeros_like(weight_VD, dtype=torch.float32)
-        total = torch.zeros((), device=hidden_RD.device)
-        overlap_R = torch.empty(count, device=hidden_RD.device)
+        """The mean, and each row's overlap [R].
+
+        Args:
+            ctx: of autograd.
+            target_RV_parts: maps a slice of rows to the target's float32 logits, and to what it
+                gives to their tokens together, or None.
+            tv_share: as of `mixed_divergence`.
+            pairs: rows and matrix, rows and matrix, ...
+        """
+        hidden, weights = pairs[0::2], pairs[1::2]
+        count = len(hidden[0])
+        by_hidden = [torch.empty_like(rows_RD) for rows_RD in hidden]
+        learns = ctx.needs_input_grad[3::2]
+        by_weight = [
+            torch.zeros_like(weight_VD, dtype=torch.float32) if one else None
+            for weight_VD, one in zip(weights, learns, strict=True)
+        ]
+        total = torch.zeros((), device=hidden[0].device)
+        overlap_R = torch.empty(count, device=hidden[0].device)
         for rows in row_blocks(count):
-            hidden = hidden_RD[rows]
-            logits = (hidden @ weight_VD.T).float()
+            parts = [(h[rows] @ w.T).float() for h, w in zip(hidden, weights, strict=True)]
             target_RV, covered_R = target_RV_parts(rows)
             loss, gradient, overlap_R[rows] = mixed_divergence(
-                logits, target_RV, tv_share, covered_R
+                sum(parts[1:], parts[0]), target_RV, tv_share, covered_R
             )
-            gradient = (gradient / count).to(weight_VD.dtype)
-            hidden_grad[rows] = gradient @ weight_VD
-            if weight_grad is not None:
-                weight_grad += gradient.T @ hidden
+            gradient = (gradient / count).to(weights[0].dtype)
+            for i, weight_VD in enumerate(weights):
+                by_hidden[i][rows] = gradient @ weight_VD
+                if (found := by_weight[i]) is not None:
+                    found += gradient.T @ hidden[i][rows]
             total += loss
-        ctx.save_for_backward(hidden_grad, weight_grad)
+        ctx.save_for_backward(*by_hidden, *by_weight)
         ctx.mark_non_differentiable(overlap_R)
         return total / count, overlap_R
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Scale the gradients that the forward pass left."""
-        hidden_grad, weight_grad = ctx.saved_tensors
-        by_weight = None if weight_grad is None else weight_grad * grads[0]
-        return hidden_grad * grads[0], by_weight, None, None
+        kept = [None if one is None else one * grads[0] for one in ctx.saved_tensors]
+        half = len(kept) // 2
+        pairs = zip(kept[:half], kept[half:], strict=True)
+        return None, None, *(one for pair in pairs for one in pair)
 
 
 class Head(NamedTuple):
@@ -163,13 +176,21 @@ class Distance(NamedTuple):
     """Of each row the chance that a sampled draft is accepted, [R]; it has no gradient."""
 
 
-def distance(draft: Head, target: Head, tv_share: float, ids_V: Tensor | None = None) -> Distance:
+def distance(
+    draft: Head,
+    target: Head,
+    tv_share: float,
+    *,
+    added: Head | None = None,
+    ids_V: Tensor | None = None,
+) -> Distance:
     """The distance of `draft` from `target`; no gradient goes to the target.
 
     Args:
         draft: over its own tokens.
         target: over the same ones, or over all of the target's.
         tv_share: of total variation in the loss; the rest is KL divergence.
+        added: other rows and their matrix, whose logits are added to the draft's.
         ids_V: where the target's matrix has all tokens, those that the draft's has. The loss
             compares the distributions over them; the overlap counts that the others are lost.
     """
@@ -187,8 +208,10 @@ def distance(draft: Head, target: Head, tv_share: float, ids_V: Tensor | None = 
         own_RV = logits_RV[:, ids_V]
         return own_RV, (own_RV.logsumexp(dim=-1) - logits_RV.logsumexp(dim=-1)).exp()
 
+    heads = (draft,) if added is None else (draft, added)
+    pairs = [one.to(kind) for head in heads for one in head]
     loss, overlap_R = ChunkedDistillation.apply(  # type: ignore[no-untyped-call]
-        draft.hidden.to(kind), draft.weight.to(kind), wanted, tv_share
+        wanted, tv_share, *pairs
     )
     return Distance(loss, overlap_R)
 

@@ -28,7 +28,7 @@ from foretoken.training.heads.dflash.blocks import BlockGuesser, block_points
 from foretoken.training.heads.export import export_run
 from foretoken.training.heads.kind import FreshHead, fresh_head
 from foretoken.training.heads.target import Captured, TargetParts
-from foretoken.training.heads.task import divergence_loss
+from foretoken.training.heads.task import divergence_loss, token_loss
 from foretoken.training.loop import Trainer
 from foretoken.training.losses import Head, distance
 from foretoken.training.optimizer import Optimizer
@@ -128,7 +128,7 @@ def test_training_blocks_are_serving_blocks(method: str, few: int | None) -> Non
         wanted = runner.net.after(runner.logits(outputs), outputs, before)
         sure = runner.net.sure(outputs, before)
         for depth, guess in enumerate(every):
-            found = guess.states_BTD[row, slot] @ guess.weight_VD.T
+            found = guess.logits(slot + 1)[row, slot]
             torch.testing.assert_close(found, wanted[depth], rtol=1e-4, atol=1e-4)
             assert (guess.sure_BT is None) == (sure is None) == (method == "dflash")
             if guess.sure_BT is not None and sure is not None:
@@ -172,7 +172,7 @@ def test_overlaps_are_chances_of_acceptance() -> None:
     mine, whole = Head(torch.randn(9, 6), torch.randn(4, 6)), torch.randn(13, 6)
     target = (wanted.hidden @ wanted.weight.T).softmax(-1)
     draft = torch.zeros(9, 13).index_copy_(1, ids, (mine.hidden @ mine.weight.T).softmax(-1))
-    found = distance(mine, wanted, 0.5, ids)
+    found = distance(mine, wanted, 0.5, ids_V=ids)
     torch.testing.assert_close(found.overlap, torch.minimum(target, draft).sum(-1))
     over_four = distance(mine, Head(wanted.hidden, wanted.weight[ids]), 0.5)
     torch.testing.assert_close(found.loss, over_four.loss)
@@ -202,11 +202,29 @@ def test_a_judgement_learns_what_becomes_of_drafts() -> None:
         states, slots = guess.within(LENGTH - 1 - depth)
         wanted = Head(given.final_BTD[:, 1 + depth :][:, slots].flatten(0, 1), target_head_VD)
         mine = Head(states.flatten(0, 1), guess.weight_VD)
-        overlap = distance(mine, wanted, 0.5, guess.ids_V).overlap
+        assert guess.added is not None
+        added = Head(guess.added.states_BTr.flatten(0, 1), guess.added.weight_Vr)
+        overlap = distance(mine, wanted, 0.5, added=added, ids_V=guess.ids_V).overlap
         assert guess.sure_BT is not None
         errors.append((guess.sure_BT.flatten().sigmoid() - overlap).abs().mean())
         spread.append(overlap.std())
     assert sum(errors) < 0.6 * sum(spread), (errors, spread)
+
+
+def test_the_authors_loss_falls() -> None:
+    """The cross entropy of the rows' own tokens, over a vocabulary that lacks some."""
+    head, given = fresh("dflash", draft_vocab_size=FEW), captured()
+    settings = settings_of("dflash").head
+    assert settings is not None
+    optimizer = torch.optim.Adam(head.net.parameters(), lr=0.01)
+    losses = []
+    for _ in range(12):
+        loss = token_loss(head.guesser, given, settings)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0], losses
 
 
 def test_hidden_matrices_alone_are_trained_as_such() -> None:

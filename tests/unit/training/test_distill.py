@@ -8,7 +8,7 @@ import torch
 from foretoken.errors import ConfigError
 from foretoken.training.heads.draft import begin_with
 from foretoken.training.llama import Llama
-from foretoken.training.losses import mixed_divergence
+from foretoken.training.losses import Head, distance, mixed_divergence
 from tests.unit.training import tiny
 
 
@@ -23,6 +23,25 @@ def test_gradient(tv_share: float) -> None:
     found = mixed_divergence(draft.detach(), target, tv_share)
     torch.testing.assert_close(found.loss, plain.detach())
     torch.testing.assert_close(found.gradient, expected)
+
+
+def test_added_logits_have_the_right_gradients() -> None:
+    """Rows and matrices of both products, where a frozen matrix gets none."""
+    torch.manual_seed(1)
+    rows, matrix = torch.randn(5, 6, requires_grad=True), torch.randn(11, 6)
+    more_rows, more = (torch.randn(count, 2, requires_grad=True) for count in (5, 11))
+    wanted = Head(torch.randn(5, 6), torch.randn(11, 6))
+    found = distance(Head(rows, matrix), wanted, 0.5, added=Head(more_rows, more)).loss
+    trained = (rows, more_rows, more)
+    gradients = torch.autograd.grad(found, trained)
+    p, q = (
+        (wanted.hidden @ wanted.weight.T).softmax(-1),
+        (rows @ matrix.T + more_rows @ more.T).softmax(-1),
+    )
+    plain = (0.5 * (p * (p / q).log()).sum(-1) + 0.25 * (p - q).abs().sum(-1)).mean()
+    torch.testing.assert_close(found, plain)
+    for mine, theirs in zip(gradients, torch.autograd.grad(plain, trained), strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_a_deeper_draft_begins_as_the_shallower_one() -> None:

@@ -1,10 +1,9 @@
 """Training of DSpark heads: DFlash's blocks, with a part that knows the token before each draft and
 a judgement of the draft.
 
-Both are trained with the rest, and given the true token before. The short embeddings e = W1[x] of
-tokens before stand beside the outputs y, as W2 beside the output head: (y, e) times (U, W2) is
-U y + W2 e. The judgement of (y, e) learns, by cross entropy, the overlap of the head's distribution
-with the target's, which is the chance that its draft is accepted.
+Both are trained with the rest, given the true token before: logits are U y + W2 e, of the output y
+and the short embedding e = W1[x] of that token. The judgement of (y, e) learns, by cross entropy,
+the overlap of the head's distribution with the target's: the chance that a draft is accepted.
 
 Source: DSpark (arXiv 2607.05147), DeepSpec's training.
 """
@@ -25,7 +24,7 @@ from foretoken.training.heads.dflash.blocks import (
     require_blocks_fit,
 )
 from foretoken.training.heads.dflash.files import block_layout
-from foretoken.training.heads.guesses import Guess
+from foretoken.training.heads.guesses import Added, Guess
 from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
 from foretoken.training.heads.target import TargetParts
 from foretoken.training.settings import Settings
@@ -45,13 +44,14 @@ class DSparkGuesser(BlockGuesser):
         self._markov, self._judge = net.markov_head, net.confidence_head
 
     def guess(self, outputs_BND: Tensor, previous_BN: Tensor) -> Guess:
-        """Outputs and short embeddings side by side."""
-        states = torch.cat((outputs_BND, self._markov.markov_w1(previous_BN)), dim=-1)
+        """What the short embeddings add, and a judgement of both."""
+        shorts_BNr = self._markov.markov_w1(previous_BN)
         return Guess(
-            states_BTD=states,
-            weight_VD=torch.cat((self.head_VD, self._markov.markov_w2.weight), dim=1),
+            states_BTD=outputs_BND,
+            weight_VD=self.head_VD,
+            added=Added(shorts_BNr, self._markov.markov_w2.weight),
             ids_V=self.net.target_ids,
-            sure_BT=self._judge.logit(states),
+            sure_BT=self._judge.logit(torch.cat((outputs_BND, shorts_BNr), dim=-1)),
         )
 
 

@@ -9,8 +9,10 @@ are left out at greater depth over masks. Knows no kind of head and no loss.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.layers.rope import RotaryTable
@@ -22,6 +24,13 @@ LEAST = 0.2
 """The share of slots that a depth keeps at least."""
 
 
+class Added(NamedTuple):
+    """What is added to the logits of guesses: `weight_Vr` times `states_BTr`."""
+
+    states_BTr: Tensor
+    weight_Vr: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
     """A head's guesses of one depth."""
@@ -29,6 +38,7 @@ class Guess:
     states_BTD: Tensor
     """What `weight_VD` turns into logits; the row of slot t guesses token t + 2 + depth."""
     weight_VD: Tensor
+    added: Added | None = None
     ids_V: Tensor | None = None
     """Target ids of the weight's rows; None: all, in order."""
     slots_N: Tensor | None = None
@@ -42,6 +52,13 @@ class Guess:
             return self.states_BTD[:, :rows], slice(0, rows)
         count = int((self.slots_N < rows).sum())
         return self.states_BTD[:, :count], self.slots_N[:count]
+
+    def logits(self, rows: int) -> Tensor:
+        """Of the first `rows` rows, [B, rows, Vd]."""
+        found = F.linear(self.states_BTD[:, :rows], self.weight_VD)
+        if self.added is None:
+            return found
+        return found + F.linear(self.added.states_BTr[:, :rows], self.added.weight_Vr)
 
 
 class Guesser(ABC):

@@ -99,15 +99,19 @@ def divergence_loss(
         whole = guess.ids_V is None or guess.sure_BT is not None
         wanted = target_head_VD if whole else target_head_VD[guess.ids_V]
         states_BND, slots = guess.within(length - 1 - depth)
+        count, added = states_BND.shape[1], None
+        if guess.added is not None:
+            added = Head(guess.added.states_BTr[:, :count].flatten(0, 1), guess.added.weight_Vr)
         found = distance(
             Head(states_BND.flatten(0, 1), guess.weight_VD),
             Head(captured.final_BTD[:, 1 + depth :][:, slots].flatten(0, 1), wanted),
             tv_share,
-            guess.ids_V if whole else None,
+            added=added,
+            ids_V=guess.ids_V if whole else None,
         )
         if guess.sure_BT is None:
             return found.loss
-        sure_R = guess.sure_BT[:, : states_BND.shape[1]].flatten()
+        sure_R = guess.sure_BT[:, :count].flatten()
         return found.loss + F.binary_cross_entropy_with_logits(sure_R, found.overlap)
 
     return _over_depths(guesser, captured, settings, divergence)
@@ -123,6 +127,7 @@ def token_loss(guesser: Guesser, captured: Captured, settings: HeadSettings) -> 
     length = tokens_BT.shape[1]
 
     def cross_entropy(guess: Guess, depth: int) -> Tensor:
+        assert guess.added is None, "a head that adds to its logits learns distributions"
         states_BND, slots = guess.within(length - 2 - depth)
         wanted = tokens_BT[:, 2 + depth :][:, slots].flatten()
         return head_loss(states_BND.flatten(0, 1), guess.weight_VD, _columns(wanted, guess.ids_V))
@@ -174,7 +179,7 @@ def guess_quality(
     for step, guess in enumerate(guesser.guesses(captured, depth)):
         rows = length - 1 - step
         assert guess.slots_N is None or len(guess.slots_N) == length, "measured on all slots"
-        drafted = F.linear(guess.states_BTD[:, :rows], guess.weight_VD).argmax(dim=-1)
+        drafted = guess.logits(rows).argmax(dim=-1)
         if guess.ids_V is not None:
             drafted = guess.ids_V[drafted]
         agree = drafted == best_BT[:, 1 + step :]
