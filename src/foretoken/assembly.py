@@ -25,6 +25,7 @@ from foretoken.engine import Engine, EngineParts
 from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.kernels.threads import StepThreads
+from foretoken.kv.features import FINAL
 from foretoken.kv.pool import PagePool
 from foretoken.kv.shared_pages import SharedPages
 from foretoken.kv.untouched import gives_back
@@ -159,7 +160,9 @@ class _Assembly:
         texts = TextStreams(self.tokenizer)
         options = self._options(config.user.numbers, batch_invariant=config.batch_invariant)
         borrowed = any(one.borrows_head for one in self._drafting().heads)
-        options = replace(options, keeps_head=borrowed)
+        staged = config.user.pipeline_parallel_size > 1
+        points = tuple(point for point in self.points if point != FINAL)
+        options = replace(options, keeps_head=borrowed, by_layers=staged, points=points)
         crew = None if followers is None else Crew(followers.joined)
         runner = self._runner(self.folder, options, crew, self.points)
         shared = self._shared_pages(runner)
@@ -215,14 +218,14 @@ class _Assembly:
         threads = torch.get_num_threads()
         if self.others is not None and os.environ.get("OMP_NUM_THREADS"):
             return threads
-        return max(1, threads // self.config.user.tensor_parallel_size)
+        return max(1, threads // self.config.user.num_processes)
 
     def _followers(self) -> Followers | None:
         """The processes of the other ranks, which wait for models; None: this one does it all."""
-        config = self.config
-        if config.user.tensor_parallel_size == 1:
+        size = self.config.user.num_processes
+        if size == 1:
             return None
-        rendezvous = meet(config.user.tensor_parallel_size, _RANK_WAIT_S)
+        rendezvous = meet(size, _RANK_WAIT_S)
         return Followers(rendezvous, follow, self._threads_of_a_rank, others=self.others)
 
     def _grammars(self, eos_ids: frozenset[int]) -> Grammars:

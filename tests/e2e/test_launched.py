@@ -39,8 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("launched") / "model")
 
 
-def arguments(folder: Path) -> list[str]:
-    sizes = ("--tensor-parallel-size", "2", "--kv-cache-memory-bytes", "8000000")
+def arguments(folder: Path, kind: str = "tensor") -> list[str]:
+    sizes = (f"--{kind}-parallel-size", "2", "--kv-cache-memory-bytes", "8000000")
     return [*SERVE, str(folder), *sizes, "--dtype", "float32", "--port", "0"]
 
 
@@ -94,13 +94,14 @@ def ended(*processes: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_torchrun_serves_what_one_process_writes(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+def test_torchrun_serves_what_one_process_writes(folder: Path, tmp_path: Path, kind: str) -> None:
     with LLM(str(folder), dtype="float32", kv_cache_memory_bytes=8 << 20) as alone:
         params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
         [result] = alone.generate({"prompt_token_ids": PROMPT}, params, use_tqdm=False)
     log = tmp_path / "log"
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    process = start(log, *launcher, *arguments(folder))
+    process = start(log, *launcher, *arguments(folder, kind))
     with ended(process):
         url = url_in(log, process)
         assert written(url) == list(result.outputs[0].token_ids)

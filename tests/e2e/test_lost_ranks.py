@@ -83,8 +83,11 @@ async def _harm(llm: LLM, how: str, streams: int, after_s: float) -> None:
     await running.stop()
 
 
-def _lose(folder: Path, how: str, streams: int, after_s: float) -> None:
-    with LLM(str(folder), tensor_parallel_size=2, kv_cache_memory_bytes=8 << 20) as llm:
+def _lose(
+    folder: Path, how: str, streams: int, after_s: float, kind: str = "tensor_parallel_size"
+) -> None:
+    settings: dict[str, Any] = {kind: 2, "kv_cache_memory_bytes": 8 << 20}
+    with LLM(str(folder), **settings) as llm:
         process = _follower(llm)
         asyncio.run(_harm(llm, how, streams, after_s))
     assert not Path(f"/proc/{process}").exists()
@@ -94,6 +97,12 @@ def _lose(folder: Path, how: str, streams: int, after_s: float) -> None:
 @pytest.mark.parametrize(("how", "streams"), [("stopped", 3), ("killed", 0)])
 def test_every_request_ends_with_a_reason(folder: Path, how: str, streams: int) -> None:
     _lose(folder, how, streams, 0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "streams"), [("stopped", 0), ("killed", 3)])
+def test_so_it_does_where_a_stage_is_lost(folder: Path, how: str, streams: int) -> None:
+    _lose(folder, how, streams, 0.05, "pipeline_parallel_size")
 
 
 @pytest.mark.full

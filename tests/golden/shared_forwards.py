@@ -2,7 +2,7 @@
 
 import pickle
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,6 +26,8 @@ class Forwards:
     vocab: int
     kv_dtype: torch.dtype | None = None
     quantization: str | None = None
+    by_layers: bool = False
+    """Whether ranks have some layers each, instead of a share of all."""
 
 
 def compute(group: Group | None, what: Forwards) -> tuple[Tensor, KVStore]:
@@ -38,10 +40,12 @@ def compute(group: Group | None, what: Forwards) -> tuple[Tensor, KVStore]:
         kv_dtype=what.kv_dtype,
         quantization=what.quantization,
         group=group,
+        by_layers=what.by_layers,
     )
     model = load_model(what.folder, options)
+    here = len(options.layers(model.shape.num_hidden_layers))
     store = KVStore(
-        model.shape,
+        replace(model.shape, num_hidden_layers=here),
         num_pages=NUM_PAGES,
         page_size=PAGE,
         dtype=what.kv_dtype or what.dtype,

@@ -5,6 +5,7 @@ projection has them, a residual or bias of the wrong columns, a sum that was spl
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from foretoken.distributed import Share
 from foretoken.distributed.processes import Followers, meet
 from foretoken.kernels.library import find_library
+from foretoken.kv.store import KVStore
 from tests.golden.families import BASE, OWN, VOCAB, write_checkpoint
 from tests.golden.shared_forwards import Forwards, compute, compute_on_all, follow
 
@@ -72,14 +74,18 @@ def groups() -> Iterator[dict[int, Followers]]:
         followers.close()
 
 
-def _agree(groups: dict[int, Followers], size: int, what: Forwards) -> None:
+def _compare(groups: dict[int, Followers], size: int, what: Forwards) -> tuple[KVStore, KVStore]:
+    """The same logits; keys and values of rank 0, and of one process alone."""
     if size not in groups:
         groups[size] = Followers(meet(size, 120.0), follow)
-    group = groups[size].group
-    assert group is not None
-    wanted, whole = compute(None, what)
-    found, store = compute_on_all(group, what)
+    wanted, whole = compute(None, replace(what, by_layers=False))
+    found, store = compute_on_all(groups[size].joined, what)
     assert torch.equal(found, wanted)
+    return store, whole
+
+
+def _agree(groups: dict[int, Followers], size: int, what: Forwards) -> None:
+    store, whole = _compare(groups, size, what)
     heads = store.kv_heads
     assert len(heads) == max(1, len(whole.kv_heads) // size)
     for part_SKh, whole_SKh in zip(store.layers, whole.layers, strict=True):
@@ -112,6 +118,18 @@ def test_so_are_those_of_rounded_models(
     rounded = None if numbers == "int8 keys" else numbers
     for dtype in (torch.float32, torch.bfloat16):
         _agree(groups, size, Forwards(tmp_path, dtype, VOCAB, keys, rounded))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", SHARED)
+def test_so_are_those_of_layers_on_several(
+    groups: dict[int, Followers], case: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, SHARED[case][0], {**SHARED[case][1], "num_hidden_layers": 3})
+    store, whole = _compare(groups, 2, Forwards(tmp_path, dtype, VOCAB, by_layers=True))
+    [first_SKh] = store.layers
+    assert torch.equal(first_SKh, whole.layers[0]) and len(whole.layers) == 3
 
 
 def test_shares_are_whole_and_even() -> None:

@@ -65,7 +65,7 @@ def held_bytes(path: Path, quantization: str | None) -> int:
         ),
     )
     assert isinstance(model, Decoder)
-    linears: list[Linear] = [model.top]
+    linears: list[Linear | None] = [model.top]
     for layer in model.layers:
         linears += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
     parts = [p for one in linears for p in (one.parts if isinstance(one, JoinedLinear) else [one])]

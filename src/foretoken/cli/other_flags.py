@@ -17,7 +17,13 @@ from foretoken.config.other_engines import find_other
 from foretoken.errors import ConfigError, nearest
 
 _OTHER = "foretoken.other_settings"
-_SAME = {"tp": "tensor_parallel_size", "sc": "speculative_config", "m": "model", "model": "model"}
+_SAME = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "sc": "speculative_config",
+    "m": "model",
+    "model": "model",
+}
 """Names whose counterpart is an option or the argument, not a key of speculative_config."""
 _NESTED = ("speculative_config.", "sc.")
 

@@ -60,7 +60,8 @@ _ENGINE = (
     "tokenizer", "revision", "dtype", "quantization", "activations", "kv_cache_dtype", "device",
     "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
     "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_memory_bytes", "batch_invariant",
-    "tensor_parallel_size", "disable_log_stats", "adaptive_speculation",
+    "tensor_parallel_size", "pipeline_parallel_size", "disable_log_stats",
+    "adaptive_speculation",
 )  # fmt: skip
 _REPLICAS = ("replicas", "max_replicas", "ray_address")
 _KNOWN = (
@@ -73,13 +74,14 @@ Texts = list[str] | None
 Number = int | None
 Real = float | None
 Switch = bool | None
+ModelArgument = Annotated[
+    Text, typer.Argument(metavar="MODEL", help="Packaged name (`demo`), folder, or hub id.")
+]
 
 
 def serve(
     context: typer.Context,
-    model: Annotated[
-        Text, typer.Argument(metavar="MODEL", help="Packaged name (`demo`), folder, or hub id.")
-    ] = None,
+    model: ModelArgument = None,
     config: Annotated[Path | None, option("config")] = None,
     host: Annotated[Text, option("host")] = None,
     port: Annotated[Number, option("port")] = None,
@@ -110,6 +112,7 @@ def serve(
     kv_cache_memory_bytes: Annotated[Number, option("kv_cache_memory_bytes")] = None,
     batch_invariant: Annotated[Text, option("batch_invariant")] = None,
     tensor_parallel_size: Annotated[Number, option("tensor_parallel_size")] = None,
+    pipeline_parallel_size: Annotated[Number, option("pipeline_parallel_size")] = None,
     cpus: Annotated[Text, option("cpus")] = None,
     replicas: Annotated[Text, option("replicas")] = None,
     max_replicas: Annotated[Number, option("max_replicas")] = None,
@@ -221,8 +224,9 @@ def _check_launch(
     Raises:
         ConfigError: they are not.
     """
-    ranks, allowed = config.tensor_parallel_size, f"{launch.size}, the WORLD_SIZE of the launcher"
-    require("--tensor-parallel-size", ranks, ranks == launch.size, allowed)
+    ranks, allowed = config.num_processes, f"{launch.size}, the WORLD_SIZE of the launcher"
+    kind = "pipeline" if config.pipeline_parallel_size > 1 else "tensor"
+    require(f"--{kind}-parallel-size", ranks, ranks == launch.size, allowed)
     allowed = "left out under a launcher of processes, such as torchrun"
     require(
         "--replicas", None if replicas is None else replicas.replicas, replicas is None, allowed

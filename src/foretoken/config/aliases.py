@@ -33,7 +33,6 @@ ENGINE_KEYS = KeyTable(
         "enable_chunked_prefill": (None, True),
         "disable_custom_all_reduce": (False, True),
         "distributed_executor_backend": (None,),
-        "pipeline_parallel_size": (1,),
         "data_parallel_size": (1,),
         "enable_lora": (False,),
         "cpu_offload_gb": (0, 0.0),

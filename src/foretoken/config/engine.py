@@ -12,8 +12,9 @@ from foretoken.config.quantization import (
     Quantization,
     check_quantization,
 )
-from foretoken.config.reader import Allowed, at_least, check_fields, require, words
+from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.config.speculative import SpeculativeConfig
+from foretoken.errors import NotYetError
 
 _PAGE = Allowed("a multiple of 8", lambda size: size >= 8 and size % 8 == 0)
 _SHARE = Allowed("a number in (0, 1]", lambda share: 0 < share <= 1)
@@ -83,6 +84,9 @@ class EngineConfig:
     tensor_parallel_size: Annotated[int, at_least(1)] = 1
     """Processes that share every layer, on one machine's cores: see docs/distributed.md. Tokens are
     those of 1."""
+    pipeline_parallel_size: Annotated[int, between(1, 2)] = 1
+    """Processes that have some consecutive layers each: 1, or 2 beside tensor_parallel_size 1.
+    Tokens are those of 1, and no time is saved: see docs/distributed.md."""
     disable_log_stats: bool = True
     """False: one log line every ten seconds, and those of the start."""
     speculative_config: SpeculativeConfig | None = None
@@ -120,11 +124,19 @@ class EngineConfig:
         allowed = "False beside lengths by load in speculative_config"
         ok = adaptive in ("auto", False) or not self.has_lengths_by_load
         require("adaptive_speculation", adaptive, ok, allowed)
+        if self.pipeline_parallel_size > 1 and self.tensor_parallel_size > 1:
+            given = self.pipeline_parallel_size
+            raise NotYetError("pipeline_parallel_size", given, "1 beside tensor_parallel_size > 1")
         for drafter in () if spec is None else spec.drafters:
             ranks, all_of_them = drafter.draft_tensor_parallel_size, self.tensor_parallel_size
             where = "speculative_config.draft_tensor_parallel_size"
             allowed = f"1 or {all_of_them}, the tensor_parallel_size"
             require(where, ranks, ranks in (None, 1, all_of_them), allowed)
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that compute the target."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def numbers(self) -> Numbers:

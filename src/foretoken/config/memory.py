@@ -39,7 +39,14 @@ class ModelMemory:
     """As the user set it; what is not a name of QUANTIZATIONS leaves floats as they are."""
     kv_cache_dtype: str = "auto"
     ranks: int = 1
-    """Processes that share it."""
+    """Processes that share every layer."""
+    stages: int = 1
+    """Processes that have some layers each."""
+
+    @property
+    def processes(self) -> int:
+        """How many there are."""
+        return self.ranks * self.stages
 
     @property
     def uses_transformers(self) -> bool:
@@ -77,7 +84,7 @@ class ModelMemory:
         whole, layers = int(head and more > 0), self.shape.num_hidden_layers
         key_rows = (self._copies - 1) * layers * 2 * self.shape.kv_size
         copied = WeightCounts(
-            table=more * counts.table,
+            table=(self.processes - 1) * counts.table,
             head=whole * counts.head,
             matrices=key_rows * self.shape.hidden_size,
             rest=more * counts.rest,
@@ -235,11 +242,11 @@ def need_of(facts: MemoryFacts) -> Need:
     drafts = [one.weight_bytes(facts.dtype_bytes, packs=facts.packs) for one in drafting.kept]
     drafts += [one.copied_bytes(facts.dtype_bytes) for one in drafting.models]
     drafts_kv = [one.kv_per_token(facts.dtype_bytes) for one in drafting.kept]
-    target, more = facts.target, facts.target.ranks - 1
+    target, more = facts.target, facts.target.processes - 1
     borrowed = any(one.borrows_head for one in drafting.heads)
     copied = target.copied_bytes(facts.dtype_bytes, head=borrowed)
     models = (target, *drafting.models)
-    tables = [one.ranks * _position_bytes(one.shape, facts) for one in models]
+    tables = [one.processes * _position_bytes(one.shape, facts) for one in models]
     rows = min(facts.max_num_seqs * (1 + drafting.lookahead), facts.max_num_batched_tokens)
     drawn = facts.max_num_seqs * drafting.lookahead if drafting.has_weights else 0
     step = StepSize(facts.max_num_batched_tokens, rows, drawn)
@@ -247,7 +254,7 @@ def need_of(facts: MemoryFacts) -> Need:
     return Need(
         weights=target.weight_bytes(facts.dtype_bytes, packs=facts.packs) + copied,
         draft_weights=sum(drafts),
-        activations=target.ranks * activations,
+        activations=target.processes * activations,
         workspace=RUNTIME_BYTES + more * RANK_BYTES + _late_bytes(facts) + sum(tables),
         kv_per_token=target.kv_per_token(facts.dtype_bytes),
         draft_kv_per_token=sum(drafts_kv) + features,

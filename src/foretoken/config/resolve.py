@@ -106,7 +106,7 @@ class ResolvedConfig:
 
     @property
     def _ranks_note(self) -> str:
-        ranks = self.user.tensor_parallel_size
+        ranks = self.user.num_processes
         return f"of {ranks} processes together, as are all lines" if ranks > 1 else ""
 
     @property
@@ -203,7 +203,7 @@ def _check_activations(config: EngineConfig, shape: ModelShape) -> None:
 
 
 def _check_ranks(target: ModelMemory, drafts: Sequence[ModelMemory], held: Packs | None) -> None:
-    """Whether each model can be shared by as many processes as it is to be.
+    """Whether each model can be computed by as many processes as it is to be.
 
     Args:
         target: the model.
@@ -214,19 +214,27 @@ def _check_ranks(target: ModelMemory, drafts: Sequence[ModelMemory], held: Packs
     named += [("speculative_config.draft_tensor_parallel_size", draft) for draft in drafts]
     for where, model in named:
         if model.ranks > 1:
-            _check_shared(where, model, held)
+            _check_several(where, model.ranks, model.shape, held)
+            _check_key_heads(where, model.ranks, model.shape)
+    where, stages, most = "pipeline_parallel_size", target.stages, target.shape.num_hidden_layers
+    if stages > 1:
+        _check_several(where, stages, target.shape, held)
+        require(where, stages, stages <= most, f"1 to {most}, the layers of the model")
 
 
-def _check_shared(where: str, model: ModelMemory, held: Packs | None) -> None:
-    ranks, shape, keys = model.ranks, model.shape, model.shape.num_key_value_heads
+def _check_several(where: str, count: int, shape: ModelShape, held: Packs | None) -> None:
     if held is None:
-        raise NotYetError(where, ranks, "1 on this device; device cpu")
+        raise NotYetError(where, count, "1 on this device; device cpu")
     if not shape.is_own:
-        raise NotYetError(where, ranks, "1 for a model that runs through transformers")
+        raise NotYetError(where, count, "1 for a model that runs through transformers")
     allowed = (
         "1 without the compiled kernels for this dtype: only they give the bits of one process"
     )
-    require(where, ranks, held is Packs.ALL, allowed)
+    require(where, count, held is Packs.ALL, allowed)
+
+
+def _check_key_heads(where: str, ranks: int, shape: ModelShape) -> None:
+    keys = shape.num_key_value_heads
     # Fewer key heads than ranks are copied, their query heads shared out.
     more = range(2 * keys, shape.num_attention_heads + 1, keys)
     allowed = f"1 to {keys}, the key heads of the model"
@@ -247,6 +255,7 @@ def _target(config: EngineConfig, shape: ModelShape) -> ModelMemory:
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
         ranks=config.tensor_parallel_size,
+        stages=config.pipeline_parallel_size,
     )
 
 

@@ -42,10 +42,22 @@ class LoadOptions:
     """Processes that compute the model together; None: this one does all of it."""
     keeps_head: bool = False
     """Whether rank 0 has all of the output head too, for drafters that share it."""
+    by_layers: bool = False
+    """Whether those processes have some consecutive layers each, instead of a share of all."""
+    points: tuple[int, ...] = ()
+    """Layers before which rank 0 keeps hidden states, of whoever has the layers."""
 
     @property
     def share(self) -> Share:
-        """What this process computes of it."""
+        """What this process computes of a layer."""
+        return Share() if self.group is None or self.by_layers else self._part
+
+    def layers(self, total: int) -> range:
+        """Which of so many layers this process computes."""
+        return self._part.of(total) if self.by_layers else range(total)
+
+    @property
+    def _part(self) -> Share:
         return Share() if self.group is None else Share(self.group.rank, self.group.size)
 
 
@@ -111,7 +123,8 @@ class Model(ABC):
 
     @abstractmethod
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """float32 logits [R, V] of such hidden states; all ranks of the model must call it."""
+        """float32 logits [R, V] of such hidden states; all ranks of the model must call it. What
+        others than rank 0 get is worth nothing."""
 
     def draft_logits(self, hidden_RD: Tensor) -> Tensor:
         """The same bits without other ranks: on rank 0, where LoadOptions.keeps_head was set."""

@@ -26,6 +26,7 @@ from foretoken.models.compiled_layers import compile_layers
 from foretoken.models.decoder import Decoder
 from foretoken.models.packed_load import PackedLayers, WeightSource
 from foretoken.models.rollout import RolloutParts, compile_rollout
+from foretoken.models.stages import Stages
 from foretoken.ops.activation import ACTIVATIONS
 from foretoken.ops.attention import Geometry
 from foretoken.ops.linear import Linear, RowProbe
@@ -232,7 +233,7 @@ class Builder:
     def _gathered(self, own: Linear, outputs: int, blocks: int = 0, copies: int = 1) -> Linear:
         """A layer with so many outputs, of which `own` makes this rank's."""
         group = self.options.group
-        if group is None:
+        if group is None or self.options.share.size == 1:
             return own
         return GatheredLinear(group, own, self.options.share.of(outputs), blocks, copies)
 
@@ -315,17 +316,23 @@ class Builder:
             head: Weights = embedding_VD if isinstance(tied, Tensor) else tied
         else:
             head = self.checkpoint.matrix("lm_head", table)
-        windows = [shape.window(layer) for layer in range(shape.num_hidden_layers)]
-        different = list(dict.fromkeys(windows))
-        layers = [self.layer(i, different.index(window)) for i, window in enumerate(windows)]
+        everywhere = range(shape.num_hidden_layers)
+        different = list(dict.fromkeys(map(shape.window, everywhere)))
+        own = self.options.layers(len(everywhere))
+        for other in set(everywhere).difference(own):
+            self.checkpoint.ignore(f"model.layers.{other}")
+        layers = [self.layer(i, different.index(shape.window(i))) for i in own]
         norm = self.norm("model.norm", shape.hidden_size)
         self.checkpoint.finish()
         kinds = tuple(self.kind(window, embedding_VD) for window in different)
         scale = shape.embedding_scale
-        top, whole = self._heads(head)
+        stages = self._stages()
+        top, whole = (None, None) if own.start else self._heads(head)
         compiled = compile_layers(layers, kinds)
-        parts = RolloutParts(embedding_VD=embedding_VD, norm=norm, head=top)
-        rollout = compile_rollout(compiled, parts) if scale == 1.0 else None
+        rollout = None
+        if top is not None and stages is None and scale == 1.0:
+            parts = RolloutParts(embedding_VD=embedding_VD, norm=norm, head=top)
+            rollout = compile_rollout(compiled, parts)
         check_bits(self.options, self.fixed)
         self._log_held()
         return Decoder(
@@ -339,16 +346,24 @@ class Builder:
             head=whole,
             compiled=compiled,
             rollout=rollout,
+            stages=stages,
         )
+
+    def _stages(self) -> Stages | None:
+        """Who has which layers, where they are not all here."""
+        group, options = self.options.group, self.options
+        if group is None or not options.by_layers:
+            return None
+        return Stages(group, self.shape.num_hidden_layers, options.points)
 
     def _heads(self, weights: Weights) -> tuple[Linear, Linear | None]:
         """What makes a step's logits, and what makes them without other ranks."""
         options, outputs = self.options, self.shape.vocab_size
         part = Part(weights, None).cut(options.share.of(outputs))
         own = self.linear([part.weight], is_head=True)
-        if options.group is None:
+        if options.share.size == 1:
             return own, own
-        whole = options.keeps_head and not options.group.rank
+        whole = options.keeps_head and not options.share.rank
         alone = self.linear([weights], is_head=True) if whole else None
         return self._gathered(own, outputs), alone
 

@@ -254,8 +254,9 @@ class Checkpoint:
         return list(self._files)
 
     def ignore(self, name: str) -> None:
-        """Allow a tensor that is there but follows from another one (a tied head)."""
-        self._unused.discard(name)
+        """Allow a tensor that is there and not used (a tied head), or all tensors of a module."""
+        module = f"{name}."
+        self._unused = {n for n in self._unused if n != name and not n.startswith(module)}
 
     def finish(self) -> None:
         """All tensors that were wanted have been taken.

@@ -64,10 +64,17 @@ class CompiledLayers:
         store: KVStore,
         features: FeatureStore | None = None,
         beside_TD: Tensor | None = None,
+        layers: range | None = None,
     ) -> None:
         """Turn the embedded tokens into the residual stream after the last layer, in place.
 
-        `beside_TD` is what layers with a `beside_norm` take beside the stream.
+        Args:
+            x_TD: the tokens.
+            inputs: where they stand.
+            store: keys and values; those of the tokens are written to it.
+            features: where the hidden states that a drafter reads are kept, if any.
+            beside_TD: what layers with a `beside_norm` take beside the stream.
+            layers: neighbours among them that are to be run alone; None: all.
         """
         assert x_TD.is_contiguous() and inputs.positions_T.is_contiguous(), x_TD.stride()
         plan = self.plan_rows(inputs.spans, store)
@@ -84,7 +91,8 @@ class CompiledLayers:
         if features is not None:
             assert features.slots_SF.dtype == x_TD.dtype, (features.slots_SF.dtype, x_TD.dtype)
             step.kept, step.kept_stride = self._kept_by(features), features.slot_bytes
-        self._run(self.address, ctypes.addressof(step), 0, self.num_layers)
+        layers = layers or range(self.num_layers)
+        self._run(self.address, ctypes.addressof(step), layers.start, layers.stop)
 
     def plan_rows(self, layouts: Sequence[SpanLayout], store: KVStore) -> "RowsPlan":
         """The rows of these spans as C wants them; x, positions and slots are still to be set."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from foretoken.layers.norm import RMSNorm
 from foretoken.models.base import Model
 from foretoken.models.compiled_layers import CompiledLayers
 from foretoken.models.rollout import MOST_ROWS, CompiledRollout
+from foretoken.models.stages import Stages
 from foretoken.models.tensors import ModelInput, RolledOut, RolloutPlan, SpanLayout
 from foretoken.ops.linear import Linear
 from foretoken.shape import ModelShape
@@ -32,14 +34,16 @@ class Decoder(Model):
     kinds: tuple[LayerKind, ...]
     layers: tuple[Layer, ...]
     norm: RMSNorm
-    top: Linear
-    """Makes a step's logits."""
+    top: Linear | None
+    """Makes a step's logits; None: rank 0 alone does."""
     head: Linear | None
     """The same, or where ranks share `top` all of it; None: nobody asked for that."""
     compiled: CompiledLayers | None
     """Runs all layers in one call into C, with the same bits; None: some part has no kernel."""
     rollout: CompiledRollout | None
     """Drafts several tokens in one call into C; None: some part has no kernel."""
+    stages: Stages | None = None
+    """Runs the layers where others have some of them; None: all are here."""
 
     def hidden(
         self, inputs: ModelInput, store: KVStore, features: FeatureStore | None = None
@@ -49,21 +53,41 @@ class Decoder(Model):
         x_TD = F.embedding(inputs.tokens_T, self.embedding_VD)
         if self.embedding_scale is not None:
             x_TD *= self.embedding_scale
-        # For a small model hundreds of calls from Python take longer than the arithmetic. The bits
-        # are those of the layers one by one.
-        if self.compiled is not None:
-            self.compiled.run(x_TD, inputs, store, features)
-        else:
-            x_TD = self.run_layers(x_TD, inputs, store, features)
-        x_TD = self.norm(x_TD)
+        x_TD = self.norm(self._streamed(x_TD, inputs, store, features))
         if features is not None:
             features.write(FINAL, inputs.slots_T, x_TD)
         return x_TD
 
-    def run_layers(
+    def _streamed(
         self, x_TD: Tensor, inputs: ModelInput, store: KVStore, features: FeatureStore | None
     ) -> Tensor:
-        """The residual stream after the last layer, part by part."""
+        """The residual stream after the last layer, wherever the layers are."""
+
+        def run(x_TD: Tensor, layers: range) -> Tensor:
+            # For a small model hundreds of calls from Python take longer than the arithmetic. The
+            # bits are those of the layers one by one.
+            if self.compiled is None:
+                return self._run_layers(x_TD, layers, inputs, store, features)
+            self.compiled.run(x_TD, inputs, store, features, layers=layers)
+            return x_TD
+
+        def keep(x_TD: Tensor, layer: int) -> None:
+            if features is not None:
+                features.write(layer, inputs.slots_T, x_TD)
+
+        if self.stages is None:
+            return run(x_TD, range(len(self.layers)))
+        return self.stages(x_TD, run, keep)
+
+    def _run_layers(
+        self,
+        x_TD: Tensor,
+        layers: range,
+        inputs: ModelInput,
+        store: KVStore,
+        features: FeatureStore | None,
+    ) -> Tensor:
+        """The residual stream after these layers, part by part."""
         # Rotations and attention are planned once for all layers of a kind.
         spans = [layout.window for layout in inputs.spans]
         steps = [
@@ -74,11 +98,12 @@ class Decoder(Model):
             )
             for kind in self.kinds
         ]
-        for index, (layer, layer_SKh) in enumerate(zip(self.layers, store.layers, strict=True)):
+        for index in layers:
             # Point k is what layer k is given, which is what heads are trained on.
             if features is not None:
                 features.write(index, inputs.slots_T, x_TD)
-            x_TD = layer(x_TD, layer_SKh, steps[layer.kind])
+            layer = self.layers[index]
+            x_TD = layer(x_TD, store.layers[index], steps[layer.kind])
         return x_TD
 
     def roll_out(
@@ -100,6 +125,8 @@ class Decoder(Model):
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """float32 logits [R, V]."""
+        if self.top is None:
+            return hidden_RD.new_empty((hidden_RD.shape[0], 0), dtype=torch.float32)
         return self._capped(self.top(hidden_RD))
 
     def draft_logits(self, hidden_RD: Tensor) -> Tensor:

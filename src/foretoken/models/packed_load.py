@@ -34,7 +34,7 @@ class WeightSource(Protocol):
         """The weights of a linear layer."""
 
     def ignore(self, name: str) -> None:
-        """Allow a tensor that is there and not used."""
+        """Allow a tensor, or all of a module, that is there and not used."""
 
     def finish(self) -> None:
         """Nothing may be left over."""

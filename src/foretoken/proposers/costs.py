@@ -154,6 +154,8 @@ def key_of(config: ResolvedConfig, runner: Runner, members: Mapping[str, Member]
     types = [config.dtype, user.quantization, user.activations, user.kv_cache_dtype]
     if user.tensor_parallel_size > 1:
         types.append(f"{user.tensor_parallel_size} ranks")
+    if user.pipeline_parallel_size > 1:
+        types.append(f"{user.pipeline_parallel_size} stages")
     drafters = (sorted((name, one.most) for name, one in members.items()), speculative)
     return CostKey(
         model=shape,

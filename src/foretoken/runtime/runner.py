@@ -6,6 +6,7 @@ models, each over a KV store of its own.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Self
@@ -115,8 +116,9 @@ class Runner:
             RankLostError: another rank left, died or was late.
         """
         model, group = load_model(folder, options), options.group
+        here = len(options.layers(model.shape.num_hidden_layers))
         store = KVStore(
-            model.shape,
+            replace(model.shape, num_hidden_layers=here),
             num_pages=num_pages,
             page_size=options.page_size,
             dtype=options.kv_dtype or options.dtype,

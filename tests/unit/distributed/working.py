@@ -8,9 +8,10 @@ import time
 import torch
 from torch import Tensor
 
-from foretoken.distributed import Group
+from foretoken.distributed import Group, Share
 from foretoken.distributed.processes import Followers, Started
 from foretoken.errors import ConfigError
+from foretoken.models.stages import Stages
 
 TYPES = (torch.float32, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.float16)
 
@@ -98,3 +99,27 @@ def started(followers: Followers) -> list["subprocess.Popen[bytes]"]:
     """The processes of ranks 1 and up."""
     assert isinstance(followers._others, Started)
     return followers._others._processes
+
+
+def stages(group: Group, cases: list[tuple[int, tuple[int, ...]]]) -> None:
+    """Layers that work in place: layer k makes 2 x + k of x."""
+    for num_layers, points in cases:
+        own = Share(group.rank, group.size).of(num_layers)
+        wanted = [torch.arange(6.0).view(2, 3)]
+        for layer in range(num_layers):
+            wanted.append(2 * wanted[-1] + layer)
+        shown: dict[int, Tensor] = {}
+
+        def run(x_TD: Tensor, layers: range, first: int = own.start) -> Tensor:
+            for layer in layers:
+                x_TD.mul_(2).add_(first + layer)
+            return x_TD
+
+        def show(x_TD: Tensor, layer: int, shown: dict[int, Tensor] = shown) -> None:
+            shown[layer] = x_TD.clone()
+
+        found = Stages(group, num_layers, points)(wanted[0].clone(), run, show)
+        assert torch.equal(found, wanted[-1]), (group.rank, num_layers)
+        if not group.rank:
+            assert set(points).difference(own) <= shown.keys(), (points, shown.keys())
+            assert all(torch.equal(x_TD, wanted[layer]) for layer, x_TD in shown.items())

@@ -36,6 +36,7 @@ OPTIONS: dict[str, Any] = {
     "kv_cache_memory_bytes": 1 << 30,
     "batch_invariant": "on",
     "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 2,
     "max_body_bytes": 1 << 20,
     "max_prompt_tokens": 1000,
     "max_tokens": 500,
