@@ -216,9 +216,13 @@ def literals() -> Iterator[tuple[str, str]]:
 
 
 def test_no_other_file_names_a_family() -> None:
-    """Llama apart, which heads and exports say that they are; GGUF calls Mistral by its name."""
+    """Llama apart, which heads and exports say that they are; GGUF calls Mistral by its name, and
+    files of block heads say that their layers are Qwen3's, as published ones do."""
     names = {family.model_type for family in families.families()} - {"llama"}
     elsewhere = {
         (path, text) for path, text in literals() if text in names and path != "shape/families.py"
     }
-    assert elsewhere == {("shape/gguf.py", "mistral")}
+    assert elsewhere == {
+        ("shape/gguf.py", "mistral"),
+        ("training/heads/dflash/files.py", "qwen3"),
+    }
