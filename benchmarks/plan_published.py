@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.control.acceptance import ConstantAcceptance
-from foretoken.lab.plan.predict import StepCosts, gain_range, mean_cost, step_models
+from foretoken.lab.plan.predict import gain_range, mean_cost, step_costs
 from foretoken.lab.plan.priors.acceptance import prior_without
 from foretoken.lab.plan.priors.assumed import assume_acceptance, drafting_of
 from foretoken.lab.plan.priors.engine_costs import ENGINE_COSTS
@@ -111,6 +111,7 @@ FITTED = {
     "vllm": ("draft_s", tuple(i * 0.1e-3 for i in range(16))),
     "llama.cpp": ("reread_share", tuple(i * 0.05 for i in range(21))),
     "mlx": ("reread_share", tuple(i * 0.05 for i in range(21))),
+    "vllm-metal": ("reread_share", tuple(i * 0.05 for i in range(21))),
 }
 """Engine -> which of its costs rests on published speed-ups, and what it may be."""
 
@@ -178,9 +179,7 @@ def predict_point(point: Point) -> Prediction:
     if point.rows > setup.k + 1 and not setup.settings.acceptance:
         found = prior.expect(replace(drafting_of(setup), tree=True))
         own = replace(own, low=found.low, middle=found.middle, high=found.high)
-    target, drafter = step_models(setup)
-    context = setup.settings.context - setup.settings.output_tokens / 2
-    steps = StepCosts(target=target, drafter=drafter, context=context)
+    steps = step_costs(setup)
     verify = steps.verify(point.requests, point.rows)
     cost = mean_cost(own, verify, steps.draft(point.requests, setup.k), setup.k)
     gains = gain_range(own, setup.k, cost)

@@ -96,6 +96,10 @@ class MethodPlan:
     """The range of speed-ups that is usually claimed."""
     features: int = 0
     """Layers of the target whose hidden states a head reads."""
+    layers: int = 1
+    """Layers of a head, each about as large as one of the target's."""
+    block: int = 0
+    """Most drafts of a usual head that drafts whole blocks; 0: it has no such bound."""
     head_vocabulary: int = 0
     """Words that a head usually drafts from; 0: all of the target's."""
     llama_cpp: str | None = None
@@ -187,6 +191,8 @@ class DraftingMethod:
     """Dotted path of the module that implements it; None: it is not built yet."""
     own_kv: bool = False
     """Whether the drafter keeps keys and values of its own."""
+    in_one_pass: bool = False
+    """Whether all drafts of a step come of one pass, a row each."""
     trees: bool = False
     """Whether it drafts trees, of a given shape or growing by confidence."""
     own_tokenizer: bool = False
@@ -333,6 +339,7 @@ ROWS = (
         drafts_with="model",
         code="foretoken.proposers.models.parallel",
         own_kv=True,
+        in_one_pass=True,
         quantizations=(*_FLOATS_TO_INTEGERS, "auto"),
         under_parallel_drafting="parallel",
         aliases={"pard": {}},
@@ -582,6 +589,7 @@ ROWS = (
         drafts_with="head",
         code="foretoken.proposers.heads.dflash",
         own_kv=True,
+        in_one_pass=True,
         trees=True,
         quantizations=_FLOATS_TO_INTEGERS,
         default_drafts=7,
@@ -589,6 +597,15 @@ ROWS = (
         marks=Marks(
             values=(("speculators_model_type", "dflash"),),
             architectures=("DFlashDraftModel", "DFlashSpeculator", "MuseGlimmerAssistantModel"),
+        ),
+        plan=MethodPlan(
+            usual_drafts=7,
+            effort=3,
+            needs="a DFlash head trained for exactly this target",
+            features=5,
+            layers=5,
+            block=15,
+            llama_cpp="draft-dflash",
         ),
         trained=(
             Trained(
@@ -608,6 +625,7 @@ ROWS = (
         drafts_with="head",
         code="foretoken.proposers.heads.dspark",
         own_kv=True,
+        in_one_pass=True,
         trees=True,
         quantizations=_FLOATS_TO_INTEGERS,
         default_drafts=7,
@@ -622,6 +640,15 @@ ROWS = (
                 "DSparkSpeculator",
                 "Gemma4DSparkModel",
             ),
+        ),
+        plan=MethodPlan(
+            usual_drafts=7,
+            effort=3,
+            needs="a DSpark head trained for exactly this target",
+            features=5,
+            layers=5,
+            block=7,
+            llama_cpp="draft-dspark",
         ),
         trained=(
             Trained(

@@ -1,5 +1,6 @@
 """What plans predict, held against what others published and measured."""
 
+import math
 import sys
 from importlib import util
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from foretoken.control.acceptance import ConstantAcceptance
 from foretoken.lab.plan.priors.acceptance import (
     AcceptancePrior,
     DraftedWork,
+    PublishedLength,
     effects,
     prior_without,
     published_lengths,
@@ -76,6 +79,41 @@ def test_a_source_does_not_speak_for_itself() -> None:
     name = rows[0].source
     assert prior_without(name).expect(work) != prior_without().expect(work)
     assert name not in prior_without(name).expect(work).sources
+
+
+def _published(source: str, length: float, **changes: Any) -> PublishedLength:
+    work: dict[str, Any] = {"method": "eagle3", "target_b": 8.0, "k": 4, **changes}
+    return PublishedLength(source=source, drafting=DraftedWork(**work), length=length)
+
+
+def test_many_rows_of_one_source_say_little_more_of_a_method_than_one() -> None:
+    """They are of one team's heads, which may all be bad; as many sources may not."""
+    work = DraftedWork(method="eagle3", target_b=8.0, k=4, workload="chat")
+
+    def moved(rows: list[PublishedLength]) -> float:
+        return AcceptancePrior(()).expect(work).middle - AcceptancePrior(rows).expect(work).middle
+
+    bad = [_published("a", 1.5, workload="chat") for _ in range(40)]
+    others = [_published(f"source {i}", 1.5, workload="chat") for i in range(40)]
+    assert moved(bad[:1]) > 0.03
+    assert moved(bad) < 2 * moved(bad[:1]) < moved(others)
+
+
+def test_rows_of_bad_heads_tell_of_work_as_well_as_those_of_good_ones() -> None:
+    def code_over_chat(lengths: tuple[float, float]) -> float:
+        rows = [_published("a", length, workload=work) for length, work in
+                zip(lengths, ("chat", "code"), strict=True) for _ in range(20)]  # fmt: skip
+        prior = AcceptancePrior(rows)
+        chat, code = (
+            prior.expect(DraftedWork(method="eagle", target_b=8.0, workload=work)).middle
+            for work in ("chat", "code")
+        )
+        return math.log(code / (1 - code)) - math.log(chat / (1 - chat))
+
+    good = ConstantAcceptance(0.7).length(4), ConstantAcceptance(1 / (1 + 3 / 7 / math.e)).length(4)
+    poor = ConstantAcceptance(0.3).length(4), ConstantAcceptance(1 / (1 + 7 / 3 / math.e)).length(4)
+    assert code_over_chat(good) == pytest.approx(code_over_chat(poor), abs=0.05)
+    assert code_over_chat(good) > 0.7, "the rows say that code is one better in log-odds"
 
 
 def test_every_source_says_where_it_stands(published: ModuleType) -> None:

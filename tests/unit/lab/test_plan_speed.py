@@ -97,21 +97,21 @@ def test_a_perfect_draft_helps_and_a_hopeless_one_hurts() -> None:
 
 
 @pytest.mark.parametrize(
-    "where", [{"device": "epyc-9654"}, {"device": "h100-sxm", "engine": "foretoken"}]
+    "where",
+    [
+        {"device": "epyc-9654"},
+        {"device": "h100-sxm", "engine": "foretoken"},
+        {"device": "h100-sxm", "draft": None, "method": "dflash"},
+    ],
 )
 @pytest.mark.parametrize("clients", [1, 8, 64])
-def test_a_plan_predicts_what_the_simulator_serves(where: dict[str, str], clients: int) -> None:
+def test_a_plan_predicts_what_the_simulator_serves(where: dict[str, Any], clients: int) -> None:
     """Decoding alone, every draft as likely as the next: a pass reads the draft's weights once for
     all requests, in both."""
-    settings = PlanSettings(
-        target="llama-3.1-8b",
-        draft="llama-3.2-1b",
-        acceptance="0.7",
-        num_speculative_tokens=3,
-        context=480,
-        output_tokens=120,
-        **where,  # type: ignore[arg-type]
-    )
+    usual = {"target": "llama-3.1-8b", "draft": "llama-3.2-1b", "acceptance": "0.7"}
+    settings = PlanSettings.from_mapping({
+        **usual, "num_speculative_tokens": 3, "context": 480, "output_tokens": 120, **where
+    })  # fmt: skip
     prediction = predict(resolve_setup(settings)).at(clients)
     machine = replace(planned_machine(settings), host_s=0.0)
     kind = RequestClass(

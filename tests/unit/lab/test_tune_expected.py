@@ -52,7 +52,7 @@ def test_what_needs_nothing_is_added_and_what_promises_more_is_named() -> None:
     found = hoped(f"vllm serve {MODEL} -tp 4")
     assert set(found.drafters) == {"ngram", "suffix"}
     [more] = found.said
-    assert more.startswith("eagle3 promises more") and "--drafter eagle3:MODEL" in more
+    assert more.startswith("dspark promises more") and "--drafter dspark:MODEL" in more
     assert set(hoped(f"vllm serve {MODEL} -tp 4", "ngram").drafters) == {"ngram"}
 
 
@@ -91,5 +91,5 @@ def test_the_command_says_what_it_expects() -> None:
     assert plain.exit_code == 0 and "expected" not in plain.output
     told = CliRunner().invoke(app, ["lab", "tune", *arguments, "--device", "h100", "--count", "4"])
     assert told.exit_code == 0, told.output
-    assert "expected, not measured: suffix" in told.output and "eagle3 promises more" in told.output
+    assert "expected, not measured: suffix" in told.output and "dspark promises more" in told.output
     assert told.output.count("num_speculative_tokens") > plain.output.count("num_spec")

@@ -32,7 +32,9 @@ def plan(
     ] = None,
     method: Annotated[
         Name,
-        typer.Option(help="draft_model, ngram, suffix, eagle3, eagle, mtp, mlp, medusa or none."),
+        typer.Option(
+            help="draft_model, ngram, suffix, eagle3, eagle, dflash, dspark, mtp, mlp, medusa, none"
+        ),
     ] = None,
     engine: Annotated[Name, typer.Option(help="vllm, llama.cpp or foretoken.")] = None,
     quantization: Annotated[

@@ -141,10 +141,14 @@ def _keys(engine: str, setup: Setup) -> dict[str, Any]:
     found: dict[str, Any] = {}
     by_model = setup.drafts_with == "model" and setup.draft is not None
     if engine == "foretoken":
-        assert setup.drafting is not None, "something drafts"
+        drafting = setup.drafting
+        assert drafting is not None, "something drafts"
         if by_model and setup.draft and _rounded_at_load(setup.draft_quantization, setup.draft):
             found["quantization"] = setup.draft_quantization.name
-        if setup.drafting.own_kv and setup.settings.draft_kv_cache_dtype == "int8":
+        kept = setup.head_quantization.name
+        if drafting.drafts_with == "head" and kept in drafting.quantizations:
+            found["quantization"] = kept
+        if drafting.own_kv and setup.settings.draft_kv_cache_dtype == "int8":
             found["kv_cache_dtype"] = "int8"
         return found
     if by_model and engine == "vllm":

@@ -47,7 +47,7 @@ def latency(setup: Setup, load: LoadPrediction, k: int) -> PlannedLatency:
     if k == 0:
         first_s, tpot_s = plain_s, tpot_plain_s
     else:
-        # A drafter that keeps keys and values reads the prompt too.
+        # A drafter that keeps keys and values reads the prompt too, but for heads of blocks.
         own_s = drafter.seconds(shape).seconds if drafter and _reads_prompts(setup) else 0.0
         cost, gain = load.cost(k), load.gain(k).middle
         first_s, tpot_s = read_s + own_s + wait_s * cost, tpot_plain_s / gain
@@ -70,4 +70,7 @@ def show_seconds(seconds: float) -> str:
 
 
 def _reads_prompts(setup: Setup) -> bool:
-    return setup.drafting is not None and setup.drafting.own_kv
+    """Whether a prompt passes through all of a drafter's layers: with keys and values of its own
+    it does, but for heads of whole blocks, which make theirs of the target's states directly."""
+    drafting = setup.drafting
+    return drafting is not None and drafting.own_kv and not setup.drafts_in_one_pass

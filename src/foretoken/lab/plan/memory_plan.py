@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from foretoken.lab.plan.bits import QUANTIZATIONS, Quantization
+from foretoken.lab.plan.heads import head_of
 from foretoken.lab.plan.setup import Setup
 from foretoken.lab.plan.sizes import PlanModel
 from foretoken.shape import memory_formula as formula
@@ -99,7 +100,7 @@ def kv_per_token(
 def draft_load(setup: Setup) -> DraftLoad:
     """What the method of `setup` keeps beside the target.
 
-    A head is one more layer of the target's shape; it shares the tables. In Foretoken
+    A head is a few layers as wide as the target's; it shares the tables. In Foretoken
     the hidden states that a head reads are kept for every token, and look-up methods hold slots too
     while drafts are checked; elsewhere they keep nothing on the device.
     """
@@ -114,13 +115,12 @@ def draft_load(setup: Setup) -> DraftLoad:
         )
     if drafting is not None and drafting.drafts_with == "head":
         assert drafting.plan is not None, setup.method
-        layer = (target.dense_params + target.expert_params) / target.num_layers
-        size = 2.0 if drafting.own_file else setup.quantization.stored_bytes
-        elements = (target.kv_elements + target.window_elements) / target.num_layers
+        head = head_of(target, drafting)
         read = 2.0 * drafting.plan.features * target.hidden_size if engine == "foretoken" else 0.0
         return DraftLoad(
-            weight_bytes=layer * size,
-            kv_bytes_per_token=elements * setup.draft_kv_bytes + read,
+            weight_bytes=(head.dense_params + head.expert_params)
+            * setup.head_quantization.stored_bytes,
+            kv_bytes_per_token=head.kv_elements * setup.draft_kv_bytes + read,
             lookahead=setup.k,
         )
     slots = setup.k if engine == "foretoken" and drafting is not None else 0

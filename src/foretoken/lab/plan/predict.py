@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.control.cost import CostModel, StepShape, speculative_step
-from foretoken.lab.plan.bits import QUANTIZATIONS
+from foretoken.lab.plan.heads import head_of, stage_of
 from foretoken.lab.plan.priors.acceptance import EIGHTY, AcceptancePrior
 from foretoken.lab.plan.priors.assumed import AssumedAcceptance, assume_acceptance
 from foretoken.lab.plan.roofline import Placement, roofline
 from foretoken.lab.plan.setup import Setup
-from foretoken.lab.plan.sizes import PlanModel
 from foretoken.lab.plan.speedup import MOST_K, best_k
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -110,9 +109,7 @@ def predict(
     `assume_acceptance`."""
     settings = setup.settings
     own = assume_acceptance(setup, prior)
-    target, drafter = step_models(setup)
-    context = settings.context - settings.output_tokens / 2
-    steps = StepCosts(target=target, drafter=drafter, context=max(1.0, context))
+    steps = step_costs(setup)
     asked = sorted({*LOADS, settings.concurrency, settings.peak_concurrency, *loads})
     found = tuple(_at_load(setup.k, own, steps, requests) for requests in asked)
     crossings = [_crossing(asked, [getattr(load, name) for load in found]) for name in _BOUNDS]
@@ -124,7 +121,7 @@ def predict(
         crossover_low=crossings[0],
         crossover=crossings[1],
         crossover_high=crossings[2],
-        crossover_qps=_arrivals(setup, target, crossings[1]),
+        crossover_qps=_arrivals(setup, steps.target, crossings[1]),
     )
 
 
@@ -140,6 +137,10 @@ class StepCosts:
     """None: a look-up."""
     context: float
     """Tokens that a request has on average while it is decoded."""
+    in_one_pass: bool = False
+    """Whether all drafts of a step come of one pass, a row each."""
+    most_drafts: int = MOST_K
+    """Most drafts per step that are looked at."""
 
     def plain_s(self, requests: int) -> float:
         """Seconds of a step without drafts."""
@@ -150,13 +151,28 @@ class StepCosts:
         return self._seconds(self.target, requests * rows_each, requests) / self.plain_s(requests)
 
     def draft(self, requests: int, k: int) -> float:
-        """c: one draft of k for every request."""
+        """c: one of k drafts for every request."""
         if self.drafter is None:
             return LOOKUP_COST / max(1, k)
-        return self._seconds(self.drafter, requests, requests) / self.plain_s(requests)
+        rows = max(1, k) if self.in_one_pass else 1
+        pass_s = self._seconds(self.drafter, requests * rows, requests)
+        return pass_s / rows / self.plain_s(requests)
 
     def _seconds(self, model: CostModel, rows: int, requests: int) -> float:
         return model.seconds(StepShape(rows, sequences=requests, context=self.context)).seconds
+
+
+def step_costs(setup: Setup) -> StepCosts:
+    """What steps of this setup cost while a typical request is decoded."""
+    settings = setup.settings
+    target, drafter = step_models(setup)
+    return StepCosts(
+        target=target,
+        drafter=drafter,
+        context=max(1.0, settings.context - settings.output_tokens / 2),
+        in_one_pass=setup.drafts_in_one_pass,
+        most_drafts=setup.most_drafts,
+    )
 
 
 def step_models(setup: Setup) -> tuple[CostModel, CostModel | None]:
@@ -173,35 +189,9 @@ def step_models(setup: Setup) -> tuple[CostModel, CostModel | None]:
         )  # fmt: skip
         return target, roofline(setup.draft, setup.draft_quantization, place)
     if drafting is not None and drafting.drafts_with == "head":
-        quantization = QUANTIZATIONS["bf16"] if drafting.own_file else setup.quantization
-        words = drafting.plan.head_vocabulary if drafting.plan else 0
-        head = _one_layer(setup.target) if drafting.own_kv else _one_matrix(setup.target)
-        head = replace(head, vocab_size=min(words or head.vocab_size, head.vocab_size))
-        return target, roofline(head, quantization, replace(place, drafts=True))
+        head = (head_of if drafting.own_kv else stage_of)(setup.target, drafting)
+        return target, roofline(head, setup.head_quantization, replace(place, drafts=True))
     return target, None
-
-
-def _one_layer(model: PlanModel) -> PlanModel:
-    """A head as deep as one layer of the target, with an output head."""
-    layers = model.num_layers
-    return replace(
-        model,
-        num_layers=1,
-        dense_params=model.dense_params // layers,
-        expert_params=model.expert_params // layers,
-        kv_elements=(model.kv_elements + model.window_elements) // layers,
-        window_elements=0,
-        full_layers=1,
-        window_layers=0,
-    )
-
-
-def _one_matrix(model: PlanModel) -> PlanModel:
-    """One stage of a head without keys and values: a square matrix and an output head."""
-    return replace(
-        _one_layer(model), dense_params=model.hidden_size**2, expert_params=0, kv_elements=0,
-        full_layers=0,
-    )  # fmt: skip
 
 
 def mean_cost(own: AssumedAcceptance, verify: float, draft: float, k: int) -> float:
@@ -233,7 +223,7 @@ def _at_load(k: int, own: AssumedAcceptance, steps: StepCosts, requests: int) ->
     draft = [steps.draft(requests, n) for n in range(MOST_K + 1)]
     verify = [1.0] + [steps.verify(requests, n + 1) for n in range(1, MOST_K + 1)]
     costs = tuple(mean_cost(own, verify[n], draft[n], n) for n in range(MOST_K + 1))
-    best = best_k(lambda n: own.length(own.middle, n) / costs[n])
+    best = best_k(lambda n: own.length(own.middle, n) / costs[n], steps.most_drafts)
     asked = verify[k] if k <= MOST_K else steps.verify(requests, k + 1)
     gains = tuple(gain_range(own, n, costs[n]) for n in range(MOST_K + 1))
     each = steps.draft(requests, k)

@@ -13,10 +13,16 @@ from foretoken.config.quantization import check_kv_cache
 from foretoken.config.reader import Allowed, at_least, between, check_fields, require, words
 from foretoken.errors import ConfigError, one_of
 from foretoken.lab.plain import from_plain
-from foretoken.lab.plan.bits import Quantization, find_quantization, kv_element_bytes
+from foretoken.lab.plan.bits import (
+    QUANTIZATIONS,
+    Quantization,
+    find_quantization,
+    kv_element_bytes,
+)
 from foretoken.lab.plan.devices import Device, find_device
 from foretoken.lab.plan.priors.engine_costs import ENGINE_COSTS, EngineCost
 from foretoken.lab.plan.sizes import PlanModel, load_plan_model
+from foretoken.lab.plan.speedup import MOST_K
 from foretoken.shape import memory_formula as formula
 
 ENGINES = ("vllm", "llama.cpp", "foretoken")
@@ -143,6 +149,26 @@ class Setup:
     def has_weights(self) -> bool:
         """Whether something is loaded to draft with."""
         return self.drafting is not None and self.drafting.has_weights
+
+    @property
+    def drafts_in_one_pass(self) -> bool:
+        """Whether all drafts of a step come of one pass, a row each."""
+        return self.drafting is not None and self.drafting.in_one_pass
+
+    @property
+    def most_drafts(self) -> int:
+        """Most drafts per step that are looked at: no more than a usual block, unless asked for."""
+        plan = self.drafting.plan if self.drafting else None
+        block = plan.block if plan else 0
+        return min(MOST_K, max(self.k, block)) if block else MOST_K
+
+    @property
+    def head_quantization(self) -> Quantization:
+        """How the weights of a head are stored: as the checkpoint that brings it, else as asked of
+        drafts, unless that is said of a draft model."""
+        if self.drafting is not None and not self.drafting.own_file:
+            return self.quantization
+        return self.draft_quantization if self.draft is None else QUANTIZATIONS["bf16"]
 
 
 def named_drafts(settings: PlanSettings) -> tuple[str | None, ...]:

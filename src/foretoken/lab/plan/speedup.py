@@ -26,12 +26,12 @@ def break_even_rate(verify_cost: float, draft_cost: float, k: int, wanted: float
     return (wanted * speculative_step(verify_cost, draft_cost, k) - 1.0) / k if k else 0.0
 
 
-def best_k(gain: Callable[[int], float]) -> int:
-    """The k from 1 to MOST_K that gains most; 0 if none pays.
+def best_k(gain: Callable[[int], float], bound: int = MOST_K) -> int:
+    """The k from 1 to `bound` that gains most; 0 if none pays.
 
     Of equals within 1 % the smaller k.
     """
-    gains = [gain(k) for k in range(1, MOST_K + 1)]
+    gains = [gain(k) for k in range(1, bound + 1)]
     most = max(gains)
     if most <= 1.0:
         return 0

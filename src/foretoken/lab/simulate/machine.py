@@ -8,7 +8,7 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import final
@@ -18,6 +18,7 @@ from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.errors import ConfigError
 from foretoken.lab.plan.predict import step_models
+from foretoken.lab.plan.priors.engine_costs import EngineCost
 from foretoken.lab.plan.setup import PlanSettings, resolve_setup
 from foretoken.lab.simulate.server import ServerCost
 
@@ -195,15 +196,18 @@ class _LearnedPass(CostModel):
         return StepTime(pass_s if self._cost.one_pass else two - one)
 
 
-def planned_machine(settings: PlanSettings, name: str = "draft") -> SimulatedMachine:
-    """A target and its drafter on the devices of a plan, by data sheet: `foretoken lab plan`.
+def planned_machine(
+    settings: PlanSettings, name: str = "draft", *, host: EngineCost | None = None
+) -> SimulatedMachine:
+    """A target and its drafter on the devices of a plan, by data sheet: `foretoken lab plan`;
+    `host`: what its engine adds, if not what the plan assumes.
 
     Raises:
         ConfigError: an unknown device, or a method that lacks its draft.
         ModelNotFoundError: an unknown model.
     """
     setup = resolve_setup(settings)
-    target, passes = step_models(setup)
+    target, passes = step_models(setup if host is None else replace(setup, host=host))
     method = setup.drafting
     if method is None:
         return SimulatedMachine(target=target, host_s=HOST_S)
@@ -212,6 +216,7 @@ def planned_machine(settings: PlanSettings, name: str = "draft") -> SimulatedMac
         most=setup.k,
         passes=passes or LineCost(0.0),
         call_s=LOOKUP_S if passes is None else 0.0,
+        one_pass=setup.drafts_in_one_pass,
         looks_up=passes is None,
         reads=method.own_kv,
         reads_features=method.drafts_with == "head",

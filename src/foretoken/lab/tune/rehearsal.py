@@ -14,6 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
+from foretoken.lab.plan.priors.engine_costs import EngineCost
 from foretoken.lab.plan.setup import PlanSettings
 from foretoken.lab.simulate.machine import (
     LOOKUP_S,
@@ -30,6 +31,9 @@ from foretoken.lab.tune.simulated import SimulatedAnswers, SimulatedCase, Simula
 from foretoken.lab.tune.visits import Visit
 
 LENGTHS = (1, 2, 3, 5, 8)
+HOST = EngineCost(step_s=1.0e-3, draft_s=0.5e-3)
+"""What the engine of a rehearsed server adds. Its own: what the planner assumes of vLLM is fitted
+to published speed-ups, and a search is not better or worse for that."""
 MODEL, HEAD, LOOKUP, CONTROL = "draft_model", "eagle3", "ngram", "auto"
 
 
@@ -147,7 +151,8 @@ def _sheet(target: str, *, draft: str | None = None, **settings: Any) -> Simulat
     """A target by data sheet, with a draft model or a head, and look-ups."""
     method = {"method": "draft_model", "draft": draft} if draft else {"method": "eagle3"}
     given = {"target": target, "num_speculative_tokens": max(LENGTHS), **method, **settings}
-    machine = planned_machine(PlanSettings.from_mapping(given), MODEL if draft else HEAD)
+    drafter = MODEL if draft else HEAD
+    machine = planned_machine(PlanSettings.from_mapping(given), drafter, host=HOST)
     return replace(machine, drafters=(*machine.drafters, _LOOKUPS))
 
 

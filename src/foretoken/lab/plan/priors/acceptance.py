@@ -3,8 +3,11 @@
 A row of acceptance.toml is turned into the chance that a draft is accepted given that all before it
 were, and its log-odds are explained by method, workload, temperature, sizes, kinship, bits and the
 number of drafts. Few rows speak about each of these, so every effect begins at an assumed value
-with an assumed spread (effects.toml), which rows then move: ridge regression towards a prior. A
-source counts by the square root of its rows, for rows of one source err together.
+with an assumed spread (effects.toml), which rows then move: ridge regression towards a prior.
+
+Rows of one source and method share an error: how well the drafters that it measured were trained.
+What differs between such rows tells of work, temperature and length, whatever that error is; of the
+method all of them together tell little more than one (a mixed model, Laird and Ware 1982).
 
 Knows no costs. Invariant: an expectation depends only on the rows that it was fitted to, so that
 one made without a source says what would have been expected before that source was published.
@@ -13,7 +16,7 @@ one made without a source says what would have been expected before that source 
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -28,9 +31,9 @@ Floats = NDArray[np.float64]
 EIGHTY = 1.2816
 """Standard deviations on either side of the middle that hold 80 of 100 cases."""
 _NOISE = 0.40
-"""Standard deviation of a row's log-odds around a perfect explanation: an assumption."""
+"""Standard deviation of a row's log-odds around those of its source and method: an assumption."""
 _BETWEEN = 0.50
-"""Standard deviation between sources that agree in all that is known of them: an assumption."""
+"""Standard deviation of the error that rows of one source and method share: an assumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,14 +146,13 @@ class AcceptancePrior:
     def __init__(self, rows: Iterable[PublishedLength]) -> None:
         """Fit; without rows the assumed effects are what is expected."""
         self.rows = tuple(rows)
-        sizes = Counter(row.source for row in self.rows)
         start_E = np.array([value for value, _ in effects().values()])
         sure_E = np.array([1.0 / sd**2 for _, sd in effects().values()])
         x_RE = np.array([_vector(row.drafting) for row in self.rows]).reshape(-1, len(effects()))
         found_R = np.array([_row_log_odds(row) for row in self.rows])
-        weight_R = np.array([sizes[row.source] ** -0.5 / _NOISE**2 for row in self.rows])
-        precision_EE = x_RE.T @ (weight_R[:, None] * x_RE) + np.diag(sure_E)
-        moment_E = x_RE.T @ (weight_R * (found_R - x_RE @ start_E))
+        weighed_ER = x_RE.T @ np.linalg.inv(_errors_RR(self.rows))
+        precision_EE = weighed_ER @ x_RE + np.diag(sure_E)
+        moment_E = weighed_ER @ (found_R - x_RE @ start_E)
         self._covariance_EE = np.linalg.inv(precision_EE)
         self._effect_E = start_E + self._covariance_EE @ moment_E
 
@@ -174,6 +176,14 @@ class AcceptancePrior:
             if row.drafting.method == drafting.method:
                 telling[row.source] += 100 if row.drafting.workload == drafting.workload else 1
         return tuple(source for source, _ in telling.most_common())
+
+
+def _errors_RR(rows: Sequence[PublishedLength]) -> Floats:
+    """Covariances of the errors of rows."""
+    drafters = [(row.source, row.drafting.method) for row in rows]
+    alike_RR = np.array([[one == other for other in drafters] for one in drafters], dtype=float)
+    shared_RR = _BETWEEN**2 * alike_RR.reshape(len(rows), len(rows))
+    return _NOISE**2 * np.eye(len(rows)) + shared_RR
 
 
 def _row_log_odds(row: PublishedLength) -> float:

@@ -79,6 +79,8 @@ def drafting_of(setup: Setup) -> DraftedWork:
     settings, draft = setup.settings, setup.draft
     with_model = setup.drafts_with == "model" and draft is not None
     hot = settings.temperature > DRAWN_FROM and with_model
+    stored = setup.draft_quantization if with_model else setup.head_quantization
+    in_own_file = setup.drafting is not None and setup.has_weights and setup.drafting.own_file
     return DraftedWork(
         method=setup.method,
         target_b=setup.target.params / 1e9,
@@ -88,7 +90,7 @@ def drafting_of(setup: Setup) -> DraftedWork:
         k=max(1, setup.k),
         foreign=bool(with_model and draft and draft.family != setup.target.family),
         low_bits=setup.quantization.stored_bytes < _FEW_BITS,
-        low_draft_bits=with_model and setup.draft_quantization.stored_bytes < _FEW_BITS,
+        low_draft_bits=in_own_file and stored.stored_bytes < _FEW_BITS,
         drawn=setup.has_weights and (hot or settings.engine == "foretoken"),
     )
 

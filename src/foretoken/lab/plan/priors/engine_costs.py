@@ -23,11 +23,12 @@ class EngineCost:
 
 
 ENGINE_COSTS = {
-    "vllm": EngineCost(step_s=1.0e-3, draft_s=0.5e-3),
+    "vllm": EngineCost(step_s=1.0e-3, draft_s=0.6e-3),
     "sglang": EngineCost(step_s=0.5e-3, draft_s=0.25e-3),
     "tensorrt-llm": EngineCost(step_s=0.3e-3, draft_s=0.15e-3),
     "transformers": EngineCost(step_s=2e-3, draft_s=2e-3, layer_s=0.7e-3),
-    "llama.cpp": EngineCost(step_s=0.3e-3, draft_s=0.2e-3, reread_share=0.15),
+    "llama.cpp": EngineCost(step_s=0.3e-3, draft_s=0.2e-3, reread_share=0.2),
+    "vllm-metal": EngineCost(step_s=1.0e-3, draft_s=0.5e-3, reread_share=0.3),
     "mlx": EngineCost(step_s=1e-3, draft_s=0.5e-3, reread_share=0.8),
     "foretoken": EngineCost(),
 }
