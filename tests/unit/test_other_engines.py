@@ -223,6 +223,25 @@ def test_sglangs_shape_of_a_draft() -> None:
     assert (other.num_speculative_tokens, other.tree.tree_top_k, other.tree.tree_depth) == (8, 4, 3)
 
 
+@pytest.mark.parametrize(
+    ("given", "drafts"),
+    [
+        ({"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 16}, 15),
+        ({"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 8,
+          "speculative_num_steps": 1, "speculative_eagle_topk": 1}, 7),
+        ({"speculative_algorithm": "DSPARK", "speculative_dspark_block_size": 5}, 5),
+        ({"speculative_algorithm": "DSPARK", "speculative_num_steps": 1}, 7),
+    ],
+)  # fmt: skip
+def test_a_block_of_sglangs_takes_one_step_whatever_is_said(
+    given: dict[str, Any], drafts: int
+) -> None:
+    [one] = _drafters(given | {"speculative_draft_model_path": "org/head"})
+    assert (one.method, one.num_speculative_tokens) == (
+        given["speculative_algorithm"].lower(), drafts
+    )  # fmt: skip
+
+
 def _drafters(keywords: dict[str, Any]) -> Any:
     config = EngineConfig.from_kwargs(model="demo", **keywords).speculative_config
     assert config is not None

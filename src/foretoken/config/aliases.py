@@ -118,6 +118,7 @@ def _with_our_shape(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """SGLang's shape of a draft in our words: a chain, or a tree of levels.
 
     SGLang's numbers say each other: along a chain, rows are one more than the steps.
+    A block of drafts takes one step, whatever is said.
     """
     named = {key.replace("-", "_"): key for key in given}
     steps, rows = (given.get(named.get(name, "")) for name in (_STEPS, _ROWS))
@@ -127,15 +128,25 @@ def _with_our_shape(given: Mapping[str, Any]) -> Mapping[str, Any]:
     top_k = given.get(named.get(_TOP_K, ""), 1)
     rest = {k: v for k, v in given.items() if k.replace("-", "_") not in (_STEPS, _TOP_K, _ROWS)}
     drafts = None if rows is None else max(1, rows - 1)
+    blocks = _drafts_blocks(given, named)
     if top_k == 1:
-        found = {"num_speculative_tokens": drafts if steps is None else steps}
+        found = {"num_speculative_tokens": drafts if steps is None or blocks else steps}
     else:
-        found = {"tree_top_k": top_k, "tree_depth": steps, "num_speculative_tokens": drafts}
+        depth = None if blocks else steps
+        found = {"tree_top_k": top_k, "tree_depth": depth, "num_speculative_tokens": drafts}
     found = {key: value for key, value in found.items() if value is not None}
     logger.info("SGLang's shape of a draft is taken as %s", found)
     for key, value in found.items():
         _put(rest, key, value, f"speculative_config.{_STEPS}")
     return rest
+
+
+def _drafts_blocks(given: Mapping[str, Any], named: Mapping[str, str]) -> bool:
+    """Whether the method among these names makes all its drafts in one pass."""
+    words = (given.get(named.get(name, "")) for name in ("method", "speculative_algorithm"))
+    rows = [find_other("methods", word) for word in words]
+    ours = {row.method or row.name for row in rows if row is not None}
+    return any(method.name in ours and method.in_one_pass for method in known_methods())
 
 
 def _our_value(key: str, value: object, row: OtherName | None) -> object:

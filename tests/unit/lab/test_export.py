@@ -181,6 +181,21 @@ def test_sglang_counts_the_root_and_drafts_trees() -> None:
     assert chained["num_speculative_tokens"] == 3 and "tree_top_k" not in chained
 
 
+def test_sglang_has_words_of_its_own_for_blocks() -> None:
+    for method, said in (
+        ("dflash", {"speculative-num-draft-tokens": "8"}),
+        ("dspark", {"speculative-dspark-block-size": "7"}),
+    ):
+        config = {"method": method, "model": "org/head", "num_speculative_tokens": 7}
+        options = launch(written("sglang", config)).options
+        found = {name: value for name, value in options.items() if name.startswith("speculative-")}
+        assert found == {
+            "speculative-algorithm": method.upper(),
+            "speculative-draft-model-path": "org/head",
+            **said,
+        }
+
+
 def test_llama_cpp_reads_gguf_files_and_divides_its_context() -> None:
     config = {"method": "draft_model", "model": "org/draft", "quantization": "int8"}
     found = written("llama.cpp", config, max_model_len=4096, max_num_seqs=4)

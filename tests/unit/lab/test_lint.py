@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 from foretoken.cli.app import app
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.checks import LAUNCH_CHECKS, NAMES, lint
-from foretoken.lab.lint.fit import Machine
+from foretoken.lab.lint.fit import Machine, planned_settings
 from foretoken.lab.lint.read.source import read_source
+from foretoken.lab.lint.translate import translated
 from foretoken.lab.plan.planner import build_plan
-from foretoken.lab.plan.setup import PlanSettings
+from foretoken.lab.plan.setup import PlanSettings, resolve_setup
 
 OLD = """
 # as of 2024
@@ -96,7 +97,9 @@ def test_the_same_command_line_in_today_s_words_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "llama.cpp", "foretoken"])
-@pytest.mark.parametrize("method", ["draft_model", "ngram", "suffix", "eagle3", "none"])
+@pytest.mark.parametrize(
+    "method", ["draft_model", "ngram", "suffix", "eagle3", "dflash", "dspark", "none"]
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_accepts_every_command_that_plan_writes(
     engine: str, method: str, temperature: float
@@ -115,10 +118,41 @@ def test_accepts_every_command_that_plan_writes(
         pytest.skip(command)
     source = read_source(command)
     assert source.launches[0].engine == engine
-    if engine == "foretoken" and method in ("suffix", "eagle3"):
+    if engine == "foretoken" and method in ("suffix", "eagle3", "dflash", "dspark"):
         return
     errors = [f for f in lint(source, Machine()).findings if f.level == "error"]
     assert not errors, (command, errors)
+
+
+@pytest.mark.parametrize(
+    ("text", "method", "drafts"),
+    [
+        ("""vllm serve Qwen/Qwen3-8B --speculative-config '{"method": "dspark", "model": "h"}'""",
+         "dspark", 7),
+        ("""vllm serve Qwen/Qwen3-8B --speculative-config '{"method": "dflash", "model": "h", """
+         """"num_speculative_tokens": 15}'""", "dflash", 15),
+        ("sglang serve Qwen/Qwen3-8B --speculative-algorithm DFLASH "
+         "--speculative-num-draft-tokens 16", "dflash", 15),
+        ("sglang serve Qwen/Qwen3-8B --speculative-algorithm DSPARK --speculative-num-steps 1 "
+         "--speculative-dspark-block-size 5", "dspark", 5),
+    ],
+)  # fmt: skip
+def test_blocks_are_planned(text: str, method: str, drafts: int) -> None:
+    [launch] = read_source(text).launches
+    settings = planned_settings(translated(launch), Machine(device="h100-sxm"))
+    assert settings is not None
+    setup = resolve_setup(settings)
+    assert (setup.method, setup.k) == (method, drafts)
+
+
+def test_the_head_of_a_block_has_to_fit_too() -> None:
+    text = "vllm serve Qwen/Qwen3-8B --max-model-len 20000 --speculative-config "
+    look_up = {"method": "ngram", "num_speculative_tokens": 7}
+    head = {"method": "dflash", "model": "org/head", "num_speculative_tokens": 7}
+    for config, fits in ((look_up, True), (head, False)):
+        found = lint(read_source(f"{text} '{json.dumps(config)}'"), Machine(device="l4")).findings
+        errors = {one.check for one in found if one.level == "error"}
+        assert errors == (set() if fits else {"kv_budget"}), found
 
 
 DRAFT = {"method": "draft_model", "model": "org/draft", "num_speculative_tokens": 5}

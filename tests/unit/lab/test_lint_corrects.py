@@ -131,6 +131,10 @@ def test_flags_of_another_age(flags: str, expected: dict[str, Any]) -> None:
          "--speculative-num-draft-tokens 6"),
         ("sglang serve m --speculative-algorithm LOOKAHEAD",
          "sglang serve m --speculative-algorithm NGRAM"),
+        ("sglang serve m --speculative-algorithm DFLASH --speculative-draft-model-path d "
+         "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 16",
+         "sglang serve m --speculative-algorithm DFLASH --speculative-draft-model-path d "
+         "--speculative-eagle-topk 1 --speculative-num-draft-tokens 16"),
     ],
 )  # fmt: skip
 def test_other_servers(given: str, corrected: str) -> None:

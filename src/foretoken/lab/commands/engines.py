@@ -20,6 +20,7 @@ _OPENVINO = ("draft_model", "eagle3", "ngram")
 _IN_PARALLEL = "parallel"
 _SGLANG_LOOK_UP = "NGRAM"
 """Its one look-up, for all of ours."""
+_SGLANG_DSPARK = "DSPARK"
 
 
 def refusal(engine: str, method: DraftingMethod) -> str:
@@ -147,14 +148,23 @@ def _sglang(speculation: DraftingSetup) -> Told:
     told += _closest("sglang", word, speculation.drafting)
     if speculation.model:
         told += Told.flag("--speculative-draft-model-path", speculation.model)
-    keys, count = dict(speculation.keys), speculation.num_drafts
-    if speculation.drafting.drafts_with != "text":
+    keys = dict(speculation.keys)
+    told += _sglang_lengths(speculation, word, keys)
+    told += Told.flags((flag, value or True) for flag, value in speculation.flags)
+    return told + _keys("sglang", keys) + _without_ranges("SGLang", speculation)
+
+
+def _sglang_lengths(speculation: DraftingSetup, word: str, keys: dict[str, Any]) -> Told:
+    """How far to draft, of `keys` too, which are taken out."""
+    count, method = speculation.num_drafts, speculation.drafting
+    if word == _SGLANG_DSPARK:
+        return Told.flag("--speculative-dspark-block-size", count)
+    told = Told()
+    if method.drafts_with != "text" and not method.in_one_pass:
         depth, top_k = keys.pop("tree_depth", count), keys.pop("tree_top_k", 1)
         told += Told.flag("--speculative-num-steps", depth)
         told += Told.flag("--speculative-eagle-topk", top_k)
-    told += Told.flag("--speculative-num-draft-tokens", count + 1)  # it counts the root
-    told += Told.flags((flag, value or True) for flag, value in speculation.flags)
-    return told + _keys("sglang", keys) + _without_ranges("SGLang", speculation)
+    return told + Told.flag("--speculative-num-draft-tokens", count + 1)  # it counts the root
 
 
 _WRITERS: dict[str, Callable[[DraftingSetup], Told]] = {

@@ -19,6 +19,7 @@ from foretoken.lab.lint.launches import (
     number,
 )
 from foretoken.lab.lint.shares import SHARES, check_share
+from foretoken.lab.lint.translate import drafts_blocks
 from foretoken.lab.lint.write import written
 from foretoken.lab.plan.bits import QUANTIZATIONS
 from foretoken.lab.plan.planner import build_plan
@@ -111,12 +112,15 @@ def _drafting(launch: Launch) -> tuple[str, object]:
 def _drafts(launch: Launch) -> int:
     """Drafts per verification; 0: not said, or more than a plan takes."""
     speculation, options = launch.speculation or {}, launch.options
-    verified = number(options.get("speculative-num-draft-tokens"))  # the last token is among them
+    # The last token is among what is verified, and in a block of DFlash.
+    verified = number(options.get("speculative-num-draft-tokens"))
+    verified = verified or number(options.get("speculative-dflash-block-size"))
     said = (
         number(speculation.get("num_speculative_tokens")),
         number(speculation.get("max_draft_len")),
         verified - 1 if verified else None,
-        number(options.get("speculative-num-steps")),
+        number(options.get("speculative-dspark-block-size")),
+        None if drafts_blocks(launch) else number(options.get("speculative-num-steps")),
     )
     return min(max(next((count for count in said if count), 0), 0), 128)
 

@@ -14,6 +14,7 @@ from foretoken.lab.lint.launches import (
     in_json,
     number,
 )
+from foretoken.lab.lint.translate import drafts_blocks
 from foretoken.lab.lint.unsaid import Expression
 
 _LLAMA = ("llama.cpp",)
@@ -109,7 +110,11 @@ def _sglang_shape(launch: Launch) -> Iterator[Finding]:
         number(options.get(f"speculative-{name}"))
         for name in ("num-steps", "num-draft-tokens", "eagle-topk")
     )
-    if top_k == 1 and steps is not None and rows not in (None, steps + 1):
+    if drafts_blocks(launch):
+        if steps not in (None, 1):
+            yield _sglang("warning", "num-steps", "a block comes of one pass: SGLang takes 1, "
+                          "whatever is given", "leave it out")  # fmt: skip
+    elif top_k == 1 and steps is not None and rows not in (None, steps + 1):
         yield _sglang("warning", "num-draft-tokens", f"along a chain SGLang takes steps + 1 "
                       f"({steps + 1}), whatever is given", str(steps + 1))  # fmt: skip
     drafts = [name for name in options if name.startswith("speculative-")]

@@ -279,10 +279,19 @@ def _discards(launch: Launch) -> bool:
     return bool(number(launch.options.get("spec-draft-n-min")))
 
 
+def drafts_blocks(launch: Launch) -> bool:
+    """Whether SGLang drafts whole blocks in one pass, for which it has no steps."""
+    row = find_other("methods", launch.options.get("speculative-algorithm"), "sglang")
+    method = None if row is None else method_of(row.method)
+    return method is not None and method.in_one_pass
+
+
 def _with_rows(launch: Launch) -> Launch:
-    """SGLang's launch with the number of rows that a chain has."""
+    """SGLang's launch with the number of rows that a chain has, and without steps of blocks."""
     options = launch.options
     steps = number(options.get("speculative-num-steps"))
+    if drafts_blocks(launch):
+        return launch if steps in (None, 1) else launch.without("speculative-num-steps")
     rows = number(options.get("speculative-num-draft-tokens"))
     chain = number(options.get("speculative-eagle-topk")) == 1
     if not chain or steps is None or rows in (None, steps + 1):
