@@ -39,7 +39,7 @@ PAIRS = (
 def asked(draw: st.DrawFn) -> PlanSettings:
     """Anything that one may ask of a plan."""
     target, model = draw(st.sampled_from(PAIRS))
-    methods = ["draft_model"] if model else ["ngram", "suffix", "eagle3", "eagle", "none"]
+    methods = ["draft_model"] if model else ["ngram", "suffix", "eagle3", "eagle", "dflash", "none"]
     context = draw(st.sampled_from((512, 4096, 32768)))
     usual = draw(st.sampled_from((1, 8, 40, 200)))
     return PlanSettings(
@@ -108,7 +108,8 @@ def test_headline_schedule_table_and_command_say_the_same(question: PlanSettings
         assert verdict.exit_code == (0 if verdict.word == "plain" else 1) and verdict.k == 0
         return
     deciding = plan.latencies[1 if question.slo == "throughput" else 0]
-    assert verdict.k == deciding.k == plan.schedule.at(deciding.requests) > 0
+    assert verdict.k == deciding.k == plan.schedule.at(deciding.requests) == plan.schedule.decided
+    assert verdict.k > 0
     gain = plan.prediction.at(deciding.requests).gain(verdict.k)
     assert f"predicted {gain.middle:.2f}x ({gain.low:.2f} to {gain.high:.2f})" in verdict.reason
     assert f"k = {verdict.k} " in verdict.reason and gain.middle > 1.0
@@ -123,12 +124,22 @@ def test_headline_schedule_table_and_command_say_the_same(question: PlanSettings
     if ranges:
         ks = [k for _, _, k in ranges]
         assert ks == sorted(ks, reverse=True), "the engine's list may not rise"
-        told = next(k for first, last, k in ranges if first <= usual.requests <= last)
-        assert told == plan.schedule.usual_k
+        told = [
+            next(k for first, last, k in ranges if first <= load.requests <= last)
+            for load in plan.latencies
+        ]
     else:
-        assert config["num_speculative_tokens"] == (plan.schedule.usual_k or plan.schedule.most)
+        told = [config["num_speculative_tokens"]] * 2
+        assert told[0] == plan.schedule.decided
         if len(plan.schedule.steps) > 1:
             assert not plan.schedule.falls or not question.draft
+    if question.engine == "vllm":
+        assert told == [load.k for load in plan.latencies], "the numbers are those of the command"
+    if question.slo != "throughput" and question.peak_concurrency > usual.requests:
+        peak = plan.prediction.at(question.peak_concurrency)
+        k = plan.schedule.told(peak.requests)
+        there = f"{peak.gain(k).middle:.2f}x at the peak" if k else "off at the peak"
+        assert there in verdict.reason
 
 
 @given(asked())
@@ -208,7 +219,7 @@ def test_break_even_pays_for_the_look_ups_that_find_nothing(method: str) -> None
     expected, limit = plan.prediction.rates(8, k)
     assert limit == pytest.approx(load.break_even_rate)
     assert (expected > limit) == (load.middle > 1.0)
-    assert f"breaks even at {plan.prediction.rates(8, plan.schedule.usual_k)[1]:.0%}" in page(plan)
+    assert f"breaks even at {plan.prediction.rates(8, plan.schedule.told(8))[1]:.0%}" in page(plan)
 
 
 @pytest.mark.parametrize(
@@ -279,8 +290,21 @@ def test_a_schedule_that_rises_is_advice() -> None:
     assert not plan.schedule.falls
     config = speculative(plan.commands["vllm"])
     assert config is not None and "num_speculative_tokens_per_batch_size" not in config
-    assert config["num_speculative_tokens"] == plan.schedule.usual_k
+    assert config["num_speculative_tokens"] == plan.schedule.decided
     assert "may not rise with the load" in page(plan).replace("\n", " ")
+    peak = plan.prediction.loads[-1].requests
+    assert plan.schedule.told(peak) == plan.schedule.decided != plan.schedule.at(peak)
+
+
+def test_an_engine_that_takes_one_number_is_predicted_with_it() -> None:
+    given = PlanSettings(
+        target="llama-3.3-70b", draft="llama-3.2-1b", count=4, peak_concurrency=256
+    )
+    listed, single = (build_plan(replace(given, engine=engine)) for engine in ("vllm", "llama.cpp"))
+    assert listed.schedule.follows and not single.schedule.follows
+    assert listed.latencies[1].k < listed.latencies[0].k, "the list falls"
+    assert single.latencies[1].k == single.latencies[0].k == single.schedule.decided
+    assert "takes one number for all loads" in page(single).replace("\n", " ")
 
 
 def test_a_way_that_needs_nothing_and_gains_more_is_named() -> None:

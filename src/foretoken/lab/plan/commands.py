@@ -28,14 +28,14 @@ def ready_commands(setup: Setup, schedule: DraftSchedule, *, speculates: bool) -
 
     Args:
         setup: what is served.
-        schedule: drafts by load; the number of the usual load is used, or of the next one that has
-            any.
+        schedule: drafts by load; where there is no list, the number of the load that decides is
+            used.
         speculates: whether to speculate at all.
     """
     if not speculates:
         setup = replace(setup, method="none")
     elif setup.method != "none" and not setup.settings.num_speculative_tokens:
-        setup = replace(setup, k=max(1, schedule.usual_k))
+        setup = replace(setup, k=max(1, schedule.decided))
     refused = {engine: _refused(engine, setup) for engine in ENGINES}
     return {
         engine: f"# {refused[engine]}" if refused[engine] else _command(engine, setup, schedule)

@@ -24,7 +24,7 @@ from foretoken.lab.plan.memory_plan import (
 )
 from foretoken.lab.plan.predict import PlannedSpeed, predict
 from foretoken.lab.plan.ranking import Choice, MethodOutlook, method_outlooks, rank_methods
-from foretoken.lab.plan.schedule import DraftSchedule, chosen_k, draft_schedule
+from foretoken.lab.plan.schedule import DraftSchedule, draft_schedule
 from foretoken.lab.plan.setup import (
     WORKLOADS,
     PlanSettings,
@@ -77,7 +77,7 @@ class SpeculationPlan:
     verdict: PlanVerdict
     schedule: DraftSchedule
     latencies: tuple[PlannedLatency, ...]
-    """At the usual load and at the peak, with the schedule's drafts."""
+    """At the usual load and at the peak, with the drafts that the engine can be told."""
     drafts: tuple[DraftOutlook, ...]
     """Every draft that was named, in that order."""
     workloads: tuple[WorkloadOutlook, ...]
@@ -153,7 +153,7 @@ def _judged(
     setup, settings = context.setup, context.setup.settings
     findings = tuple(finding for check in CHECKS for finding in check.run(context))
     loads = map(context.prediction.at, (settings.concurrency, settings.peak_concurrency))
-    latencies = tuple(latency(setup, load, chosen_k(setup, load)) for load in loads)
+    latencies = tuple(latency(setup, load, context.schedule.told(load.requests)) for load in loads)
     deciding = latencies[1 if settings.slo == "throughput" else 0]
     return findings, latencies, judge(context, findings, deciding)
 
@@ -161,7 +161,7 @@ def _judged(
 def _instead(context: PlanContext, verdict: PlanVerdict) -> InsteadOutlook | None:
     """The best of the methods that need nothing new, where it does clearly better."""
     usual = context.setup.settings.concurrency
-    k = context.schedule.usual_k if verdict.speculates else 0
+    k = context.schedule.told(usual) if verdict.speculates else 0
     now = context.prediction.at(usual).gain(k).middle
     others = (
         one for one in context.outlooks if one.available and one.method != context.setup.method

@@ -2,8 +2,8 @@
 
 Engines take a list that may only fall as the load rises. A mixture of experts can want the
 opposite: few rows touch many experts anew, many rows share them. So can a small target whose
-drafter is bound by launches. Such a list is said as advice, and the number of the usual load is
-used throughout.
+drafter is bound by launches. Such a list is said as advice, and the number of the load that
+decides is used throughout, as with an engine that takes one number. Foretoken finds its own.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,15 @@ class DraftSchedule:
 
     steps: tuple[tuple[int, int], ...]
     """(k, last number of requests in flight) by rising load; the last entry has no end (0)."""
-    usual_k: int
-    """At the usual load; 0: off there."""
+    decided: int
+    """At the load that decides the verdict, 0: off there; engines without a list have it always."""
+    follows: bool
+    """Whether the engine that was asked for can be told the steps, or finds them by itself."""
 
     @property
     def falls(self) -> bool:
         """Whether more load never wants more drafts, so that an engine can be told."""
-        ks = [k for k, _ in self.steps]
-        return ks == sorted(ks, reverse=True)
+        return _falling(self.steps)
 
     @property
     def most(self) -> int:
@@ -36,6 +37,10 @@ class DraftSchedule:
     def at(self, requests: int) -> int:
         """k with so many requests in flight."""
         return next(k for k, last in self.steps if last == 0 or requests <= last)
+
+    def told(self, requests: int) -> int:
+        """k of the emitted command with so many requests in flight."""
+        return self.at(requests) if self.follows else self.decided
 
     @property
     def words(self) -> str:
@@ -64,8 +69,26 @@ def chosen_k(setup: Setup, load: LoadPrediction) -> int:
 def draft_schedule(setup: Setup, prediction: PlannedSpeed) -> DraftSchedule:
     """What the prediction would choose by load."""
     ks = [(chosen_k(setup, load), load.requests) for load in prediction.loads]
-    usual = prediction.at(setup.settings.concurrency)
-    return DraftSchedule(steps=_joined(ks), usual_k=chosen_k(setup, usual))
+    settings = setup.settings
+    busy = settings.slo == "throughput"
+    deciding = prediction.at(settings.peak_concurrency if busy else settings.concurrency)
+    steps = _joined(ks)
+    return DraftSchedule(
+        steps=steps, decided=chosen_k(setup, deciding), follows=_can_follow(setup, steps)
+    )
+
+
+def _can_follow(setup: Setup, steps: tuple[tuple[int, int], ...]) -> bool:
+    engine, drafting = setup.settings.engine, setup.drafting
+    if len(steps) == 1 or drafting is None or engine == "foretoken":
+        return True
+    # A length of its own, such as a depth of suffixes, has no list.
+    return engine == "vllm" and _falling(steps) and drafting.default_drafts_key is None
+
+
+def _falling(steps: tuple[tuple[int, int], ...]) -> bool:
+    ks = [k for k, _ in steps]
+    return ks == sorted(ks, reverse=True)
 
 
 def _joined(ks: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -161,7 +161,11 @@ def _gain_words(context: PlanContext, times: PlannedLatency) -> str:
     peak = context.prediction.at(settings.peak_concurrency)
     if times.requests == peak.requests:
         return said
-    at_peak = context.schedule.at(peak.requests)
-    if at_peak == 0:
+    told, best = context.schedule.told(peak.requests), context.schedule.at(peak.requests)
+    if told == 0:
         return f"{said}; off at the peak of {peak.requests}, where it would lose"
-    return f"{said}, {peak.gain(at_peak).middle:.2f}x at the peak of {peak.requests}"
+    said = f"{said}, {peak.gain(told).middle:.2f}x at the peak of {peak.requests}"
+    if told == best:
+        return said
+    better = f"k = {best} would give {peak.gain(best).middle:.2f}x" if best else "none is better"
+    return f"{said}, where {better}"

@@ -31,7 +31,7 @@ def _load_regime(context: PlanContext) -> Iterator[Finding]:
     if context.setup.method == "none":
         return
     loads = [prediction.at(n) for n in (settings.concurrency, settings.peak_concurrency)]
-    said = [(load, load.gain(context.schedule.at(load.requests))) for load in loads]
+    said = [(load, load.gain(context.schedule.told(load.requests))) for load in loads]
     gains = " and ".join(f"{gain.middle:.2f}x at {load.requests} in flight" for load, gain in said)
     safe = said[1][1].low >= 1.0
     yield Finding(
@@ -61,19 +61,22 @@ def _schedule(context: PlanContext) -> Iterator[Finding]:
         if context.setup.target.num_experts
         else "a step of the drafter takes hardly longer for many rows, one of the target does"
     )
+    own = context.setup.settings.engine == "foretoken"
+    may = "as control finds out" if own else "which no engine's schedule may"
     yield Finding(
         check="schedule",
-        level="warning",
+        level="note" if own else "warning",
         message=f"predicted best by requests in flight: {schedule.words}. It rises with the load, "
-        f"which no engine's schedule may; {why}",
-        remedy=f"k = {schedule.usual_k} throughout, or one server per range of load",
+        f"{may}; {why}",
+        remedy="" if own else f"k = {schedule.decided} throughout, or one server per range of load",
     )
 
 
 def _output_length(context: PlanContext) -> Iterator[Finding]:
     setup = context.setup
     load = context.prediction.at(setup.settings.concurrency)
-    steps = setup.settings.output_tokens / max(1.0, load.gain(context.schedule.usual_k).middle)
+    gain = load.gain(context.schedule.told(load.requests)).middle
+    steps = setup.settings.output_tokens / max(1.0, gain)
     if setup.settings.output_tokens < 50:
         yield Finding(
             check="output_length",

@@ -121,7 +121,7 @@ def _method_range(context: PlanContext) -> Iterator[Finding]:
         return
     low, high = plan.advertised
     load = context.prediction.at(setup.settings.concurrency)
-    gain = load.gain(context.schedule.usual_k)
+    gain = load.gain(context.schedule.told(load.requests))
     yield Finding(
         check="method_range",
         level="note",

@@ -54,8 +54,9 @@ def _parts(plan: SpeculationPlan, step: NextStep | None, width: int) -> Iterator
     if setup.method != "none":
         yield from _by_load(plan, width)
         yield Text(
-            f"Chosen, by requests in flight: {plan.schedule.words}. In brackets: what would "
-            "have to be trained or found, or cannot be used.",
+            f"{'Chosen' if plan.schedule.follows else 'Best'}, by requests in flight: "
+            f"{plan.schedule.words}. In brackets: what would have to be trained or found, or "
+            "cannot be used.",
             style="dim",
         )
         for one in plan.drafts:
@@ -122,7 +123,7 @@ def _cell(load: LoadPrediction) -> str:
 def _acceptance(plan: SpeculationPlan) -> str:
     own = plan.prediction.acceptance
     usual = plan.prediction.at(plan.setup.settings.concurrency)
-    k = plan.schedule.usual_k or plan.setup.k
+    k = plan.schedule.told(usual.requests) or plan.setup.k
     gain = usual.gain(k)
     expected, limit = plan.prediction.rates(usual.requests, k)
     return (
@@ -246,10 +247,13 @@ def _command(plan: SpeculationPlan) -> Iterator[Text]:
     title = "serve it with" if verdict.speculates else "serve it without speculation"
     yield Text(f"\n{title} ({engine}):", style="bold")
     yield Text(plan.commands[engine])
-    if verdict.speculates and not plan.schedule.falls:
+    if verdict.speculates and not plan.schedule.follows:
+        why = "takes one number for all loads"
+        if engine == "vllm" and not plan.schedule.falls:
+            why = "has a schedule that may not rise with the load"
         yield Text(
-            f"k = {plan.schedule.usual_k} throughout: {engine}'s schedule may not rise with the "
-            f"load, and the best would ({plan.schedule.words}).",
+            f"k = {plan.schedule.decided} throughout: {engine} {why}, and the best would be "
+            f"{plan.schedule.words}.",
             style="yellow",
         )
     if verdict.word == "measure":
