@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from foretoken.control.learned.regression import Floats
 
 Counts = NDArray[np.int64]
+MARGIN = 0.02
+"""What drafting has to bring beyond not drafting, as a share."""
 MOST_DRAFTERS = 3
 """Drafters with passes of which every subset is tried."""
 
@@ -41,7 +43,10 @@ class DraftOption:
     slot_s: float
     """Seconds that each slot adds to them."""
     start_s: Floats
-    """Seconds a step of each sequence's share in catching up, [N]; 0 where nothing is missing."""
+    """Seconds a step that each sequence adds besides, however many slots it has, [N]: `each_s`, and
+    its share in catching up where something is missing."""
+    each_s: float = 0.0
+    """The part of `start_s` that is the same for every sequence."""
     late_N: NDArray[np.bool_] | None = None
     """Sequences that will end before what would have to be read of them comes back; None: none."""
     levels_K: Counts | None = None
@@ -80,7 +85,7 @@ class StepOptions:
     """For each sequence the time that a step may take if it gets one token, [N]."""
     token_s: Floats
     """What one more expected token of a sequence adds to that, [N]."""
-    margin: float = 0.02
+    margin: float = MARGIN
     """Drafting has to bring this much more tokens per second than not drafting."""
 
 

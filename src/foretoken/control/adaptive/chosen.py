@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from foretoken.control.adaptive.allocation import Allocation, DraftOption
 from foretoken.control.adaptive.exploring import Trial
+from foretoken.control.adaptive.luck import chances
 from foretoken.control.adaptive.made import PlannedDrafts
 from foretoken.control.adaptive.planning import FirstReading
 from foretoken.control.adaptive.within_drafts import planned_trees
@@ -33,7 +34,8 @@ def held_by(ids: Seq[str], plan: DraftPlan, chosen: Chosen) -> dict[str, Planned
     """What each request does from now on; those that have to be read first, as soon as they are."""
     count, wanted = len(ids), chosen.wanted
     surplus_N, trees_N = plan.surplus or (0.0,) * count, plan.trees or (None,) * count
-    each = map(PlannedDrafts, plan.lengths, plan.drafters, plan.drafts, surplus_N, trees_N)
+    luck_N = chances(chosen.found, chosen.options)
+    each = map(PlannedDrafts, plan.lengths, plan.drafters, plan.drafts, surplus_N, trees_N, luck_N)
     held = dict(zip(ids, each, strict=True))
     wanted_trees = planned_trees(wanted, chosen.options) or (None,) * count
     for place, (name, left) in chosen.reading.waiting.items():

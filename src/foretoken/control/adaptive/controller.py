@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, final
 from foretoken.control.adaptive.exploring import PLAIN
 from foretoken.control.adaptive.made import MadePlan
 from foretoken.control.adaptive.planner import Planner
-from foretoken.control.adaptive.step_times import RecentTimes
+from foretoken.control.adaptive.step_times import Departures, RecentTimes
 from foretoken.control.adaptive.tracked import class_of
 from foretoken.control.cost import StepShape
 from foretoken.control.plan import (
@@ -48,8 +48,10 @@ accepts tells little of the next, and what is lost meanwhile is lost for all."""
 _MUCH, _TOO_MUCH = 1.5, 4.0
 """Times as many sequences as planned for, or that part of them, from which on the plan is made
 again: when that costs no more than its share, or at once."""
-_KEPT_LEAST, _KEPT_MOST, _KEPT_AT_REST = 4, 64, 128
+_KEPT_LEAST, _KEPT_MOST, _KEPT_AT_REST = 4, 64, 256
 """Steps that a plan is kept for."""
+_TRIALS_AGAIN = 64
+"""Steps after which a trial that is due ends a plan at rest."""
 _SURPRISING = 0.01
 """Chance of a run of steps without any accepted draft at which a plan is made anew."""
 _LEARNS_EVERY_S = 0.016
@@ -71,8 +73,10 @@ class _PastStep(NamedTuple):
     deciding_s: float
     """What deciding took of it."""
     is_usual: bool
-    """Whether it is no change from plain steps to drafts: what did not run just before is slow at
-    first, and drafters that are seldom used would seem dear for that alone."""
+    """Whether it is no change from plain steps to drafts or back: what did not run just before is
+    slow at first, and what is seldom done would seem dear for that alone."""
+    is_settled: bool
+    """Whether nobody ended just before."""
 
 
 @final
@@ -89,7 +93,9 @@ class AdaptiveControl:
         self._in_vain = 1.0
         self._is_closed = True
         """Whether the batch has nobody that the plan was not made for, as far as is known."""
-        self._times = RecentTimes()
+        self._is_broken = False
+        """Whether somebody has lost by the plan what it may lose."""
+        self._times, self._departures = RecentTimes(), Departures()
         self._waiting: list[_PastStep] = []
         self._unplanned: DraftPlan | None = None
         self._unplanned_s = 0.0
@@ -117,6 +123,10 @@ class AdaptiveControl:
             began = self._clock()
             self._catch_up(made)
             self._aside_s += self._clock() - began
+        if self._is_broken and self._unearned_s(_DECIDING_AGAIN) > 0.0:
+            # Somebody would lose more by it, and another plan would take more than it can save.
+            self._steps_done, self._unplanned = self._steps_done + 1, self._plain(sequences, load)
+            return self._unplanned
         if not self._is_kept(made, sequences) or self._is_unsure(made, sequences):
             return self._make_anew(sequences, load)
         self._steps_left -= 1
@@ -147,6 +157,7 @@ class AdaptiveControl:
         self._made = made = self._planner.make(self._sequences, load)
         self._operator = self._planner.operator
         self._num_planned, self._steps_done, self._is_closed = len(sequences), 1, True
+        self._is_broken = False
         self._since_made_s, self._in_vain = 0.0, 1.0
         took_s = self._clock() - began
         self._aside_s += took_s
@@ -159,6 +170,7 @@ class AdaptiveControl:
         waits for the tokens of this one does not wait for that."""
         made, aside_s, had_drafted = self._made, self._aside_s, self._has_drafted
         self._aside_s, self._has_drafted = 0.0, bool(stats.drafters)
+        settled = self._departures.settled(plan.load)
         if made is None:
             return
         self._step_s = stats.busy_s
@@ -167,10 +179,11 @@ class AdaptiveControl:
             # Nothing was planned for this step: all that it tells is what it took.
             self._unplanned_s += stats.busy_s
             if not stats.num_prefilled and not stats.num_draft_tokens:
-                self._times.add(plan.load, stats, {}, aside_s)
+                self._times.add(plan.load, stats, {}, aside_s, settled=settled)
         elif plan is made.plan:
-            is_usual = had_drafted or not stats.drafters
-            self._waiting.append(_PastStep(plan, outcomes, stats, made.missing, aside_s, is_usual))
+            is_usual = had_drafted == bool(stats.drafters)
+            past = _PastStep(plan, outcomes, stats, made.missing, aside_s, is_usual, settled)
+            self._waiting.append(past)
             # What was missing was read in this step.
             made.missing = Counter()
 
@@ -184,7 +197,7 @@ class AdaptiveControl:
     def _catch_up(self, made: MadePlan) -> None:
         """Learn from the steps that wait."""
         account = self._planner.account
-        for plan, outcomes, stats, missing, aside_s, is_usual in self._waiting:
+        for plan, outcomes, stats, missing, aside_s, is_usual, settled in self._waiting:
             forecast = plan.forecast
             assert forecast is not None, "a plan that was made has a forecast"
             drafted, accepted = self._learn_acceptance(made, outcomes)
@@ -194,15 +207,16 @@ class AdaptiveControl:
             if drafted or missing.total():
                 prompts = stats.num_prefilled or forecast.prompt_s
                 made.spare_s += forecast.plain_s - (forecast.seconds if prompts else stats.busy_s)
+                made.invested_s += 0.0 if prompts else aside_s
             account.earn(stats.busy_s, forecast.token_s)
             account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
             if made.trial:
                 self._charge(made, forecast, min(stats.busy_s, forecast.seconds), accepted)
             if is_usual:
-                self._times.add(plan.load, stats, missing, aside_s)
+                self._times.add(plan.load, stats, missing, aside_s, settled=settled)
         self._waiting.clear()
         if made.is_spent or made.below_floor != self._planner.below_floor:
-            self._steps_left = 0
+            self._steps_left, self._is_broken = 0, made.is_spent
         if self._times.count >= _TOGETHER:
             self._learn_times(made)
 
@@ -254,7 +268,7 @@ class AdaptiveControl:
 
     def _nobody(self, sequences: Seq[DecodingSequence], load: StepLoad) -> DraftPlan:
         """The operator wants no drafts: nothing is planned, and nothing learnt."""
-        self._made = None
+        self._made, self._is_broken = None, False
         self._waiting.clear()
         self._times.clear()
         return self._plain(sequences, load)
@@ -320,7 +334,8 @@ class AdaptiveControl:
         unused = [d for d in drafters if d.facts.name not in made.plan.drafters]
         due = (d.spacing - d.since_trial for d in unused if not d.facts.looks_up)
         # A trial that is due and cannot be paid yet is no reason to plan more often.
-        steps = min((max(each, steps // 2) for each in due if each < steps), default=steps)
+        least = min(steps // 2, _TRIALS_AGAIN)
+        steps = min((max(each, least) for each in due if each < steps), default=steps)
         return min(max(steps, _KEPT_LEAST), most) - 1
 
     def _learn_acceptance(self, made: MadePlan, outcomes: Seq[DraftOutcome]) -> tuple[int, int]:
@@ -331,7 +346,7 @@ class AdaptiveControl:
         for request_id, drafter, num_drafted, num_accepted, promise, tried in outcomes:
             drafted += num_drafted
             kept += num_accepted
-            made.accepted[request_id] = made.accepted.get(request_id, 0) + num_accepted
+            made.note(request_id, num_drafted, num_accepted)
             if drafter not in planner.drafters:
                 continue
             if promise is not None:
@@ -357,16 +372,10 @@ class AdaptiveControl:
         planner, context = self._planner, made.context
         # At first every step counts: so much depends on what the first ones take.
         apart = planner.target.steps < _APART
-        for shape, seconds, times in self._times.target(context, apart=apart):
-            planner.target.observe(shape, seconds, times=times)
-        for drafting, seconds, times in self._times.drafters(apart=apart):
-            drafter = planner.drafters.get(drafting.name)
-            if drafter is not None and drafting.sequences:
-                drafter.cost.observe(drafting.shape(context), seconds, times=times)
+        self._times.teach(planner.target, planner.drafters, context, apart=apart)
         if self._unplanned_s:
             planner.account.earn(self._unplanned_s, made.forecast.token_s)
             planner.account.steps_since_plain, self._unplanned_s = 0, 0.0
-        self._times.clear()
 
     def _charge(
         self, made: MadePlan, forecast: StepForecast, seconds: float, accepted: int

@@ -1,15 +1,19 @@
 """One drafter as control sees it: what is fixed, and what it did of late."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from foretoken.control.acceptance import KeptRatio
+from foretoken.control.adaptive.allocation import MARGIN
 from foretoken.control.adaptive.tree_nodes import TreeNodes
 from foretoken.control.floor import AcceptanceFloor
 from foretoken.control.learned.drafter_cost import DrafterCost
 from foretoken.control.plan import DraftPrice
 
+_BEGINNING = 0.05
+"""What drafts have to bring where nobody drafts yet: what has not run for a while is slow at first,
+and there is more to read."""
 _RESTS_AFTER = 8
 """Steps without a draft after which a drafter rests."""
 _SPACING, _SPACING_MOST = 4, 32
@@ -147,3 +151,15 @@ class DrafterState:
 def _believable(ratio: KeptRatio) -> float:
     """Accepted per expected, within reason."""
     return min(max(ratio.value(1.0), _LEAST_KEPT), 1.0 / _LEAST_KEPT)
+
+
+def least_gain(drafters: Iterable[DrafterState]) -> float:
+    """Share of its tokens per second that a step has to gain by drafts."""
+    return MARGIN if any(not one.idle for one in drafters) else _BEGINNING
+
+
+def reading_s(
+    drafters: Mapping[str, DrafterState], missing: Mapping[str, int], context: float
+) -> float:
+    """Seconds in which drafters read so many tokens each."""
+    return sum(drafters[name].cost.feeding(rows, context) for name, rows in missing.items())

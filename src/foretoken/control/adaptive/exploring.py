@@ -53,8 +53,11 @@ OTHER_LENGTHS_STEPS = 8
 _LENGTHS_LOSS = 0.06
 """Share of tokens per second that other lengths may seem to lose: costs that are believed a little
 wrong are seen to be wrong, and what is far off stays untried."""
+_PLAIN_STEPS = 3
+"""How many those are in turn. What the first takes is not learnt: in a server it takes up to half
+as much again, for the change."""
 _PLAIN_AGAIN = 8
-"""Steps with drafts after which one is left plain, at the least."""
+"""Steps with drafts after which some are left plain, at the least."""
 
 
 @final
@@ -112,10 +115,10 @@ def pick_trial(
     # Where some are held back for others it is not for what drafts are believed to cost.
     is_held = found.unguarded > found.rate
     if account.steps_since_plain >= _PLAIN_AGAIN and found.drafts_N.any():
-        lost_s = scene.plain_s - len(scene.ids) / found.rate
+        lost_s = _PLAIN_STEPS * (scene.plain_s - len(scene.ids) / found.rate)
         earned_s = _PLAIN_SHARE * account.steps_since_plain * found.seconds
         if lost_s <= min(earned_s, balance_s):
-            return Trial(PLAIN, scene.best([]), [])
+            return Trial(PLAIN, scene.best([]), [], _PLAIN_STEPS)
     used = {options[i].name for i in found.drafter_N.tolist() if i >= 0}
     by_name = {option.name: option for option in options}
     unused = [view for view in views if view.name not in used and view.name in by_name]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
 from foretoken.control.adaptive.allocation import DraftOption
+from foretoken.control.adaptive.luck import Chances, Luck
 from foretoken.control.adaptive.planning import CATCHING_UP, Waiting
 from foretoken.control.adaptive.scene import Scene
 from foretoken.control.plan import (
@@ -35,10 +36,14 @@ class PlannedDrafts(NamedTuple):
     surplus: float
     """Tokens that `length` is expected to bring beyond what it costs."""
     tree: PlannedTree | None = None
+    chances: Chances = ()
+    """How many drafts of a step are expected to be accepted."""
 
 
 PLAIN = PlannedDrafts(0, "", 0, 0.0)
 """Of a sequence that decodes plainly."""
+_NO_LUCK = Luck()
+"""Of a request that drafted nothing."""
 
 
 class PlainTimes(NamedTuple):
@@ -89,10 +94,13 @@ class MadePlan:
     """That no draft of a step is accepted."""
     spare_s: float = 0.0
     """Seconds that plain steps would have taken beyond those that were measured."""
+    invested_s: float = 0.0
+    """Seconds of that for deciding and for reading before anybody could draft: it comes back, but
+    not soon, and another plan would take it again."""
     expected: dict[str, float] = field(default_factory=dict)
     """Drafts of each drafter in a step that are expected to be accepted, by their chances alone."""
-    accepted: dict[str, int] = field(default_factory=dict)
-    """Drafts of each request that were accepted."""
+    luck: dict[str, Luck] = field(default_factory=dict)
+    """What became of each request's drafts."""
     has_free: bool = False
     """Whether there were drafts without a pass to make room for."""
     below_floor: frozenset[str] = frozenset()
@@ -138,14 +146,29 @@ class MadePlan:
 
     @property
     def is_spent(self) -> bool:
-        """Whether somebody has lost more than it may."""
-        if self.trial or self.spare_s >= -min(self.may_lose_s.values(), default=math.inf):
+        """Whether somebody has lost more than it may, beyond what was invested and not by bad luck
+        alone."""
+        time_s = self.spare_s + self.invested_s
+        if self.trial or time_s >= -min(self.may_lose_s.values(), default=math.inf):
             return False
-        token_s, accepted = self.forecast.token_s, self.accepted
-        return any(
-            self.spare_s + token_s * accepted.get(request_id, 0) < -most_s
-            for request_id, most_s in self.may_lose_s.items()
-        )
+        return any(self._is_lost(one, time_s, most_s) for one, most_s in self.may_lose_s.items())
+
+    def _is_lost(self, request_id: str, time_s: float, most_s: float) -> bool:
+        token_s, luck = self.forecast.token_s, self.luck.get(request_id, _NO_LUCK)
+        if time_s + token_s * luck.accepted >= -most_s:
+            return False
+        # What steps take is nobody's luck.
+        return not luck.is_bad or time_s + token_s * luck.mean < -most_s
+
+    def note(self, request_id: str, drafted: int, accepted: int) -> None:
+        """So many drafts of a request were checked in a step, and so many accepted."""
+        luck = self.luck.setdefault(request_id, Luck())
+        luck.add(drafted, accepted, self.held.get(request_id, PLAIN).chances)
+
+    def gained(self, request_id: str) -> float:
+        """What a request had gained before and has in the steps of this plan, in seconds."""
+        luck = self.luck.get(request_id, _NO_LUCK)
+        return self.gained_s[request_id] + self.spare_s + self.forecast.token_s * luck.accepted
 
     def join(
         self,
@@ -214,7 +237,7 @@ class MadePlan:
         for place, request_id in enumerate(ids):
             if request_id in waiting:
                 done[place] = PlannedDrafts(0, "", done[place].drafts - done[place].length, 0.0)
-        lengths, drafters, drafts, surplus, trees = zip(*done, strict=True)
+        lengths, drafters, drafts, surplus, trees, _ = zip(*done, strict=True)
         rows = sum(lengths)
         self.plan = DraftPlan(
             load=load,

@@ -12,7 +12,7 @@ import numpy as np
 
 from foretoken.control.adaptive.allocation import Search, allocate
 from foretoken.control.adaptive.chosen import Chosen, held_by
-from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState
+from foretoken.control.adaptive.drafter import DrafterFacts, DrafterState, least_gain, reading_s
 from foretoken.control.adaptive.exploring import (
     OTHER_LENGTHS_STEPS,
     Account,
@@ -146,6 +146,7 @@ class Planner:
             begun=frozenset(i for i, length in zip(ids, plan.lengths, strict=True) if length),
             reading={ids[place]: one for place, one in reading.waiting.items() if one.rows},
             missing=reading.missing,
+            invested_s=reading_s(self.drafters, reading.missing, context),
             chance_of_none=chance_of_none(chosen.found, chosen.options),
             has_free=has_free,
             below_floor=below_floor,
@@ -216,7 +217,9 @@ class Planner:
             )
         count = len(sequences)
         times = self._plain_times(step_shape(count, load, made.context), count)
-        return made.carried(sequences, load, times, feeds)
+        plan = made.carried(sequences, load, times, feeds)
+        made.invested_s += reading_s(self.drafters, made.missing, made.context)
+        return plan
 
     def _chunk(self, made: MadePlan) -> int:
         """Tokens that drafters read in a step of this plan while others wait."""
@@ -229,7 +232,7 @@ class Planner:
         request = sequence.request
         one, missing = self._track(sequence), 0
         usual = made.usual(one.class_key)
-        length, name, drafts, surplus, tree = usual
+        length, name, drafts, surplus, tree, chances = usual
         if name:
             allowed = one.may(name, self._caps)
             length = max(min(length, allowed, request.max_tokens - sequence.num_output - 1), 0)
@@ -242,7 +245,7 @@ class Planner:
             drafts = min(drafts, self._caps.wanted(request)[0])
         if not length:
             name, tree = "", None
-        held = PlannedDrafts(length, name, max(drafts, length), surplus, tree)
+        held = PlannedDrafts(length, name, max(drafts, length), surplus, tree, chances)
         gained_s, token_s = self.ledger.gained(request.request_id), made.forecast.token_s
         tokens_N = sequence.num_output + self._left_of(one)
         guard_N = np.array([one.guard(self._caps)])
@@ -283,12 +286,9 @@ class Planner:
         if made.drafts and not made.trial:
             self._other_lengths.pass_by(steps)
         alive = [request_id for request_id in made.held if request_id in self._requests]
-        token_s, spare_s = forecast.token_s, made.spare_s
         if not made.trial:
             # A trial is paid by the account, not by those who wait for it.
-            self.ledger.keep({
-                i: made.gained_s[i] + spare_s + token_s * made.accepted.get(i, 0) for i in alive
-            })  # fmt: skip
+            self.ledger.keep({request_id: made.gained(request_id) for request_id in alive})
         used = {drafter for drafter, _ in made.reading.values()}
         drafted_by = {}
         for request_id in alive:
@@ -388,6 +388,7 @@ class Planner:
             prompt_s=prompt_s,
             rows_s=plain_s + more_s,
             acceptance=self.acceptance,
+            margin=least_gain(self.drafters.values()),
             search=self._search,
         )
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.control.adaptive.allocation import (
+    MARGIN,
     Allocation,
     Counts,
     DraftOption,
@@ -96,6 +97,8 @@ class Scene:
     rows_s: Floats
     """Seconds of the target's step with 0, 1, ... more rows, those of prompts aside."""
     acceptance: LearnedAcceptance
+    margin: float = MARGIN
+    """What drafting has to bring beyond not drafting, as a share."""
     search: Search = allocate
 
     def options(self, views: Seq[DrafterView]) -> list[DraftOption]:
@@ -122,6 +125,7 @@ class Scene:
             plain_s=self.plain_s,
             bound_s=self.bound_s,
             token_s=self.token_s,
+            margin=self.margin,
         )
         return self.search(step, options)
 
@@ -131,9 +135,11 @@ class Scene:
         slots_K = (option.survival_NK > 0.0).sum(axis=0)
         passes_K = np.maximum.accumulate(option.depths_K)
         tokens_K = chance ** np.arange(1, 1 + len(slots_K))
-        for rows_K in (np.cumsum(slots_K > 0), np.cumsum(slots_K)):
-            accepted_K = np.cumsum(tokens_K * np.diff(rows_K, prepend=0))
+        for each_K in (slots_K > 0, slots_K):
+            rows_K = np.cumsum(each_K)
+            accepted_K = np.cumsum(tokens_K * each_K)
             seconds_K = self.rows_s[rows_K] + option.depth_s[passes_K] + option.slot_s * rows_K
+            seconds_K = seconds_K + option.each_s * each_K[0]
             if ((1.0 + accepted_K / len(self.ids)) * self.plain_s > seconds_K).any():
                 return True
         return False
@@ -141,7 +147,8 @@ class Scene:
     def pays_if_rows_are_free(self, option: DraftOption) -> bool:
         """Whether a draft for each sequence would bring anything if checking it took nothing: what
         drafts are believed to cost may be what keeps them from being made."""
-        seconds = self.plain_s + option.depth_s[1] + option.slot_s * len(self.ids)
+        slots_s = (option.slot_s + option.each_s) * len(self.ids)
+        seconds = self.plain_s + option.depth_s[1] + slots_s
         tokens = 1.0 + float(option.survival_NK[:, 0].mean())
         return bool(tokens * self.plain_s > seconds)
 
@@ -153,6 +160,7 @@ class Scene:
         drafts_N[indices], drafter_N[indices] = allowed, 0
         rows, depth = int(allowed.sum()), int(allowed.max())
         seconds = self.rows_s[rows] + option.depth_s[depth] + option.slot_s * rows
+        seconds += option.each_s * len(indices)
         tokens = count + float(option.survival_NK[indices, :most].sum())
         return Allocation(
             drafts_N=drafts_N, drafter_N=drafter_N, seconds=float(seconds),
@@ -236,13 +244,12 @@ class Scene:
             survival[:, : view.width] = self._of_tree(view, view.tree)
         if view.kept != 1.0:
             survival = np.minimum(view.kept * survival, 1.0)
-        # What a slot adds: of one pass, whose rows are all slots, on average up to those of the
-        # whole batch.
-        batch = max(count, 2) if view.cost.one_pass else 2
+        # What a slot adds, on average up to those of the whole batch.
+        batch, each_s = max(count, 2), view.cost.sequence_s
         one = view.cost.drafting(1, most, self.context)
-        all_of_it = view.cost.drafting(batch, most, self.context)
-        slot_s = max(float(all_of_it[most] - one[most]) / (most * (batch - 1)), 0.0)
-        depth_s = one - slot_s * np.arange(most + 1)
+        more_s = view.cost.drafting(batch, most, self.context)[most] - one[most]
+        slot_s = max(float(more_s) / (batch - 1) - each_s, 0.0) / most
+        depth_s = one - each_s - slot_s * np.arange(most + 1)
         depth_s[0] = 0.0
         catching_s = RETURNS * view.cost.feeding_each(view.missing_N, self.context)
         steps_N = np.maximum(self.outputs.left_N / (1.0 + survival[:, 0]), 1.0)
@@ -254,13 +261,14 @@ class Scene:
             late_N = catching_s > survival[:, 0] * (self.plain_s / count) * steps_N
             steps_N = np.maximum(self.outputs.total_N / (1.0 + survival[:, 0]), 1.0)
             late_N = late_N if late_N.any() else None
-        start_s = catching_s / np.minimum(steps_N, view.lasts)
+        start_s = each_s + catching_s / np.minimum(steps_N, view.lasts)
         return DraftOption(
             name=view.name,
             survival_NK=survival,
             depth_s=np.maximum(depth_s, 0.0),
             slot_s=slot_s,
             start_s=start_s,
+            each_s=each_s,
             late_N=late_N,
             levels_K=view.levels(most),
         )

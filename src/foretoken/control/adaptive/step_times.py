@@ -3,10 +3,12 @@
 Steps of one shape are learnt together by a mean that no single slow step moves.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, final
 
+from foretoken.control.adaptive.drafter import DrafterState
 from foretoken.control.cost import StepShape
+from foretoken.control.learned.cost import LearnedCost
 from foretoken.control.learned.drafter_cost import DraftShape
 from foretoken.control.plan import StepLoad
 from foretoken.types import StepStats
@@ -15,6 +17,9 @@ _FAR = 1.35
 """Times the median beyond which a step is an outlier, as for the regression that learns from it."""
 _CHANGED = 2.0
 """Times as long from which on it is the machine that changed."""
+
+_SETTLES = 3
+"""Steps after which a server is done with a request that ended."""
 
 
 class DraftingKind(NamedTuple):
@@ -38,6 +43,27 @@ class DraftingKind(NamedTuple):
 
 
 @final
+class Departures:
+    """How long ago requests ended."""
+
+    __slots__ = ("_decoding", "_steps")
+
+    def __init__(self) -> None:
+        """Nobody was there."""
+        self._decoding, self._steps = 0, _SETTLES
+
+    def settled(self, load: StepLoad) -> bool:
+        """Whether nobody ended just before this step, which is over."""
+        if load.num_decoding < self._decoding:
+            self._steps = 0
+        elif load.num_decoding > self._decoding:
+            self._steps = _SETTLES
+        self._steps += 1
+        self._decoding = load.num_decoding
+        return self._steps > _SETTLES
+
+
+@final
 class RecentTimes:
     """Seconds of steps by their shape."""
 
@@ -46,19 +72,28 @@ class RecentTimes:
     def __init__(self) -> None:
         """No step yet."""
         self.count = 0
-        self._target: dict[tuple[int, int, int, int], list[float]] = {}
+        self._target: dict[tuple[int, int, int, int, bool], list[float]] = {}
         self._drafters: dict[DraftingKind, list[float]] = {}
 
     def add(
-        self, load: StepLoad, stats: StepStats, missing: Mapping[str, int], deciding_s: float
+        self,
+        load: StepLoad,
+        stats: StepStats,
+        missing: Mapping[str, int],
+        deciding_s: float,
+        *,
+        settled: bool,
     ) -> None:
         """A step of this load took so long, `deciding_s` of it for its plan; drafters read what was
-        `missing` in it."""
+        `missing` in it. `settled`: nobody ended just before."""
         self.count += 1
         drafted, decoding = stats.num_draft_tokens, load.num_decoding
         # What was really computed of prompts may differ from what was foreseen.
-        key = decoding, load.num_prefilling, stats.num_tokens - drafted - decoding, drafted
-        seconds = stats.busy_s - stats.drafting_s - deciding_s
+        prompt = stats.num_tokens - drafted - decoding
+        key = decoding, load.num_prefilling, prompt, drafted, settled
+        # What drafting takes beside the drafters is part of checking drafts.
+        drafters_s = sum(one.seconds for one in stats.drafters)
+        seconds = stats.busy_s - drafters_s - deciding_s
         if key in self._target:
             self._target[key].append(seconds)
         else:
@@ -67,23 +102,31 @@ class RecentTimes:
             drafting = DraftingKind(name, sequences, depth, num_drafts, missing.get(name, 0))
             self._drafters.setdefault(drafting, []).append(took)
 
-    def target(self, context: float, *, apart: bool) -> Iterator[tuple[StepShape, float, int]]:
-        """Steps of sequences of so many tokens, their seconds without drafting, and how many they
-        were: each one `apart`, or the middle of all."""
-        for (decoding, prefilling, prompt, drafted), seconds in self._target.items():
+    def teach(
+        self,
+        target: LearnedCost,
+        drafters: Mapping[str, DrafterState],
+        context: float,
+        *,
+        apart: bool,
+    ) -> None:
+        """Steps of sequences of so many tokens are learnt from, and forgotten: each one `apart`, or
+        the middle of those of a shape."""
+        for (decoding, prefilling, prompt, drafted, settled), seconds in self._target.items():
             shape = StepShape(
                 rows=decoding + prompt + drafted,
                 sequences=decoding + prefilling,
                 context=context,
                 prompt_rows=prompt,
             )
-            yield from ((shape, *counted) for counted in _counted(seconds, apart=apart))
-
-    def drafters(self, *, apart: bool) -> Iterator[tuple[DraftingKind, float, int]]:
-        """What each drafter did, with its seconds, and how often: each time `apart`, or the middle
-        of all."""
+            for one, times in _counted(seconds, apart=apart):
+                target.observe(shape, one, times=times, settled=settled)
         for drafting, seconds in self._drafters.items():
-            yield from ((drafting, *counted) for counted in _counted(seconds, apart=apart))
+            if drafting.name not in drafters or not drafting.sequences:
+                continue
+            for one, times in _counted(seconds, apart=apart):
+                drafters[drafting.name].cost.observe(drafting.shape(context), one, times=times)
+        self.clear()
 
     def clear(self) -> None:
         """Begin anew."""

@@ -1,8 +1,11 @@
 """Seconds of target steps, learnt from every step of a running engine.
 
 A step takes s (t0 + G(rows) + t1 sequences + t2 keys read + t3 rows x context + t4 rows with
-logits, and where drafts are checked t5 + t6 sequences). G is piecewise linear and never falls, no
-coefficient is negative, and s is the `level`: how slow the machine is just now.
+logits, where drafts are checked t5 + t6 sequences, and where somebody has just ended t7). G is
+piecewise linear and never falls, no coefficient is negative, and s is the `level`: how slow the
+machine is just now. t7 is what a server does for those who leave and their successors, beside its
+steps: no plan changes that, so no forecast has it. Without it, a full batch would seem to take as
+long as one that somebody has just left.
 How coefficients are learnt is in `regression.py`. Costs are in seconds, know no tokens, and nothing
 here decides.
 """
@@ -22,10 +25,13 @@ _FROM_R = np.array(_KNOTS[:-1])
 _WIDTH_R = np.array([*np.diff(_KNOTS[:-1]), math.inf])
 _SEGMENTS = len(_FROM_R)
 _FIRST = 1
-_SEQUENCES, _KEYS, _PRODUCTS, _LOGITS, _CHECK, _CHECKED = range(
-    _FIRST + _SEGMENTS, _FIRST + _SEGMENTS + 6
+_SEQUENCES, _KEYS, _PRODUCTS, _LOGITS, _CHECK, _CHECKED, _ENDED = range(
+    _FIRST + _SEGMENTS, _FIRST + _SEGMENTS + 7
 )
-_NUM_COLUMNS = _CHECKED + 1
+_NUM_COLUMNS = _ENDED + 1
+_SETTLED, _UNSETTLED = 0.0, 1.0
+"""Whether somebody has just ended: what a shape ends with."""
+_REGION_UNSETTLED = 1 << 40
 THOUSAND = 1e-3
 """Keys are counted in thousands, so that all columns are of a size."""
 
@@ -60,7 +66,11 @@ class LearnedCost(CostModel):
         self._passes_only = passes_only
         self._shapes = [shape for shape, _ in known]
         self._learner = Learner(
-            _step_columns, known, sd=sd, slopes=range(_FIRST, _SEQUENCES), knots=_KNOTS
+            _step_columns,
+            [((*shape, _SETTLED), seconds) for shape, seconds in known],
+            sd=sd,
+            slopes=range(_FIRST, _SEQUENCES),
+            knots=_KNOTS,
         )
         self._tabulate(_TABLE_ROWS)
         if passes_only:
@@ -87,11 +97,11 @@ class LearnedCost(CostModel):
     def seconds(self, shape: StepShape) -> StepTime:
         """How long such a step takes at the present level."""
         expected = self._expected(shape)
-        return self._time(expected, _step_columns(np.array([shape], dtype=np.float64))[0])
+        return self._time(expected, _step_columns(np.array([(*shape, _SETTLED)]))[0])
 
     def difference(self, shape: StepShape, than: StepShape) -> StepTime:
         """How much longer one step takes than another; doubts that they share cancel."""
-        columns_SP = _step_columns(np.array([shape, than], dtype=np.float64))
+        columns_SP = _step_columns(np.array([(*one, _SETTLED) for one in (shape, than)]))
         return self._time(
             self._expected(shape) - self._expected(than), columns_SP[0] - columns_SP[1]
         )
@@ -104,7 +114,7 @@ class LearnedCost(CostModel):
         if shape.rows + most >= len(self._by_rows):
             self._tabulate(2 * (shape.rows + most))
         first = shape.rows
-        each, key, product, logits, check, checked = self._tail
+        each, key, product, logits, check, checked, _ = self._tail
         keys = key * shape.sequences * shape.context
         slope = product * shape.context + logits
         fixed = each * shape.sequences + keys + slope * first - logits * shape.prompt_rows
@@ -116,15 +126,22 @@ class LearnedCost(CostModel):
         found[max(shape.sequences + shape.prompt_rows + 1 - first, 0) :] += level * checking
         return found
 
-    def observe(self, shape: StepShape, seconds: float, *, times: int = 1) -> None:
-        """A step, drafting aside, took so long: the mean of so many."""
+    def observe(
+        self, shape: StepShape, seconds: float, *, times: int = 1, settled: bool = True
+    ) -> None:
+        """A step, drafting aside, took so long: the mean of so many. `settled`: nobody ended just
+        before."""
         # Shapes of one region take about as long: each count within a power of two, contexts,
         # which grow while sequences run, within a power of four.
         rows, sequences, context, _ = shape
         deep = int(context).bit_length() // 2
         region = rows.bit_length() << 12 | sequences.bit_length() << 6 | deep
         expected = self._expected(shape)
-        if self._learner.observe(shape, seconds, expected, region, times=times):
+        flag = _SETTLED
+        if not settled:
+            region, flag = region | _REGION_UNSETTLED, _UNSETTLED
+            expected += self._tail[-1]
+        if self._learner.observe((*shape, flag), seconds, expected, region, times=times):
             self._tabulate(len(self._by_rows) - 1)
 
     def describe(self) -> dict[str, Any]:
@@ -144,6 +161,7 @@ class LearnedCost(CostModel):
             "logits_s": float(values[_LOGITS]),
             "check_s": float(values[_CHECK]),
             "checked_sequence_s": float(values[_CHECKED]),
+            "ended_s": float(values[_ENDED]),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,7 +192,7 @@ class LearnedCost(CostModel):
         rows, sequences, context, prompt_rows = shape
         if rows >= len(self._by_rows):
             self._tabulate(2 * rows)
-        each, keys, product, logits, check, checked = self._tail
+        each, keys, product, logits, check, checked, _ = self._tail
         seconds: float = self._by_rows.item(rows)
         seconds += each * sequences + (keys * sequences + product * rows) * context
         if _checks_drafts(shape):
@@ -205,7 +223,7 @@ class LearnedCost(CostModel):
 
 def _step_columns(shapes_NF: Floats) -> Floats:
     """The summands of steps without their coefficients, [N, P]."""
-    rows_N, sequences_N, context_N, prompt_rows_N = shapes_NF.T
+    rows_N, sequences_N, context_N, prompt_rows_N, unsettled_N = shapes_NF.T
     columns_NP = np.empty((len(shapes_NF), _NUM_COLUMNS))
     columns_NP[:, 0] = 1.0
     columns_NP[:, _FIRST:_SEQUENCES] = np.clip(rows_N[:, None] - _FROM_R, 0.0, _WIDTH_R)
@@ -216,6 +234,7 @@ def _step_columns(shapes_NF: Floats) -> Floats:
     columns_NP[:, _LOGITS] = rows_N - prompt_rows_N
     columns_NP[:, _CHECK] = rows_N - prompt_rows_N > sequences_N
     columns_NP[:, _CHECKED] = columns_NP[:, _CHECK] * sequences_N
+    columns_NP[:, _ENDED] = unsettled_N
     return columns_NP
 
 

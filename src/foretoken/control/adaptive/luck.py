@@ -1,0 +1,91 @@
+"""How many drafts of a request were accepted, beside how many were to be expected.
+
+Whether drafts are accepted is chance, even where their chances are known to the last digit: of
+four requests that gain by the plan one is soon behind plain steps. A new plan would not help it,
+since it would be the same plan. Knows chances and counts, no times.
+"""
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+
+from foretoken.control.adaptive.allocation import Allocation, DraftOption
+from foretoken.control.learned.regression import Floats
+
+_DEVIATIONS = 2.0
+"""Standard deviations below the expectation up to which it is luck."""
+
+
+class Expected(NamedTuple):
+    """Drafts of one sequence that a step is expected to see accepted."""
+
+    mean: float
+    variance: float
+
+
+Chances = tuple[Expected, ...]
+"""For 1, 2, ... drafts that were checked; nothing: none are drawn."""
+
+
+@final
+@dataclass(slots=True)
+class Luck:
+    """Of one request, in all steps of a plan."""
+
+    accepted: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+
+    def add(self, drafted: int, accepted: int, chances: Chances) -> None:
+        """One more step, in which so many drafts were checked and so many accepted."""
+        self.accepted += accepted
+        if drafted and chances:
+            expected = chances[min(drafted, len(chances)) - 1]
+            self.mean += expected.mean
+            self.variance += expected.variance
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it may be no more than that: who had so few was not to be expected to have more
+        by far."""
+        return self.accepted >= self.mean - _DEVIATIONS * math.sqrt(self.variance)
+
+
+def chances(found: Allocation, options: Seq[DraftOption]) -> list[Chances]:
+    """Of each sequence of a plan."""
+    most_by = [_by_count(option, found.depth) for option in options]
+    each = zip(found.drafter_N.tolist(), found.drafts_N.tolist(), strict=True)
+    return [
+        _of(options[index], most_by[index], place, length, found.depth) if index >= 0 else ()
+        for place, (index, length) in enumerate(each)
+    ]
+
+
+def _by_count(option: DraftOption, depth: int) -> tuple[list[list[float]], list[list[float]]]:
+    """Means and variances of chains of 1, 2, ... drafts of each sequence."""
+    survival_NK = option.survival_NK[:, :depth]
+    mean_NK = np.cumsum(survival_NK, axis=1)
+    # The square of a count is the sum of 1, 3, 5, ... over the counts up to it.
+    odd_K = 2.0 * np.arange(survival_NK.shape[1]) + 1.0
+    variance_NK = np.cumsum(odd_K * survival_NK, axis=1) - mean_NK**2
+    return mean_NK.tolist(), variance_NK.tolist()
+
+
+def _of(
+    option: DraftOption,
+    by_count: tuple[list[list[float]], list[list[float]]],
+    place: int,
+    length: int,
+    depth: int,
+) -> Chances:
+    if option.levels_K is None:
+        means, variances = by_count
+        return tuple(map(Expected, means[place][:length], variances[place][:length]))
+    survival_K: Floats = option.survival_NK[place]
+    survival_K = np.sort(survival_K[option.levels_K <= depth])[::-1]
+    mean = min(float(survival_K[:length].sum()), float(depth))
+    # No count between 0 and `depth` with this mean varies more.
+    return (Expected(mean, mean * (depth - mean)),)
