@@ -103,8 +103,7 @@ class Planner:
         """The best plan for these sequences, of which there is at least one, or a trial that is
         due."""
         ids = [sequence.request.request_id for sequence in sequences]
-        count = len(sequences)
-        counted = Counted.of(sequences)
+        count, counted = len(sequences), Counted.of(sequences)
         context = float(counted.tokens_N.mean())
         shape = step_shape(count, load, context)
         tracked = [self._track(sequence) for sequence in sequences]
