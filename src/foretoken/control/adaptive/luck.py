@@ -7,7 +7,6 @@ since it would be the same plan. Knows chances and counts, no times.
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import numpy as np
@@ -31,13 +30,14 @@ Chances = tuple[Expected, ...]
 
 
 @final
-@dataclass(slots=True)
 class Luck:
     """Of one request, in all steps of a plan."""
 
-    accepted: int = 0
-    mean: float = 0.0
-    variance: float = 0.0
+    __slots__ = ("accepted", "mean", "variance")
+
+    def __init__(self) -> None:
+        """No step yet."""
+        self.accepted, self.mean, self.variance = 0, 0.0, 0.0
 
     def add(self, drafted: int, accepted: int, chances: Chances) -> None:
         """One more step, in which so many drafts were checked and so many accepted."""
