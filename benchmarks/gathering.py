@@ -1,4 +1,4 @@
-"""What the processes of benchmarks/collectives.py do; they import it by this name."""
+"""What processes of collectives.py and tensor_parallel.py exchange; they import it by this name."""
 
 import json
 import statistics
@@ -13,6 +13,7 @@ from foretoken.distributed.gloo import GlooGroup
 
 BYTES = (256, 4 << 10, 32 << 10, 256 << 10, 4 << 20)
 MESSAGE = bytes(1024)
+GATHER, TELL = "gathers", "messages"
 
 
 def gather_and_time(group: Group, known: bool, times: int, file: str) -> None:
@@ -57,3 +58,58 @@ def _timed(call: Callable[[], object], times: int, size: int) -> dict[str, float
         spent.append((time.perf_counter() - began) * 1e6)
     tenth = statistics.quantiles(spent, n=10)[0]
     return {"median": statistics.median(spent), "tenth": tenth}
+
+
+class Exchanges:
+    """A context, inside which a group's calls are counted and timed."""
+
+    def __init__(self, group: Group) -> None:
+        """Of a rank's group."""
+        self._group = group
+        self.calls: list[tuple[str, int]] = []
+        """Kind and bytes of its part, in order."""
+        self.seconds = 0.0
+
+    def __enter__(self) -> "Exchanges":
+        """Stand before `swap`, which all that a group does goes through."""
+        swap = self._group.swap
+
+        def timed(x: torch.Tensor, wait_s: float | None) -> list[torch.Tensor]:
+            began = time.perf_counter()
+            found = swap(x, wait_s)
+            self.seconds += time.perf_counter() - began
+            # Messages are bytes; what is computed is not.
+            self.calls.append((TELL if x.dtype == torch.uint8 else GATHER, x.nbytes))
+            return found
+
+        vars(self._group)["swap"] = timed
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Stand aside."""
+        del vars(self._group)["swap"]
+
+    def begin(self) -> None:
+        """Another step."""
+        self.calls, self.seconds = [], 0.0
+
+
+def exchange_alone(group: Group, calls: list[tuple[str, int]], times: int) -> float:
+    """Median milliseconds of these exchanges one after the other, with nothing computed between
+    them, so that nobody is late; on every rank."""
+    torch.set_num_threads(1)
+    parts = {size: torch.ones(1, max(1, size // 2), dtype=torch.bfloat16) for _, size in calls}
+
+    def step() -> None:
+        for kind, size in calls:
+            if kind == GATHER:
+                group.swap(parts[size], group.wait_s)
+            else:
+                group.broadcast(None if group.rank else bytes(size))
+
+    spent = []
+    for _ in range(5 + times):
+        began = time.perf_counter()
+        step()
+        spent.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(spent[5:])

@@ -94,6 +94,22 @@ def test_info_knows_smaller_weights_and_keys() -> None:
     assert facts["activations"] == "16 bits beside integer weights, 8 as a draft model"
 
 
+def test_info_knows_processes_that_share_a_model() -> None:
+    def facts(*options: str) -> dict[str, Any]:
+        result = CliRunner().invoke(app, ["info", "demo", "--json", *options])
+        assert result.exit_code == 0, result.output
+        found: dict[str, Any] = json.loads(result.stdout)
+        return found
+
+    alone, shared = facts(), facts("--tensor-parallel-size", "2")
+    assert alone["processes"] is None and shared["processes"] == 2
+    table = 2 * alone["vocabulary"] * alone["hidden_size"]
+    assert shared["weights_in_memory_bytes"] >= alone["weights_in_memory_bytes"] + table
+    assert shared["weights_of_a_process_bytes"] == shared["weights_in_memory_bytes"] // 2
+    wrong = CliRunner().invoke(app, ["info", "demo", "--tensor-parallel-size", "5"])
+    assert wrong.exit_code == 2 and "key heads" in wrong.output + wrong.stderr
+
+
 def test_info_is_a_table_for_people() -> None:
     result = CliRunner().invoke(app, ["info", "demo-draft"])
     assert result.exit_code == 0, result.output

@@ -23,7 +23,7 @@ from foretoken.config.quantization import (
     check_kv_cache,
 )
 from foretoken.config.reader import require
-from foretoken.config.resolve import DTYPE_BYTES
+from foretoken.config.resolve import DTYPE_BYTES, check_heads
 from foretoken.errors import ConfigError
 from foretoken.kernels.library import describe_kernels
 from foretoken.shape import ModelShape
@@ -50,6 +50,9 @@ def info(
         str, typer.Option(help="Of the weights in memory: none, int8 or int4.")
     ] = "none",
     kv_cache_dtype: Annotated[str, typer.Option(help="Keys and values: auto or int8.")] = "auto",
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, help="Processes that share it, on a CPU: memory for each.")
+    ] = 1,
     costs: Annotated[
         bool, typer.Option(help="Load it, and show what steps and drafts take on this machine.")
     ] = False,
@@ -83,7 +86,13 @@ def info(
         )
         _show_costs(config, as_json=as_json)
         return
-    kept = ModelMemory(shape=shape, quantization=rounded, kv_cache_dtype=kv_cache_dtype)
+    ranks = tensor_parallel_size
+    where, own = "--tensor-parallel-size", "1 for a model that runs through transformers"
+    require(where, ranks, ranks == 1 or shape.is_own, own)
+    check_heads(where, ranks, shape)
+    kept = ModelMemory(
+        shape=shape, quantization=rounded, kv_cache_dtype=kv_cache_dtype, ranks=ranks
+    )
     facts = _facts(kept, used)
     if shape.stored is not None:
         facts["quantized"] = shape.stored.describe()
@@ -91,7 +100,8 @@ def info(
     if as_json:
         print(json.dumps({"model": model, **facts, "kernels": describe_kernels()}))
     else:
-        copies_head = shape.tie_word_embeddings and shape.stored is None and rounded is None
+        tied = shape.tie_word_embeddings and shape.stored is None
+        copies_head = tied and rounded is None and ranks == 1
         _print(model, {**facts, "kernels": describe_kernels()}, copies_head=copies_head)
 
 
@@ -105,7 +115,8 @@ def _weight_files(path: Path) -> list[Path]:
 
 def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
     shape, size = kept.shape, DTYPE_BYTES[dtype]
-    kv_per_token = kept.kv_per_token(size)
+    kv_per_token, ranks = kept.kv_per_token(size), kept.ranks
+    weights = kept.weight_bytes(size) + kept.copied_bytes(size)
     return {
         "architecture": shape.model_type,
         "parameters": shape.parameter_count(),
@@ -119,7 +130,9 @@ def _facts(kept: ModelMemory, dtype: str) -> dict[str, Any]:
         "context": shape.max_position_embeddings,
         "dtype": dtype,
         "weight_bytes": shape.weight_bytes(size),
-        "weights_in_memory_bytes": kept.weight_bytes(size),
+        "weights_in_memory_bytes": weights,
+        "processes": ranks if ranks > 1 else None,
+        "weights_of_a_process_bytes": weights // ranks if ranks > 1 else None,
         "activations": _X_BITS if kept.quantization or shape.stored else None,
         "run_by": "Foretoken's own layers" if shape.is_own else "layers of transformers",
         "windows": sorted({window for window in shape.windows if window}) or None,

@@ -20,7 +20,7 @@ from foretoken.config.refusal import budget_of
 from foretoken.errors import ConfigError, NotYetError
 from foretoken.hardware import Hardware
 from foretoken.shape import ModelShape
-from foretoken.shape.memory_formula import Packs
+from foretoken.shape.memory_formula import Packs, shares_heads
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 CPU_KV_SHARE = 0.25
@@ -215,7 +215,7 @@ def _check_ranks(target: ModelMemory, drafts: Sequence[ModelMemory], held: Packs
     for where, model in named:
         if model.ranks > 1:
             _check_several(where, model.ranks, model.shape, held)
-            _check_key_heads(where, model.ranks, model.shape)
+            check_heads(where, model.ranks, model.shape)
     where, stages, most = "pipeline_parallel_size", target.stages, target.shape.num_hidden_layers
     if stages > 1:
         _check_several(where, stages, target.shape, held)
@@ -233,14 +233,13 @@ def _check_several(where: str, count: int, shape: ModelShape, held: Packs | None
     require(where, count, held is Packs.ALL, allowed)
 
 
-def _check_key_heads(where: str, ranks: int, shape: ModelShape) -> None:
-    keys = shape.num_key_value_heads
-    # Fewer key heads than ranks are copied, their query heads shared out.
-    more = range(2 * keys, shape.num_attention_heads + 1, keys)
+def check_heads(where: str, ranks: int, shape: ModelShape) -> None:
+    """Raise a ConfigError about `where` unless so many processes can share a model's heads."""
+    keys, queries = shape.num_key_value_heads, shape.num_attention_heads
     allowed = f"1 to {keys}, the key heads of the model"
-    if more:
+    if more := range(2 * keys, queries + 1, keys):
         allowed += f", or a multiple of them up to {more[-1]}"
-    require(where, ranks, ranks <= keys or ranks in more, allowed)
+    require(where, ranks, shares_heads(keys, queries, ranks), allowed)
 
 
 def _packs(device: str, dtype: str, devices: Collection[str]) -> Packs:

@@ -127,6 +127,12 @@ def weight_bytes(counts: WeightCounts, storage: Storage) -> float:
     )
 
 
+def shares_heads(key_heads: int, query_heads: int, ranks: int) -> bool:
+    """Whether so many processes can share layers: each has key heads of its own, or equally many
+    have the same one, and query heads of it."""
+    return ranks <= key_heads or (ranks % key_heads == 0 and ranks <= query_heads)
+
+
 def copies_of(key_heads: int, ranks: int) -> int:
     """Processes of so many that have the same key head: 1, unless there are fewer key heads, which
     divide the processes then."""

@@ -22,6 +22,7 @@ from foretoken.lab.lint.shares import SHARES, check_share
 from foretoken.lab.lint.translate import drafts_blocks
 from foretoken.lab.lint.write import written
 from foretoken.lab.plan.bits import QUANTIZATIONS
+from foretoken.lab.plan.devices import find_device
 from foretoken.lab.plan.planner import build_plan
 from foretoken.lab.plan.setup import ENGINES as PLANNED
 from foretoken.lab.plan.setup import PlanSettings, planned_methods, resolve_setup
@@ -29,6 +30,8 @@ from foretoken.lab.plan.sizes import known_models, load_plan_model
 
 ROUNDED_AT_LOAD = ("fp8", "int8_per_channel_weight_only")
 """Words of vLLM for weights that are rounded while loading, the faster one first."""
+_ANY_GPU, _ANY_CPU = "h100-sxm", "epyc-9755"
+"""Where models are compared and no device is named."""
 PAIR_CHECKS = ("same_tokenizer", "kv_budget", "tp_symmetry", "ranks_divide", "long_context")
 """Checks of the plan that a launch can fail."""
 
@@ -82,19 +85,30 @@ def planned_settings(launch: Launch, machine: Machine) -> PlanSettings | None:
     if method == "draft_model" and not (isinstance(draft, str) and is_known(draft)):
         return None
     speculation, ranks = launch.speculation or {}, launch.ranks
+    device, count = _place(launch, machine)
     settings = PlanSettings(
         target=launch.model,
         draft=str(draft) if method == "draft_model" else None,
         method=method,
         engine=launch.engine if launch.engine in PLANNED else "vllm",
-        device=machine.device or "h100-sxm",
-        count=max(machine.count, ranks),
+        device=device,
+        count=count,
         tensor_parallel_size=ranks,
         draft_tensor_parallel_size=number(speculation.get("draft_tensor_parallel_size")) or 0,
         num_speculative_tokens=_drafts(launch),
         peak_concurrency=1,
     )
     return _with_options(settings, launch)
+
+
+def _place(launch: Launch, machine: Machine) -> tuple[str, int]:
+    """A device and how many of it: at least one for each rank, but for Foretoken's processes, which
+    share a model on CPUs alone."""
+    in_processes = launch.engine == "foretoken" and launch.ranks > 1
+    device = machine.device or (_ANY_CPU if in_processes else _ANY_GPU)
+    if in_processes and find_device(device).kind == "cpu":
+        return device, machine.count
+    return device, max(machine.count, launch.ranks)
 
 
 def _drafting(launch: Launch) -> tuple[str, object]:

@@ -49,8 +49,8 @@ def _refused(engine: str, setup: Setup) -> str:
         return why
     if engine != "foretoken":
         return ""
-    if setup.tp > 1:
-        return "Foretoken runs on one device"
+    if setup.tp > 1 and setup.device.kind != "cpu":
+        return "Foretoken runs on one device: processes share a model on CPUs alone"
     weights = setup.quantization.name
     return f"Foretoken does not read {weights}" if weights in ("mxfp4", "nvfp4") else ""
 
@@ -97,7 +97,7 @@ def _llama_cpp(setup: Setup) -> dict[str, Any]:
 
 
 def _foretoken(setup: Setup) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"tensor_parallel_size": setup.tp} if setup.tp > 1 else {}
     if _rounded_at_load(setup.quantization, setup.target):
         found["quantization"] = setup.quantization.name
     if setup.settings.kv_cache_dtype == "int8":
@@ -140,6 +140,7 @@ def _keys(engine: str, setup: Setup) -> dict[str, Any]:
     """How the drafter is kept and drawn from."""
     found: dict[str, Any] = {}
     by_model = setup.drafts_with == "model" and setup.draft is not None
+    said = setup.settings.draft_tensor_parallel_size
     if engine == "foretoken":
         drafting = setup.drafting
         assert drafting is not None, "something drafts"
@@ -150,9 +151,11 @@ def _keys(engine: str, setup: Setup) -> dict[str, Any]:
             found["quantization"] = kept
         if drafting.own_kv and setup.settings.draft_kv_cache_dtype == "int8":
             found["kv_cache_dtype"] = "int8"
+        if by_model and setup.tp > 1 and said == setup.tp:
+            found["draft_tensor_parallel_size"] = said  # else one process drafts
         return found
     if by_model and engine == "vllm":
-        found["draft_tensor_parallel_size"] = setup.draft_tp
+        found["draft_tensor_parallel_size"] = said or setup.tp
     if by_model and engine == "llama.cpp":
         found["quantization"] = setup.draft_quantization.name
     if by_model and setup.settings.temperature > DRAWN_FROM:

@@ -1,9 +1,9 @@
 """Where the memory goes, with and without speculation, and how it is often counted on paper.
 
 The pool of keys and values is the same size on every tensor-parallel rank, so the fullest rank
-decides. A draft costs its weights, its own keys and values per token, and look-ahead slots per
-running request. Bytes throughout, by the formula of `foretoken.shape.memory_formula`. Activation
-and graph memory is an estimate unless given.
+decides; Foretoken's processes share one memory. A draft costs its weights, its own keys and values
+per token, and look-ahead slots per running request. Bytes throughout, by the formula of
+`foretoken.shape.memory_formula`. Activation and graph memory is an estimate unless given.
 
 On paper a rounded number of weights is multiplied by the bytes per weight, the sum is taken off the
 memory, and the rest is called free (`nominal_table`, in decimal gigabytes). The server takes the
@@ -46,9 +46,11 @@ class MemoryPlan:
     weight_bytes: float
     draft_weight_bytes: float
     fullest_rank_bytes: float
-    """Weights on the rank that holds most."""
+    """Weights on the rank that holds most: the one that drafts, if the drafter is not split."""
+    emptiest_rank_bytes: float
+    """Weights on the rank that holds least."""
     rank_limit_bytes: float
-    """What a rank may hold."""
+    """What the fullest rank may hold; of Foretoken's processes what the others leave."""
     imbalance_bytes: float
     """Memory that lies idle because the pools of all ranks are as small as the fullest one's."""
     kv_bytes_per_token: float
@@ -77,14 +79,36 @@ def weight_bytes(model: PlanModel, quantization: Quantization, engine: str = "vl
     """
     table, head = model.head_params, model.table_params - model.head_params
     matrices = model.dense_params + model.expert_params
+    counts = formula.WeightCounts(table, head, matrices, 0)
     if engine == "foretoken" and quantization.name in _STORED:
         counts = formula.WeightCounts(
             table, table, matrices, 0, model.matrix_outputs, head_outputs=model.vocab_size
         )
-        return formula.weight_bytes(counts, formula.engine_storage(*_STORED[quantization.name]))
+    return formula.weight_bytes(counts, _storage(quantization, engine))
+
+
+def copied_bytes(model: PlanModel, quantization: Quantization, ranks: int) -> float:
+    """Of Foretoken's weights, what several processes have more than one would: each has all
+    embeddings, and several have the same key head where there are too few."""
+    keys = 2 * model.num_kv_heads * model.head_dim * model.num_layers
+    copied = (_key_copies(model, ranks) - 1) * keys
+    counts = formula.WeightCounts(
+        (ranks - 1) * model.head_params, 0, copied * model.hidden_size, 0, outputs=copied
+    )
+    return formula.weight_bytes(counts, _storage(quantization, "foretoken"))
+
+
+def head_bytes(model: PlanModel, quantization: Quantization) -> float:
+    """Of Foretoken's weights, the output head."""
+    counts = formula.WeightCounts(0, model.head_params, 0, 0, head_outputs=model.vocab_size)
+    return formula.weight_bytes(counts, _storage(quantization, "foretoken"))
+
+
+def _storage(quantization: Quantization, engine: str) -> formula.Storage:
+    if engine == "foretoken" and quantization.name in _STORED:
+        return formula.engine_storage(*_STORED[quantization.name])
     wide = quantization.stored_bytes if quantization.tables_too else 2.0
-    storage = formula.Storage(wide, wide, quantization.stored_bytes, 2.0)
-    return formula.weight_bytes(formula.WeightCounts(table, head, matrices, 0), storage)
+    return formula.Storage(wide, wide, quantization.stored_bytes, 2.0)
 
 
 def kv_per_token(
@@ -138,7 +162,11 @@ def overhead_bytes(setup: Setup) -> float:
         rows = min(running * (1 + setup.k), tokens)
         drawn = running * setup.k if setup.has_weights else 0
         step = formula.StepSize(tokens, rows, drawn)
-        return formula.RUNTIME_BYTES + formula.activation_bytes(step, _widths(target), 2)
+        each = formula.activation_bytes(step, _widths(target), 2)
+        if not setup.in_processes:
+            return formula.RUNTIME_BYTES + each
+        more = (setup.tp - 1) * formula.RANK_BYTES
+        return (formula.RUNTIME_BYTES + more + setup.tp * each) / setup.devices
     widest = 6 * hidden + 3 * 4 * hidden / setup.tp
     runtime = GPU_RUNTIME_BYTES if setup.device.kind == "gpu" else GPU_RUNTIME_BYTES / 4
     return runtime + 2 * widest * tokens
@@ -158,36 +186,84 @@ def _widths(model: PlanModel) -> formula.Widths:
 def plan_memory(setup: Setup, load: DraftLoad | None) -> MemoryPlan:
     """The memory of `setup` with `load` beside the target, or without any draft."""
     load = load or DraftLoad(weight_bytes=0.0, kv_bytes_per_token=0.0, lookahead=0)
+    if setup.in_processes:
+        return _of_processes(setup, load)
     ranks, context, engine = setup.tp, setup.settings.context, setup.settings.engine
     target = weight_bytes(setup.target, setup.quantization, engine)
     limit = setup.device.memory_bytes * setup.utilization - overhead_bytes(setup)
-    draft_ranks = min(setup.draft_tp, ranks)
-    fullest = target / ranks + load.weight_bytes / draft_ranks
+    draft_ranks = setup.draft_ranks
+    each, of_draft = target / ranks, load.weight_bytes / draft_ranks
     own = kv_per_token(setup.target, setup.kv_bytes, context, engine)
     shared = ranks if setup.target.kv_is_shared else _kv_copies(setup.target, ranks)
     drafts = load.kv_bytes_per_token
     if setup.draft is not None and setup.drafts_with == "model" and draft_ranks > 1:
         drafts *= _kv_copies(setup.draft, draft_ranks)
-    # On a CPU, Foretoken's pages of drafters are written in free memory and given back.
-    reserved = engine != "foretoken" or setup.device.kind != "cpu"
-    per_rank = own * shared / ranks + (drafts / draft_ranks if reserved else 0.0)
-    pool = limit - fullest
-    tokens = formula.tokens_that_fit(pool, per_rank)
+    pool = limit - each - of_draft
+    tokens = formula.tokens_that_fit(pool, own * shared / ranks + drafts / draft_ranks)
     return MemoryPlan(
         usable_bytes=limit * ranks,
         weight_bytes=target,
         draft_weight_bytes=load.weight_bytes,
-        fullest_rank_bytes=fullest,
+        fullest_rank_bytes=each + of_draft,
+        emptiest_rank_bytes=each + (of_draft if draft_ranks == ranks else 0.0),
         rank_limit_bytes=limit,
         imbalance_bytes=load.weight_bytes * (ranks / draft_ranks - 1),
         kv_bytes_per_token=own * shared,
         draft_kv_bytes_per_token=drafts,
-        draft_kv_reserved=reserved,
+        draft_kv_reserved=True,
         lookahead=load.lookahead,
         kv_pool_bytes=pool * ranks,
         tokens=tokens,
         requests=tokens // (context + load.lookahead),
     )
+
+
+def _of_processes(setup: Setup, load: DraftLoad) -> MemoryPlan:
+    """Of Foretoken's processes, which all take of one memory. Pages of drafters are written in what
+    is free, and given back."""
+    ranks, draft_ranks, context = setup.tp, setup.draft_ranks, setup.settings.context
+    target = weight_bytes(setup.target, setup.quantization, "foretoken")
+    target += copied_bytes(setup.target, setup.quantization, ranks)
+    draft, drafts_kv, head = load.weight_bytes, load.kv_bytes_per_token, 0.0
+    if draft and setup.draft is not None and draft_ranks > 1:
+        draft += copied_bytes(setup.draft, setup.draft_quantization, draft_ranks)
+        drafts_kv *= _key_copies(setup.draft, draft_ranks)
+    if draft and ranks > 1 and _borrows_head(setup):
+        head = head_bytes(setup.target, setup.quantization)
+    others = target / ranks + (draft / draft_ranks if draft_ranks > 1 else 0.0)
+    fullest = target / ranks + draft / draft_ranks + head
+    limit = setup.devices * (setup.device.memory_bytes * setup.utilization - overhead_bytes(setup))
+    own = kv_per_token(setup.target, setup.kv_bytes, context, "foretoken")
+    own *= _key_copies(setup.target, ranks)
+    pool = limit - fullest - (ranks - 1) * others
+    tokens = formula.tokens_that_fit(pool, own)
+    return MemoryPlan(
+        usable_bytes=limit,
+        weight_bytes=target,
+        draft_weight_bytes=draft + head,
+        fullest_rank_bytes=fullest,
+        emptiest_rank_bytes=others if ranks > 1 else fullest,
+        rank_limit_bytes=limit - (ranks - 1) * others,
+        imbalance_bytes=0.0,
+        kv_bytes_per_token=own,
+        draft_kv_bytes_per_token=drafts_kv,
+        draft_kv_reserved=False,
+        lookahead=load.lookahead,
+        kv_pool_bytes=pool,
+        tokens=tokens,
+        requests=tokens // (context + load.lookahead),
+    )
+
+
+def _borrows_head(setup: Setup) -> bool:
+    """Whether a head makes logits with the target's output head, which rank 0 has all of then."""
+    plan = setup.drafting.plan if setup.drafting else None
+    return setup.drafts_with == "head" and plan is not None and not plan.head_vocabulary
+
+
+def _key_copies(model: PlanModel, ranks: int) -> int:
+    """Processes of Foretoken that have the same key head."""
+    return max(1, ranks // model.num_kv_heads)
 
 
 def _kv_copies(model: PlanModel, ranks: int) -> float:

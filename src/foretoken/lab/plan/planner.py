@@ -222,7 +222,7 @@ def _on_workload(setup: Setup, workload: str) -> WorkloadOutlook:
 def _nominal(setup: Setup) -> tuple[NominalRow, ...]:
     if setup.draft is None:
         return ()
-    memory_gb = setup.device.advertised_bytes * setup.tp / 1e9
+    memory_gb = setup.device.advertised_bytes * setup.devices / 1e9
     return nominal_table(
         setup.target, setup.draft, memory_gb=memory_gb, utilization=setup.utilization
     )

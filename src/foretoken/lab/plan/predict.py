@@ -179,17 +179,24 @@ def step_models(setup: Setup) -> tuple[CostModel, CostModel | None]:
     """Step times of the target, and of whatever drafts (None: a look-up)."""
     bandwidth = setup.settings.bandwidth_gb_s * 1e9 or setup.device.bandwidth
     device = replace(setup.device, bandwidth=bandwidth)
-    place = Placement(device=device, ranks=setup.tp, kv_bytes=setup.kv_bytes, host=setup.host)
+    place = Placement(
+        device=device, ranks=setup.tp, devices=setup.devices, kv_bytes=setup.kv_bytes,
+        host=setup.host,
+    )  # fmt: skip
     target = roofline(setup.target, setup.quantization, place)
     drafting = setup.drafting
+    part = setup.devices / setup.tp
     if setup.drafts_with == "model" and setup.draft is not None:
         place = replace(
-            place, ranks=setup.draft_tp, kv_bytes=setup.draft_kv_bytes, drafts=True,
+            place, ranks=setup.draft_tp, devices=part * setup.draft_tp, drafts=True,
+            kv_bytes=setup.draft_kv_bytes,
             eager=setup.settings.eager_draft,
         )  # fmt: skip
         return target, roofline(setup.draft, setup.draft_quantization, place)
     if drafting is not None and drafting.drafts_with == "head":
         head = (head_of if drafting.own_kv else stage_of)(setup.target, drafting)
+        if setup.in_processes:
+            place = replace(place, ranks=1, devices=part)
         return target, roofline(head, setup.head_quantization, replace(place, drafts=True))
     return target, None
 

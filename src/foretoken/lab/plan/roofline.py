@@ -23,8 +23,6 @@ MOE_LAYER_S = 60e-6
 from published paces without drafts, 2.5 to 3.1 ms for 36 to 48 layers."""
 EAGER_STEP_S_PER_LAYER = 90e-6
 """Launch time per layer without captured graphs: an assumption."""
-EXCHANGE_LATENCY_S = 10e-6
-"""Latency of one all-reduce between ranks; there are two per layer: an assumption."""
 WIDE = 2.0
 """Bytes per weight from which on nothing is unpacked."""
 _SLOW_LINK = 16e9
@@ -38,7 +36,9 @@ class Placement:
     device: Device
     """One of the group."""
     ranks: int = 1
-    """Devices that share the model."""
+    """Processes that share the model."""
+    devices: float = 1.0
+    """Those that they run on; a part of one for a process that has a part of its cores."""
     kv_bytes: float = 2.0
     """Bytes of one element of keys and values."""
     host: EngineCost = field(default_factory=EngineCost)
@@ -51,7 +51,7 @@ class Placement:
 
 def roofline(model: PlanModel, quantization: Quantization, place: Placement) -> RooflineCost:
     """The bound on the time of a step of `model`, whose weights are quantized so, at a place."""
-    per_weight, host, ranks = quantization.stored_bytes, place.host, place.ranks
+    per_weight, host = quantization.stored_bytes, place.host
     head = model.head_params * (per_weight if quantization.tables_too else 2.0)
     layer_s = host.layer_s or place.device.step_s_per_layer
     floor = max(
@@ -59,7 +59,7 @@ def roofline(model: PlanModel, quantization: Quantization, place: Placement) -> 
         EAGER_STEP_S_PER_LAYER if place.eager else 0.0,
         MOE_LAYER_S if model.num_experts and place.device.kind == "gpu" else 0.0,
     )
-    exchanges = 2 * model.num_layers if ranks > 1 else 0
+    exchanges = host.exchanges * model.num_layers if place.ranks > 1 else 0
     volume = 2.0 * model.hidden_size * 2
     return RooflineCost(
         weight_bytes=head + model.dense_params * per_weight,
@@ -67,10 +67,10 @@ def roofline(model: PlanModel, quantization: Quantization, place: Placement) -> 
         expert_share=model.expert_share,
         kv_bytes=lambda context: kv_per_token(model, place.kv_bytes, max(1, round(context))),
         flops=model.flops_per_token,
-        bandwidth=place.device.bandwidth * BANDWIDTH_SHARE * ranks,
-        flops_per_s=place.device.flops_for(quantization.compute) * COMPUTE_SHARE * ranks,
+        bandwidth=place.device.bandwidth * BANDWIDTH_SHARE * place.devices,
+        flops_per_s=place.device.flops_for(quantization.compute) * COMPUTE_SHARE * place.devices,
         floor_s=floor * model.num_layers,
-        exchange_s=exchanges * EXCHANGE_LATENCY_S + (host.draft_s if place.drafts else host.step_s),
+        exchange_s=exchanges * host.exchange_s + (host.draft_s if place.drafts else host.step_s),
         exchange_row_s=exchanges * volume / (place.device.link or _SLOW_LINK),
         reread_share=host.reread_share if per_weight < WIDE else 0.0,
     )

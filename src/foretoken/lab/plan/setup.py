@@ -61,9 +61,10 @@ class PlanSettings:
     count: Annotated[int, at_least(1)] = 1
     """How many of them."""
     tensor_parallel_size: int = 0
-    """Ranks the target is split over; 0: all devices."""
+    """Ranks the target is split over; 0: one on each device. Those of Foretoken are processes, of
+    which there may be several on a CPU."""
     draft_tensor_parallel_size: int = 0
-    """Ranks the draft is split over; 0: as the target."""
+    """Ranks the draft is split over; 0: as the target, with Foretoken 1."""
     utilization: Annotated[float, between(0.0, 1.0)] = 0.0
     """Share of the memory the server may use; 0: the engine's default."""
     overhead_gb: float = -1.0
@@ -130,6 +131,8 @@ class Setup:
     draft_kv_bytes: float
     tp: int
     draft_tp: int
+    devices: int
+    """Those that the ranks are on."""
     utilization: float
     k: int
     host: EngineCost
@@ -144,6 +147,18 @@ class Setup:
     def drafts_with(self) -> str:
         """`text`, `model` or `head`; empty for `none`."""
         return self.drafting.drafts_with if self.drafting else ""
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether ranks are processes of Foretoken: they share memory, and one of them drafts
+        unless a draft model is split over all."""
+        return self.settings.engine == "foretoken" and self.device.kind == "cpu"
+
+    @property
+    def draft_ranks(self) -> int:
+        """Ranks that keep a part of the drafter."""
+        whole = self.in_processes and self.drafts_with != "model"
+        return 1 if whole else min(self.draft_tp, self.tp)
 
     @property
     def has_weights(self) -> bool:
@@ -207,31 +222,53 @@ def resolve_setup(settings: PlanSettings) -> Setup:
         raise ConfigError("plan.draft", None, allowed)
     target = load_plan_model(settings.target, "plan.target")
     draft = load_plan_model(settings.draft, "plan.draft") if settings.draft else None
-    tp = settings.tensor_parallel_size or settings.count
-    if not 1 <= tp <= settings.count:
-        raise ConfigError("plan.tensor_parallel_size", tp, f"1 to plan.count ({settings.count})")
     own = target.quantization if settings.quantization == "auto" else settings.quantization
     drafts = settings.draft_quantization
     if drafts == "auto":
         drafts = draft.quantization if draft else "bf16"
     weights = find_quantization(own, "plan.quantization")
     draft_weights = find_quantization(drafts, "plan.draft_quantization")
+    device = find_device(settings.device)
+    tp, draft_tp = _ranks(settings, device, drafting)
     return Setup(
         settings=settings,
         target=target,
         draft=draft,
         method=method,
-        device=find_device(settings.device),
+        device=device,
         quantization=weights,
         draft_quantization=draft_weights,
         kv_bytes=_kv_bytes("kv_cache_dtype", settings, target, weights),
         draft_kv_bytes=_kv_bytes("draft_kv_cache_dtype", settings, draft or target, draft_weights),
         tp=tp,
-        draft_tp=settings.draft_tensor_parallel_size or tp,
+        draft_tp=draft_tp,
+        devices=min(tp, settings.count),
         utilization=settings.utilization or DEFAULT_UTILIZATION[settings.engine],
         k=settings.num_speculative_tokens or usual_drafts(drafting),
         host=ENGINE_COSTS[settings.engine],
     )
+
+
+def _ranks(
+    settings: PlanSettings, device: Device, drafting: DraftingMethod | None
+) -> tuple[int, int]:
+    """Those of the target and of the draft.
+
+    Raises:
+        ConfigError: more than there can be, or with Foretoken another number for the draft.
+    """
+    count, draft = settings.count, settings.draft_tensor_parallel_size
+    tp, own = settings.tensor_parallel_size or count, settings.engine == "foretoken"
+    several = own and device.kind == "cpu"
+    if tp < 1 or (tp > count and not several):
+        raise ConfigError("plan.tensor_parallel_size", tp, f"1 to plan.count ({count})")
+    if not own:
+        return tp, draft or tp
+    by_model = drafting is not None and drafting.drafts_with == "model"
+    allowed = f"1 or {tp}, the ranks of the target" if by_model else "1: it drafts in one process"
+    most = tp if by_model else 1
+    require("plan.draft_tensor_parallel_size", draft, draft in (0, 1, most), allowed)
+    return tp, draft or 1
 
 
 def _kv_bytes(name: str, settings: PlanSettings, model: PlanModel, weights: Quantization) -> float:

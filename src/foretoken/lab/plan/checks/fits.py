@@ -6,6 +6,7 @@ from foretoken.lab.findings import Finding
 from foretoken.lab.plan.checks import PlanCheck, PlanContext
 from foretoken.lab.plan.memory_plan import MemoryPlan, nominal_billions, weight_bytes
 from foretoken.lab.plan.setup import Setup
+from foretoken.shape.memory_formula import shares_heads
 
 
 def _weights(context: PlanContext) -> Iterator[Finding]:
@@ -90,7 +91,7 @@ def _draft_share(context: PlanContext) -> Iterator[Finding]:
     plan, setup = context.speculating, context.setup
     if not plan.draft_weight_bytes:
         return
-    total = setup.device.memory_bytes * setup.tp
+    total = setup.device.memory_bytes * setup.devices
     of_all = plan.draft_weight_bytes / total
     left = max(1.0, total - plan.weight_bytes)
     yield Finding(
@@ -103,7 +104,8 @@ def _draft_share(context: PlanContext) -> Iterator[Finding]:
 
 
 def _target_share(context: PlanContext) -> Iterator[Finding]:
-    share = context.plain.weight_bytes / (context.setup.device.memory_bytes * context.setup.tp)
+    setup = context.setup
+    share = context.plain.weight_bytes / (setup.device.memory_bytes * setup.devices)
     if share > 0.7:
         yield Finding(
             check="target_share",
@@ -127,7 +129,7 @@ def _headroom(context: PlanContext) -> Iterator[Finding]:
 
 def _tp_symmetry(context: PlanContext) -> Iterator[Finding]:
     setup, plan = context.setup, context.speculating
-    if not plan.draft_weight_bytes or setup.draft_tp == setup.tp:
+    if not plan.draft_weight_bytes or setup.draft_tp == setup.tp or setup.in_processes:
         return
     over = plan.fullest_rank_bytes > plan.rank_limit_bytes
     yield Finding(
@@ -147,12 +149,20 @@ def _ranks_divide(context: PlanContext) -> Iterator[Finding]:
     if setup.drafts_with == "model" and setup.draft is not None:
         parts.append(("draft", setup.draft, setup.draft_tp))
     for name, model, ranks in parts:
-        if model.num_heads % ranks:
+        keys, heads = model.num_kv_heads, model.num_heads
+        if setup.in_processes and not shares_heads(keys, heads, ranks):
             yield Finding(
                 check="ranks_divide",
                 level="error",
-                message=f"the {name}'s {model.num_heads} attention heads cannot be split over "
-                f"{ranks} ranks",
+                message=f"{ranks} processes cannot share the {name}'s {keys} key heads",
+                where="tensor_parallel_size",
+                remedy=f"at most {keys} ranks, or a multiple of them up to {heads}",
+            )
+        if heads % ranks and not setup.in_processes:
+            yield Finding(
+                check="ranks_divide",
+                level="error",
+                message=f"the {name}'s {heads} attention heads cannot be split over {ranks} ranks",
                 where="tensor_parallel_size",
                 remedy="another number of ranks, or another draft",
             )

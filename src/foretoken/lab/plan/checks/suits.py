@@ -24,11 +24,13 @@ def _engine_has_it(context: PlanContext) -> Iterator[Finding]:
 
 
 def _one_device(context: PlanContext) -> Iterator[Finding]:
-    if context.setup.settings.engine == "foretoken" and context.setup.tp > 1:
+    setup = context.setup
+    if setup.settings.engine == "foretoken" and setup.tp > 1 and not setup.in_processes:
         yield Finding(
             check="one_device",
             level="error",
-            message=f"foretoken runs on one device, not on {context.setup.tp}",
+            message=f"foretoken runs on one device, not on {setup.tp}; processes share a model on "
+            "CPUs alone",
             where="plan.count",
             remedy="--count 1, or another engine",
         )

@@ -58,6 +58,9 @@ def _memory_table(plan: SpeculationPlan) -> Table:
     row("may be used, overhead off", *(gigabytes(p.usable_bytes) for p in both))
     row("weights", *(gigabytes(p.weight_bytes) for p in both))
     row("draft weights", "", gigabytes(plan.speculating.draft_weight_bytes))
+    if setup.tp > 1:
+        row("weights on the fullest rank", *(gigabytes(p.fullest_rank_bytes) for p in both))
+        row("weights on the emptiest", *(gigabytes(p.emptiest_rank_bytes) for p in both))
     row("idle on the emptier ranks", "", gigabytes(plan.speculating.imbalance_bytes))
     row("keys and values", *(gigabytes(p.kv_pool_bytes) for p in both))
     row("KiB per token, target", *(_kib(p.kv_bytes_per_token) for p in both))
@@ -73,7 +76,7 @@ def _requests(plan: MemoryPlan) -> str:
 
 
 def _nominal_table(plan: SpeculationPlan) -> Table:
-    memory = plan.setup.device.advertised_bytes * plan.setup.tp / 1e9
+    memory = plan.setup.device.advertised_bytes * plan.setup.devices / 1e9
     table = make_table(
         f"Memory by size times bytes, {memory:.0f} GB advertised, and corrected",
         "target + draft", "weights", "it says left", "may be used", "tokens plain",

@@ -10,7 +10,6 @@ from foretoken.lab.plan.roofline import (
     BANDWIDTH_SHARE,
     COMPUTE_SHARE,
     EAGER_STEP_S_PER_LAYER,
-    EXCHANGE_LATENCY_S,
 )
 from foretoken.lab.plan.speedup import NextStep
 
@@ -52,8 +51,8 @@ def assumptions(plan: SpeculationPlan) -> list[str]:
         f"device: {setup.device.name} ({setup.device.source})",
         f"{BANDWIDTH_SHARE:.0%} of peak bandwidth and {COMPUTE_SHARE:.0%} of peak compute are "
         f"reached; a step takes at least {setup.device.step_s_per_layer * 1e6:.0f} us per layer "
-        f"({EAGER_STEP_S_PER_LAYER * 1e6:.0f} without graphs), an all-reduce "
-        f"{EXCHANGE_LATENCY_S * 1e6:.0f} us",
+        f"({EAGER_STEP_S_PER_LAYER * 1e6:.0f} without graphs), an exchange "
+        f"between ranks {setup.host.exchange_s * 1e6:.0f} us, {setup.host.exchanges} a layer",
         f"overhead {plan.overhead_bytes / 1e9:.1f} GB per device"
         + (" (given)" if setup.settings.overhead_gb >= 0 else " (estimated)"),
         *(f"{setup.target.name}: {note}" for note in setup.target.approximations),

@@ -25,23 +25,28 @@ class FittingRow:
 
 
 def what_fits(setup: Setup) -> Iterator[FittingRow]:
-    """Rows for the asked quantization and the usual ones, on one device to eight."""
+    """Rows for the asked quantization and the usual ones, on one GPU to eight; on CPUs as asked."""
     usual = _GGUF_WEIGHTS if setup.settings.engine == "llama.cpp" else _GPU_WEIGHTS
-    counts = (1,) if setup.device.kind != "gpu" else sorted({*COUNTS, setup.tp})
+    on_gpus = setup.device.kind == "gpu"
+    counts = sorted({*COUNTS, setup.tp}) if on_gpus else [setup.devices]
     for name in dict.fromkeys((setup.quantization.name, *usual)):
         for count in counts:
-            if not _divides(setup, count):
+            if on_gpus and not _divides(setup, count):
                 continue
-            other = replace(
-                setup, quantization=find_quantization(name, "quantization"), tp=count,
-                draft_tp=min(setup.draft_tp, count) if setup.draft_tp != setup.tp else count,
-            )  # fmt: skip
+            other = replace(setup, quantization=find_quantization(name, "quantization"))
+            other = _on(other, count) if on_gpus else other
             yield FittingRow(
                 quantization=name,
                 count=count,
                 plain=plan_memory(other, None).requests,
                 speculating=plan_memory(other, draft_load(other)).requests,
             )
+
+
+def _on(setup: Setup, count: int) -> Setup:
+    """With so many devices, a rank on each."""
+    draft = min(setup.draft_tp, count) if setup.draft_tp != setup.tp else count
+    return replace(setup, tp=count, draft_tp=draft, devices=count)
 
 
 def most_context(setup: Setup, tokens: int, lookahead: int) -> int:

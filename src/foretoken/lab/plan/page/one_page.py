@@ -209,11 +209,20 @@ def _memory(plan: SpeculationPlan) -> str:
     return (
         f"Weights {gigabytes(plan.plain.weight_bytes)} GB + drafter "
         f"{gigabytes(memory.draft_weight_bytes)} GB of {gigabytes(memory.usable_bytes)} GB that "
-        f"may be used on {setup.tp} {'rank' if setup.tp == 1 else 'ranks'}; room for "
+        f"may be used on {_ranks(plan)}; room for "
         f"{memory.tokens:,} tokens ({plan.plain.tokens:,} without). "
         f"{setup.settings.concurrency} requests may have {longest:,} tokens each "
         f"({plain:,} without)."
     )
+
+
+def _ranks(plan: SpeculationPlan) -> str:
+    """How many, and what each holds of the weights."""
+    count, memory = plan.setup.tp, plan.speculating
+    if count == 1:
+        return "1 rank"
+    least, most = gigabytes(memory.emptiest_rank_bytes), gigabytes(memory.fullest_rank_bytes)
+    return f"{count} ranks ({least if least == most else f'{least} to {most}'} GB on each)"
 
 
 def _warnings(plan: SpeculationPlan) -> Iterator[Text]:

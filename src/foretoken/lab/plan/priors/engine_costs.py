@@ -17,6 +17,10 @@ class EngineCost:
     """The same around each pass of a drafter."""
     layer_s: float = 0.0
     """Launch time per layer; 0: the device's, with captured graphs."""
+    exchanges: int = 2
+    """Exchanges of a layer between ranks that share it."""
+    exchange_s: float = 10e-6
+    """What one takes at least."""
     reread_share: float = 0.0
     """Share of the weights' reading that each further row repeats, of weights below 16 bit: such
     kernels unpack a weight again for every row, so each row to verify costs time of its own."""
@@ -30,6 +34,7 @@ ENGINE_COSTS = {
     "llama.cpp": EngineCost(step_s=0.3e-3, draft_s=0.2e-3, reread_share=0.2),
     "vllm-metal": EngineCost(step_s=1.0e-3, draft_s=0.5e-3, reread_share=0.3),
     "mlx": EngineCost(step_s=1e-3, draft_s=0.5e-3, reread_share=0.8),
-    "foretoken": EngineCost(),
+    "foretoken": EngineCost(exchanges=4, exchange_s=20e-6),
 }
-"""By engine; Foretoken's own work is small beside what a processor computes."""
+"""By engine; Foretoken's own work is small beside what a processor computes. Its exchanges were
+measured (docs/distributed.md)."""
