@@ -77,6 +77,8 @@ def info(
     require("--quantization", quantization, quantization in allowed, ", ".join(allowed))
     check_kv_cache("--kv-cache-dtype", kv_cache_dtype)
     if costs:
+        alone = tensor_parallel_size == 1
+        require("--tensor-parallel-size", tensor_parallel_size, alone, "1 beside --costs")
         config = EngineConfig.from_kwargs(
             model=model,
             dtype=dtype,
@@ -86,12 +88,11 @@ def info(
         )
         _show_costs(config, as_json=as_json)
         return
-    ranks = tensor_parallel_size
-    where, own = "--tensor-parallel-size", "1 for a model that runs through transformers"
-    require(where, ranks, ranks == 1 or shape.is_own, own)
-    check_heads(where, ranks, shape)
     kept = ModelMemory(
-        shape=shape, quantization=rounded, kv_cache_dtype=kv_cache_dtype, ranks=ranks
+        shape=shape,
+        quantization=rounded,
+        kv_cache_dtype=kv_cache_dtype,
+        ranks=_ranks(tensor_parallel_size, shape),
     )
     facts = _facts(kept, used)
     if shape.stored is not None:
@@ -100,9 +101,25 @@ def info(
     if as_json:
         print(json.dumps({"model": model, **facts, "kernels": describe_kernels()}))
     else:
-        tied = shape.tie_word_embeddings and shape.stored is None
-        copies_head = tied and rounded is None and ranks == 1
-        _print(model, {**facts, "kernels": describe_kernels()}, copies_head=copies_head)
+        _print(model, {**facts, "kernels": describe_kernels()}, copies_head=_copies_head(kept))
+
+
+def _ranks(given: int, shape: ModelShape) -> int:
+    """Processes that share the model, if they can.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    where, allowed = "--tensor-parallel-size", "1 for a model that runs through transformers"
+    require(where, given, given == 1 or shape.is_own, allowed)
+    check_heads(where, given, shape)
+    return given
+
+
+def _copies_head(kept: ModelMemory) -> bool:
+    """Whether memory has more than the checkpoint for its output head alone."""
+    tied = kept.shape.tie_word_embeddings and kept.shape.stored is None
+    return tied and kept.quantization is None and kept.ranks == 1
 
 
 def _weight_files(path: Path) -> list[Path]:

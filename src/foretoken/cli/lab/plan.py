@@ -21,6 +21,12 @@ EPILOG = (
 Name = str | None
 Whole = int | None
 Number = float | None
+Ranks = Annotated[
+    Whole, typer.Option(help="Ranks: one on each device; of Foretoken processes, several on a CPU.")
+]
+DraftRanks = Annotated[
+    Whole, typer.Option(help="Ranks of the draft: as the target, with Foretoken 1.")
+]
 
 
 def plan(
@@ -46,13 +52,8 @@ def plan(
         Name, typer.Option(help="A device of the table, or `this`; a wrong one lists them.")
     ] = None,
     count: Annotated[Whole, typer.Option(help="How many devices.")] = None,
-    tensor_parallel_size: Annotated[
-        Whole,
-        typer.Option(help="Ranks: one on each device; of Foretoken processes, several on a CPU."),
-    ] = None,
-    draft_tensor_parallel_size: Annotated[
-        Whole, typer.Option(help="Ranks of the draft: as the target, with Foretoken 1.")
-    ] = None,
+    tensor_parallel_size: Ranks = None,
+    draft_tensor_parallel_size: DraftRanks = None,
     utilization: Annotated[Number, typer.Option(help="Share of the memory to be used.")] = None,
     overhead_gb: Annotated[Number, typer.Option(help="Per device, for activations.")] = None,
     k: Annotated[Whole, typer.Option("-k", help="Drafts per verification.")] = None,
