@@ -108,6 +108,8 @@ def test_info_knows_processes_that_share_a_model() -> None:
     assert shared["weights_of_a_process_bytes"] == shared["weights_in_memory_bytes"] // 2
     wrong = CliRunner().invoke(app, ["info", "demo", "--tensor-parallel-size", "5"])
     assert wrong.exit_code == 2 and "key heads" in wrong.output + wrong.stderr
+    both = CliRunner().invoke(app, ["info", "demo", "--costs", "--tensor-parallel-size", "2"])
+    assert both.exit_code == 2 and "--costs" in both.output + both.stderr
 
 
 def test_info_is_a_table_for_people() -> None:

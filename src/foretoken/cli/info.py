@@ -76,9 +76,8 @@ def info(
     allowed = ("none", *QUANTIZATIONS)
     require("--quantization", quantization, quantization in allowed, ", ".join(allowed))
     check_kv_cache("--kv-cache-dtype", kv_cache_dtype)
+    ranks = _ranks(tensor_parallel_size, shape, costs=costs)
     if costs:
-        alone = tensor_parallel_size == 1
-        require("--tensor-parallel-size", tensor_parallel_size, alone, "1 beside --costs")
         config = EngineConfig.from_kwargs(
             model=model,
             dtype=dtype,
@@ -89,10 +88,7 @@ def info(
         _show_costs(config, as_json=as_json)
         return
     kept = ModelMemory(
-        shape=shape,
-        quantization=rounded,
-        kv_cache_dtype=kv_cache_dtype,
-        ranks=_ranks(tensor_parallel_size, shape),
+        shape=shape, quantization=rounded, kv_cache_dtype=kv_cache_dtype, ranks=ranks
     )
     facts = _facts(kept, used)
     if shape.stored is not None:
@@ -104,14 +100,16 @@ def info(
         _print(model, {**facts, "kernels": describe_kernels()}, copies_head=_copies_head(kept))
 
 
-def _ranks(given: int, shape: ModelShape) -> int:
+def _ranks(given: int, shape: ModelShape, *, costs: bool) -> int:
     """Processes that share the model, if they can.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: they cannot, or their costs are asked for.
     """
-    where, allowed = "--tensor-parallel-size", "1 for a model that runs through transformers"
-    require(where, given, given == 1 or shape.is_own, allowed)
+    where, alone = "--tensor-parallel-size", given == 1
+    require(where, given, alone or not costs, "1 beside --costs")
+    through = "1 for a model that runs through transformers"
+    require(where, given, alone or shape.is_own, through)
     check_heads(where, given, shape)
     return given
 
