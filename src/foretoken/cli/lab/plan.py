@@ -27,6 +27,9 @@ Ranks = Annotated[
 DraftRanks = Annotated[
     Whole, typer.Option(help="Ranks of the draft: as the target, with Foretoken 1.")
 ]
+Workload = Annotated[
+    Name, typer.Option(help="chat, code, math, summarize, rag, edit, json, creative, mixed.")
+]
 
 
 def plan(
@@ -61,10 +64,7 @@ def plan(
     output_tokens: Annotated[Whole, typer.Option(help="Of them written.")] = None,
     concurrency: Annotated[Whole, typer.Option(help="Requests in flight, usually.")] = None,
     peak_concurrency: Annotated[Whole, typer.Option(help="The same at the peak.")] = None,
-    workload: Annotated[
-        Name,
-        typer.Option(help="chat, code, math, summarize, rag, edit, json, creative, mixed."),
-    ] = None,
+    workload: Workload = None,
     temperature: Annotated[Number, typer.Option(help="Of production traffic.")] = None,
     acceptance: Annotated[
         Name, typer.Option(metavar="LOW:HIGH", help="Chance that a draft is accepted.")
