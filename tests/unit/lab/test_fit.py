@@ -34,6 +34,7 @@ from foretoken.lab.analysis.whatif import (
     what_if_looked_up,
 )
 from foretoken.lab.records.results import RequestAcceptance, RequestRecord
+from foretoken.lab.records.run_files import write_json
 from foretoken.lab.simulate.machine import machine_of_costs
 from tests.unit.lab.summaries import ab, write_run
 
@@ -305,3 +306,7 @@ def test_runs_at_two_loads_are_fitted_together(tmp_path: Path) -> None:
     runs = [str(write_run(tmp_path / name, ab(1.5))) for name in "ab"]
     found = CliRunner().invoke(app, ["lab", "fit", *runs])
     assert found.exit_code == 2 and "acceptance" in found.output, "both are read"
+    cells = [{"values": {"load": name}, "folder": name} for name in "ab"]
+    write_json(tmp_path / "sweep.json", {"kind": "sweep", "schema": 1, "cells": cells})
+    whole = CliRunner().invoke(app, ["lab", "fit", str(tmp_path)])
+    assert whole.output == found.output, "a sweep's folder is its cells'"

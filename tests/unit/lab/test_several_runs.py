@@ -15,7 +15,7 @@ from foretoken.lab.analysis.crossover import find_crossing
 from foretoken.lab.analysis.dimensions import find_dimensions
 from foretoken.lab.decide.overall import Overall, judge_runs
 from foretoken.lab.decide.ship_policy import load_policy
-from foretoken.lab.decide.verdict import DO_NOT_SHIP, NOT_YET, SHIP, decide
+from foretoken.lab.decide.verdict import DO_NOT_SHIP, INVALID, NOT_YET, SHIP, decide
 from foretoken.lab.records.results import AbSummary
 from foretoken.lab.records.run_files import ab_folders, write_json
 from foretoken.lab.stats.intervals import student_quantile
@@ -137,6 +137,21 @@ def test_what_is_open_is_not_called_lost() -> None:
     assert found.says[1].startswith("Open at 1 request in flight")
     busy = replace(ab(1.32, error=0.05), config=measured(1.0, in_flight=8).config)
     assert together(shaky, busy).says[0].startswith("Open at 1 and 8 requests in flight")
+
+
+def test_what_cannot_be_judged_is_not_called_lost() -> None:
+    """A temperature that was measured on a busy machine was told as one that does not ship."""
+    fast = measured(2.2, temperature=0.0)
+    busy = replace(fast, environment={**fast.environment, "host_busy": 0.4})
+    found = together(busy, measured(1.1, temperature=0.8))
+    assert found.verdict == DO_NOT_SHIP and found.answer == "Not for all of the traffic"
+    assert found.says[0] == "It ships at no temperature that could be judged"
+    assert "cannot be judged at temperature 0, measure anew: before its blocks" in found.sentence
+    found = together(busy, measured(1.9, temperature=0.8))
+    assert found.verdict == INVALID and found.says[0] == "It would ship at temperature 0.8"
+    assert "40% busy" in found.says[1]
+    slow = replace(busy, config=measured(1.0, temperature=0.8).config)
+    assert together(busy, slow).says[0].startswith("It cannot be judged at temperature 0 and 0.8")
 
 
 def test_a_crossing_s_interval_covers_the_truth() -> None:

@@ -18,7 +18,8 @@ RunArgument = Annotated[Path, typer.Argument(help="The folder that `foretoken la
 
 def fit(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of `lab ab`; several loads give a crossover.")
+        list[Path],
+        typer.Argument(help="Folders of `lab ab` or `lab sweep`; several loads give a crossover."),
     ],
     out: Annotated[Path | None, typer.Option(help="Write the fit there as JSON.")] = None,
     as_json: JsonOption = False,
@@ -35,10 +36,10 @@ def fit(
     from foretoken.lab.analysis.summary import counted
     from foretoken.lab.analysis.warm_up import without_start
     from foretoken.lab.plain import to_plain
-    from foretoken.lab.records.run_files import read_ab, read_requests, write_json
+    from foretoken.lab.records.run_files import ab_folders, read_ab, read_requests, write_json
 
     arms: tuple[list[list[RequestRecord]], ...] = ([], [])
-    for run in runs:
+    for run in ab_folders(runs):
         summary = read_ab(run, "RUNS")
         records = without_start(read_requests(run)).records
         for own, name in zip(arms, (summary.baseline, summary.candidate), strict=True):

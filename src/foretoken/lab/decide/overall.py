@@ -21,7 +21,7 @@ from foretoken.lab.analysis.dimensions import (
 from foretoken.lab.decide.crossings import NamedCrossing, crossings_along, with_unit
 from foretoken.lab.decide.rules.classes import SPLIT
 from foretoken.lab.decide.ship_policy import ShipPolicy
-from foretoken.lab.decide.verdict import DO_NOT_SHIP, NOT_YET, SHIP, Decision
+from foretoken.lab.decide.verdict import DO_NOT_SHIP, INVALID, NOT_YET, SHIP, Decision
 from foretoken.lab.records.results import AbSummary
 
 MOST_OTHERS = 4
@@ -103,7 +103,7 @@ def judge_runs(runs: Sequence[Pair], policy: ShipPolicy) -> Overall:
         dimensions=dimensions,
         crossings=crossings,
         ships_for_some=0 < shipping < len(best) or (not shipping and split != []),
-        open_for_some=any(decisions[i].verdict == NOT_YET for i in best),
+        open_for_some=any(decisions[i].verdict in (NOT_YET, INVALID) for i in best),
     )
 
 
@@ -125,7 +125,11 @@ def _split(decision: Decision) -> list[str]:
 
 def _severity(decision: Decision) -> tuple[int, float]:
     """How much a run speaks against its configuration."""
-    return {SHIP: 0, NOT_YET: 1}.get(decision.verdict, 2), -decision.speed_up_low
+    return _SEVERITIES[decision.verdict], -decision.speed_up_low
+
+
+_SEVERITIES = {SHIP: 0, NOT_YET: 1, INVALID: 2, DO_NOT_SHIP: 3}
+"""What is lost for part of the traffic stays lost, whatever a run that has to be made anew says."""
 
 
 def _choice(chosen: Sequence[Dimension], decides: int, num: int) -> str:
@@ -152,25 +156,47 @@ def _by_traffic(
         where = _places(differing, ships)
         return [f"It ships wherever it was measured ({where}), least at {least}"]
     why = _upper(f"at {_places(differing, [decides])}: {_reason(decisions[decides])}")
+    unknown = _cannot_be_judged(decisions, others, differing)
+    others = [i for i in others if decisions[i].verdict != INVALID]
+    if not others:
+        would = f"It would ship at {_places(differing, ships)}" if ships else ""
+        return list(filter(None, [would, *unknown]))
     if not ships:
-        return _without_ship(decisions, others, differing, why)
+        return [*_without_ship(decisions, others, differing, why, unknown), *unknown]
     advice = _advice(differing, ships, others)
     return [
         f"It would ship at {_places(differing, ships)}, not at {_places(differing, others)}: "
         f"{advice}",
         why,
+        *unknown,
     ]
 
 
+def _cannot_be_judged(
+    decisions: Sequence[Decision], own: Sequence[int], differing: Sequence[Dimension]
+) -> list[str]:
+    """Where something else made the numbers, which do not tell whether it pays."""
+    broken = [i for i in own if decisions[i].verdict == INVALID]
+    if not broken:
+        return []
+    where, why = _places(differing, broken), _reason(decisions[broken[0]])
+    return [f"It cannot be judged at {where}, measure anew: {why}"]
+
+
 def _without_ship(
-    decisions: Sequence[Decision], own: Sequence[int], differing: Sequence[Dimension], why: str
+    decisions: Sequence[Decision],
+    own: Sequence[int],
+    differing: Sequence[Dimension],
+    why: str,
+    unknown: Sequence[str],
 ) -> list[str]:
     """Where nothing ships: what is lost, and what more measuring may still tell."""
     waiting = [i for i in own if decisions[i].verdict == NOT_YET]
     lost = [i for i in own if i not in waiting]
     names = " and ".join(d.name for d in differing)
     if not waiting:
-        return [f"It ships at no {names} that was measured", why]
+        judged = "could be judged" if unknown else "was measured"
+        return [f"It ships at no {names} that {judged}", why]
     where = _places(differing, waiting)
     seen = f"Open at {where}: {_reason(decisions[waiting[0]])}"
     if not lost:
@@ -180,7 +206,8 @@ def _without_ship(
 
 def _reason(decision: Decision) -> str:
     """The first rule that decides, and how many more there are."""
-    counted = [j for j in decision.rules if j.weight != "note" and j.result.outcome == "fail"]
+    against = "invalid" if decision.verdict == INVALID else "fail"
+    counted = [j for j in decision.rules if j.weight != "note" and j.result.outcome == against]
     if not counted:
         counted = [j for j in decision.rules if j.weight == "must" and j.result.outcome != "pass"]
     if not counted:
