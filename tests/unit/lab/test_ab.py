@@ -372,6 +372,19 @@ def test_a_server_that_dies_is_told_with_its_log(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
+def test_variables_before_a_command_are_set(tmp_path: Path) -> None:
+    """As one types them before `vllm serve`; `tune` took them and the others did not."""
+    code = "import os, sys; sys.exit(int(os.environ['OWN']))"
+    arm = ArmConfig(name="m", command=f'OWN=9 {sys.executable} -c "{code}" {{port}}')
+
+    async def main() -> None:
+        async with serving(arm, tmp_path / "log"):
+            pass
+
+    with pytest.raises(EndpointError, match="ended with code 9"):
+        asyncio.run(main())
+
+
 def test_a_command_without_a_port_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(ArmConfig(name="m", command="true"), tmp_path / "log"):

@@ -8,6 +8,7 @@ import asyncio
 import ctypes
 import os
 import random
+import re
 import shlex
 import signal
 import socket
@@ -101,12 +102,18 @@ async def serving(arm: ArmConfig, log: Path) -> AsyncIterator[Client]:
         await _stop(process)
 
 
+def _words_of(command: str) -> list[str]:
+    """The words of a command; variables that it begins with are set, as a shell would do it."""
+    words = shlex.split(command)
+    return ["env", *words] if words and re.match(r"[A-Za-z_]\w*=", words[0]) else words
+
+
 async def _start(command: str, arm: ArmConfig, log: Path) -> asyncio.subprocess.Process:
     if "{port}" not in (arm.command or ""):
         raise ConfigError(f"arm {arm.name!r}", arm.command, SERVER)
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        words = shlex.split(command)
+        words = _words_of(command)
         with log.open("ab") as out:
             return await asyncio.create_subprocess_exec(
                 *words,

@@ -232,9 +232,10 @@ def _advice(question: Question, now: SearchState, kinds: Sequence[KindGain]) -> 
         )
     longest = max((setting.length(0) for setting in question.settings), default=0)
     if now.chosen.lengths and max(now.chosen.lengths) == longest:
+        longer = sorted({longest, longest + 4, longest * 2})
         said.append(
-            f"{longest} drafts is the longest that was tried; -k {longest},{longest + 4},"
-            f"{longest * 2} with another --out would try more."
+            f"{longest} drafts is the longest that was tried; -k {','.join(map(str, longer))} "
+            "with another --out would try more."
         )
     possible = replace(beliefs.question, schedule="any")
     if now.chosen.is_off or now.chosen.decides_itself or not possible.settings:

@@ -9,7 +9,7 @@ within the budget.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median_low
 from typing import NamedTuple, final
@@ -71,7 +71,7 @@ class SearchState:
     """What is known after some visits."""
 
     chosen: Setting
-    """The best, as far as is known."""
+    """The best of what was started, as far as is known."""
     value: float
     """Its mean logarithm of the gain."""
     missing: float
@@ -106,7 +106,7 @@ def stand(search: Search, found: Sequence[Visit]) -> SearchState:
     question = _possible(search.question, found)
     beliefs = believe(question, found)
     draws = beliefs.draw(DRAWS, seed=len(found))
-    chosen = _choose(question, beliefs, draws)
+    chosen = _choose(question, beliefs, draws, {visit.setting for visit in found})
     everything = np.ones(len(question.settings), np.bool_)
     own = value_of(question, draws, chosen)
     missing = float((best_values(question, draws, everything) - own).mean())
@@ -127,10 +127,17 @@ def _possible(question: Question, visits: Sequence[Visit]) -> Question:
     return replace(question, settings=tuple(s for s in question.settings if s not in broken))
 
 
-def _choose(question: Question, beliefs: Beliefs, draws: Floats) -> Setting:
-    """The best on average; a server that decides itself keeps the right to, unless it is beaten."""
-    best = best_setting(question, beliefs.mean_SL).setting
-    for setting in question.settings:
+def _choose(
+    question: Question, beliefs: Beliefs, draws: Floats, started: Collection[Setting]
+) -> Setting:
+    """The best on average of what was started: a final A/B with a guess may lose what is known.
+
+    A server that decides itself keeps the right to, unless it is beaten.
+    """
+    seen = [setting for setting in question.settings if setting in started]
+    kept = np.array([setting in started for setting in question.settings], np.bool_)
+    best = best_setting(question, beliefs.mean_SL, kept).setting
+    for setting in seen:
         if not setting.decides_itself or best.is_off or best == setting:
             continue
         ahead = value_of(question, draws, best) > value_of(question, draws, setting)
