@@ -205,9 +205,8 @@ class AdaptiveControl:
             # Of a step with prompts one does not know what it would have taken without drafts: how
             # many tokens of them are computed is settled after the plan.
             if drafted or missing.total():
-                prompts = stats.num_prefilled or forecast.prompt_s
-                made.spare_s += forecast.plain_s - (forecast.seconds if prompts else stats.busy_s)
-                made.invested_s += 0.0 if prompts else aside_s
+                told = settled and not stats.num_prefilled and not forecast.prompt_s
+                made.book(forecast, stats.busy_s - aside_s if told else None, aside_s)
             account.earn(stats.busy_s, forecast.token_s)
             account.steps_since_plain = account.steps_since_plain + 1 if drafted else 0
             if made.trial:

@@ -42,6 +42,8 @@ class PlannedDrafts(NamedTuple):
 
 PLAIN = PlannedDrafts(0, "", 0, 0.0)
 """Of a sequence that decodes plainly."""
+_FAR = 1.5
+"""Times its forecast that a step with drafts counts for at most: beyond that it is the machine."""
 _NO_LUCK = Luck()
 """Of a request that drafted nothing."""
 
@@ -159,6 +161,14 @@ class MadePlan:
             return False
         # What steps take is nobody's luck.
         return not luck.is_bad or time_s + token_s * luck.mean < -most_s
+
+    def book(self, forecast: StepForecast, took_s: float | None, deciding_s: float) -> None:
+        """A step of this forecast with drafts is over. It took so long, deciding aside; None: what
+        it took says nothing of drafts."""
+        if took_s is None:
+            took_s = forecast.seconds
+        self.spare_s += forecast.plain_s - min(took_s, _FAR * forecast.seconds) - deciding_s
+        self.invested_s += deciding_s
 
     def note(self, request_id: str, drafted: int, accepted: int) -> None:
         """So many drafts of a request were checked in a step, and so many accepted."""
