@@ -26,14 +26,11 @@ def main() -> None:
     enough = {one["metric"]: one["enough"] for one in found["gains"]}
     tail = "tpot_p99" if enough["tpot_p99"] else "tpot_p95"
     few = "" if enough[tail] else ", of too few requests to prove anything"
-    alone = [
-        f"{one['value']} {ratio(median(one, 'tpot_p50'))} a token and "
-        f"{ratio(median(one, 'e2e_p50'))} a whole answer"
-        for one in found["diagnosis"]
-    ]
+    alone = [f"{one['value']} {ratio(median(one, 'e2e_p50'))}" for one in found["diagnosis"]]
     print(
         f"\nIn the mix the median gains {ratio(gains['tpot_p50'])} and the {tail[-3:].upper()} "
-        f"{ratio(gains[tail])}{few}; run alone, {listed(alone)}: {blame(out / 'ab')}."
+        f"{ratio(gains[tail])}{few}; run alone, whole answers gain {listed(alone)}: "
+        f"{blame(out / 'ab')}."
     )
 
 
