@@ -83,6 +83,8 @@ class Assigned(NamedTuple):
     settle: Callable[[], None]
     """To be called when it has begun to answer, or will not: then it is no load beyond what the
     replica reports. More than once is fine."""
+    refuse: Callable[[], None]
+    """To be called when it was refused for its own fault: its prompt was not computed."""
 
 
 @final
@@ -126,11 +128,15 @@ class Members:
         """A replica for a request, which counts as given to it until that is settled."""
         route = choose(prompt, self.views, self._index, needs)
         if route.replica is None:
-            return Assigned(route, lambda: None)
-        self._index.store(route.replica.replica_id, prompt.names)
-        given, number = self._members[route.replica.replica_id].given, next(self._numbers)
+            return Assigned(route, lambda: None, lambda: None)
+        replica_id = route.replica.replica_id
+        new = prompt.names[self._index.known(prompt.names).get(replica_id, 0) :]
+        self._index.store(replica_id, prompt.names)
+        given, number = self._members[replica_id].given, next(self._numbers)
         given[number] = prompt.tokens - route.hit_tokens
-        return Assigned(route, lambda: _forget(given, number))
+        return Assigned(
+            route, lambda: _forget(given, number), lambda: self._index.remove(replica_id, new)
+        )
 
     def anyone(self, without: frozenset[str]) -> ReplicaView | None:
         """The same one as long as it is there, for what all would answer alike."""

@@ -108,6 +108,8 @@ class RelayedAnswer:
         self._replica_id = ""
         self._settle: Callable[[], None] = lambda: None
         """Says that the replica has begun to answer, or will not."""
+        self._refuse: Callable[[], None] = lambda: None
+        """Says that it has refused the request."""
         self._gained = [0] * asked.choices
         """Tokens of each choice that were delivered."""
         self._finished: set[int] = set()
@@ -192,6 +194,7 @@ class RelayedAnswer:
                 await self._fail(str(failure))
                 continue
             if response.status_code not in AGAIN:
+                self._refuse()
                 raise refusal
             self._refusal = refusal
             await self._fail(f"it answered {response.status_code}")
@@ -211,10 +214,10 @@ class RelayedAnswer:
         seek, members = self._seek, self._around.members
         until = min(asyncio.get_running_loop().time() + _RETURN_S, self._asked.deadline)
         waits = seek.restart is not Restart.FIRST and self._refusal is None
-        route, self._settle = members.choose(self._asked.prompt, seek.needs)
+        route, self._settle, self._refuse = members.choose(self._asked.prompt, seek.needs)
         while route.replica is None and waits and not self._ending:
             waits = await members.changed(until)
-            route, self._settle = members.choose(self._asked.prompt, seek.needs)
+            route, self._settle, self._refuse = members.choose(self._asked.prompt, seek.needs)
         for action in self._relay.handle(Routed(seek.attempt, route.replica, route.why), _now()):
             assert isinstance(action, End), action
             self._give_up(action)

@@ -18,14 +18,20 @@ class RoutedPrompt:
     tokens: int
     page_size: int
     names: tuple[bytes, ...]
-    """Of its whole pages, first to last."""
+    """Of its whole pages, first to last; of a long one perhaps the first alone."""
     key: bytes
     """Prompts that begin alike have the same: the name of the first page, or of all where there is
     less than a page."""
 
     @classmethod
     def of(
-        cls, token_ids: Sequence[int], salt: str | None, *, page_size: int, identity: str = ""
+        cls,
+        token_ids: Sequence[int],
+        salt: str | None,
+        *,
+        page_size: int,
+        identity: str = "",
+        most_pages: int | None = None,
     ) -> Self:
         """Name the pages of `token_ids`.
 
@@ -35,13 +41,15 @@ class RoutedPrompt:
                 tenant and the request's cache salt.
             page_size: tokens of a page, as the replicas have it.
             identity: the model, as the replicas name it.
+            most_pages: that are named, at least 1; None: all.
         """
         assert token_ids, "a prompt has at least one token"
         root = root_name(identity, page_size, salt)
         names: list[bytes] = []
-        for start in range(0, len(token_ids) - page_size + 1, page_size):
+        named = token_ids if most_pages is None else token_ids[: most_pages * page_size]
+        for start in range(0, len(named) - page_size + 1, page_size):
             parent = names[-1] if names else root
-            names.append(page_name(parent, token_ids[start : start + page_size]))
+            names.append(page_name(parent, named[start : start + page_size]))
         key = names[0] if names else page_name(root, token_ids)
         return cls(tokens=len(token_ids), page_size=page_size, names=tuple(names), key=key)
 

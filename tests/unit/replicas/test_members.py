@@ -152,6 +152,20 @@ def test_what_was_given_counts_until_it_is_settled_or_reported() -> None:
     told.watched(work)
 
 
+def test_a_refused_prompt_leaves_nothing_behind() -> None:
+    """Else whoever sends what is refused at no cost makes the front forget what others have."""
+    told = Told()
+
+    async def work() -> None:
+        members = told.members
+        members.choose(prompt(range(8)), RouteNeeds())
+        longer = prompt(range(40))
+        members.choose(longer, RouteNeeds()).refuse()
+        assert members.choose(longer, RouteNeeds()).route.hit_tokens == 8
+
+    told.watched(work)
+
+
 def test_a_new_replica_is_not_taken_for_an_idle_one() -> None:
     """It has measured nothing yet; what others of its kind have measured holds for it."""
     told = Told(paces=Paces(0.5, 0.02, 3.0), backlog=Backlog(1, 100, 0.0))
