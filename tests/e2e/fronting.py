@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
-from foretoken.replicas.front import FrontState, build_front
+from foretoken.replicas.front import FrontState
 from foretoken.replicas.members import ReplicaPlace
-from foretoken.replicas.run import front_state
+from foretoken.replicas.run import front_server, front_state
 from foretoken.server.settings import ServerConfig
 from foretoken.server.transport.drain import Drain
 from foretoken.server.transport.draining_server import DrainingServer
@@ -28,6 +28,7 @@ class Fronting:
     url: str
     state: FrontState
     drain: Drain
+    runner: DrainingServer
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def fronting(
         return places
 
     state = front_state(config, directory, KEY, drain, 0)
-    runner = DrainingServer(build_front(state), config.limits, state.parts.requests, drain)
+    runner = front_server(state)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -51,7 +52,7 @@ def fronting(
         while not runner.started or len(state.parts.members.views) < len(places):
             assert thread.is_alive() and time.monotonic() < until, "the front did not start"
             time.sleep(0.01)
-        yield Fronting(f"http://127.0.0.1:{listening.getsockname()[1]}", state, drain)
+        yield Fronting(f"http://127.0.0.1:{listening.getsockname()[1]}", state, drain, runner)
     finally:
         drain.begin()
         drain.begin()
@@ -69,6 +70,8 @@ class Streamed:
     status: int = 0
     ended: bool = False
     """Whether it came to its `[DONE]`."""
+    at_s: list[float] = field(default_factory=list)
+    """When each chunk came, by time.monotonic()."""
 
     @property
     def plain(self) -> list[dict[str, Any]]:
@@ -91,6 +94,11 @@ class Streamed:
             index = chunk["choices"][0]["index"] if chunk["choices"] else -1
             found.setdefault(index, []).append(chunk)
         return found
+
+    def pause_s(self, since_s: float) -> float:
+        """The longest time without a chunk that ended after a moment."""
+        pairs = zip(self.at_s, self.at_s[1:], strict=False)
+        return max((b - a for a, b in pairs if b > since_s), default=0.0)
 
     @property
     def ids(self) -> list[int]:
@@ -120,5 +128,6 @@ def stream(
                 chunk = json.loads(line.removeprefix("data: "))
                 assert "error" not in chunk, chunk
                 found.chunks.append(chunk)
+                found.at_s.append(time.monotonic())
                 seen(len(found.chunks))
     return found

@@ -62,7 +62,7 @@ def serve_replicas(
             drain = Drain(server.limits.drain_s)
             state = front_state(server, replicas.places, key, drain, engine.seed)
             report = _report_of(replicas.first(), key)
-            runner = DrainingServer(build_front(state), server.limits, state.parts.requests, drain)
+            runner = front_server(state)
             listening.listen()
             asked = "asked for" if server.api_keys else "none"
             names = ", ".join(server.names_of(engine.model))
@@ -70,6 +70,13 @@ def serve_replicas(
             say(f"Replicas: {config.replicas}" + _words_of_count(config))
             say(f"Speculation: {report.speculation}; API key: {asked}; stop with Ctrl-C")
             return 0 if run_until_told(runner, listening) else 1
+
+
+def front_server(state: FrontState) -> DrainingServer:
+    """What listens for the clients of a front."""
+    limits, work = state.config.limits, state.parts.requests
+    # A connection of a client, and the one to the replica that answers it.
+    return DrainingServer(build_front(state), limits, work, state.draining, descriptors=2)
 
 
 def front_state(

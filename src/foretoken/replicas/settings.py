@@ -12,11 +12,14 @@ from foretoken.errors import ConfigError
 from foretoken.hardware import Hardware
 from foretoken.placement import usable_nodes
 from foretoken.server.settings import ServerConfig
+from foretoken.server.transport.room import MOST_CONNECTIONS
 
 logger = logging.getLogger("foretoken")
 
 PER_NODE = "numa"
 """In the place of a number of replicas: one on each NUMA node."""
+_FOR_THE_FRONT = 32
+"""Connections of a replica by which the front asks how it is, while clients take all of its own."""
 _COUNT = Annotated[int, at_least(1)]
 
 
@@ -93,8 +96,10 @@ class ReplicaSpec:
     @classmethod
     def of(cls, engine: EngineConfig, server: ServerConfig, internal_key: str) -> "ReplicaSpec":
         """A replica of a front with these settings, reached on this machine only."""
+        most = (server.limits.max_connections or MOST_CONNECTIONS) + _FOR_THE_FRONT
         own = replace(
             server,
+            limits=replace(server.limits, max_connections=most),
             host="127.0.0.1",
             port=0,
             api_keys=(internal_key,),

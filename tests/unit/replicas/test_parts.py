@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import resource
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from foretoken import placement
 from foretoken.cli.serve import replicas_of
 from foretoken.config import EngineConfig
 from foretoken.errors import ConfigError, MissingPackageError
-from foretoken.replicas.beginnings import prompt_of
+from foretoken.replicas.beginnings import MOST_NAMED, prompt_of
 from foretoken.replicas.board import FORGOTTEN_S, Board
 from foretoken.replicas.front_metrics import FrontMetrics
 from foretoken.replicas.run import serve_replicas
@@ -25,12 +26,13 @@ from foretoken.replicas.scaling import (
     threads_of_each,
     wanted_replicas,
 )
-from foretoken.replicas.settings import ReplicaConfig
+from foretoken.replicas.settings import ReplicaConfig, ReplicaSpec
 from foretoken.server.problems import Problem
 from foretoken.server.routed.origin import ORIGIN_HEADER, RequestOrigin
 from foretoken.server.routed.progress import StreamProgress, mark, read_mark
 from foretoken.server.schemas import ChatBody, CompletionBody
-from foretoken.server.settings import ServerConfig
+from foretoken.server.settings import Limits, ServerConfig
+from foretoken.server.transport.room import most_connections
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:
@@ -137,6 +139,13 @@ def test_every_prompt_has_a_beginning(prompt: Any) -> None:
     assert found.tokens == (250 if prompt == "x" * 1000 else 2 if prompt == [1, 2] else 1)
 
 
+@pytest.mark.parametrize("prompt", ["a" * 4_000_000, [10**30, -1, *range(999_998)]])
+def test_a_long_prompt_is_not_looked_at_to_its_end(prompt: Any) -> None:
+    """Nor does an id that no model has break anything: whoever gets the request refuses it."""
+    found = prompt_of(CompletionBody.model_validate({"prompt": prompt}), None)
+    assert (found.tokens, len(found.names)) == (1_000_000, MOST_NAMED)
+
+
 def test_pages_of_several_replicas_become_one() -> None:
     """Every family once, every sample with its replica: Prometheus refuses a page with a family
     that comes twice."""
@@ -216,3 +225,22 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
     nowhere = EngineConfig.from_kwargs(model="./nothing")
     with pytest.raises(MissingPackageError, match=r'--replicas needs ray.*"foretoken\[ray\]"'):
         serve_replicas(nowhere, ServerConfig(port=0), ReplicaConfig(), print, "text")
+
+
+def test_a_replica_has_room_for_the_front_beside_all_its_clients() -> None:
+    engine = EngineConfig.from_kwargs(model="demo")
+    for wanted in (None, 8):
+        server = ServerConfig(limits=Limits(max_connections=wanted))
+        own = ReplicaSpec.of(engine, server, "key").server.limits.max_connections
+        assert own is not None and own > most_connections(wanted)
+
+
+def test_a_front_counts_what_its_connections_open() -> None:
+    alone, both = most_connections(None), most_connections(None, 2)
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, 1024), hard))
+        assert most_connections(None, 2) <= 512 < most_connections(None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    assert both <= alone and most_connections(7, 2) == 7

@@ -47,11 +47,14 @@ class Work(Protocol):
 class DrainingServer(uvicorn.Server):
     """Serves one app until it is drained."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, work: Work, drain: Drain) -> None:
-        """Serve `app`, which has accepted `work`, until `drain` has begun and is over."""
+    def __init__(
+        self, app: ASGIApp, limits: Limits, work: Work, drain: Drain, descriptors: int = 1
+    ) -> None:
+        """Serve `app`, which has accepted `work`, until `drain` has begun and is over; a connection
+        takes so many descriptors."""
         allowed = ConnectionLimits(
             client_timeout_s=limits.client_timeout_s,
-            most_connections=most_connections(limits.max_connections),
+            most_connections=most_connections(limits.max_connections, descriptors),
         )
         protocol: Any = functools.partial(Connection, allowed)
         super().__init__(
