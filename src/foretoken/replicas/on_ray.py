@@ -47,6 +47,8 @@ _WELL_WITHIN_S = 10.0
 _CONNECT_S = 5.0
 _STARTS = 3
 """Times that a replica which cannot be made is tried again."""
+MORE_AFTER_S, FEWER_AFTER_S = 30.0, 600.0
+"""How long the load has to ask for more replicas, or for fewer."""
 _STORE_BYTES = 80 << 20
 """Shared memory of a local Ray; nothing of ours goes through it."""
 
@@ -237,6 +239,8 @@ class RayReplicas:
             min_replicas=config.replicas,
             max_replicas=config.max_replicas,
             policy=AutoscalingPolicy(policy_function=policy),
+            upscale_delay_s=MORE_AFTER_S,
+            downscale_delay_s=FEWER_AFTER_S,
         )
         return {"autoscaling_config": scaling}
 
