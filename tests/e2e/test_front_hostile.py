@@ -117,7 +117,7 @@ def test_beside_hostile_clients_a_stream_is_what_it_would_be(
 ) -> None:
     front, servers = running
     body = {**BODY, "max_tokens": 3000, "return_token_ids": True}
-    undisturbed = stream(front.url, PATH, body, **MINE)
+    undisturbed = stream(front.url, PATH, body, authorization=MINE["authorization"])
     ending = threading.Event()
 
     def half_open() -> None:
@@ -155,7 +155,9 @@ def test_beside_hostile_clients_a_stream_is_what_it_would_be(
     with ThreadPoolExecutor(4) as pool:
         attacks = [pool.submit(keep_on, one) for one in (half_open, aborted, huge, keyless)]
         try:
-            found = [stream(front.url, PATH, body, **MINE) for _ in range(3)]
+            found = [
+                stream(front.url, PATH, body, authorization=MINE["authorization"]) for _ in range(3)
+            ]
         finally:
             ending.set()
         assert all(one.result() > 0 for one in attacks)
