@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from foretoken.cli.help import write_commands
 from foretoken.cli.options import read_prompts
+from foretoken.cli.train_auto import EPILOG, auto
 from foretoken.config.methods import ROWS, DraftingMethod, Trained, known_methods
 from foretoken.errors import ConfigError
 
@@ -115,6 +116,9 @@ def _trains(kind: str) -> Callable[..., None]:
 for _method in ROWS:
     for _kind in _method.trained:
         train_app.command(_kind.command, help=_help_of(_kind))(_trains(_kind.kind))
+
+
+train_app.command(epilog=EPILOG)(auto)
 
 
 @train_app.command()

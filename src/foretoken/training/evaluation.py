@@ -145,9 +145,12 @@ def accepted(outputs: Iterable[CompletionOutput]) -> Accepted:
 
 
 def step_costs(
-    engine: Engine, prompt: Sequence[int], most: int, repeats: int
+    engine: Engine, prompt: Sequence[int], most: int, repeats: int, drafter: str | None = None
 ) -> tuple[DecodingStep, ...]:
-    """Medians over the decoding steps of one sequence with 0..most drafts, in turns."""
+    """Medians over the decoding steps of one sequence with 0..most drafts, in turns.
+
+    `drafter` names one of several; None: as the engine is configured.
+    """
     kept: dict[int, list[tuple[float, float, float]]] = {k: [] for k in range(most + 1)}
     steps = watch_steps(engine)
     for _ in range(repeats):
@@ -158,7 +161,7 @@ def step_costs(
                 max_tokens=COST_TOKENS,
                 ignore_eos=True,
                 detokenize=False,
-                speculation=Speculation(enabled=k > 0, num_speculative_tokens=k),
+                speculation=Speculation(enabled=k > 0, drafter=drafter, num_speculative_tokens=k),
             )
             answer_all(engine, [prompt], params)
             kept[k] += [

@@ -44,6 +44,14 @@ class Task(Protocol):
         ...
 
 
+class Length(Protocol):
+    """How long a run is."""
+
+    def progress(self, step: int, seconds: float) -> float:
+        """The share used up, 0..1, after `step` steps and `seconds` of work."""
+        ...
+
+
 class Job(NamedTuple):
     """A model and its task."""
 
@@ -113,9 +121,16 @@ class Trainer:
     """
 
     def __init__(
-        self, job: Job, settings: Settings, folder: Path, ranks: Ranks | None = None
+        self,
+        job: Job,
+        settings: Settings,
+        folder: Path,
+        ranks: Ranks | None = None,
+        length: Length | None = None,
     ) -> None:
+        """Go on from `folder`, for as long as the settings say or, in place of them, `length`."""
         self.ranks = ranks or Ranks()
+        self._run_length: Length = length or settings.budget
         self.model, self.task, self.settings, self.folder = *job, settings, folder
         self.optimizer = Optimizer(job.model, settings)
         self.progress = Progress(history=[])
@@ -167,7 +182,7 @@ class Trainer:
 
     def share(self) -> float:
         """How much of the budget is used up, 0..1."""
-        return self.settings.budget.progress(self.progress.step, self.progress.seconds)
+        return self._run_length.progress(self.progress.step, self.progress.seconds)
 
     def step(self) -> float:
         """One optimizer step; returns its loss in nats."""
@@ -239,18 +254,25 @@ class Trainer:
         done.history.append({**record, "loss": loss, **found})
         return found
 
-    def run(self, report: Callable[[str], None]) -> Progress:
-        """Step until the budget is used up, with checkpoints and progress on the way."""
+    def run(
+        self,
+        report: Callable[[str], None],
+        pauses: Callable[[Progress], bool] = lambda progress: False,
+    ) -> Progress:
+        """Step until the budget is used up, with checkpoints and progress on the way.
+
+        Where it `pauses`, asked before each step, it is measured and saved as at the end.
+        """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", MIXED)
-            self._run(report)
+            self._run(report, pauses)
         return self.progress
 
-    def _run(self, report: Callable[[str], None]) -> None:
+    def _run(self, report: Callable[[str], None], pauses: Callable[[Progress], bool]) -> None:
         terminal = terminal_of(sys.stderr) if self.ranks.leads else None
         display = Display(report, self.settings.name, terminal)
         saved, mean, length = time.monotonic(), 0.0, self._length()
-        while self.share() < 1.0:
+        while self.share() < 1.0 and not pauses(self.progress):
             before = self.progress.seconds
             if length != (length := self._length()):
                 display.note(f"rows of {length} tokens from now on{self._once_more()}")

@@ -7,7 +7,7 @@ training on stored states loads no target.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,11 @@ def states_folder(settings: Settings, folder: Path) -> Path:
 
 
 def plan_states(
-    target: LoadedTarget, settings: Settings, tokens: Mapping[str, int], source: str
+    target: LoadedTarget,
+    settings: Settings,
+    tokens: Mapping[str, int],
+    source: str,
+    kinds: Sequence[str] = (),
 ) -> StatePlan:
     """What a run wants on disk.
 
@@ -67,6 +71,7 @@ def plan_states(
         settings: of the run, with a head.
         tokens: how many there are, by set.
         source: digest of the tokens.
+        kinds: of heads that will read them too, beside the run's own.
     """
     assert settings.head is not None, "a run of a head"
     asked = settings.states or StateSettings()
@@ -77,12 +82,13 @@ def plan_states(
         for name, length in wanted
     ]
     held = held_out_rows(tokens[HELD_OUT], last)
-    points = (*find_kind(settings.head.kind).points(target.parts), FINAL)
+    readers = (settings.head.kind, *kinds)
+    points = [point for kind in readers for point in find_kind(kind).points(target.parts)]
     dtype = str(target.dtype).removeprefix("torch.") if asked.dtype == "auto" else asked.dtype
     return StatePlan(
         source=source,
         sets=(RowSet(name=HELD_OUT, length=last, count=held), *sets),
-        points=tuple(dict.fromkeys(points)),
+        points=tuple(dict.fromkeys((*points, FINAL))),
         hidden_size=target.parts.hidden_size,
         dtype=dtype,
         shard_bytes=asked.shard_megabytes << 20,
@@ -95,8 +101,11 @@ def keep_states(
     folder: Path,
     text_digest: str | None,
     report: Callable[[str], None],
+    kinds: Sequence[str] = (),
 ) -> None:
     """Write the hidden states of the answers and text in `folder` that are not on disk yet.
+
+    Heads of `kinds` will read them too, beside the run's own.
 
     Raises:
         ConfigError: they do not fit, or the states folder holds others.
@@ -107,7 +116,7 @@ def keep_states(
     read = f"{settings.target} {text_digest}".encode() + (folder / ANSWERS_FILE).read_bytes()
     digest = hashlib.sha256(read).hexdigest()[:16]
     tokens = {name: packed.tokens for name, packed in rows.items()}
-    plan = agree(plan_states(target, settings, tokens, digest), kept)
+    plan = agree(plan_states(target, settings, tokens, digest, kinds), kept)
     matrices = 0 if (kept / TARGET_FILE).is_file() else _matrix_bytes(target)
     needed = require_room(plan, kept, matrices)
     report(_estimate(plan, matrices, needed))

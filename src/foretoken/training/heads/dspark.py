@@ -22,6 +22,7 @@ from foretoken.training.heads.dflash.blocks import (
     block_points,
     block_shape,
     require_blocks_fit,
+    usual_blocks,
 )
 from foretoken.training.heads.dflash.files import block_layout
 from foretoken.training.heads.guesses import Added, Guess
@@ -90,4 +91,10 @@ def _layout(state: Mapping[str, Any], verifier: str, form: str | None) -> Layout
     )
 
 
-KIND = HeadKind(fresh=_fresh, layout=_layout, points=block_points, require_fit=_require_fit)
+def _usual(target: TargetParts) -> dict[str, Any]:
+    return {**usual_blocks(target), "markov_rank": max(16, min(256, target.hidden_size // 3))}
+
+
+KIND = HeadKind(
+    fresh=_fresh, layout=_layout, points=block_points, require_fit=_require_fit, usual=_usual
+)

@@ -15,7 +15,7 @@ from foretoken.layers.rope import RotaryTable
 from foretoken.proposers.heads.eagle import Eagle
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.training.heads.guesses import DepthAttention, Guess, Guesser, ahead, rotary_of
-from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
+from foretoken.training.heads.kind import FreshHead, HeadKind, Layout, usual_width
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
 
@@ -64,4 +64,8 @@ def _layout(state: Mapping[str, Any], _: str, form: str | None) -> Layout:
     return Layout(state["model"], {**layer, **state["shape"], "bias": bias})
 
 
-KIND = HeadKind(fresh=_fresh, layout=_layout)
+def _usual(target: TargetParts) -> dict[str, Any]:
+    return {"depth": 4, "inner_size": usual_width(target)}
+
+
+KIND = HeadKind(fresh=_fresh, layout=_layout, usual=_usual)

@@ -15,7 +15,13 @@ from foretoken.proposers.heads.eagle3.layers import Eagle3Shape
 from foretoken.proposers.heads.eagle3.network import Eagle3
 from foretoken.training.heads.eagle import recur
 from foretoken.training.heads.guesses import Guess, Guesser, rotary_of
-from foretoken.training.heads.kind import FreshHead, HeadKind, Layout
+from foretoken.training.heads.kind import (
+    FreshHead,
+    HeadKind,
+    Layout,
+    usual_vocabulary,
+    usual_width,
+)
 from foretoken.training.heads.speculators_file import drafted_ids, proposing, with_both_ways
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import HeadSettings, Settings
@@ -133,4 +139,12 @@ def _authors_layout(shape: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
     return Layout({**named, "t2d": drafted_ids(tensors["d2t"], layer["vocab_size"])}, config)
 
 
-KIND = HeadKind(fresh=_fresh, layout=_layout, points=default_points, may_embed=True)
+def _usual(target: TargetParts) -> dict[str, Any]:
+    return {
+        "depth": 5,
+        "inner_size": usual_width(target),
+        "draft_vocab_size": usual_vocabulary(target),
+    }
+
+
+KIND = HeadKind(fresh=_fresh, layout=_layout, points=default_points, may_embed=True, usual=_usual)

@@ -67,6 +67,9 @@ class HeadKind:
     """Whether its network is compiled before the first step, which takes minutes."""
     may_embed: bool = False
     """Whether its file may bring the target's token embedding, as `speculators` needs it then."""
+    usual: Callable[[TargetParts], dict[str, Any]] | None = None
+    """The keys of `[head]` for a target on which nobody has tried any, which `foretoken train auto`
+    takes; None: it leaves this kind out."""
 
 
 def find_kind(word: str) -> HeadKind:
@@ -91,6 +94,18 @@ def fresh_head(target: TargetParts, settings: Settings, frequent_ids: Tensor) ->
     assert settings.head is not None, "a run of a head"
     require_fit(target, settings)
     return find_kind(settings.head.kind).fresh(target, settings, frequent_ids)
+
+
+def usual_vocabulary(target: TargetParts) -> int:
+    """Tokens that a head with an output head of its own drafts: half of them, at most 32,000, as
+    published heads of large vocabularies do."""
+    return min(max(1, target.vocab_size // 2), 32_000)
+
+
+def usual_width(target: TargetParts) -> int:
+    """The inner width of a head's gated MLP: between two and three times the target's width, as
+    many of its own layers have."""
+    return 8 * (target.hidden_size // 3)
 
 
 def require_fit(target: TargetParts, settings: Settings) -> None:

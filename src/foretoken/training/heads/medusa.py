@@ -59,4 +59,8 @@ def _layout(state: Mapping[str, Any], verifier: str, _: str | None) -> Layout:
     return Layout(state["model"], config)
 
 
-KIND = HeadKind(fresh=_fresh, layout=_layout)
+def _usual(target: TargetParts) -> dict[str, Any]:
+    return {"depth": 4, "inner_size": max(16, target.hidden_size // 2), "num_layers": 2}
+
+
+KIND = HeadKind(fresh=_fresh, layout=_layout, usual=_usual)

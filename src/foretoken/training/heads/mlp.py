@@ -61,4 +61,8 @@ def _layout(state: Mapping[str, Any], _: str, __: str | None) -> Layout:
     return Layout(named, config)
 
 
-KIND = HeadKind(fresh=_fresh, layout=_layout)
+def _usual(target: TargetParts) -> dict[str, Any]:
+    return {"depth": 4, "inner_size": max(16, target.hidden_size // 2)}
+
+
+KIND = HeadKind(fresh=_fresh, layout=_layout, usual=_usual)

@@ -31,7 +31,15 @@ from foretoken.training.heads.guesses import (
     ahead,
     rotary_of,
 )
-from foretoken.training.heads.kind import OWN, FreshHead, HeadKind, Layout, require_mask
+from foretoken.training.heads.kind import (
+    OWN,
+    FreshHead,
+    HeadKind,
+    Layout,
+    require_mask,
+    usual_vocabulary,
+    usual_width,
+)
 from foretoken.training.heads.speculators_file import with_both_ways
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
@@ -153,6 +161,21 @@ def _layout(state: Mapping[str, Any], verifier: str, form: str | None) -> Layout
     return Layout(with_both_ways(state["model"], shape["layer"]["vocab_size"]), config)
 
 
+def _usual(target: TargetParts) -> dict[str, Any]:
+    return {
+        "depth": 5,
+        "num_layers": 2,
+        "inner_size": usual_width(target),
+        "draft_vocab_size": usual_vocabulary(target),
+        "mask_token_id": target.vocab_size - 1,
+    }
+
+
 KIND = HeadKind(
-    fresh=_fresh, layout=_layout, points=default_points, require_fit=require_mask, may_embed=True
+    fresh=_fresh,
+    layout=_layout,
+    points=default_points,
+    require_fit=require_mask,
+    may_embed=True,
+    usual=_usual,
 )

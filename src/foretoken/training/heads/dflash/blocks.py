@@ -11,7 +11,7 @@ Source: DFlash (arXiv 2602.06036).
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -22,10 +22,11 @@ from foretoken.proposers.heads.dflash.head import BlockHead
 from foretoken.proposers.heads.dflash.layers import BlockShape, BlockView
 from foretoken.shape import RopeShape
 from foretoken.training.heads.guesses import Guess, Guesser, ahead, rotary_of
-from foretoken.training.heads.kind import require_mask
+from foretoken.training.heads.kind import require_mask, usual_vocabulary, usual_width
 from foretoken.training.heads.target import Captured, TargetParts
 from foretoken.training.settings import Settings
 
+SMALL_VOCABULARY, DEEP = 32_000, 28
 MOST_POINTS = 5
 """Layers of the target that are read, as in published heads, where it has enough."""
 
@@ -71,6 +72,23 @@ def block_shape(target: TargetParts, settings: Settings, *, first_row: int) -> B
         draft_vocab_size=drafted,
         own_head=drafted < target.vocab_size,
     )
+
+
+def usual_blocks(target: TargetParts) -> dict[str, Any]:
+    """The keys of `[head]` for a target on which nobody has tried any; more layers for a deep one.
+
+    With a large vocabulary they draft some of its tokens, since else most of the work is in the
+    target's output head.
+    """
+    small = target.vocab_size <= SMALL_VOCABULARY
+    return {
+        "depth": 7,
+        "depth_decay": 0.78,
+        "num_layers": 2 if target.layers < DEEP else 3,
+        "inner_size": usual_width(target),
+        "draft_vocab_size": None if small else usual_vocabulary(target),
+        "mask_token_id": target.vocab_size - 1,
+    }
 
 
 @torch.no_grad()

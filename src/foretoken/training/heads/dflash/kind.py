@@ -16,6 +16,7 @@ from foretoken.training.heads.dflash.blocks import (
     block_points,
     block_shape,
     require_blocks_fit,
+    usual_blocks,
 )
 from foretoken.training.heads.dflash.files import block_layout
 from foretoken.training.heads.guesses import Guess
@@ -45,4 +46,10 @@ def _layout(state: Mapping[str, Any], verifier: str, form: str | None) -> Layout
     return block_layout("dflash", state, verifier, form)
 
 
-KIND = HeadKind(fresh=_fresh, layout=_layout, points=block_points, require_fit=require_blocks_fit)
+KIND = HeadKind(
+    fresh=_fresh,
+    layout=_layout,
+    points=block_points,
+    require_fit=require_blocks_fit,
+    usual=usual_blocks,
+)

@@ -1,0 +1,369 @@
+"""`foretoken train auto` from end to end: rates, answers, candidates, the winner, what it is worth.
+
+Owns that order. Each part is done once, as the journal says; what a killed run was in the middle of
+goes on from its own files. Knows no kind of drafter; the times are the timetable's.
+"""
+
+import gc
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, final
+
+from foretoken.checkpoint import find_model
+from foretoken.errors import ConfigError
+from foretoken.training import run_folder
+from foretoken.training.auto.curve import Doubling, doubling
+from foretoken.training.auto.journal import Facts, RunJournal
+from foretoken.training.auto.judging import Contestant, Judgement, judge
+from foretoken.training.auto.probe import Probe
+from foretoken.training.auto.setup import (
+    DECAY_SHARE,
+    DataSizes,
+    SettingsOf,
+    competing,
+    method_word,
+    read_auto_prompts,
+)
+from foretoken.training.auto.timetable import LEAST_STEPS, Rates, Supply, Timetable, plan
+from foretoken.training.data.answers import read_answers, write_answers
+from foretoken.training.data.loaded_target import LoadedTarget
+from foretoken.training.data.prompts import PromptSet
+from foretoken.training.data.shards import read_plan, write_whole
+from foretoken.training.data.states import keep_states, read_parts
+from foretoken.training.heads.export import export_run
+from foretoken.training.heads.kind import find_kind
+from foretoken.training.loop import Progress, Trainer
+from foretoken.training.runs import build_job
+from foretoken.training.settings import Settings
+
+DRAFTER, REPORT, STATES = "drafter", "report.json", "states"
+TRAINED = "trained"
+"""What the winner is called in the last judgement."""
+DISK_SHARE = 0.5
+"""Of the free disk, what hidden states may take."""
+MOST_PASSES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a user asked for.
+
+    Raises:
+        ConfigError: no time.
+    """
+
+    target: str
+    """Folder, packaged name or hub id."""
+    prompts: str
+    """A file or data set of prompts, as `[data]` has it."""
+    hours: float
+    out: Path
+
+    def __post_init__(self) -> None:
+        """Check that there is time."""
+        if not 0 < self.hours < float("inf"):
+            raise ConfigError("--hours", self.hours, "a number above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoOutcome:
+    """What a run came to."""
+
+    kind: str
+    folder: Path
+    """Where the drafter is."""
+    steps: int
+    trained_s: float
+    """Time of its steps."""
+    judgement: Judgement
+    """On held-out prompts that decided nothing before; the drafter's name there is TRAINED."""
+    doubling: Doubling | None
+    ranking: tuple[tuple[str, float], ...]
+    """Median speed-up over plain decoding of each candidate when it was last judged, with little
+    training; the winner first."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The `speculative_config` that drafts with it as it was judged."""
+        return {
+            "method": method_word(self.kind),
+            "model": str(self.folder),
+            "num_speculative_tokens": self.judgement.lengths[TRAINED],
+        }
+
+
+@final
+class _ToMoment:
+    """A run that ends at a moment, whatever its steps take; the share goes on from what is done."""
+
+    def __init__(self, journal: RunJournal, until: float, done_s: float) -> None:
+        self._journal, self._until, self._from = journal, until, journal.seconds
+        left = max(1e-9, until - self._from)
+        self._begin = done_s / (done_s + left)
+
+    def progress(self, step: int, seconds: float) -> float:
+        """The share used up; neither steps nor seconds of work decide."""
+        gone = (self._journal.seconds - self._from) / max(1e-9, self._until - self._from)
+        return min(1.0, self._begin + (1.0 - self._begin) * gone)
+
+
+@final
+class AutoRun:
+    """One run, begun or gone on with."""
+
+    def __init__(
+        self,
+        asked: Assignment,
+        report: Callable[[str], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open the journal in the run's folder; `now` is a clock in seconds.
+
+        Raises:
+            ConfigError: the folder is of another target or other prompts.
+        """
+        self._asked, self._report = asked, report
+        self._journal = RunJournal(asked.out, now)
+        self._total_s = 3600 * asked.hours
+        given = {"target": asked.target, "prompts": asked.prompts}
+        begun = self._journal.once("begun", lambda: given)
+        if begun != given:
+            allowed = f"{begun['target']} and {begun['prompts']}, or another --out for a new run"
+            raise ConfigError(f"--out {asked.out}", f"{asked.target}, {asked.prompts}", allowed)
+
+    def run(self) -> AutoOutcome:
+        """Do what is not done yet.
+
+        Raises:
+            ConfigError: prompts that cannot be read, or too few.
+            ModelError: the target cannot be run, or not by a family of our own.
+            TrainingError: a run cannot go on, or the disk is full.
+        """
+        if self._journal.find("worth") is not None:
+            self._say("this run is finished; name another --out for a new one")
+        make, table, held_out = self._prepared()
+        gc.collect()  # the target has gone, and opens again where drafters are judged
+        ranking = self._candidates(make, table, held_out[::2])
+        return self._winner(make, table, ranking, held_out[1::2])
+
+    def _prepared(self) -> tuple[SettingsOf, Timetable, Sequence[Sequence[int]]]:
+        """What to do, with answers and hidden states on disk, and the held-out prompts."""
+        opened = time.monotonic()
+        target = LoadedTarget(find_model(self._asked.target))
+        load_s = time.monotonic() - opened
+        prompts, sizes = read_auto_prompts(self._asked.prompts, target)
+        make = SettingsOf(
+            target=self._asked.target,
+            prompts=self._asked.prompts,
+            sizes=sizes,
+            states=self._asked.out / STATES,
+        )
+        rates = self._rates(Probe(target, make, prompts, self._asked.out, self._say), load_s)
+        table = self._timetable(target, rates, sizes, len(prompts.ids))
+        self._journal.once("data", lambda: self._data(target, make, prompts, table))
+        return make, table, prompts.ids[: sizes.held_out]
+
+    def _say(self, text: str) -> None:
+        """A line with the time of the run before it."""
+        self._journal.beat()
+        self._report(f"[{_clock(self._journal.seconds)} of {_clock(self._total_s)}] {text}")
+
+    def _rates(self, probe: Probe, load_s: float) -> Rates:
+        kinds, out = competing(probe.target.parts, probe.settings_of)
+        if not kinds:
+            raise ConfigError("MODEL", self._asked.target, f"one of our drafters fits ({out})")
+        if self._journal.find("rates") is None:
+            for line in out:
+                self._say(f"left out: {line}")
+            self._say("measuring rates on a few prompts")
+        return Rates(**self._journal.once("rates", lambda: asdict(probe.rates(kinds, load_s))))
+
+    def _timetable(
+        self, target: LoadedTarget, rates: Rates, sizes: DataSizes, num_prompts: int
+    ) -> Timetable:
+        known = self._journal.find("timetable")
+        if known is None:
+            points = {p for kind in rates.train_s for p in find_kind(kind).points(target.parts)}
+            token_bytes = (len(points) + 1) * target.parts.hidden_size * target.dtype.itemsize
+            free = DISK_SHARE * shutil.disk_usage(self._asked.out).free
+            room = max(1, int(free / (token_bytes * rates.prompt_tokens)) - sizes.held_out)
+            supply = Supply(
+                held_out=sizes.held_out,
+                batch=sizes.batch,
+                most_prompts=min(num_prompts, sizes.held_out + room),
+                answer_tokens=sizes.answer_tokens,
+                row_length=sizes.row_length,
+            )
+            made = plan(self._total_s, self._journal.seconds, rates, supply)
+            known = self._journal.once("timetable", lambda: asdict(made))
+            self._tell_plan(made, num_prompts)
+        return Timetable(**{**known, "rungs": tuple(known["rungs"])})
+
+    def _tell_plan(self, table: Timetable, num_prompts: int) -> None:
+        least = min(table.winner_steps.values())
+        self._say(
+            f"plan: {table.prompts} prompts of {num_prompts}; "
+            f"{len(table.steps)} candidates ({', '.join(table.steps)}); "
+            f"steps of {table.batch_tokens} tokens, about {least:,} or more for the winner, "
+            f"until {_clock(table.train_until)}"
+        )
+        if least < LEAST_STEPS * 10:
+            self._say("that is little training; more --hours would say more")
+
+    def _data(
+        self, target: LoadedTarget, make: SettingsOf, prompts: PromptSet, table: Timetable
+    ) -> Facts:
+        """Answers and hidden states that all candidates share."""
+        if read_plan(make.states) is None:  # else they were answered before a kill
+            self._answers(target, make, prompts, table)
+        kinds = list(table.steps)
+        settings = make(target.parts, kinds[0], 1, table.batch_tokens)
+        keep_states(target, settings, self._asked.out, None, self._say, kinds)
+        return {"prompts": len(read_answers(self._asked.out))}
+
+    def _answers(
+        self, target: LoadedTarget, make: SettingsOf, prompts: PromptSet, table: Timetable
+    ) -> None:
+        step = max(1, table.prompts // 16 // make.data.batch) * make.data.batch
+        for end in (*range(make.data.held_out + step, table.prompts, step), table.prompts):
+            some = replace(prompts, ids=prompts.ids[:end])
+            write_answers(target.engine, some, make.data, self._asked.out, _silent)
+            self._say(f"answered {end} prompts of {table.prompts}")
+            if self._journal.seconds > self._total_s / 2:
+                self._say("answers took longer than planned: going on with those that there are")
+                return
+
+    def _settings(self, make: SettingsOf, table: Timetable, kind: str) -> Settings:
+        import torch
+
+        parts = read_parts(self._asked.out / STATES, torch.device("cpu"))
+        return make(parts, kind, table.winner_steps[kind], table.batch_tokens)
+
+    def _candidates(
+        self, make: SettingsOf, table: Timetable, prompts: Sequence[Sequence[int]]
+    ) -> list[tuple[str, float]]:
+        """All that were judged, the best first: those that went on before those that did not."""
+        alive = list(table.steps)
+        ranking, out = [(alive[0], 0.0)], list[tuple[str, float]]()
+        for rung, count in enumerate(table.rungs):
+            alive, out = alive[:count], (ranking[count:] if rung else []) + out
+            for kind in alive:
+                self._journal.once(
+                    f"rung {rung} {kind}", partial(self._rung, make, table, kind, rung)
+                )
+            judged = partial(self._judged, alive, table, prompts)
+            found = self._journal.once(f"judged {rung}", judged)
+            ranking = [(kind, speed) for kind, speed in found["ranking"]]
+            alive = [kind for kind, _ in ranking]
+        return ranking + out
+
+    def _rung(self, make: SettingsOf, table: Timetable, kind: str, rung: int) -> Facts:
+        """Train a candidate as far as it may go before it is judged."""
+        goal = table.steps[kind] * (rung + 1)
+        self._say(f"candidate {kind}: up to step {goal}")
+
+        def pauses(progress: Progress) -> bool:
+            self._journal.beat()
+            return progress.step >= goal or self._journal.seconds >= table.train_until
+
+        settings = self._settings(make, table, kind)
+        trainer = Trainer(build_job(settings, self._asked.out), settings, self._asked.out / kind)
+        done = trainer.run(_silent, pauses)
+        export_run(self._asked.out / kind, self._drafter_of(kind), verifier=self._asked.target)
+        return {"steps": done.step, "seconds": done.seconds, **done.history[-1]}
+
+    def _drafter_of(self, kind: str) -> Path:
+        return self._asked.out / kind / DRAFTER
+
+    def _judged(
+        self, kinds: Sequence[str], table: Timetable, prompts: Sequence[Sequence[int]]
+    ) -> Facts:
+        found = judge(
+            self._asked.target,
+            [
+                Contestant(name=kind, folder=self._drafter_of(kind), method=method_word(kind))
+                for kind in kinds
+            ],
+            prompts[: table.judged_prompts],
+            table.judged_tokens,
+            until=lambda passes: True,
+        )
+        ranking = [(kind, median(found.speedups(kind))) for kind in found.best(kinds)]
+        shown = ", ".join(f"{kind} {speed:.2f}x" for kind, speed in ranking)
+        self._say(f"judged in the engine, over plain decoding: {shown}")
+        return {"ranking": ranking, "judgement": asdict(found)}
+
+    def _winner(
+        self,
+        make: SettingsOf,
+        table: Timetable,
+        ranking: Sequence[tuple[str, float]],
+        prompts: Sequence[Sequence[int]],
+    ) -> AutoOutcome:
+        kind = ranking[0][0]
+        done = self._journal.once("winner", lambda: self._finish(make, table, kind))
+        folder = self._asked.out / DRAFTER
+        found = self._journal.once("worth", lambda: asdict(self._worth(kind, table, prompts)))
+        state = run_folder.newest_state(self._asked.out / kind, "progress")
+        outcome = AutoOutcome(
+            kind=kind,
+            folder=folder,
+            steps=done["steps"],
+            trained_s=done["seconds"],
+            judgement=Judgement(**{**found, "look_ups": tuple(found["look_ups"])}),
+            doubling=doubling(state["progress"]["history"], done["steps"] * (1.0 - DECAY_SHARE)),
+            ranking=tuple(ranking),
+        )
+        text = json.dumps({**asdict(outcome), "folder": str(folder), "config": outcome.config})
+        write_whole(self._asked.out / REPORT, lambda part: part.write_text(text + "\n"))
+        return outcome
+
+    def _finish(self, make: SettingsOf, table: Timetable, kind: str) -> Facts:
+        """Train the winner until it is time to measure it, and write it."""
+        self._say(f"training {kind} until {_clock(table.train_until)}")
+        settings, run = self._settings(make, table, kind), self._asked.out / kind
+        state = run_folder.load_newest(run)
+        before = 0.0 if state is None else float(state["progress"]["seconds"])
+        length = _ToMoment(self._journal, table.train_until, before)
+        trainer = Trainer(build_job(settings, self._asked.out), settings, run, length=length)
+
+        def beat(_: Progress) -> bool:
+            self._journal.beat()
+            return False
+
+        done = trainer.run(self._say, beat)
+        export_run(run, self._asked.out / DRAFTER, verifier=self._asked.target)
+        return {"steps": done.step, "seconds": done.seconds}
+
+    def _worth(self, kind: str, table: Timetable, prompts: Sequence[Sequence[int]]) -> Judgement:
+        self._say("measuring the drafter beside plain decoding and what needs no training")
+        began = self._journal.seconds
+
+        def until(passes: int) -> bool:
+            a_pass = (self._journal.seconds - began) / passes
+            return passes >= MOST_PASSES or self._journal.seconds + a_pass > self._total_s
+
+        return judge(
+            self._asked.target,
+            [Contestant(name=TRAINED, folder=self._asked.out / DRAFTER, method=method_word(kind))],
+            prompts[: table.judged_prompts],
+            table.judged_tokens,
+            until,
+            with_others=True,
+        )
+
+
+def _clock(seconds: float) -> str:
+    """`1:02:03`."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def _silent(_: str) -> None:
+    """What is told in fewer lines of our own."""
