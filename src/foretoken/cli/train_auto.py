@@ -98,14 +98,13 @@ def what_more(outcome: "AutoOutcome") -> str:
     found = outcome.doubling
     if found is None:
         return "The run was too short to say what more hours would bring."
-    length = outcome.judgement.tokens[TRAINED]
     speed = median(outcome.judgement.speedups(TRAINED))
-    guess = speed * (length + found.tokens) / length
+    guess = speed * (found.now + found.tokens) / found.now
     return (
         f"Twice the training would add about {found.tokens:.2f} [{found.low:.2f}, "
-        f"{found.high:.2f}] tokens a verification ({length:.2f} now): {speed:.2f}x would become "
-        f"about {guess:.2f}x. "
-        "That takes the curve so far to go on; a small head or few prompts may end it sooner."
+        f"{found.high:.2f}] to {found.now:.2f} tokens a verification on held-out text, and make "
+        f"{speed:.2f}x about {guess:.2f}x, if the curve goes on; a small head or few prompts "
+        "may end it sooner."
     )
 
 

@@ -118,7 +118,7 @@ def test_what_more_hours_bring_is_in_speed_too(tmp_path: Path) -> None:
         steps=10,
         trained_s=60.0,
         judgement=judgement([0.5] * 6, 0.9),
-        doubling=Doubling(tokens=0.5, low=0.4, high=0.6),
+        doubling=Doubling(now=2.5, tokens=0.5, low=0.4, high=0.6),
         ranking=(("mlp", 1.5),),
     )
     assert "2.00x would become about 2.40x" in what_more(outcome)

@@ -17,6 +17,8 @@ SETTLED = 0.25
 class Doubling:
     """What twice the steps would add to the tokens a verification, as far as the curve goes on."""
 
+    now: float
+    """Tokens a verification when the run was last measured, as its guesses on held-out text say."""
     tokens: float
     low: float
     high: float
@@ -47,7 +49,9 @@ def doubling(history: Sequence[Mapping[str, float]], decays_from: float) -> Doub
     slope = sum((x - middle) * (y - level) for x, y in points) / spread
     rest = sum((y - level - slope * (x - middle)) ** 2 for x, y in points)
     half = _t(count - 2) * math.sqrt(rest / (count - 2) / spread)
-    return Doubling(tokens=slope, low=slope - half, high=slope + half)
+    return Doubling(
+        now=history[-1]["tokens_a_step"], tokens=slope, low=slope - half, high=slope + half
+    )
 
 
 def _t(freedom: int) -> float:

@@ -158,7 +158,7 @@ def _length(
     kept = accepted(answer_all(engine, prompts, asked))
     costs = {
         cost.drafts: cost.total_s
-        for cost in step_costs(engine, prompts[0], len(kept.by_position), 1, name)
+        for cost in step_costs(engine, prompts[0], len(kept.by_position), 2, name)
     }
     promised = {
         k: length / costs[k] for k, length in enumerate(kept.lengths, start=1) if k in costs

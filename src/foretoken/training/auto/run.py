@@ -179,8 +179,8 @@ class AutoRun:
         if not kinds:
             raise ConfigError("MODEL", self._asked.target, f"one of our drafters fits ({out})")
         if self._journal.find("rates") is None:
-            for line in out:
-                self._say(f"left out: {line}")
+            if out:
+                self._say(f"left out: {'; '.join(out)}")
             self._say("measuring rates on a few prompts")
         return Rates(**self._journal.once("rates", lambda: asdict(probe.rates(kinds, load_s))))
 
@@ -209,7 +209,7 @@ class AutoRun:
         least = min(table.winner_steps.values())
         self._say(
             f"plan: {table.prompts} prompts of {num_prompts}; "
-            f"{len(table.steps)} candidates ({', '.join(table.steps)}); "
+            f"candidates: {', '.join(table.steps)}; "
             f"steps of {table.batch_tokens} tokens, about {least:,} or more for the winner, "
             f"until {_clock(table.train_until)}"
         )

@@ -65,12 +65,12 @@ def competing(target: TargetParts, make: "SettingsOf") -> tuple[tuple[str, ...],
     fitting, out = [], []
     for kind in _by_promise():
         if find_kind(kind).usual is None:
-            out.append(f"{kind}: needs a model to begin with, train it by itself")
+            out.append(f"{kind} (needs a model to begin with)")
             continue
         try:
             require_fit(target, make(target, kind, 1, MICRO_TOKENS))
         except ConfigError as error:
-            out.append(f"{kind}: {error}")
+            out.append(f"{kind} ({error})")
         else:
             fitting.append(kind)
     return tuple(fitting), tuple(out)
