@@ -53,7 +53,8 @@ def test_a_killed_server_starts_again_as_if_nothing_had_been(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
     log = tmp_path / "log"
     options = ("--port", port, "--metrics-prefix", "ours", "--log-format", "json")
-    process, again = start_server(*SMALL, *options, log=log)
+    drafts = ("--spec-model", "demo-draft", "--spec-tokens", "3", "--no-adaptive-speculation")
+    process, again = start_server(*SMALL, *options, *drafts, log=log)
     try:
         assert again == url
         assert text_of(url) == expected
