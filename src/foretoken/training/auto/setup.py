@@ -24,7 +24,7 @@ LONGEST_ROW, LONGEST_ANSWER = 512, 256
 LARGEST_BATCH = 32
 MICRO_TOKENS = 1024
 DECAY_SHARE = 0.4
-MEASUREMENTS = 16
+MEASUREMENTS = 10
 """Held-out measurements of a whole run, about."""
 
 
