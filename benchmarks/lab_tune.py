@@ -23,12 +23,17 @@ MINUTES = 60.0
 
 
 def row(name: str, found: list[Rehearsed]) -> str:
-    """A row of the table."""
-    said = summarize(found)
+    """A row of the table for searches of one server."""
     emitted = sorted({one.emitted.name for one in found})
     shown = ", ".join(emitted[:3]) + (", ..." if len(emitted) > 3 else "")
+    best = found[0]
+    return f"| {name} | {best.best.name} | {best.best_gain:.2f}x | {shown} | {said_of(found)}"
+
+
+def said_of(found: list[Rehearsed]) -> str:
+    """The last cells of a row."""
+    said = summarize(found)
     return (
-        f"| {name} | {found[0].best.name} | {found[0].best_gain:.2f}x | {shown} | "
         f"{said.median_share:.1%} | {said.near:.0%} | {said.slower:.0%} | "
         f"{said.median_minutes:.0f} |"
     )
@@ -70,7 +75,10 @@ def main() -> None:
         print(row(case.case.name, found), flush=True)
         every += found
     said = summarize(every)
-    print(row("all", every), "" if said.as_asked(given.minutes) else "NOT AS ASKED")
+    print(
+        f"| all, {len(every)} searches | | | | {said_of(every)}",
+        "" if said.as_asked(given.minutes) else "NOT AS ASKED",
+    )
     print(json.dumps({"benchmark": "lab_tune", "all": asdict(said),
                       "runs": [asdict(one) for one in every]}))  # fmt: skip
 

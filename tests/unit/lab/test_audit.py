@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -83,6 +84,10 @@ def plan_for(fault: str, share: float) -> AuditPlan:
 def test_unverified_draws_are_caught(share: float) -> None:
     found = run(MockFaults(skip_verification=share), AuditPlan(only=("verification",)))
     assert found["verification"].status == "fault", found["verification"]
+    assert re.search(
+        r"scores are -.* plain decoding's own .*: '.*' has a log-probability \d",
+        found["verification"].why,
+    )
 
 
 def test_what_a_stream_misses_is_told_apart() -> None:

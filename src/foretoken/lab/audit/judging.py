@@ -92,7 +92,8 @@ def _judge_seen(
     scored = compare_means(ours, theirs) if ours and theirs else None
     least = min([*p_values, *([] if scored is None else [scored])])
     if least < ERROR:
-        return replace(base, status="fault", p_value=least, why=_evidence(base, scored))
+        why = base.examples[0] if base.examples else _score_evidence(seen, ours, theirs)
+        return replace(base, status="fault", p_value=least, why=why)
     usually = 2 * base.plain_differs > base.plain_answers and 2 * base.differs > base.answers
     both = base.wrong > 0 or usually
     return replace(
@@ -104,10 +105,11 @@ def _judge_seen(
     )
 
 
-def _evidence(base: CheckResult, scored: float | None) -> str:
-    if base.examples:
-        return base.examples[0]
-    return f"scores are not those of plain decoding (p {scored:.1g})"
+def _score_evidence(seen: Sequence[Look], ours: Sequence[float], theirs: Sequence[float]) -> str:
+    mean, usual = float(np.mean(ours)), float(np.mean(theirs))
+    means = f"scores are {mean:.2f} in the mean, plain decoding's own {usual:.2f}"
+    scored = [(look.score, look.why) for look in seen if look.score is not None and look.why]
+    return f"{means}: {min(scored)[1]}" if scored and mean < usual else means
 
 
 def _count(looks: Sequence[Look], sort: str) -> int:

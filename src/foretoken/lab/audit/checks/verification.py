@@ -7,7 +7,7 @@ speculation scores the answers of both servers, and the scores are compared.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from foretoken.lab.audit.asking import Asker, Case
 from foretoken.lab.audit.check import NO_PLAIN, AuditCheck, Look, Sides, unanswered
@@ -35,7 +35,7 @@ async def _look(sides: Sides, case: Case) -> Look:
         return missing
     if drawn.tokens is None:
         return Look(sort="unasked", why="completions come without log-probabilities")
-    score = 0.0
+    told = []
     # The first token is the prompt's, which no draft stands for.
     for number in range(1, len(drawn.tokens)):
         reply = await _ask_next(sides.plain, case, drawn, number)
@@ -44,8 +44,8 @@ async def _look(sides: Sides, case: Case) -> Look:
             return missing
         if not reply.tops:
             return Look(sort="unasked", why="the likeliest tokens are not told")
-        score += surprise(drawn.tokens[number], reply.tops[0])
-    return Look(sort="fine", score=score)
+        told.append((surprise(drawn.tokens[number], reply.tops[0]), drawn.tokens[number]))
+    return Look(sort="fine", score=sum(value for value, _ in told), why=_least_likely(told))
 
 
 async def _ask_next(plain: Asker, case: Case, drawn: Reply, number: int) -> Reply:
@@ -55,6 +55,13 @@ async def _ask_next(plain: Asker, case: Case, drawn: Reply, number: int) -> Repl
     if drawn.prompt_ids is not None and drawn.token_ids is not None:
         return await plain.ask({**body, "prompt": [*drawn.prompt_ids, *drawn.token_ids[:number]]})
     return await plain.ask({**body, "prompt": case.prompt + "".join(drawn.tokens[:number])})
+
+
+def _least_likely(told: Sequence[tuple[float, str]]) -> str:
+    if not told:
+        return ""
+    value, token = min(told)
+    return f"{token!r} has a log-probability {-value:.1f} below that of a usual draw"
 
 
 def surprise(token: str, top: Mapping[str, float]) -> float:
