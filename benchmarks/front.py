@@ -1,0 +1,74 @@
+"""What a front costs: `foretoken serve demo` against the same behind a front, with --replicas.
+
+    python benchmarks/front.py [--clients 1 8 32] [--replicas 1 2]
+
+Streams of the packaged pair at the address that clients ask. Each repeat is a start of each arm, in
+rotated order, alone on the machine; in it every number of clients has --rounds rounds after one to
+warm up, of which the median counts. All arms have the machine's cores: one replica has as many
+threads as the server, two have half of them each. Needs Ray (`pip install 'foretoken[ray]'`).
+"""
+
+import argparse
+import asyncio
+import statistics
+from typing import Any
+
+from common import announce, finish, interleave, make_parser, ratio_of_medians
+from served import demo_server
+from serving import TIMES, one_round
+
+ALONE = "server"
+SIZES = ("--kv-cache-memory-bytes", "200000000")
+
+
+async def ask(url: str, given: argparse.Namespace) -> dict[str, float]:
+    """Medians over rounds by number of clients, seconds."""
+    found: dict[str, float] = {}
+    for clients in given.clients:
+        await one_round(url, clients, given.tokens, given.drafts)
+        rounds = [
+            await one_round(url, clients, given.tokens, given.drafts) for _ in range(given.rounds)
+        ]
+        for name in TIMES:
+            found[f"{clients} clients, {name}"] = statistics.median(one[name] for one in rounds)
+    return found
+
+
+def start_and_ask(replicas: int | None, given: argparse.Namespace) -> dict[str, float]:
+    """One start; None: without a front."""
+    options = () if replicas is None else ("--replicas", str(replicas))
+    with demo_server(*SIZES, *options) as server:
+        return asyncio.run(ask(server.url, given))
+
+
+def main() -> None:
+    """Measure, report."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5, help="of each number of clients")
+    parser.add_argument("--drafts", action="store_true", help="speculate as the server chooses")
+    given = parser.parse_args()
+    if given.quick:
+        given.clients, given.repeats, given.rounds, given.tokens = [1, 4], 1, 1, 16
+    where = announce(given)
+    arms: dict[str, Any] = {ALONE: lambda: start_and_ask(None, given)}
+    for count in given.replicas:
+        arms[f"replicas: {count}"] = lambda count=count: start_and_ask(count, given)
+    runs = interleave(arms, given.repeats)
+    results: dict[str, Any] = {}
+    for name in runs[ALONE][0]:
+        below = [one[name] for one in runs[ALONE]]
+        results[f"{ALONE}, {name}"] = statistics.median(below)
+        print(f"{name:22} {statistics.median(below) * 1e3:9.3f} ms")
+        for arm in list(arms)[1:]:
+            above = [one[name] for one in runs[arm]]
+            ratio = ratio_of_medians(above, below)
+            results |= {f"{arm}, {name}": statistics.median(above), f"{arm} / {name}": ratio}
+            print(f"    {arm}: {statistics.median(above) * 1e3:9.3f} ms, times {ratio}", flush=True)
+    finish("front", where, given, results, [])
+
+
+if __name__ == "__main__":
+    main()
