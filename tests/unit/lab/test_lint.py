@@ -312,3 +312,16 @@ def test_the_command_answers_with_its_exit_code(tmp_path: Path) -> None:
 def test_nothing_readable_is_an_error(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, ["lab", "lint", *arguments])
     assert result.exit_code == 2, result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("trtllm-serve m --extra_llm_api_options /etc/eagle.yaml", "/etc/eagle.yaml"),
+        ("vllm serve m --config vllm.yaml", "vllm.yaml"),
+    ],
+)
+def test_settings_in_a_file_are_not_said_to_be_off(command: str, said: str) -> None:
+    [finding] = lint(read_source(command), Machine()).findings
+    assert finding.check == "speculation"
+    assert finding.message == f"whether it speculates stands in {said}, which was not read"

@@ -126,7 +126,7 @@ def test_flags_of_another_age(flags: str, expected: dict[str, Any]) -> None:
         ("python -m sglang.launch_server --model-path m --speculative-algo EAGLE3 "
          "--speculative-draft d --speculative-num-steps 5 --speculative-eagle-topk 1 "
          "--speculative-num-draft-tokens 8",
-         "python -m sglang.launch_server --model-path m --speculative-algorithm EAGLE3 "
+         "python -m sglang.launch_server --model-path m --speculative-algo EAGLE3 "
          "--speculative-draft-model-path d --speculative-num-steps 5 --speculative-eagle-topk 1 "
          "--speculative-num-draft-tokens 6"),
         ("sglang serve m --speculative-algorithm LOOKAHEAD",

@@ -173,3 +173,45 @@ def test_a_sentence_is_no_command(text: str) -> None:
 def test_options_alone_are_read() -> None:
     assert only("--spec-decoding-acceptance-method typical_acceptance_sampler").engine == "vllm"
     assert only("./start.sh --speculative-model org/draft").options["speculative-model"]
+
+
+TORN = """vllm serve org/target
+  --tensor-parallel 2
+  --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}'
+"""
+
+
+def test_a_command_goes_on_with_the_options_on_its_next_lines() -> None:
+    source = read_source(TORN)
+    [launch] = source.launches
+    assert launch.speculation == {"method": "ngram", "num_speculative_tokens": 5}
+    assert launch.options["tensor-parallel-size"] == "2"
+    [finding] = source.findings
+    assert (finding.check, finding.where) == ("torn_off", "--tensor-parallel")
+
+
+@pytest.mark.parametrize("text", [GUIDE, SCRIPT, DOCKERFILE, COMPOSE, KUBERNETES, IN_A_SHELL])
+def test_commands_that_go_on_rightly_are_not_torn(text: str) -> None:
+    assert not read_source(text).findings
+
+
+def test_a_script_that_is_no_python_is_said_to_be_none() -> None:
+    text = "from vllm import LLM\nllm = LLM(speculative_config={'model': 'a' 'b': 1})\n"
+    [finding] = read_source(text).findings
+    assert (finding.level, finding.where) == ("error", "line 2")
+    assert not read_source("from vllm import LLM\nllm = LLM('a')\n").findings
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "value"),
+    [
+        ("sglang serve m --speculative-algo EAGLE", "speculative-algorithm", "EAGLE"),
+        ("sglang serve m --mem-fraction 0.7", "mem-fraction-static", "0.7"),
+        ("vllm serve m --gpu-memory-util=0.9", "gpu-memory-utilization", "0.9"),
+    ],
+)
+def test_beginnings_of_options_are_what_argparse_makes_of_them(
+    command: str, name: str, value: str
+) -> None:
+    [launch] = read_source(command).launches
+    assert launch.options[name] == value

@@ -12,6 +12,7 @@ from foretoken.lab.lint.launches import Launch, LaunchCheck, LintSource
 from foretoken.lab.lint.names import NAME_CHECKS
 from foretoken.lab.lint.other_servers import OTHER_CHECKS, speculates
 from foretoken.lab.lint.read.python import PYTHON_CHECK
+from foretoken.lab.lint.read.shell import SHELL_CHECK
 from foretoken.lab.lint.shares import SHARE_CHECK
 from foretoken.lab.lint.traffic import METRIC_CHECK, REFUSED_CHECK, check_metrics, check_requests
 from foretoken.lab.lint.translate import repaired, translated
@@ -23,7 +24,7 @@ MEANING_CHECKS = (*VLLM_CHECKS, *OTHER_CHECKS)
 LAUNCH_CHECKS = (*NAME_CHECKS, *MEANING_CHECKS)
 DEVICE_CHECKS = (SHARE_CHECK,)
 """Checks of a launch that need a device."""
-TRAFFIC_CHECKS = (REFUSED_CHECK, METRIC_CHECK, PYTHON_CHECK)
+TRAFFIC_CHECKS = (REFUSED_CHECK, METRIC_CHECK, PYTHON_CHECK, SHELL_CHECK)
 """Checks that look at requests, dashboards and scripts."""
 NAMES = (
     *(check.name for check in LAUNCH_CHECKS),
@@ -35,6 +36,8 @@ NAMES = (
 _LEFT_OUT = ("leave it out", "left out")
 OwnParser = Callable[[tuple[str, ...]], list[Finding]]
 """Judges the words of a `foretoken` command as the command line itself would."""
+_SETTINGS_FILES = ("config", "extra-llm-api-options")
+"""Options of vLLM, SGLang and TensorRT-LLM that name a file with more settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +101,7 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
     today = translated(launch)
     found += _meaning(today, machine)
     if not speculates(today) and not found and launch.engine != "foretoken":
-        found.append(Finding(check="speculation", level="note", message="speculation is off"))
+        found.append(_silent(launch))
     if launch.broken:
         return LaunchVerdict(launch=launch, findings=tuple(found))
     mended = repaired(today)
@@ -111,6 +114,20 @@ def judge(launch: Launch, machine: Machine, own: OwnParser | None = None) -> Lau
         remaining=remaining,
         fitting=fitting(mended, machine, remaining),
     )
+
+
+def _silent(launch: Launch) -> Finding:
+    """Nothing in a launch speculates; what it has read from a file may."""
+    for part in launch.parts:
+        if part.name in _SETTINGS_FILES and isinstance(part.value, str):
+            return Finding(
+                check="speculation",
+                level="note",
+                where=part.written,
+                message=f"whether it speculates stands in {part.value}, which was not read",
+                remedy=f"foretoken lab lint {part.value}",
+            )
+    return Finding(check="speculation", level="note", message="speculation is off")
 
 
 def _judge_own(launch: Launch, ask: Callable[[Launch], list[Finding]]) -> LaunchVerdict:

@@ -31,6 +31,9 @@ _PACKAGES = {
     "tensorrt_llm": "tensorrt-llm",
     "foretoken": "foretoken",
 }
+_IMPORTS = re.compile(
+    r"^from (?:vllm|sglang|tensorrt_llm|foretoken)\b.* import |^import (?:vllm|sglang)", re.M
+)
 _IN_PROSE = re.compile(r"^[ \t]*(?:\w+[ \t]*=[ \t]*)?(?:LLM|AsyncEngineArgs|EngineArgs)\(", re.M)
 _STARTS_SERVER = re.compile(
     r"\b(?:vllm serve|vllm\.entrypoints|sglang\.launch_server|sglang serve|llama-server|"
@@ -96,6 +99,7 @@ def script_findings(text: str) -> Iterator[Finding]:
     """What will go wrong in a script beside the arguments of its engines."""
     tree = _parsed(text)
     if tree is None:
+        yield from _broken(text)
         return
     engines = [
         node
@@ -123,6 +127,26 @@ def script_findings(text: str) -> Iterator[Finding]:
             message="vllm:spec_decode_num_accepted_tokens_per_pos is a Vector without a value: the "
             "loop ends in an AttributeError",
             remedy='getattr(metric, "value", None) or metric.values',
+        )
+
+
+def looks_like_python(text: str) -> bool:
+    """Whether a text is meant to be a script, broken or not."""
+    return is_python(text) or _IMPORTS.search(text) is not None
+
+
+def _broken(text: str) -> Iterator[Finding]:
+    """Where a script that is to build an engine stops being Python."""
+    if not looks_like_python(text):
+        return
+    try:
+        ast.parse(textwrap.dedent(text))
+    except SyntaxError as error:
+        yield Finding(
+            check=PYTHON_CHECK,
+            level="error",
+            where=f"line {error.lineno}",
+            message=f"is no Python, so that the script was not read: {error.msg}",
         )
 
 

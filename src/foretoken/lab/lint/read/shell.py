@@ -12,8 +12,10 @@ from dataclasses import dataclass
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)=")
 _EXPORTED = re.compile(r"^[ \t]*(?:export|ARG|ENV)[ \t]+(?=[A-Za-z_]\w*[= ])", re.MULTILINE)
 _UNIT = re.compile(r"^ExecStart=-?", re.MULTILINE)
-_CONTINUED = re.compile(r"\\[ \t]*\r?\n|\\[ \t]+(?=-)")
-"""A backslash at the end of a line, or where such lines were joined into one by copying."""
+_CONTINUED = re.compile(r"\\[ \t]*\r?\n|\\[ \t]+(?=-)|\r?\n[ \t]*(?=--[a-z])")
+"""A backslash at the end of a line, or where such lines were joined into one by copying; or its
+lack before a line of options, which are no command of their own."""
+SHELL_CHECK = "torn_off"
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})")
 _WHOLE_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _WHOLE_ARRAY = re.compile(r'"?\$\{(\w+)\[[@*]\]\}"?')
@@ -35,6 +37,17 @@ def read_commands(text: str) -> Iterator[list[Word]]:
 
     What cannot be read as a command is left out.
     """
+    for words, _ in _commands(text):
+        yield words
+
+
+def torn_commands(text: str) -> Iterator[tuple[list[Word], str]]:
+    """The commands that a shell would end before a line of options, since the line before does not
+    go on, as if it did; and the first of those options."""
+    return ((words, torn) for words, torn in _commands(text) if torn)
+
+
+def _commands(text: str) -> Iterator[tuple[list[Word], str]]:
     text = _EXPORTED.sub("", _UNIT.sub("", text))
     names: dict[str, str] = {}
     arrays: dict[str, list[Word]] = {}
@@ -56,7 +69,7 @@ def read_commands(text: str) -> Iterator[list[Word]]:
         if command.array is not None:
             arrays[command.array] = words[num_assigned:]
         elif words[num_assigned:]:
-            yield words
+            yield words, command.torn
 
 
 def quoted(word: Word) -> str:
@@ -95,6 +108,8 @@ class _Command:
         self.end = at
         self.array: str | None = None
         """The variable that the words are the elements of."""
+        self.torn = ""
+        """The first option behind a line that does not go on."""
         self._text, self._names = text, names
         self._value, self._raw, self._in_word = "", "", False
 
@@ -107,6 +122,8 @@ class _Command:
             if continued:
                 self._finish()
                 self.end = continued.end()
+                if char in "\r\n" and self.words and self.array is None:
+                    self.torn = self.torn or text[self.end :].split(maxsplit=1)[0]
             elif char in " \t\r":
                 self._finish()
                 self.end += 1

@@ -6,15 +6,16 @@ documents with fenced blocks of these. Judges nothing.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
 
 from foretoken.config.other_engines import OtherName, find_other
+from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import Form, Launch, LaunchPart, LintSource
 from foretoken.lab.lint.read import containers, python
-from foretoken.lab.lint.read.shell import Word, read_commands
+from foretoken.lab.lint.read.shell import SHELL_CHECK, Word, read_commands, torn_commands
 from foretoken.lab.lint.read.variables import (
     exported,
     file_of_variables,
@@ -54,9 +55,26 @@ def read_source(text: str, engine: str = "auto") -> LintSource:
         requests=tuple(one for one in found if not isinstance(one, Launch)),
         metrics=tuple(name for name in named if ":" in name or find_metric(name) is not None),
         num_unread=unread,
-        findings=tuple(python.script_findings(text)),
+        findings=(*python.script_findings(text), *_torn_off(blocks or [text], engine)),
         reads_metrics="get_metrics(" in text,
     )
+
+
+def _torn_off(blocks: Iterable[str], engine: str) -> Iterator[Finding]:
+    """Commands of a shell that end before their options do."""
+    for block in blocks:
+        if _documents(block)[0] is not None or python.looks_like_python(block):
+            continue
+        for words, flag in torn_commands(block):
+            if launch_of(words, engine) is not None:
+                yield Finding(
+                    check=SHELL_CHECK,
+                    level="warning",
+                    where=flag,
+                    message="begins a line, and the line before does not end in a backslash: a "
+                    "shell ends the command there; it is read here as if it went on",
+                    remedy="a backslash at the end of each line but the last",
+                )
 
 
 def whole_metric(name: str) -> str:

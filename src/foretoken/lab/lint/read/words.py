@@ -29,6 +29,15 @@ IMAGES = {
     "tensorrt-llm/release": "tensorrt-llm",
 }
 """Parts of the names of images, and the engine that they start."""
+_COMPLETED = {
+    ("sglang", "speculative-algo"): "speculative-algorithm",
+    ("sglang", "tensor-parallel"): "tensor-parallel-size",
+    ("sglang", "mem-fraction"): "mem-fraction-static",
+    ("vllm", "tensor-parallel"): "tensor-parallel-size",
+    ("vllm", "gpu-memory-util"): "gpu-memory-utilization",
+    ("vllm", "speculative-conf"): "speculative-config",
+}
+"""Beginnings that people type, of options that argparse completes."""
 _SWITCH = re.compile(r"(enable|disable|no|use|skip)-|trust-remote-code$|enforce-eager$|metrics$")
 _DOCKER_SWITCHES = ("--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tty", "--init",
              "--privileged")  # fmt: skip
@@ -60,7 +69,7 @@ def launch_of(
     num_words = next((i for i, word in enumerate(words) if _redirects(word)), len(words))
     if own == "unknown" and not loose:
         return None
-    parts = tuple(_parts(words[num_before:num_words]))
+    parts = tuple(_parts(words[num_before:num_words], own))
     options = {part.name: part.value for part in parts if part.name}
     before = words[:num_before]
     if own == "unknown":
@@ -136,8 +145,8 @@ def _waits_for_value(word: str) -> bool:
     return bool(FLAG.match(word)) and not has_its_own and word not in _DOCKER_SWITCHES
 
 
-def _parts(words: Sequence[Word]) -> list[LaunchPart]:
-    """Options with their values, and the words that belong to none."""
+def _parts(words: Sequence[Word], engine: str) -> list[LaunchPart]:
+    """Options of `engine` with their values, and the words that belong to none."""
     found: list[LaunchPart] = []
     waiting = list(words)
     while waiting:
@@ -148,6 +157,7 @@ def _parts(words: Sequence[Word]) -> list[LaunchPart]:
         flag, equals, value = word.text.partition("=")
         name = flag.lstrip("-")
         name = name.replace("_", "-") if "." not in name else name
+        name = _COMPLETED.get((engine, name), name)
         if equals:
             raw = word.raw.partition("=")[2] if word.raw.startswith(flag + "=") else ""
             found.append(LaunchPart(name=name, written=flag, value=value, raw=raw))
