@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from foretoken.errors import ConfigError
 from foretoken.training.python_text.stdlib import Corpus, SourceFile
 from tools.demo_models.batches import Mix, TokenStream, TrainingData, bytes_per_token, held_out_rows
+from tools.demo_models.packages import Package
 from tools.demo_models.tokenizer import BEGIN_ID, train_tokenizer
 
 TEXT = "".join(
@@ -21,6 +23,7 @@ CORPUS = Corpus(
     held_out=(SourceFile(path="c.py", text=TEXT[:1500], is_test=False),),
 )
 TOKENIZER = train_tokenizer([TEXT], 300)
+GIVEN = CORPUS, TOKENIZER
 
 
 def data(**shares: float) -> TrainingData:
@@ -48,6 +51,20 @@ def test_batches_repeat_and_shift() -> None:
 def test_shares(share: str, mark: str) -> None:
     assert all(mark in text for text in texts(data(**{share: 1.0})))
     assert not any(mark in text for text in texts(data()))
+
+
+def test_packages_have_their_share_of_text_and_of_edits() -> None:
+    text = "".join(f"def packaged_{i}(value):\n    return packaged(value)\n" for i in range(60))
+    file = SourceFile(path="inner.py", text=text, is_test=False)
+    package = Package(name="outer", version="1", licence="MIT", files=(file,))
+    shares: dict[str, Any] = {"test_share": 0.5, "package_share": 0.5}
+    for edit_share, other in ((0.0, "assert True"), (1.0, "function_")):
+        mix = Mix(edit_share=edit_share, **shares)
+        made = [row for seed in (7, 8) for row in texts(TrainingData(*GIVEN, mix, seed, [package]))]
+        assert any("packaged" in row for row in made) and any(other in row for row in made)
+        assert all("packaged" in row or other in row for row in made), made
+    with pytest.raises(ConfigError, match="package_share"):
+        TrainingData(*GIVEN, mix, 7)
 
 
 def test_noise_is_said_again() -> None:

@@ -5,8 +5,9 @@ resumed run sees what the first would have seen, and nothing about the data need
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +16,16 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from foretoken.errors import ConfigError
 from foretoken.training.python_text.heldout import edit_document, excerpt
-from foretoken.training.python_text.stdlib import Corpus, SourceFile
+from foretoken.training.python_text.stdlib import Corpus, SourceFile, load_corpus
+from tools.demo_models.packages import Package, load_packages
 from tools.demo_models.tokenizer import BEGIN_ID, END_ID
 
 CHARACTERS_PER_TOKEN = 3.4
+SHORTEST_EDITED = 1000
+FILES_AT_ONCE = 64
+"""A tokenizer's own records of a text are far larger than the text."""
 
 
 class Batch(NamedTuple):
@@ -43,13 +49,28 @@ class Mix:
     """until so many."""
     test_share: float = 0.25
     """Rows from tests, of those that are text."""
+    package_share: float = 0.0
+    """Rows from installed packages, of those that are text, and edits of theirs, of all edits."""
+
+    @property
+    def packages(self) -> tuple[Package, ...]:
+        """The packages that rows come from; none, unread, where no row does."""
+        return load_packages() if self.package_share else ()
 
 
 def encode_files(tokenizer: Tokenizer, files: Iterable[SourceFile]) -> NDArray[np.uint16]:
     """All files in a row, each between <s> and </s>."""
-    encoded = tokenizer.encode_batch([file.text for file in files], add_special_tokens=False)
-    parts = [np.array([BEGIN_ID, *entry.ids, END_ID], dtype=np.uint16) for entry in encoded]
+    parts = []
+    for some in _some_at_once(file.text for file in files):
+        encoded = tokenizer.encode_batch(some, add_special_tokens=False)
+        parts += [np.array([BEGIN_ID, *entry.ids, END_ID], dtype=np.uint16) for entry in encoded]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
+
+
+def _some_at_once(texts: Iterable[str]) -> Iterator[list[str]]:
+    left = iter(texts)
+    while some := list(islice(left, FILES_AT_ONCE)):
+        yield some
 
 
 class TokenStream:
@@ -77,28 +98,46 @@ class TokenStream:
 
 
 class TrainingData:
-    """The training rows of a corpus under a mix; see `batch`."""
+    """The training rows of a corpus and packages under a mix; see `batch`."""
 
-    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, mix: Mix, seed: int) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        mix: Mix,
+        seed: int,
+        packages: Sequence[Package] = (),
+    ) -> None:
         self.tokenizer = tokenizer
         self._mix = mix
         self._seed = seed
         library = [file for file in corpus.training if not file.is_test]
         tests = [file for file in corpus.training if file.is_test]
-        self._sources = [file.text for file in library if len(file.text) > 1000]
+        self._sources = [file.text for file in library if len(file.text) > SHORTEST_EDITED]
         self._tokens = encode_files(tokenizer, library)
         self._library = TokenStream(self._tokens, seed)
         self._tests = TokenStream(encode_files(tokenizer, tests), seed + 1) if tests else None
+        files = [file for package in packages for file in package.files]
+        self._package_sources = [file.text for file in files if len(file.text) > SHORTEST_EDITED]
+        self._packages = TokenStream(encode_files(tokenizer, files), seed + 2) if files else None
+        if mix.package_share and not files:
+            raise ConfigError("package_share", mix.package_share, "0 where no package is installed")
 
     def _edit_row(self, length: int, rng: random.Random) -> NDArray[np.uint16]:
         row: list[int] = []
         while len(row) < length:
             room = min(length - len(row), length) * CHARACTERS_PER_TOKEN / 2
-            piece = excerpt(rng.choice(self._sources), int(room * rng.uniform(0.12, 0.95)), rng)
+            piece = excerpt(self._source(rng), int(room * rng.uniform(0.12, 0.95)), rng)
             text = edit_document(piece, rng).text
             ids = self.tokenizer.encode(text, add_special_tokens=False).ids
             row += [BEGIN_ID, *ids, END_ID]
         return np.array(row[:length], dtype=np.uint16)
+
+    def _source(self, rng: random.Random) -> str:
+        share = self._mix.package_share
+        return rng.choice(
+            self._package_sources if share and rng.random() < share else self._sources
+        )
 
     def _repeat_row(self, length: int, rng: random.Random) -> NDArray[np.uint16]:
         """Random tokens said twice or more: only copying predicts them."""
@@ -108,6 +147,13 @@ class TrainingData:
             noise = [int(self._tokens[rng.randrange(len(self._tokens))]) for _ in range(size)]
             row += [BEGIN_ID, *noise * rng.randint(2, 3), END_ID]
         return np.array(row[:length], dtype=np.uint16)
+
+    def _stream(self, draw: float) -> TokenStream:
+        """Where a row of text comes from, given a number drawn from 0..1."""
+        if self._packages is not None and draw < self._mix.package_share:
+            return self._packages
+        from_tests = draw < self._mix.package_share + self._mix.test_share
+        return self._tests if from_tests and self._tests is not None else self._library
 
     def batch(self, step: int, tokens: int, length: int) -> Batch:
         """The rows of `step` (or of a part of one): tokens / length, `length` inputs each."""
@@ -125,11 +171,14 @@ class TrainingData:
                 rows.append(self._repeat_row(length + 1, rng))
                 continue
             rest = (draw - made) / max(1e-9, 1 - made)
-            from_tests = self._tests is not None and rest < self._mix.test_share
-            stream = self._tests if from_tests and self._tests is not None else self._library
-            rows.append(stream.row(step * count + index, length + 1))
+            rows.append(self._stream(rest).row(step * count + index, length + 1))
         stacked = torch.from_numpy(np.stack(rows).astype(np.int64))
         return Batch(stacked[:, :-1].contiguous(), stacked[:, 1:].contiguous())
+
+
+def read_training_data(tokenizer: Tokenizer, mix: Mix, seed: int) -> TrainingData:
+    """The rows of this interpreter's library, and of its packages if the mix has some."""
+    return TrainingData(load_corpus(), tokenizer, mix, seed, mix.packages)
 
 
 def held_out_rows(corpus: Corpus, tokenizer: Tokenizer, rows: int, length: int) -> Batch:

@@ -1,17 +1,23 @@
-"""A language model from the standard library's sources: how `demo` was made.
+"""A language model of Python sources: how `demo` was made.
 
-Owns the task of next-token prediction and the run's set-up. Export is a separate step, so that a
-run can be exported while it goes on.
+Owns the task of next-token prediction, the run's set-up and the weights it begins with. Export is a
+separate step, so that a run can be exported while it goes on.
 """
 
+import hashlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from foretoken.checkpoint import find_model
+from foretoken.training.heads.draft import begin_with
 from foretoken.training.llama import Llama, LlamaShape
+from foretoken.training.llama_folder import copy_tokenizer, read_exported
 from foretoken.training.loop import (
     Job,
     Progress,
@@ -25,12 +31,20 @@ from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.ranks import Ranks
 from foretoken.training.run_folder import folder_of, write_provenance
 from foretoken.training.schedule import Stage
-from tools.demo_models.batches import Batch, TrainingData, bytes_per_token, held_out_rows
-from tools.demo_models.manifest import corpus_digest, difference
+from tools.demo_models.batches import (
+    Batch,
+    TrainingData,
+    bytes_per_token,
+    held_out_rows,
+    read_training_data,
+)
+from tools.demo_models.manifest import corpus_digest, difference, package_difference
 from tools.demo_models.recipe import Recipe
 from tools.demo_models.tokenizer import save_tokenizer, train_tokenizer
 
 EVALUATION_ROWS, EVALUATION_LENGTH = 24, 512
+START_CARD = "start-card.md"
+"""The card of the model that a run began with, in the run's folder."""
 NATS_PER_BIT = 0.6931471805599453
 
 
@@ -40,6 +54,16 @@ def make_tokenizer(folder: Path, shape: LlamaShape) -> None:
     if not (folder / "tokenizer.json").exists():
         texts = (file.text for file in load_corpus().training)
         save_tokenizer(train_tokenizer(texts, shape.vocab_size), folder, shape.max_positions)
+
+
+def keep_start(start: str, folder: Path) -> dict[str, Any]:
+    """Copy tokenizer and card of the model to begin with; for the run's record, what it is."""
+    source = find_model(start)
+    copy_tokenizer(source, folder)
+    if (source / "README.md").is_file():
+        shutil.copyfile(source / "README.md", folder / START_CARD)
+    weights = (source / "model.safetensors").read_bytes()
+    return {"start_digest": hashlib.sha256(weights).hexdigest()[:16]}
 
 
 def held_out_loss(model: Llama, batch: Batch, rows: int = 8) -> float:
@@ -71,14 +95,20 @@ class LanguageModelling:
 
 
 def build_lm_job(recipe: Recipe, folder: Path) -> Job:
-    """A fresh model and its task; `folder` must hold the tokenizer."""
+    """A fresh model, or the start's, and its task; `folder` must hold the tokenizer.
+
+    Raises:
+        ConfigError: a start of another shape.
+    """
     settings = recipe.settings
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    corpus = load_corpus()
-    data = TrainingData(corpus, tokenizer, recipe.mix, settings.seed)
+    data = read_training_data(tokenizer, recipe.mix, settings.seed)
     torch.manual_seed(settings.seed)
-    model = Llama(settings.shape).to(pick_device())
-    held_out = held_out_rows(corpus, tokenizer, EVALUATION_ROWS, EVALUATION_LENGTH)
+    model = Llama(settings.shape)
+    if recipe.start is not None:
+        begin_with(model, read_exported(find_model(recipe.start)), "start")
+    model.to(pick_device())
+    held_out = held_out_rows(load_corpus(), tokenizer, EVALUATION_ROWS, EVALUATION_LENGTH)
     task = LanguageModelling(model, data, held_out, bytes_per_token(tokenizer, held_out))
     task.precision = settings.precision
     prepare(model, settings)
@@ -88,15 +118,21 @@ def build_lm_job(recipe: Recipe, folder: Path) -> Job:
 def train_language_model(
     recipe: Recipe, out: Path | None, report: Callable[[str], None], ranks: Ranks
 ) -> Progress:
-    """Train from the run's newest checkpoint, or from nothing, until the budget ends."""
+    """Train from the run's newest checkpoint, or its start, or nothing, until the budget ends."""
     settings = recipe.settings
     folder = folder_of(settings, out)
 
     def begin() -> None:
-        make_tokenizer(folder, settings.shape)
+        record, packages = recipe.as_record(), recipe.mix.packages
+        if recipe.start is None:
+            make_tokenizer(folder, settings.shape)
+        else:
+            record.update(keep_start(recipe.start, folder))
         missing = "no manifest is pinned for this version of Python"
         report(str(difference(load_corpus()) or missing))
-        write_provenance(folder, recipe.as_record(), corpus_digest(), ranks.size)
+        if packages:
+            report(f"packages: {package_difference(packages) or 'no manifest is pinned'}")
+        write_provenance(folder, record, corpus_digest(packages), ranks.size)
 
     ranks.lead(begin)
     tell_compiling(settings, report)

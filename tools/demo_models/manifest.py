@@ -1,4 +1,5 @@
-"""The pinned digests of the corpus, a file for each Python version a packaged model came from.
+"""The pinned digests of the corpus: a file for each Python version that a packaged model came from,
+and one for the packages.
 
 Owns writing and comparing them. Invariant: a pinned manifest is what a published model saw.
 """
@@ -6,17 +7,20 @@ Owns writing and comparing them. Invariant: a pinned manifest is what a publishe
 import hashlib
 import json
 import platform
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from foretoken.training.python_text.stdlib import Corpus, load_corpus
+from tools.demo_models.packages import Package
 
 MANIFESTS = Path(__file__).parent / "manifests"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Paths that differ from the pinned manifest: `missing` here, `added` here, or `changed`."""
+    """Names that differ from a pinned manifest: `missing` here, `added` here, or `changed`."""
 
     missing: tuple[str, ...]
     added: tuple[str, ...]
@@ -35,10 +39,25 @@ def digests(corpus: Corpus) -> dict[str, str]:
     return {file.path: file.digest for file in (*corpus.training, *corpus.held_out)}
 
 
-def corpus_digest() -> str:
+def package_records(packages: Iterable[Package]) -> dict[str, dict[str, Any]]:
+    """Of each package its version, its licence, and what is read of it."""
+    return {
+        package.name: {
+            "version": package.version,
+            "licence": package.licence,
+            "files": len(package.files),
+            "characters": sum(len(file.text) for file in package.files),
+            "digest": package.digest,
+        }
+        for package in packages
+    }
+
+
+def corpus_digest(packages: Iterable[Package] = ()) -> str:
     """SHA-256 of the digests of the training files, the first 16 hexadecimal digits."""
-    joined = " ".join(f"{file.path}={file.digest}" for file in load_corpus().training)
-    return hashlib.sha256(joined.encode()).hexdigest()[:16]
+    parts = [f"{file.path}={file.digest}" for file in load_corpus().training]
+    parts += [f"{package.name}={package.digest}" for package in packages]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
 def manifest_path(version: str | None = None) -> Path:
@@ -46,20 +65,41 @@ def manifest_path(version: str | None = None) -> Path:
     return MANIFESTS / f"python-{version or platform.python_version()}.json"
 
 
+def packages_path() -> Path:
+    """Where the manifest of the packages is."""
+    return MANIFESTS / "packages.json"
+
+
 def write_manifest(corpus: Corpus) -> Path:
     """Pin `corpus` for this interpreter's version."""
-    path = manifest_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(digests(corpus), indent=0, sort_keys=True) + "\n")
-    return path
+    return _write(manifest_path(), digests(corpus))
+
+
+def write_packages(packages: Iterable[Package]) -> Path:
+    """Pin `packages`."""
+    return _write(packages_path(), package_records(packages))
 
 
 def difference(corpus: Corpus, version: str | None = None) -> Difference | None:
     """How `corpus` differs from the manifest of `version`; None where none is pinned."""
-    path = manifest_path(version)
+    return _difference(manifest_path(version), digests(corpus))
+
+
+def package_difference(packages: Iterable[Package]) -> Difference | None:
+    """How `packages` differ from their manifest; None where none is pinned."""
+    return _difference(packages_path(), package_records(packages))
+
+
+def _write(path: Path, found: Mapping[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
+    return path
+
+
+def _difference(path: Path, here: Mapping[str, Any]) -> Difference | None:
     if not path.exists():
         return None
-    pinned, here = json.loads(path.read_text()), digests(corpus)
+    pinned = json.loads(path.read_text())
     return Difference(
         missing=tuple(sorted(pinned.keys() - here.keys())),
         added=tuple(sorted(here.keys() - pinned.keys())),

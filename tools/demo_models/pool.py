@@ -18,10 +18,9 @@ from foretoken.errors import ConfigError
 from foretoken.training.llama import Llama
 from foretoken.training.llama_folder import copy_tokenizer, read_llama
 from foretoken.training.loop import Job, Progress, Trainer, pick_device, tell_compiling
-from foretoken.training.python_text.stdlib import load_corpus
 from foretoken.training.ranks import Ranks
 from foretoken.training.run_folder import folder_of, write_provenance
-from tools.demo_models.batches import TrainingData
+from tools.demo_models.batches import TrainingData, read_training_data
 from tools.demo_models.manifest import corpus_digest
 from tools.demo_models.recipe import Recipe
 from tools.demo_models.sampling import Sampling, generate
@@ -91,7 +90,7 @@ class Inputs:
 def open_inputs(recipe: Recipe, source: Path, folder: Path) -> Inputs:
     """The target in `source`, and the samples that `folder` holds by now."""
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
-    data = TrainingData(load_corpus(), tokenizer, recipe.mix, recipe.settings.seed)
+    data = read_training_data(tokenizer, recipe.mix, recipe.settings.seed)
     return Inputs(read_target(source), data, SamplePool(data, folder / "samples"))
 
 
@@ -128,7 +127,8 @@ def train_on_target(
     def begin() -> None:
         copy_tokenizer(source, folder)
         grow_pool(recipe, source, folder, report)
-        write_provenance(folder, recipe.as_record(), corpus_digest(), ranks.size)
+        digest = corpus_digest(recipe.mix.packages)
+        write_provenance(folder, recipe.as_record(), digest, ranks.size)
 
     ranks.lead(begin)
     tell_compiling(settings, report)

@@ -14,6 +14,8 @@ from foretoken.training.settings import Settings
 from tools.demo_models.batches import Mix
 
 CONFIGS = Path(__file__).parent / "configs"
+OWN = ("start", "on_policy_share", "pool_tokens")
+"""Keys of a recipe that are no others'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,9 @@ class Recipe:
 
     settings: Settings
     mix: Mix = Mix()
+    start: str | None = None
+    """Packaged name or folder of the model whose weights and tokenizer a language model begins
+    with; None: random weights, and a tokenizer of its own."""
     on_policy_share: float = 0.5
     """Rows of the target's own samples, of all rows."""
     pool_tokens: int = 0
@@ -37,6 +42,8 @@ class Recipe:
             "edit_share": self.mix.edit_share,
             "repeat_share": self.mix.repeat_share,
             "test_share": self.mix.test_share,
+            "package_share": self.mix.package_share,
+            "test_share + package_share": self.mix.test_share + self.mix.package_share,
             "on_policy_share": self.on_policy_share,
         }
         for name, share in shares.items():
@@ -45,7 +52,7 @@ class Recipe:
 
     def as_record(self) -> dict[str, Any]:
         """All keys of the config with their values, for JSON."""
-        given = {"on_policy_share": self.on_policy_share, "pool_tokens": self.pool_tokens}
+        given = {name: getattr(self, name) for name in OWN}
         return {**asdict(self.settings), **asdict(self.mix), **given}
 
 
@@ -59,7 +66,7 @@ def read_recipe(config: str | Path, target: Path | None = None) -> Recipe:
     table = read_table(known if known.is_file() and not Path(config).is_file() else config)
     mixed = {field.name for field in fields(Mix)}
     mix = Mix(**{key: table.pop(key) for key in mixed & table.keys()})
-    own = {key: table.pop(key) for key in ("on_policy_share", "pool_tokens") if key in table}
+    own = {key: table.pop(key) for key in OWN if key in table}
     settings = build_settings(table)
     if target is not None:
         settings = replace(settings, target=str(target))

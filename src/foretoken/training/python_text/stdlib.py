@@ -86,7 +86,8 @@ def distinctive_lines(text: str) -> frozenset[str]:
     return frozenset(line for line in lines if len(line) >= SHORTEST_DISTINCTIVE_LINE)
 
 
-def _is_table(text: str) -> bool:
+def is_table(text: str) -> bool:
+    """Whether a text is mostly digits or characters of other scripts, which teach no Python."""
     digits = sum(text.count(digit) for digit in "0123456789")
     foreign = sum(not char.isascii() for char in text)
     return digits > MOST_DIGITS * len(text) or foreign > MOST_NON_ASCII * len(text)
@@ -103,7 +104,7 @@ def _read(root: Path) -> Iterator[SourceFile]:
             text = path.read_text("utf-8")
         except (UnicodeDecodeError, OSError):
             continue
-        if text.strip() and not _is_table(text):
+        if text.strip() and not is_table(text):
             is_test = bool(TEST_FOLDERS.intersection(relative.parts[:-1]))
             yield SourceFile(path=relative.as_posix(), text=text, is_test=is_test)
 
