@@ -7,15 +7,21 @@ import torch
 
 from foretoken.errors import ConfigError
 from foretoken.training import run_folder
+from foretoken.training.python_text.stdlib import SourceFile
+from tools.demo_models import card
 from tools.demo_models.card import CardInput, draft_card, target_card, thin
 from tools.demo_models.head_card import head_card
+from tools.demo_models.lm import START_CARD
+from tools.demo_models.packages import Package
 
 PART = {"agreement": 0.61, "length": 2.71, "overlap": 0.582}
 MEASURED = {
     "target_bits_per_byte": {"512": 1.234, "2048": 1.111},
     "draft_bits_per_byte": {"512": 2.345},
     "repeated_4grams_greedy": 0.25,
+    "repeated_4grams_at_0.7": 0.075,
     "repeated_4grams_at_0.8": 0.05,
+    "repeated_4grams_of_text": 0.025,
     "functions": PART,
     "edits": {**PART, "length": 3.33},
     "step_milliseconds": {"target": 12.5, "draft": 1.25},
@@ -29,12 +35,31 @@ RECORD = {
 def test_cards(tmp_path: Path) -> None:
     progress = {"step": 100, "tokens": 819200, "seconds": 240.0, "history": [RECORD]}
     run_folder.save(tmp_path, 100, {"progress": progress})
-    card = CardInput(run=tmp_path, measured=MEASURED, notes=("resumed twice",))
-    target, draft = target_card(card), draft_card(card)
+    given = CardInput(run=tmp_path, measured=MEASURED, notes=("resumed twice",))
+    target, draft = target_card(given), draft_card(given)
     for piece in ("| 1.234 |", "| 25.0% |", "4.321", "- resumed twice", "`textwrap.py`"):
         assert piece in target, piece
     for piece in ("| 2.71 | 3.33 |", "61.0%", "12.50 ms", "2.345", "- resumed twice"):
         assert piece in draft, piece
+
+
+def test_a_card_tells_both_runs_and_what_packages_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = SourceFile(path="inner.py", text="x = 1\n" * 200_000, is_test=False)
+    package = Package(name="outer", version="1.5", licence="MIT", files=(file,))
+    monkeypatch.setattr(card, "load_packages", lambda: (package,))
+    progress = {"step": 200, "tokens": 1638400, "seconds": 60.0, "history": [RECORD]}
+    run_folder.save(tmp_path, 200, {"progress": progress})
+    settings = {"seed": 0, "name": "demo-on", "package_share": 0.6, "start_digest": "abc123"}
+    run_folder.write_provenance(tmp_path, settings, "data")
+    earlier = "# Model card: demo\n\n## Training\n\n1037 steps at first\n\n## Measured\n\nbefore\n"
+    (tmp_path / START_CARD).write_text(earlier)
+    told = target_card(CardInput(run=tmp_path, measured=MEASURED))
+    pieces = ("train demo-on`, 200 steps", "digest abc123", "1037 steps at first", "| 7.5% |")
+    for piece in (*pieces, "outer 1.5 (MIT)", "1 files (1.2 MB) of 1 packages", "60% of"):
+        assert piece in " ".join(told.split()), piece
+    assert told.count("## Measured") == 1 and "before\n" not in told.partition("1037")[2]
 
 
 def test_thin_keeps_the_last() -> None:

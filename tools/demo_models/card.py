@@ -4,6 +4,7 @@ Owns the text around the numbers. The numbers come from a run's newest checkpoin
 command `measure` (`foretoken train eval` for heads); nothing in a card is typed by hand.
 """
 
+import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import torch
 
 from foretoken.training import run_folder
 from foretoken.training.python_text.stdlib import load_corpus
+from tools.demo_models.lm import START_CARD
+from tools.demo_models.packages import MOST_CHARACTERS, load_packages
 
 Record = dict[str, float]
 
@@ -54,8 +57,19 @@ def loss_curve(history: list[Record], columns: dict[str, str]) -> str:
     return table_of(("step", "tokens", "minutes", *columns.values()), rows)
 
 
-def data_section() -> str:
-    """What the runs of this interpreter read, and what they hold out."""
+def settings_of(run: Path) -> dict[str, Any]:
+    """The settings of a run's newest start; none where its folder has no record of one."""
+    path = run / run_folder.PROVENANCE
+    if not path.is_file():
+        return {}
+    settings: dict[str, Any] = json.loads(path.read_text())[-1]["settings"]
+    return settings
+
+
+def data_section(run: Path) -> str:
+    """What a run of this interpreter read, and what it held out."""
+    share = settings_of(run).get("package_share", 0.0)
+    more, theirs = ("", "") if share == 0.0 else (_packages_read(share), LICENCES)
     corpus = load_corpus()
     library = [file for file in corpus.training if not file.is_test]
     tests = [file for file in corpus.training if file.is_test]
@@ -70,11 +84,29 @@ UTF-8 Python, and every file that shares a tenth or more of the distinctive line
 module, and the held-out modules' own tests. The digests of all files are pinned in
 `tools/demo_models/manifests/`. About a fifth of the rows are documents that show a piece of
 a training file, name an edit, and show the edited piece.
-
+{more}
 Held out, never trained on ({len(corpus.held_out)} modules): {held}.
 
-The sources are under the PSF License. None of their text is stored in this project, but a model
-trained on so little text can repeat passages of it."""
+The sources are under the PSF License{theirs}. None of their text is
+stored in this project, but a model trained on so little text can repeat passages of it."""
+
+
+def _packages_read(share: float) -> str:
+    packages = load_packages()
+    files = [file for package in packages for file in package.files]
+    size = sum(len(file.text) for file in files) / 1e6
+    named = ", ".join(f"{one.name} {one.version} ({one.licence})" for one in packages)
+    return f"""
+Beside it {len(files)} files ({size:.1f} MB) of {len(packages)} packages, from which {share:.0%} of
+the rows of text come: {named}. Their metadata name permissive licences. Left out: tests, copies
+that packages bring of others, generated files, tables, what is past {MOST_CHARACTERS / 1e6:.0f} MB
+of a package, files that have half of their distinctive lines from files before them, and files that
+have a tenth of theirs from held-out modules, or hold a tenth of one's. Versions and digests are
+pinned, too.
+"""
+
+
+LICENCES = ", the packages' under the licences named above"
 
 
 def versions() -> str:
@@ -88,6 +120,22 @@ def versions() -> str:
 def notes_of(notes: tuple[str, ...]) -> str:
     """Lines on how the run was done, as a list."""
     return "".join(f"- {note}\n" for note in notes)
+
+
+def _first_run(run: Path) -> str:
+    """How the model that a run began with was trained, from that model's card."""
+    path = run / START_CARD
+    if not path.is_file():
+        return ""
+    section = path.read_text().partition("## Training\n")[2].partition("\n## ")[0]
+    digest = settings_of(run).get("start_digest")
+    return f"""
+### The run before
+
+The run above began with the weights of an earlier one (digest {digest}), of whose card this is a
+part:
+{section.rstrip()}
+"""
 
 
 def target_card(card: CardInput) -> str:
@@ -104,8 +152,13 @@ def target_card(card: CardInput) -> str:
         ("bits per byte, rows of 512 tokens", f"{bits['512']:.3f}"),
         ("bits per byte, rows of 2048 tokens", f"{bits['2048']:.3f}"),
         ("repeated 4-grams, greedy, 128 new tokens", f"{measured['repeated_4grams_greedy']:.1%}"),
-        ("repeated 4-grams, temperature 0.8", f"{measured['repeated_4grams_at_0.8']:.1%}"),
+        *(
+            (f"repeated 4-grams, temperature {t}", f"{measured[f'repeated_4grams_at_{t}']:.1%}")
+            for t in (0.7, 0.8)
+        ),
+        ("repeated 4-grams of the text itself", f"{measured['repeated_4grams_of_text']:.1%}"),
     ]
+    name = settings_of(card.run).get("name", "demo")
     table = table_of(("what", "value"), rows)
     return f"""# Model card: demo
 
@@ -115,17 +168,17 @@ tokens, tied embeddings, 2048 positions. It exists so that speculative decoding 
 tested offline: deep and narrow, so that one of its steps costs many steps of its draft. It is a
 demonstration, not an assistant: its text has the look of Python, and seldom more.
 
-{data_section()}
+{data_section(card.run)}
 
 ## Training
 
-`python -m tools.demo_models train demo`, {progress["step"]} steps,
+`python -m tools.demo_models train {name}`, {progress["step"]} steps,
 {progress["tokens"] / 1e6:.1f} M tokens seen, {progress["seconds"] / 60:.0f} minutes on two
 shared CPU cores. {versions()}. Muon for the matrices, AdamW for the rest; warm-up, constant rate,
 linear decay.
 {notes_of(card.notes)}
 {curve}
-
+{_first_run(card.run)}
 ## Measured on the held-out modules
 
 {table}
@@ -159,7 +212,7 @@ The draft model of `demo`: the same vocabulary and widths, one layer, 1.93 M par
 (3.9 MB). It started from the target's embedding, last norm and last layer, and was distilled from
 the target's full distributions.
 
-{data_section()}
+{data_section(card.run)}
 
 ## Training
 

@@ -14,13 +14,14 @@ from tokenizers import Tokenizer
 from foretoken.training.llama import Llama
 from foretoken.training.llama_folder import read_exported
 from foretoken.training.python_text.stdlib import load_corpus
-from tools.demo_models.acceptance import greedy_runs, measure, repeated_ngrams
+from tools.demo_models.acceptance import GreedyRun, greedy_runs, measure, repeated_ngrams
 from tools.demo_models.batches import bytes_per_token, held_out_rows
 from tools.demo_models.lm import NATS_PER_BIT, held_out_loss
 from tools.demo_models.sampling import Sampling, generate
 
 LENGTHS = {512: 48, 2048: 12}
-STEP_REPEATS = 30
+STEP_REPEATS, TEXT_ROWS = 30, 96
+TEMPERATURES = (0.7, 0.8)
 
 
 def bits_per_byte(model: Llama, tokenizer: Tokenizer) -> dict[str, float]:
@@ -47,22 +48,32 @@ def step_seconds(model: Llama) -> float:
     return gaps[len(gaps) // 2] / STEP_REPEATS
 
 
+def repetition(model: Llama, tokenizer: Tokenizer, run: GreedyRun) -> dict[str, float]:
+    """Shares of 4-grams that occurred before, in texts of as many tokens as `run` continues.
+
+    Of its greedy text, of samples after the same prompts, and of held-out text.
+    """
+    prompts, new = run.tokens[:, : run.prompt_tokens], run.tokens[:, run.prompt_tokens :]
+    text = held_out_rows(load_corpus(), tokenizer, TEXT_ROWS, new.shape[1]).targets
+    found = {
+        "repeated_4grams_greedy": repeated_ngrams(new),
+        "repeated_4grams_of_text": repeated_ngrams(text),
+    }
+    for temperature in TEMPERATURES:
+        how = Sampling(new_tokens=new.shape[1], temperature=temperature)
+        rows = generate(model, prompts, how, torch.Generator().manual_seed(0))
+        found[f"repeated_4grams_at_{temperature}"] = repeated_ngrams(rows[:, run.prompt_tokens :])
+    return found
+
+
 def evaluate_pair(target_folder: Path, draft_folder: Path | None) -> dict[str, Any]:
     """All the card's numbers of a target and, if given, of its draft."""
     target = read_exported(target_folder).eval()
     tokenizer = Tokenizer.from_file(str(target_folder / "tokenizer.json"))
     runs = greedy_runs(target, tokenizer)
-    new = runs[0].tokens[:, runs[0].prompt_tokens :]
-    sampled = generate(
-        target,
-        runs[0].tokens[:, : runs[0].prompt_tokens],
-        Sampling(new_tokens=new.shape[1], temperature=0.8),
-        torch.Generator().manual_seed(0),
-    )[:, runs[0].prompt_tokens :]
     found: dict[str, Any] = {
         "target_bits_per_byte": bits_per_byte(target, tokenizer),
-        "repeated_4grams_greedy": repeated_ngrams(new),
-        "repeated_4grams_at_0.8": repeated_ngrams(sampled),
+        **repetition(target, tokenizer, runs[0]),
     }
     if draft_folder is not None:
         draft = read_exported(draft_folder).eval()

@@ -57,7 +57,7 @@ For the target `demo`: {about}. {parameters / 1e6:.2f} M parameters of its own i
 ({2 * parameters / 1e6:.1f} MB). It only drafts: the target checks every token, so it changes how
 fast text comes, never which.
 
-{data_section()}
+{data_section(card.run)}
 
 ## Training
 
