@@ -16,6 +16,7 @@ import torch
 
 from foretoken.training import run_folder
 from foretoken.training.python_text.stdlib import load_corpus
+from tools.demo_models.batches import Mix
 from tools.demo_models.lm import START_CARD
 from tools.demo_models.packages import MOST_CHARACTERS, load_packages
 
@@ -68,7 +69,8 @@ def settings_of(run: Path) -> dict[str, Any]:
 
 def data_section(run: Path) -> str:
     """What a run of this interpreter read, and what it held out."""
-    share = settings_of(run).get("package_share", 0.0)
+    settings = settings_of(run)
+    share, edits = settings.get("package_share", 0.0), settings.get("edit_share", Mix().edit_share)
     more, theirs = ("", "") if share == 0.0 else (_packages_read(share), LICENCES)
     corpus = load_corpus()
     library = [file for file in corpus.training if not file.is_test]
@@ -82,7 +84,7 @@ the training: {len(library)} library files ({sizes[0]:.1f} MB) and {len(tests)} 
 suite ({sizes[1]:.1f} MB). Left out: character tables, generated data, anything that is not plain
 UTF-8 Python, and every file that shares a tenth or more of the distinctive lines of a held-out
 module, and the held-out modules' own tests. The digests of all files are pinned in
-`tools/demo_models/manifests/`. About a fifth of the rows are documents that show a piece of
+`tools/demo_models/manifests/`. {edits:.0%} of the rows are documents that show a piece of
 a training file, name an edit, and show the edited piece.
 {more}
 Held out, never trained on ({len(corpus.held_out)} modules): {held}.
