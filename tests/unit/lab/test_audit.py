@@ -195,7 +195,7 @@ def test_servers_of_one_machine_are_asked_in_turns() -> None:
 def test_consequences_are_told_from_faults() -> None:
     found = run(MockFaults(skip_verification=0.3, break_tools=1.0))
     faulty = {name for name, result in found.items() if result.status == "fault"}
-    assert faulty == {"greedy", "verification", "tools"}
+    assert faulty == {"greedy", "verification", "tools"}, found["verification"]
     assert "consequence of greedy" in found["streams"].why
 
 

@@ -17,8 +17,8 @@ from foretoken.lab.audit.check import AuditCheck, Look
 
 ERROR = 0.0002
 """Chance of a false alarm of one comparison; a run makes fewer than forty."""
-_SUSPICIOUS = 0.2
-"""Comparisons this unlikely are made again; of right servers' few are."""
+_SUSPICIOUS = 0.3
+"""Comparisons this unlikely are made again; of right servers' not many are."""
 _PERMUTATIONS = 20_000
 
 Status = Literal["ok", "fault", "both", "open", "unasked"]
