@@ -205,6 +205,12 @@ def test_a_right_server_passes(rounding: float) -> None:
     assert {result.status for result in found.values()} == {"ok"}, found
 
 
+def test_prompts_that_go_on_are_as_long_for_both_sides() -> None:
+    """A different length is a different share in the cache, which many looks would show."""
+    found = run(plan=AuditPlan(only=("prefixes",)))["prefixes"]
+    assert found.p_value == 1.0
+
+
 @pytest.mark.full
 def test_false_alarms_are_rare() -> None:
     """300 right servers, each with a language and rounding of its own; 1% may be accused."""

@@ -17,9 +17,9 @@ _UNTOLD = (
 
 
 async def _look(sides: Sides, case: Case) -> Look:
-    # Of its own for each case: no other request may have it in the cache already.
-    side = "control" if sides.control else "arm"
-    head = f"# {side} {case.number}\n"
+    # Of its own for each case and side: no other request may have it in the cache already. Both
+    # numbers have as many digits, so that both sides ask for as much.
+    head = f"# {2 * case.number + sides.control}\n"
     prompt = head + (case.prompt + "\n") * (1 + _CHARACTERS // (1 + len(case.prompt)))
     prompt = prompt[:_CHARACTERS]
     body = {"max_tokens": 16, "temperature": 0.0}
