@@ -16,7 +16,13 @@ from pathlib import Path
 
 from foretoken.lab.plain import from_plain
 from foretoken.lab.records.run_files import LineWriter, read_lines
-from foretoken.lab.tune.rehearsal import Rehearsed, play, rehearsed_cases, summarize
+from foretoken.lab.tune.rehearsal import (
+    RehearsalSummary,
+    Rehearsed,
+    play,
+    rehearsed_cases,
+    summarize,
+)
 from foretoken.lab.tune.simulated import SimulatedAnswers
 
 MINUTES = 60.0
@@ -26,13 +32,12 @@ def row(name: str, found: list[Rehearsed]) -> str:
     """A row of the table for searches of one server."""
     emitted = sorted({one.emitted.name for one in found})
     shown = ", ".join(emitted[:3]) + (", ..." if len(emitted) > 3 else "")
-    best = found[0]
-    return f"| {name} | {best.best.name} | {best.best_gain:.2f}x | {shown} | {said_of(found)}"
+    best, said = found[0], summarize(found)
+    return f"| {name} | {best.best.name} | {best.best_gain:.2f}x | {shown} | {cells(said)}"
 
 
-def said_of(found: list[Rehearsed]) -> str:
+def cells(said: RehearsalSummary) -> str:
     """The last cells of a row."""
-    said = summarize(found)
     return (
         f"{said.median_share:.1%} | {said.near:.0%} | {said.slower:.0%} | "
         f"{said.median_minutes:.0f} |"
@@ -76,7 +81,7 @@ def main() -> None:
         every += found
     said = summarize(every)
     print(
-        f"| all, {len(every)} searches | | | | {said_of(every)}",
+        f"| all, {len(every)} searches | | | | {cells(said)}",
         "" if said.as_asked(given.minutes) else "NOT AS ASKED",
     )
     print(json.dumps({"benchmark": "lab_tune", "all": asdict(said),

@@ -17,6 +17,7 @@ import torch
 from foretoken.training import run_folder
 from foretoken.training.python_text.stdlib import load_corpus
 from tools.demo_models.batches import Mix
+from tools.demo_models.evaluate import TEMPERATURES
 from tools.demo_models.lm import START_CARD
 from tools.demo_models.packages import MOST_CHARACTERS, load_packages
 
@@ -156,7 +157,7 @@ def target_card(card: CardInput) -> str:
         ("repeated 4-grams, greedy, 128 new tokens", f"{measured['repeated_4grams_greedy']:.1%}"),
         *(
             (f"repeated 4-grams, temperature {t}", f"{measured[f'repeated_4grams_at_{t}']:.1%}")
-            for t in (0.7, 0.8)
+            for t in TEMPERATURES
         ),
         ("repeated 4-grams of the text itself", f"{measured['repeated_4grams_of_text']:.1%}"),
     ]

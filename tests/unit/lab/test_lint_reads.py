@@ -215,3 +215,19 @@ def test_beginnings_of_options_are_what_argparse_makes_of_them(
 ) -> None:
     [launch] = read_source(command).launches
     assert launch.options[name] == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Read this.\n\n```python\nfrom vllm import LLM\nllm = LLM('a')\n```\n",
+        "vllm serve org/target\npython - <<'EOF'\nfrom vllm import LLM\nEOF\n",
+        "models:\n  a:\n    cmd: |\n      llama-server -m m.gguf\n      --port 1\n",
+        "--model org/target\n--speculative-config '{}'\n",
+    ],
+    ids=["document", "heredoc", "proxy", "options alone"],
+)
+def test_what_is_no_broken_script_or_command_is_none(text: str) -> None:
+    source = read_source(text)
+    assert source.launches
+    assert not source.findings

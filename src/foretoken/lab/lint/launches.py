@@ -94,6 +94,8 @@ class Launch:
     after: tuple[Word, ...] = ()
     """Where a command's output goes."""
     form: Form = field(default_factory=Form)
+    torn: str = ""
+    """The first option that a shell would not give it, for want of a backslash before its line."""
 
     @property
     def arguments(self) -> tuple[LaunchPart, ...]:

@@ -6,6 +6,7 @@ An image has an entry point of its own, so that a container may say options only
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from foretoken.lab.lint.launches import Form, Launch
@@ -114,8 +115,8 @@ def _of_words_of(value: Mapping[str, Any], engine: str, read_shell: Reader) -> I
     image = str(value.get("image", ""))
     for key in _HOLDERS:
         given = value.get(key)
-        if isinstance(given, str) and key == "cmd":  # of a proxy that starts servers in a shell
-            yield from read_shell(given, engine)
+        if isinstance(given, str) and key == "cmd":  # of a proxy, to which lines are spaces
+            yield from (replace(launch, torn="") for launch in read_shell(given, engine))
         elif isinstance(given, str):
             given = [word.text for command in read_commands(given) for word in command]
         if isinstance(given, list):

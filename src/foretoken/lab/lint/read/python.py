@@ -99,7 +99,6 @@ def script_findings(text: str) -> Iterator[Finding]:
     """What will go wrong in a script beside the arguments of its engines."""
     tree = _parsed(text)
     if tree is None:
-        yield from _broken(text)
         return
     engines = [
         node
@@ -130,23 +129,20 @@ def script_findings(text: str) -> Iterator[Finding]:
         )
 
 
-def looks_like_python(text: str) -> bool:
-    """Whether a text is meant to be a script, broken or not."""
-    return is_python(text) or _IMPORTS.search(text) is not None
-
-
-def _broken(text: str) -> Iterator[Finding]:
-    """Where a script that is to build an engine stops being Python."""
-    if not looks_like_python(text):
+def syntax_findings(text: str) -> Iterator[Finding]:
+    """Where a script that imports an engine stops being Python."""
+    if _IMPORTS.search(text) is None:
         return
     try:
         ast.parse(textwrap.dedent(text))
-    except SyntaxError as error:
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
         yield Finding(
             check=PYTHON_CHECK,
             level="error",
-            where=f"line {error.lineno}",
-            message=f"is no Python, so that the script was not read: {error.msg}",
+            where=f"line {line}" if line else "script",
+            message="is no Python, so that the script was not read: "
+            f"{getattr(error, 'msg', error)}",
         )
 
 

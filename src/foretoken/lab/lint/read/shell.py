@@ -37,17 +37,13 @@ def read_commands(text: str) -> Iterator[list[Word]]:
 
     What cannot be read as a command is left out.
     """
-    for words, _ in _commands(text):
+    for words, _ in commands_as_torn(text):
         yield words
 
 
-def torn_commands(text: str) -> Iterator[tuple[list[Word], str]]:
-    """The commands that a shell would end before a line of options, since the line before does not
-    go on, as if it did; and the first of those options."""
-    return ((words, torn) for words, torn in _commands(text) if torn)
-
-
-def _commands(text: str) -> Iterator[tuple[list[Word], str]]:
+def commands_as_torn(text: str) -> Iterator[tuple[list[Word], str]]:
+    """The same, each with its first option at the beginning of a line that the line before does not
+    go on with, where a shell would end the command; empty if there is none."""
     text = _EXPORTED.sub("", _UNIT.sub("", text))
     names: dict[str, str] = {}
     arrays: dict[str, list[Word]] = {}
@@ -122,7 +118,7 @@ class _Command:
             if continued:
                 self._finish()
                 self.end = continued.end()
-                if char in "\r\n" and self.words and self.array is None:
+                if char in "\r\n" and self._has_begun():
                     self.torn = self.torn or text[self.end :].split(maxsplit=1)[0]
             elif char in " \t\r":
                 self._finish()
@@ -214,6 +210,10 @@ class _Command:
         self._raw += raw
         self.end = end
         return True
+
+    def _has_begun(self) -> bool:
+        """Whether a command was read so far, and no array or list of options."""
+        return bool(self.words) and self.array is None and self.words[0].text[:1] != "-"
 
     def _is_command(self) -> bool:
         """Whether what was read so far looks like a command or an assignment."""

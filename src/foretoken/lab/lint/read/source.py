@@ -6,7 +6,8 @@ documents with fenced blocks of these. Judges nothing.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -15,7 +16,7 @@ from foretoken.config.other_engines import OtherName, find_other
 from foretoken.lab.findings import Finding
 from foretoken.lab.lint.launches import Form, Launch, LaunchPart, LintSource
 from foretoken.lab.lint.read import containers, python
-from foretoken.lab.lint.read.shell import SHELL_CHECK, Word, read_commands, torn_commands
+from foretoken.lab.lint.read.shell import SHELL_CHECK, Word, commands_as_torn
 from foretoken.lab.lint.read.variables import (
     exported,
     file_of_variables,
@@ -50,31 +51,32 @@ def read_source(text: str, engine: str = "auto") -> LintSource:
         found += more
         unread += skipped
     named = dict.fromkeys(_METRIC.findall(text))
+    launches = tuple(one for one in found if isinstance(one, Launch))
+    findings = [
+        *python.script_findings(text),
+        *(_torn_off(one.torn) for one in launches if one.torn),
+    ]
+    if not found:
+        findings += [one for block in blocks or [text] for one in python.syntax_findings(block)]
     return LintSource(
-        launches=tuple(one for one in found if isinstance(one, Launch)),
+        launches=launches,
         requests=tuple(one for one in found if not isinstance(one, Launch)),
         metrics=tuple(name for name in named if ":" in name or find_metric(name) is not None),
         num_unread=unread,
-        findings=(*python.script_findings(text), *_torn_off(blocks or [text], engine)),
+        findings=tuple(findings),
         reads_metrics="get_metrics(" in text,
     )
 
 
-def _torn_off(blocks: Iterable[str], engine: str) -> Iterator[Finding]:
-    """Commands of a shell that end before their options do."""
-    for block in blocks:
-        if _documents(block)[0] is not None or python.looks_like_python(block):
-            continue
-        for words, flag in torn_commands(block):
-            if launch_of(words, engine) is not None:
-                yield Finding(
-                    check=SHELL_CHECK,
-                    level="warning",
-                    where=flag,
-                    message="begins a line, and the line before does not end in a backslash: a "
-                    "shell ends the command there; it is read here as if it went on",
-                    remedy="a backslash at the end of each line but the last",
-                )
+def _torn_off(flag: str) -> Finding:
+    return Finding(
+        check=SHELL_CHECK,
+        level="warning",
+        where=flag,
+        message="begins a line, and the line before does not end in a backslash: a shell ends the "
+        "command there; it is read here as if it went on",
+        remedy="a backslash at the end of each line but the last",
+    )
 
 
 def whole_metric(name: str) -> str:
@@ -145,7 +147,7 @@ def _json_lines(text: str) -> tuple[list[Any] | None, int]:
 def _of_shell(text: str, engine: str) -> Iterator[Launch]:
     """One launch per command of a shell text that starts a server."""
     variables = exported(text)
-    for words in read_commands(text):
+    for words, torn in commands_as_torn(text):
         following = zip(words, words[1:], strict=False)
         given = (then.text for word, then in following if word.text in ("-c", "-lc"))
         nested = next((text for text in given if " " in text), None)
@@ -154,6 +156,7 @@ def _of_shell(text: str, engine: str) -> Iterator[Launch]:
             continue
         found = launch_of(words, engine, loose=bool(_PROGRAM.match(first_word(words).text)))
         if found is not None:
+            found = replace(found, torn=torn)
             yield with_variables(found, variables, "Environment=" if _UNIT in text else "export")
 
 

@@ -5,6 +5,7 @@ Knows the names of servers and of their images. Starts nothing.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from foretoken.config.other_engines import find_other
 from foretoken.lab.lint.launches import ENGINES, Form, Launch, LaunchPart
@@ -69,7 +70,7 @@ def launch_of(
     num_words = next((i for i, word in enumerate(words) if _redirects(word)), len(words))
     if own == "unknown" and not loose:
         return None
-    parts = tuple(_parts(words[num_before:num_words], own))
+    parts = tuple(_parts(words[num_before:num_words]))
     options = {part.name: part.value for part in parts if part.name}
     before = words[:num_before]
     if own == "unknown":
@@ -82,7 +83,7 @@ def launch_of(
         own = engine
     return Launch(
         engine=own,
-        parts=(*set_before(before, own), *parts),
+        parts=(*set_before(before, own), *(_completed(part, own) for part in parts)),
         before=tuple(before),
         after=tuple(words[num_words:]),
         form=form or Form(),
@@ -145,8 +146,8 @@ def _waits_for_value(word: str) -> bool:
     return bool(FLAG.match(word)) and not has_its_own and word not in _DOCKER_SWITCHES
 
 
-def _parts(words: Sequence[Word], engine: str) -> list[LaunchPart]:
-    """Options of `engine` with their values, and the words that belong to none."""
+def _parts(words: Sequence[Word]) -> list[LaunchPart]:
+    """Options with their values, and the words that belong to none."""
     found: list[LaunchPart] = []
     waiting = list(words)
     while waiting:
@@ -157,7 +158,6 @@ def _parts(words: Sequence[Word], engine: str) -> list[LaunchPart]:
         flag, equals, value = word.text.partition("=")
         name = flag.lstrip("-")
         name = name.replace("_", "-") if "." not in name else name
-        name = _COMPLETED.get((engine, name), name)
         if equals:
             raw = word.raw.partition("=")[2] if word.raw.startswith(flag + "=") else ""
             found.append(LaunchPart(name=name, written=flag, value=value, raw=raw))
@@ -167,6 +167,11 @@ def _parts(words: Sequence[Word], engine: str) -> list[LaunchPart]:
         else:
             found.append(LaunchPart(name=name, written=flag))
     return found
+
+
+def _completed(part: LaunchPart, engine: str) -> LaunchPart:
+    """An option by its whole name."""
+    return replace(part, name=_COMPLETED.get((engine, part.name), part.name))
 
 
 def _is_value(name: str, text: str) -> bool:
