@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from foretoken import LLM, SamplingParams
 from foretoken.runtime.runner import Runner
@@ -121,12 +122,12 @@ def test_dynamic_rope(tmp_path: Path) -> None:
     assert ModelShape.from_config(tmp_path).max_position_embeddings == 80
     draw = random.Random(2)
     ids = [draw.randrange(VOCAB) for _ in range(LENGTH)]
-    rows, cache = [], None
+    rows, cache = [], DynamicCache()
     with torch.no_grad():
         for at in range(LENGTH):
-            out = model(torch.tensor([ids[at : at + 1]]), past_key_values=cache, use_cache=True)
+            # The cache by its place: its name is another one since transformers 5.24.
+            out = model(torch.tensor([ids[at : at + 1]]), None, None, cache, use_cache=True)
             rows.append(out.logits[0])
-            cache = out.past_key_values
     want, runner = torch.cat(rows), open_runner(tmp_path)
     pages = tables(draw, [LENGTH], together=False)[0]
     assert_close(forward(runner, [(ids, 0, LENGTH, pages)]), want)
